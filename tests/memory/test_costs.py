@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import InvalidValueError
+from ucudnn.memory.costs import ScratchPieces
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.simulation.simulator import simulate
@@ -60,3 +61,14 @@ def test_costs_of_another_step_are_refused():
         measure_liveness(graph, other)
     with pytest.raises(InvalidValueError, match=message):
         simulate(StockPolicy().plan(graph, step().costs(), None), other)
+
+
+def test_known_pieces_of_scratch_are_taken_where_they_are_all_of_it():
+    builder = StepBuilder().run("0", "", "a", scratch=1100).run("1", "a", "b", scratch=700)
+    costs = builder.costs(granularity=512, scratch_pieces={0: ScratchPieces((600,), (500,))})
+    assert costs.pieces(0, 1100) == ((1024,), (512,))
+    assert costs.pieces(0, 1400) == ((1024,), (512,))  # rounded up, as the allocator counts it
+    assert costs.pieces(0, 5000) == ((), (5120,)), "another configuration runs"
+    assert costs.pieces(0, 0) == ((), ())
+    assert costs.pieces(1, 700) == ((), (1024,))
+    assert costs.scaled(0.5).pieces(0, 1100) == ((), (1536,))

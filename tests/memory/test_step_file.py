@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import StepFileError, StepFileVersionError
+from ucudnn.memory.costs import ScratchPieces
 from ucudnn.memory.graph import Affine, Role, Storage
 from ucudnn.memory.step_file import decode_step, encode_step, load_measured, load_step, save_step
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
@@ -45,9 +46,13 @@ def test_a_step_is_read_as_it_was_written(tmp_path, name):
 @pytest.mark.parametrize("name", ["step.json", "step.json.gz"])
 def test_what_was_measured_is_read_as_it_was_written(tmp_path, name):
     builder = StepBuilder().run("a", "", "y", time=1.5, scratch=7).run("b", "y", "z", time=0.25)
-    graph, measured = builder.graph(), builder.costs(granularity=512, contention=1.16, issue_ms=(0.5, 0.25))
+    pieces = {0: ScratchPieces((3,), (4,)), 1: ScratchPieces((), (1, 2))}
+    given = {"granularity": 512, "contention": 1.16, "issue_ms": (0.5, 0.25), "scratch_pieces": pieces}
+    graph, measured = builder.graph(), builder.costs(**given)
     save_step(graph, tmp_path / name, measured)
-    assert load_measured(tmp_path / name) == measured
+    found = load_measured(tmp_path / name)
+    assert found == measured
+    assert found.scratch_pieces == pieces
     assert load_step(tmp_path / name) == graph
     save_step(graph, tmp_path / name)
     assert load_measured(tmp_path / name) is None
@@ -145,6 +150,9 @@ def test_what_cannot_be_read_is_named(data, message):
         ("time_ms", [1e308, 1], "measured time_ms 1e+308 is no number"),
         ("scratch_bytes", [0.5, 1], "measured scratch_bytes 0.5 is no whole number"),
         ("scratch_bytes", [1], "1 operations were measured of 2"),
+        ("scratch_pieces", 1, "measured scratch_pieces 1 is no list"),
+        ("scratch_pieces", [[0, [1]]], "cannot be read: ValueError"),
+        ("scratch_pieces", [[0, [-1], []]], "measured scratch_pieces -1 is no whole number"),
         ("issue_ms", [1], "1 operations were measured of 2"),
         ("issue_ms", [-1, 1], "measured issue_ms -1 is no number from 0 to 1e+18"),
         ("memory_bytes", None, "measured memory_bytes None is no whole number"),

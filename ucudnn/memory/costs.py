@@ -3,9 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
+from typing import NamedTuple
 
 from ucudnn.configuration import Configuration
 from ucudnn.errors import InvalidValueError
+
+
+class ScratchPieces(NamedTuple):
+    """The pieces of an operation's scratch that are there at the same time, in bytes, in the order of allocation.
+
+    Attributes:
+        before: pieces that are allocated before what the operation returns, such as a contiguous copy of an operand.
+        after: pieces that are allocated after it, such as a workspace.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +40,8 @@ class Costs:
         configurations: what the convolutions can choose from, by the index of their operation: desirable sets in the
             order of workspace, so the first one is the papers' (m) and the last one (p). Empty where nothing is known;
             then `time_ms` and `scratch_bytes` stand.
+        scratch_pieces: the pieces of scratch of some operations, which say where PyTorch's allocator puts what they
+            return. An operation that is not among them allocates its scratch in one piece after what it returns.
 
     Raises:
         InvalidValueError: if a value makes no sense; the message names it.
@@ -43,6 +58,7 @@ class Costs:
     granularity: int = 1
     issue_ms: tuple[float, ...] = ()
     configurations: Mapping[int, tuple[Configuration, ...]] = field(default_factory=dict, compare=False)
+    scratch_pieces: Mapping[int, ScratchPieces] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for name, least in (("contention", 1), ("granularity", 1)):
@@ -95,10 +111,26 @@ class Costs:
         """Return the bytes that the device's allocator takes for a storage of a size in bytes."""
         return -(-size // self.granularity) * self.granularity
 
+    def pieces(self, operation: int, scratch_bytes: int) -> ScratchPieces:
+        """Return the pieces of an operation's scratch as the device's allocator takes them.
+
+        Args:
+            operation: the operation.
+            scratch_bytes: its scratch. Where that is not what its known pieces are together, such as the workspace of a
+                configuration that was chosen, it is one piece.
+        """
+        known = self.scratch_pieces.get(operation)
+        size = self.rounded(scratch_bytes)
+        if known is not None:
+            before, after = (tuple(map(self.rounded, each)) for each in known)
+            if sum(before) + sum(after) == size:
+                return ScratchPieces(before, after)
+        return ScratchPieces((), (size,) if size else ())
+
     def scaled(self, share: float) -> "Costs":
         """Return the costs of the same step at another mini-batch, of which times and scratch are taken in proportion.
 
-        What convolutions can choose from is known only at this mini-batch, so it is left out.
+        What convolutions can choose from, and the pieces of scratch, are known only at this mini-batch, and left out.
 
         Args:
             share: the other mini-batch as a share of this one.
@@ -108,4 +140,5 @@ class Costs:
             time_ms=tuple(time * share for time in self.time_ms),
             scratch_bytes=tuple(ceil(size * share) for size in self.scratch_bytes),
             configurations={},
+            scratch_pieces={},
         )

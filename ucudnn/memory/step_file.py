@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ucudnn.errors import InvalidValueError, ProfileError, StepFileError, StepFileVersionError
-from ucudnn.memory.costs import Costs
+from ucudnn.memory.costs import Costs, ScratchPieces
 from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
@@ -118,7 +118,7 @@ def encode_step(graph: StepGraph, measured: Costs | None = None, *, compress: bo
     storages = [_compact([each.name, each.role.value, *_affine(each.size), each.aliases]) for each in graph.storages]
     head = {"format": _FORMAT, "version": _VERSION, "name": graph.name, "batch": graph.batch}
     head |= {"recorded": graph.recorded, "gradients_kept": graph.gradients_kept, "conditions": dict(graph.conditions)}
-    head |= {"measured": None if measured is None else asdict(replace(measured, configurations={}))}
+    head |= {"measured": None if measured is None else _encode_measured(measured)}
     head |= {"kinds": [*kinds], "dtypes": [*dtypes], "modules": [*modules], "sources": [*sources]}
     lines = [f"{json.dumps(key)}: {_compact(value)}" for key, value in head.items()]
     for key, rows in (("problems", problems), ("storages", storages), ("operations", operations)):
@@ -195,6 +195,18 @@ def _wholes(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
     return tuple(whole(each, what, least) for each in entries(value, what))
 
 
+def _encode_measured(measured: Costs) -> dict[str, Any]:
+    fields = asdict(replace(measured, configurations={}, scratch_pieces={}))
+    pieces = [[operation, *map(list, each)] for operation, each in sorted(measured.scratch_pieces.items())]
+    return {**fields, "scratch_pieces": pieces}
+
+
+def _decode_pieces(given: Any, what: str) -> Iterator[tuple[int, ScratchPieces]]:
+    for row in entries(given, what):
+        operation, before, after = row
+        yield whole(operation, what), ScratchPieces(_wholes(before, what), _wholes(after, what))
+
+
 def _decode_measured(given: Any) -> Costs:
     fields: dict[str, Any] = dict(given)
     fields.pop("configurations", None)  # what convolutions can choose from is never written
@@ -206,6 +218,8 @@ def _decode_measured(given: Any) -> Costs:
             fields[name] = tuple(number(each, what) for each in entries(value, what))
         elif name == "scratch_bytes":
             fields[name] = _wholes(value, what)
+        elif name == "scratch_pieces":
+            fields[name] = dict(_decode_pieces(value, what))
         elif name in ("memory_bytes", "granularity"):
             whole(value, what)
         else:

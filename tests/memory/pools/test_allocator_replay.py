@@ -4,11 +4,14 @@ from hypothesis import given, settings
 
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
+from ucudnn.memory.costs import ScratchPieces
 from ucudnn.memory.graph import Phase, Role
 from ucudnn.memory.plans.actions import free, offload, run
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns, replay_allocator, replay_returns
+from ucudnn.memory.pools.growing_range import GrowingRange
+from ucudnn.memory.pools.step_replay import ReplayedPlan, StepReplay
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
 
 MIB = 2**20
@@ -50,6 +53,47 @@ def test_the_smallest_hole_that_is_large_enough_is_taken():
     # with holes of 40 and 21 MiB, 20 MiB go into the latter, and 40 MiB into the former
     plain = MemoryPlan(policy="hand", graph=graph, actions=(*actions, run(4), run(5), run(6), *map(free, range(6))))
     assert replayed(builder, plain).reserved_bytes == 140 * MIB  # 125 MiB
+
+
+def test_what_is_returned_lies_behind_scratch_that_was_allocated_before_it():
+    # a leaves a hole of 40 MiB, in which the last operation's 30 MiB lie, unless a piece of scratch takes it before
+    builder = StepBuilder()
+    for name, size in (("a", 40), ("b", 60), ("c", 2)):
+        builder.storage(name, size * MIB).run(f"make {name}", "", name)
+    graph = builder.storage("d", 30 * MIB).backward("last", "b c", "d", scratch=70 * MIB).graph()
+    plan = MemoryPlan(
+        policy="hand", graph=graph, actions=(run(0), run(1), run(2), free(0), run(3), *map(free, (1, 2, 3)))
+    )
+
+    def places(**given):
+        costs = builder.costs(**given)
+        space = Lines()
+        StepReplay(graph, costs, space, state_exists=True).step(
+            ReplayedPlan(plan, dict(enumerate(costs.scratch_bytes)), {})
+        )
+        return space.taken[-3:]
+
+    assert places()[-2:] == [(0, 30 * MIB), (102 * MIB, 70 * MIB)]
+    pieces = {3: ScratchPieces((35 * MIB,), (35 * MIB,))}
+    assert places(scratch_pieces=pieces) == [(0, 35 * MIB), (102 * MIB, 30 * MIB), (132 * MIB, 35 * MIB)]
+
+
+class Lines:
+    """A range that grows, and remembers what was taken."""
+
+    def __init__(self):
+        self._range, self.taken = GrowingRange(MIB), []
+
+    def take(self, size):
+        address = self._range.find(size)
+        if address is None:
+            address = self._range.grow(size)
+        self._range.take(address, size)
+        self.taken.append((address, size))
+        return address, size
+
+    def give_back(self, piece):
+        self._range.give_back(*piece)
 
 
 def test_scratch_takes_a_place_beside_what_the_operation_writes():

@@ -72,8 +72,7 @@ class StepReplay:
 
     def step(self, replayed: ReplayedPlan) -> None:
         """Replay one step."""
-        plan, delayed = replayed.plan, replayed.delayed
-        scratch = {operation: self._costs.rounded(size) for operation, size in replayed.scratch.items()}
+        plan, delayed, scratch = replayed.plan, replayed.delayed, replayed.scratch
         released: dict[int, list[int]] = {}
         for freed_at, released_at in delayed.items():
             released.setdefault(released_at, []).append(freed_at)
@@ -88,10 +87,8 @@ class StepReplay:
         """Replay an action; `waits` is whether it frees what an offload still reads."""
         kind, target = plan.actions[index]
         if kind in COMPUTES:
-            wanted = self._made(target, again=kind is ActionKind.RECOMPUTE)
-            if scratch.get(target):
-                wanted.append((ABSENT, scratch[target]))
-            self._take(index, wanted)
+            made = self._made(target, again=kind is ActionKind.RECOMPUTE)
+            self._take(index, self.with_scratch(target, made, scratch))
         elif kind is ActionKind.OFFLOAD:
             self._host[target] = self._version[target]
         elif kind is ActionKind.PREFETCH:
@@ -118,6 +115,13 @@ class StepReplay:
             elif again and current >= version and storage not in reads:
                 found.append((ABSENT, self._sizes[storage]))
         return found
+
+    def with_scratch(
+        self, operation: int, made: Sequence[tuple[int, int]], scratch: Mapping[int, int]
+    ) -> list[tuple[int, int]]:
+        """Return what an operation takes for what it writes, with its scratch in the order of allocation."""
+        before, after = self._costs.pieces(operation, scratch.get(operation, 0))
+        return [*((ABSENT, size) for size in before), *made, *((ABSENT, size) for size in after)]
 
     def _begin(self) -> None:
         for storage in [*self.pieces]:

@@ -218,11 +218,8 @@ class BlockReplay(StepReplay):
             elif kind in COMPUTES:
                 if self.graph.operations[target].phase is Phase.OPTIMIZER:
                     break
-                return [
-                    *wanted,
-                    *self.wanted(target, again=kind is ActionKind.RECOMPUTE),
-                    (ABSENT, scratch.get(target, 0)),
-                ]
+                made = self.wanted(target, again=kind is ActionKind.RECOMPUTE)
+                return [*wanted, *self.with_scratch(target, made, scratch)]
             elif kind is not ActionKind.OFFLOAD and not (kind is ActionKind.FREE and later in self._delayed):
                 break
         return []

@@ -17,7 +17,7 @@ On a GPU the operations that take the most time run beside copies, too: from the
 """
 
 import gc
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
@@ -28,14 +28,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ucudnn.memory.costs import Costs
+from ucudnn.memory.costs import Costs, ScratchPieces
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.graph import Phase, StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.torch.contended import CopiesBeside, alone_and_beside
 from ucudnn.memory.torch.device_use.allocator import AllocatorCap
+from ucudnn.memory.torch.device_use.scratch_order import with_scratch_pieces
 from ucudnn.memory.torch.execution.step_program import StepProgram
+from ucudnn.memory.torch.made_operands import operand_storages, operator_on_made_up
 from ucudnn.memory.torch.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, between_ms, memory_bytes
 from ucudnn.memory.torch.progress import Stages
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
@@ -55,11 +57,13 @@ class OperatorCost(NamedTuple):
         time_ms: median time on its device, in milliseconds.
         scratch_bytes: bytes that it takes on a GPU beyond those that it returns; None on a CPU.
         issue_ms: median time that the host takes to issue it to a GPU, in milliseconds; 0 on a CPU.
+        pieces: those of its scratch; None where it is one piece after what it returns, or that is not known.
     """
 
     time_ms: float
     scratch_bytes: int | None
     issue_ms: float
+    pieces: ScratchPieces | None = None
 
 
 def step_costs(graph: StepGraph, device: torch.device) -> Costs:
@@ -94,9 +98,7 @@ def measure_operations(
     device, stages = program.device, stages or Stages()
     on_gpu = device.type == "cuda"
     rooms = _rooms(program.graph, estimated, budget)
-    times, scratch = list(estimated.time_ms), list(estimated.scratch_bytes)
-    issue = [0.0] * len(times)
-    known: set[int] = {*program.outside}
+    costs = _MeasuredCosts(estimated, program.outside)
     with torch.random.fork_rng(devices=[device] if on_gpu else []), AllocatorCap(device) as cap:
         kinds = [*_alike(program).values()]
         stages.begin(f"measuring {len(kinds)} kinds of operations")
@@ -104,34 +106,58 @@ def measure_operations(
             stages.done(number, len(kinds))
             room = None if rooms is None else min(rooms[operation] for operation in operations)
             cap.allow(room)
-            found = _measured(program, operations, room, repeats)
-            if found is None:
-                continue
-            known.update(operations)
-            for operation in operations:
-                times[operation], issue[operation] = found.time_ms, found.issue_ms
-                if found.scratch_bytes is not None:
-                    scratch[operation] = found.scratch_bytes
+            costs.note(operations, _measured(program, operations, room, repeats))
         gc.collect()
         most = None if rooms is None else max(rooms, default=0)
         cap.allow(most)
         stages.begin("measuring copies, and operations beside them")
         links = _links(device, most)
-        contention = _contention(program, times, rooms, min(links)) if on_gpu else estimated.contention
+        contention = _contention(program, costs.times, rooms, min(links)) if on_gpu else estimated.contention
     if on_gpu:  # the blocks of operands would stay in the allocator's cache, where the step's do not fit well
         torch.cuda.empty_cache()
-        scratch = _bounded(program, scratch, known)
+        costs.scratch = _bounded(program, costs.scratch, costs.known)
     return replace(
         estimated,
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        time_ms=tuple(times),
-        scratch_bytes=tuple(scratch),
+        time_ms=tuple(costs.times),
+        scratch_bytes=tuple(costs.scratch),
         offload_bytes_per_ms=links[0],
         prefetch_bytes_per_ms=links[1],
         contention=contention,
         memory_bytes=memory_bytes(device),
-        issue_ms=tuple(issue) if on_gpu else (),
+        issue_ms=tuple(costs.issue) if on_gpu else (),
+        scratch_pieces=costs.pieces,
     )
+
+
+class _MeasuredCosts:
+    """What is known of each operation: what was measured, and estimates of the others.
+
+    Attributes:
+        times: milliseconds.
+        scratch: bytes.
+        issue: milliseconds of the host; 0 where they were not measured.
+        pieces: the pieces of scratch, where there are several or they come first.
+        known: the operations that were measured, or are not the device's.
+    """
+
+    def __init__(self, estimated: Costs, outside: Iterable[int]) -> None:
+        self.times, self.scratch = [*estimated.time_ms], [*estimated.scratch_bytes]
+        self.issue = [0.0] * len(self.times)
+        self.pieces: dict[int, ScratchPieces] = {}
+        self.known = {*outside}
+
+    def note(self, operations: Sequence[int], found: OperatorCost | None) -> None:
+        """Note what operations that are alike take; None leaves the estimate."""
+        if found is None:
+            return
+        self.known.update(operations)
+        for operation in operations:
+            self.times[operation], self.issue[operation] = found.time_ms, found.issue_ms
+            if found.scratch_bytes is not None:
+                self.scratch[operation] = found.scratch_bytes
+            if found.pieces is not None:
+                self.pieces[operation] = found.pieces
 
 
 def _contention(
@@ -160,8 +186,8 @@ def _beside(
 ) -> tuple[float, float] | None:
     """Return an operation's times alone and beside copies; None without room, or if it does not run on made-up ones."""
     call = program.calls[alike[0]]
-    sizes, types = _operand_sizes(call)
-    if room is not None and sum(sizes.values()) > room:
+    storages = operand_storages(call)
+    if room is not None and sum(storages.sizes.values()) > room:
         return None
 
     def timed() -> tuple[float, float]:
@@ -170,7 +196,7 @@ def _beside(
             return alone_and_beside(operator, copies, alone_ms, _TURNS)
 
     try:
-        operator = _operator(call, program, sizes, types)
+        operator = operator_on_made_up(call, storages, program.device, len(program.graph.storages))
         in_forward = any(program.graph.operations[each].phase is not Phase.BACKWARD for each in alike)
         return timed() if in_forward else in_backward(timed, program.device)
     except (RuntimeError, IndexError, ValueError):
@@ -181,11 +207,11 @@ def _measured(program: StepProgram, alike: Sequence[int], room: int | None, repe
     """Return what operations take; None if they do not run on made-up operands, or not within their room."""
     call = program.calls[alike[0]]
     phases = {program.graph.operations[operation].phase for operation in alike}
-    sizes, types = _operand_sizes(call)
-    if room is not None and sum(sizes.values()) > room:
+    storages = operand_storages(call)
+    if room is not None and sum(storages.sizes.values()) > room:
         return None
     try:
-        operator = _operator(call, program, sizes, types)
+        operator = operator_on_made_up(call, storages, program.device, len(program.graph.storages))
         found = []
         if phases != {Phase.BACKWARD}:
             found.append(_measured_below(operator, program.device, repeats))
@@ -194,7 +220,10 @@ def _measured(program: StepProgram, alike: Sequence[int], room: int | None, repe
                 in_backward(lambda: _measured_below(operator, program.device, 1 if found else repeats), program.device)
             )
         known = [each.scratch_bytes for each in found if each.scratch_bytes is not None]
-        return found[0]._replace(scratch_bytes=max(known, default=None))
+        if not known:
+            return found[0]
+        largest = max(found, key=lambda each: each.scratch_bytes or 0)
+        return found[0]._replace(scratch_bytes=max(known), pieces=largest.pieces)
     except (RuntimeError, IndexError, ValueError):
         return None  # too little memory, or it wants operands of which nobody knows how to make them up
 
@@ -265,7 +294,7 @@ def _bounded(program: StepProgram, scratch: Sequence[int], known: Collection[int
     for operation, call in enumerate(program.calls):
         if operation not in known:
             own = largest.get(call.func)
-            found[operation] = sum(_operand_sizes(call)[0].values()) if own is None else own
+            found[operation] = sum(operand_storages(call).sizes.values()) if own is None else own
     return found
 
 
@@ -306,51 +335,11 @@ def _numbered(call: TracedCall) -> Any:
     )
 
 
-def _operand_sizes(call: TracedCall) -> tuple[dict[int, int], dict[int, torch.dtype]]:
-    """Return the bytes and the type of each storage that a call is given."""
-    sizes: dict[int, int] = {}
-    types: dict[int, torch.dtype] = {}
-    for tensor in call.inputs:
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride, strict=True))
-        elements = 0 if 0 in tensor.shape else tensor.offset + last + 1
-        sizes[tensor.storage] = max(sizes.get(tensor.storage, 0), elements * tensor.dtype.itemsize)
-        types.setdefault(tensor.storage, tensor.dtype)
-    return sizes, types
-
-
-def _operator(
-    call: TracedCall, program: StepProgram, sizes: Mapping[int, int], types: Mapping[int, torch.dtype]
-) -> _Operator:
-    """Return a function that calls an operator on operands of its own."""
-    counted = len(program.graph.storages)
-    bases = {
-        storage: _base(size, types[storage], torch.device("cpu") if storage >= counted and size else program.device)
-        for storage, size in sizes.items()
-    }
-
-    def made(tensor: TracedTensor) -> Tensor:
-        view = torch.empty(0, dtype=tensor.dtype, device=bases[tensor.storage].device)
-        storage: Any = bases[tensor.storage].untyped_storage()
-        return view.set_(storage, tensor.offset, tensor.shape, tensor.stride)
-
-    args, kwargs = tree_map_only(TracedTensor, made, (call.args, dict(call.kwargs)))
-    given: Mapping[str, Any] = kwargs
-    return lambda: call.func(*args, **given)
-
-
-def _base(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return memory with random numbers, or zeros, which are valid as indices and labels."""
-    base = torch.zeros(-(-size // dtype.itemsize), dtype=dtype, device=device)
-    if dtype.is_floating_point:
-        base.uniform_(-1.0, 1.0)
-    return base
-
-
 def _on_gpu(operator: _Operator, repeats: int) -> OperatorCost:
     operator()  # chooses kernels, and may try several
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    result = operator()
+    result, pieces = with_scratch_pieces(operator, torch.device("cuda", torch.cuda.current_device()))
     scratch = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
     del result
     events, issued = [], []
@@ -364,7 +353,7 @@ def _on_gpu(operator: _Operator, repeats: int) -> OperatorCost:
         end.record()
         events.append((begin, end))
     torch.cuda.synchronize()
-    return OperatorCost(median(between_ms(begin, end) for begin, end in events), scratch, median(issued))
+    return OperatorCost(median(between_ms(begin, end) for begin, end in events), scratch, median(issued), pieces)
 
 
 def _on_cpu(operator: _Operator, repeats: int) -> OperatorCost:

@@ -1,0 +1,79 @@
+"""The order in which PyTorch's operators allocate their scratch on a GPU, and indices that cost what real ones do."""
+
+from statistics import median
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from ucudnn.memory.torch.device_use.scratch_order import with_scratch_pieces  # noqa: E402
+from ucudnn.memory.torch.execution.operation_costs import measure_operator  # noqa: E402
+from ucudnn.memory.torch.execution.step_program import StepSubject  # noqa: E402
+from ucudnn.memory.torch.execution.tracing.step_trace import trace_program  # noqa: E402
+from ucudnn.memory.torch.made_operands import operand_storages, operator_on_made_up  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+
+MIB = 2**20
+
+
+@pytest.fixture
+def device():
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def backward_of_a_transposed_convolution(contiguous):
+    """Return a call whose gradient is half of a tensor's channels, as behind a concatenation."""
+    whole = torch.randn(4, 128, 128, 128, device="cuda")
+    gradient = whole[:, :64].contiguous() if contiguous else whole[:, :64]
+    x, w = torch.randn(4, 128, 64, 64, device="cuda"), torch.randn(128, 64, 2, 2, device="cuda")
+    return lambda: torch.ops.aten.convolution_backward(
+        gradient, x, w, None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1, [True, False, False]
+    )
+
+
+def test_a_gradient_that_is_not_contiguous_is_copied_before_the_result_is_allocated(device):
+    call = backward_of_a_transposed_convolution(contiguous=False)
+    call()
+    _, pieces = with_scratch_pieces(call, device)
+    assert pieces.before == (4 * 64 * 128 * 128 * 4,)
+    cost = measure_operator(call, device, 1)
+    rounded = [-(-size // 512) * 512 for size in (*cost.pieces.before, *cost.pieces.after)]
+    assert sum(rounded) == cost.scratch_bytes
+    contiguous = measure_operator(backward_of_a_transposed_convolution(contiguous=True), device, 1)
+    assert contiguous.pieces is None or not contiguous.pieces.before
+
+
+def test_a_record_of_somebody_else_stays(device):
+    call = backward_of_a_transposed_convolution(contiguous=False)
+    torch.cuda.memory._record_memory_history("all", context=None)
+    try:
+        result, pieces = with_scratch_pieces(call, device)
+        assert pieces is None
+        assert result[0].shape == (4, 128, 64, 64)
+        assert torch._C._cuda_isHistoryEnabled()
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    with_scratch_pieces(call, device)
+    assert not torch._C._cuda_isHistoryEnabled()
+
+
+def test_made_up_indices_take_about_as_long_as_those_of_a_forward(device):
+    x = torch.randn(2, 32, 64, 64, 64, device="cuda", requires_grad=True)
+    model = nn.Sequential(nn.Identity(), nn.MaxPool3d(2)).cuda()
+    program = trace_program(StepSubject(model=model, args=(x,), kwargs={}), "model", 2)
+    call = next(each for each in program.calls if "max_pool3d_with_indices_backward" in str(each.func))
+    made = operator_on_made_up(call, operand_storages(call), device, len(program.graph.storages))
+    out, indices = torch.ops.aten.max_pool3d_with_indices(x.detach(), [2, 2, 2])
+    gradient = torch.randn_like(out)
+
+    def real():
+        return torch.ops.aten.max_pool3d_with_indices_backward(
+            gradient, x.detach(), [2, 2, 2], [], [0, 0, 0], [1, 1, 1], False, indices
+        )
+
+    found = [[measure_operator(each, device, 5).time_ms for each in (made, real)] for _ in range(3)]
+    made_ms, real_ms = (median(each) for each in zip(*found, strict=True))
+    assert made_ms < 2 * real_ms
