@@ -46,6 +46,7 @@ std::atomic<std::int64_t> clock_us{0};  // simulated time of the convolutions
 std::atomic<int> fail_from{-1};  // calls that succeed before engine 1 fails; -1: it does not fail
 std::atomic<bool> refuse_gaps{false};  // engine 1 refuses gaps between channels
 std::atomic<bool> refuse_bias{false};  // no engine adds a bias
+std::atomic<bool> refuse_lent{false};  // plans of another handle do not run
 std::atomic<int> rows{0};  // rows of the volume: calls with fewer rows take less time; 0: all take the same time
 std::atomic<void (*)()> interruption{nullptr};  // is called in each convolution, between its workspace and its result
 std::atomic<bool> idle{false};  // calls return at once, and compute and record nothing
@@ -372,6 +373,7 @@ int stub_calls(StubCall* found, int most) {
 void stub_fail_from(int count) { fail_from = count; }
 void stub_refuse_gaps(int refuse) { refuse_gaps = refuse; }
 void stub_refuse_bias(int refuse) { refuse_bias = refuse; }
+void stub_refuse_lent(int refuse) { refuse_lent = refuse; }
 void stub_rows(int count) { rows = count; }
 void stub_interruption(void (*call)()) { interruption = call; }
 void stub_idle(int idle_from_now) { idle = idle_from_now; }
@@ -738,7 +740,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   const Data& own = *static_cast<Holder*>(plan)->data;
   const Data& pointers = *static_cast<Holder*>(pack)->data;
   if (!own.finalized || !pointers.finalized) return CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED;
-  if (own.get<void*>(CUDNN_ATTR_EXECUTION_PLAN_HANDLE)[0] != handle) return CUDNN_STATUS_BAD_PARAM;  // stricter
+  if (refuse_lent && own.get<void*>(CUDNN_ATTR_EXECUTION_PLAN_HANDLE)[0] != handle) return CUDNN_STATUS_BAD_PARAM;
   const Data& configuration = own.part(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
   const auto identities = pointers.get<std::int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
   const auto addresses = pointers.get<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);

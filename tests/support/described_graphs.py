@@ -19,6 +19,8 @@ class DescribingLibrary:
     Attributes:
         made: what each descriptor is and was given, by its address: attributes with lists of values.
         executed: the plans and variant packs that were executed.
+        handles: the handles on which they were.
+        refuses: whether the next execution fails.
         asked: the modes that were asked.
     """
 
@@ -27,6 +29,7 @@ class DescribingLibrary:
     def __init__(self, offers=None):
         self.made, self.executed, self._addresses = {}, [], count(1000, 8)
         self.offers, self.asked = offers or {}, []
+        self.handles, self.refuses = [], False
 
     def call(self, name, *arguments):
         if name == "cudnnBackendCreateDescriptor":
@@ -88,7 +91,11 @@ class DescribingLibrary:
         return 3000 if given.get(Attribute.ENGINE_GLOBAL_INDEX, [7]) != [7] else 0
 
     def cudnnBackendExecute(self, handle, plan, pack):  # noqa: N802
+        if self.refuses:
+            self.refuses = False
+            return 2000
         self.executed.append((plan, pack))
+        self.handles.append(handle)
         return 0
 
     def cudnnBackendDestroyDescriptor(self, address):  # noqa: N802

@@ -283,13 +283,12 @@ class ComputeBackend(Backend):
         """Make the float32 sum of a filter gradient ready; an UnsupportedProblemError says that there is none."""
         raise UnsupportedProblemError(f"{self.name} keeps no float32 sum of {problem}")
 
+    def lend_plans(self, borrower: "ComputeBackend") -> None:
+        """Let another backend of the same device run what this one prepares from now on."""
+
     @abstractmethod
     def allocate(self, size_bytes: int) -> Buffer:
-        """Return a workspace of at least this many bytes.
-
-        Raises:
-            MemoryError: if there is too little memory left.
-        """
+        """Return a workspace of at least this many bytes; a MemoryError says that too little memory is left."""
 
     def room_bytes(self) -> float:
         """Return how large a workspace may be now beside the live bytes; infinity if no limit of memory is stated."""

@@ -31,12 +31,15 @@ def test_each_budget_holds_and_its_step_takes_what_it_takes_alone():
         assert trials._process is process
     for settings, result in zip(given, found, strict=True):
         alone = run_apart(settings)
-        if alone.figures is None:  # its room is cut into other holes, so it may need a little more, which it says
+        needs_more = alone.figures is None
+        if needs_more:  # its room is cut into other holes, so it may need a little more, which it says
             assert settings.budget_bytes < alone.least_bytes <= 1.05 * settings.budget_bytes, alone.reason
             alone = run_apart(replace(settings, budget_bytes=alone.least_bytes))
         assert result.figures is not None, result.reason
         assert alone.figures is not None, alone.reason
-        assert result.figures.allocated == pytest.approx(result.figures.predicted_peak, rel=0.02)
-        assert result.figures.allocated == pytest.approx(alone.figures.allocated, rel=0.05)
+        for each in (result.figures, alone.figures):
+            assert each.allocated == pytest.approx(each.predicted_peak, rel=0.02)
+        if not needs_more:  # within another budget there is another plan
+            assert result.figures.allocated == pytest.approx(alone.figures.allocated, rel=0.05)
         assert result.figures.reserved <= settings.budget_bytes - stock.outside, result.figures.reached
         assert result.figures.losses == pytest.approx(alone.figures.losses, rel=0.02)

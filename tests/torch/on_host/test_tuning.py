@@ -1,5 +1,6 @@
 """Programs that are tuned while they run, on the host's GPU, with stated times of PyTorch's own kernels."""
 
+import gc
 from random import Random
 from threading import current_thread
 
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
+from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.benchmarking.storage.database import Database  # noqa: E402
 from ucudnn.benchmarking.storage.store import open_store  # noqa: E402
@@ -274,6 +276,32 @@ def test_only_the_programs_own_thread_asks_the_heuristics_of_cudnn(tuned, monkey
     assert set(asked) == {current_thread()}, "they capture a stream"
     assert "ucudnn-candidates" in built, "what takes long is built in the background"
     assert report.host_seconds["listing"] > 0
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_programs_own_thread_runs_plans_that_others_have_built(tuned, stub, refused, monkeypatch):
+    built = []
+    stub.stub_refuse_lent(refused)
+    build = OperationGraph.plan
+
+    def noted(graph, name):
+        built.append(current_thread())
+        return build(graph, name)
+
+    monkeypatch.setattr(OperationGraph, "plan", noted)
+    one = tuned(50.0, share=0.5)
+    try:
+        with one.enable() as on:
+            run(one)
+            (report,) = on.report().tuned
+            assert report.kernels
+            one.step()
+            gc.collect()  # the threads have ended, and what they built is still there
+            assert_near(one.step(), one.expected)
+    finally:
+        stub.stub_refuse_lent(False)
+    assert built
+    assert (current_thread() in built) is refused
 
 
 @pytest.mark.parametrize("captures", [False, True])

@@ -79,7 +79,7 @@ class CudnnBackend(ComputeBackend):
         self._stream = 0
         self.other_stream = array("q", [0])
         self._compiler = AheadCompiler(self.library, self._device)
-        self._preparer = Preparer(self.library, self.cudnn_handle, self._device, self._compiler)
+        self._preparer = Preparer(self.library, self.cudnn_handle, self._device, self._compiler, self._handle)
         self._list = AlgorithmList(
             candidates, self.library, self.cudnn_handle, self._device, self._compiler, self._preparer
         )
@@ -243,12 +243,13 @@ class CudnnBackend(ComputeBackend):
         scalings = (OVERWRITE, ACCUMULATE) if accumulates else (OVERWRITE,)
         return self._preparer.prepare(self._as_asked(problem), algorithm, scalings)
 
-    def allocate(self, size_bytes: int) -> DeviceBuffer:
-        """Return a workspace from CuPy's current allocator, or from that of the other library.
+    def lend_plans(self, borrower: ComputeBackend) -> None:
+        """Let another backend of the same GPU run the plans that this one builds from now on; they build none twice."""
+        if isinstance(borrower, CudnnBackend):
+            self._preparer.built = borrower._preparer.built
 
-        Raises:
-            MemoryError: if the GPU has too little memory left.
-        """
+    def allocate(self, size_bytes: int) -> DeviceBuffer:
+        """Return a workspace from CuPy's current allocator, or that of the other library; MemoryError if it is full."""
         return self._device.allocate(size_bytes)
 
     def room_bytes(self) -> float:

@@ -91,8 +91,8 @@ class CandidateSource:
     """Lists configurations that fit into the room of a call, most promising first.
 
     Args:
-        open_backend: opens a backend. Each thread has its own, which builds, because that takes long and would keep
-            the program waiting. The program has another one, which lists, and finds engines compiled.
+        open_backend: opens a backend. Each thread has its own, which builds plans, because that takes long and would
+            keep the program waiting. The program has another one, which lists, and runs the threads' plans.
         device: returns a context in which the device is the thread's current one.
         open_store: opens what keeps times that were taken in programs.
         divided: how many algorithms are offered in micro-batches, because they need more workspace for the whole.
@@ -161,6 +161,7 @@ class CandidateSource:
             self.backend = opened
             self._store = self._open_store(opened)
         else:
+            opened.lend_plans(self.backend)
             of_thread = opened, self._work
             self._threads.append(Thread(target=self._run, args=of_thread, name="ucudnn-candidates", daemon=True))
             self._threads[-1].start()

@@ -29,8 +29,9 @@ class KernelMaker:
 
     It keeps the kernels of candidates that may run again: those that are timed in the program.
 
-    A thread has built the engine before, so a plan takes milliseconds. It takes longer while a thread compiles other
-    engines, because cuDNN compiles one at a time. Once that has happened, kernels are made only while no thread builds.
+    A thread has built their plans before. Where a plan has to be built again all the same, it takes milliseconds, or
+    longer while a thread compiles other engines, because cuDNN compiles one at a time. Once that has happened, kernels
+    are made only while no thread builds.
 
     Args:
         source: has the program's backend, and the threads.

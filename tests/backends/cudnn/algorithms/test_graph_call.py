@@ -92,3 +92,50 @@ def test_a_graph_with_a_bias_adds_to_no_earlier_output():
 def test_what_cudnn_does_not_support_is_an_error():
     with pytest.raises(CudnnError, match="3000"):
         call_of(replace(PROBLEM, biased=True), "eng8")
+
+
+def plans_of(library):
+    return [address for address, given in library.made.items() if given["kind"] is DescriptorType.EXECUTION_PLAN]
+
+
+def borrowed():
+    """Return a call on handle 5, a call on handle 6 that takes its plan, and their library."""
+    lender, library = call_of(PROBLEM)
+
+    def graph(asked, scaling):
+        return OperationGraph(library, 6, asked, scaling)
+
+    return lender, GraphCall(library, 6, PROBLEM, "eng7", (OVERWRITE,), graph, lender), library
+
+
+def test_a_plan_that_is_lent_is_not_built_again_and_runs_on_the_borrowers_handle():
+    lender, call, library = borrowed()
+    (plan,) = plans_of(library)
+    call.launch(4096, 6144, 8192, WORKSPACE)
+    lender.launch(4096, 6144, 8192, WORKSPACE)
+    assert [executed for executed, _ in library.executed] == [plan, plan]
+    assert library.handles == [6, 5]
+    call.launch(4096, 6144, 8192, WORKSPACE, BEGIN, Scaling(1.0, 1.0))  # which the lender does not have
+    assert len(plans_of(library)) == 2
+
+
+def test_a_lent_plan_outlives_the_call_that_built_it():
+    lender, call, library = borrowed()
+    destroyed = []
+    library.cudnnBackendDestroyDescriptor = lambda address: destroyed.append(address) or 0
+    (plan,) = plans_of(library)
+    del lender
+    call.launch(4096, 6144, 8192, WORKSPACE)
+    assert plan not in destroyed
+
+
+def test_after_a_lent_plan_is_refused_a_plan_of_its_own_runs():
+    _, call, library = borrowed()
+    library.refuses = True
+    with pytest.raises(CudnnError, match="2000"):
+        call.launch(4096, 6144, 8192, WORKSPACE)
+    call.launch(4096, 6144, 8192, WORKSPACE)
+    lent, own = plans_of(library)
+    ((executed, _),) = library.executed
+    assert executed == own != lent
+    assert library.handles == [6]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import final
+from weakref import WeakValueDictionary
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
@@ -22,6 +23,9 @@ _MOST_SCALINGS = 64
 _Filters = int | BiasedFilters
 """The address of w, or the addresses of w and of the bias."""
 
+BuiltCalls = WeakValueDictionary[tuple[ConvolutionProblem, str], "GraphCall"]
+"""Calls whose plans are built, by problem and algorithm, as long as somebody keeps them."""
+
 _PackKey = tuple[int, _Filters, int, int, Offset, Scaling]
 """The values that a variant pack depends on: x, w, y, address of the workspace, offset, scaling."""
 
@@ -33,6 +37,10 @@ class GraphCall(PreparedCall):
     alpha and beta are part of an execution plan, so each pair has its own plan. It is built at its first use, or at
     once if the pair is among `scalings`. Variant packs are kept, so that a call with known pointers only executes one.
 
+    A plan that was built on another cudnnHandle_t runs on this call's handle and its stream, which cuDNN does not
+    promise: with cuDNN 9.19 on an H200, 260 plans of all operations computed the same there. Where cuDNN refuses one,
+    that launch fails, and later ones run plans of this call's own.
+
     Args:
         library: cuDNN.
         handle: address of the cudnnHandle_t.
@@ -40,6 +48,7 @@ class GraphCall(PreparedCall):
         algorithm: name of the engine configuration.
         scalings: pairs of alpha and beta whose plans are built at once.
         graphs: returns the operation graph of a problem with a pair of alpha and beta.
+        lender: a call of the same engine configuration and problem, whose plans are taken rather than built again.
 
     Raises:
         UnsupportedProblemError: if there is no such engine configuration.
@@ -54,8 +63,10 @@ class GraphCall(PreparedCall):
         algorithm: str,
         scalings: Iterable[Scaling],
         graphs: Callable[[ConvolutionProblem, Scaling], OperationGraph],
+        lender: "GraphCall | None" = None,
     ) -> None:
         self._library = library
+        self._lender = lender
         self._handle = handle
         self._graphs = graphs
         self._problem = problem
@@ -135,6 +146,10 @@ class GraphCall(PreparedCall):
     def _run(self, plan: "_ExecutionPlan", pack: BackendDescriptor) -> None:
         status = self._execute(self._handle, plan.address, pack.address)
         if status:
+            if self._lender is not None:
+                self._lender = None
+                self._plans.clear()
+                self._packs.clear()
             raise self._library.error(status, f"cudnnBackendExecute of {self._algorithm} for {self._problem}")
 
     def _pack(self, arguments: _PackKey, size_bytes: int) -> tuple["_ExecutionPlan", BackendDescriptor]:
@@ -164,6 +179,9 @@ class GraphCall(PreparedCall):
         return plan
 
     def _build(self, scaling: Scaling) -> "_ExecutionPlan":
+        lent = None if self._lender is None else self._lender._plans.get(scaling)
+        if lent is not None:
+            return self._keep(scaling, lent)
         return self._keep(scaling, _ExecutionPlan(self._graphs(self._problem, scaling).plan(self._algorithm)))
 
     def _keep(self, scaling: Scaling, plan: "_ExecutionPlan") -> "_ExecutionPlan":

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import final
+from weakref import WeakValueDictionary
 
 from ucudnn.backends.base import OVERWRITE, Scaling
 from ucudnn.backends.cudnn.algorithms.compile_ahead import AheadCompiler
 from ucudnn.backends.cudnn.algorithms.gathered import GatheredCall, asked_of_cudnn, is_gathered
-from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall
+from ucudnn.backends.cudnn.algorithms.graph_call import BuiltCalls, GraphCall
 from ucudnn.backends.cudnn.algorithms.heuristics import listing_scaling
 from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED, AddedBiasCall, LegacyCall
@@ -36,9 +37,17 @@ class Preparer:
         handle: address of the cudnnHandle_t.
         device: the GPU.
         compiler: compiles engines in the background.
+        owner: what must live as long as plans that were built on the handle; lent plans may outlive their backend.
+
+    Attributes:
+        built: calls that are ready, and may be those of another handle of the same GPU: their plans are taken.
     """
 
-    def __init__(self, library: Library, handle: int, device: Gpu, compiler: AheadCompiler) -> None:
+    def __init__(
+        self, library: Library, handle: int, device: Gpu, compiler: AheadCompiler, owner: object = None
+    ) -> None:
+        self.built: BuiltCalls = WeakValueDictionary()
+        self._owner = owner
         self._library = library
         self._handle = handle
         self._device = device
@@ -80,7 +89,7 @@ class Preparer:
         if is_engine(algorithm):
             if computes_wrong(algorithm, problem):  # a stored measurement may name it
                 raise UnsupportedProblemError(f"{algorithm} does not compute {problem}")
-            return GraphCall(self._library, self._handle, problem, algorithm, scalings, self.graph)
+            return self._graph_call(problem, algorithm, scalings)
         if problem.biased:
             raise UnsupportedProblemError(f"{algorithm} adds no bias: {problem}")
         return LegacyCall(self._library, self._handle, problem, algorithm)
@@ -113,6 +122,13 @@ class Preparer:
         if is_summed(algorithm.name):
             return self._summed(problem, algorithm.name, call)
         return call if asked is problem else GatheredCall(problem, call, call.workspace_bytes, self._device)
+
+    def _graph_call(self, problem: ConvolutionProblem, algorithm: str, scalings: Iterable[Scaling]) -> GraphCall:
+        lender = self.built.get((problem, algorithm))
+        call = GraphCall(self._library, self._handle, problem, algorithm, scalings, self.graph, lender)
+        if lender is None:
+            self.built[problem, algorithm] = call
+        return call
 
     def _added(self, problem: ConvolutionProblem, call: CudnnCall) -> AddedBiasCall:
         return AddedBiasCall(self._library, self._handle, problem, call, call.workspace_bytes)
