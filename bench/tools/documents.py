@@ -513,6 +513,9 @@ def _fitted_cell(found: Mapping[str, Any] | None, stock_ms: float) -> str:
 # --- programs that are tuned while they run: torch/networks.json
 
 
+_LIMITS = ("64MiB",)
+
+
 def tuned_programs() -> Iterable[Row]:
     """Yield each network, form and setting beside PyTorch alone, the largest ratio first."""
     found = promised(results("torch/networks.json").get("cases", {}))
@@ -528,6 +531,23 @@ def tuned_programs() -> Iterable[Row]:
         yield [f"geometric mean of {len(found)}", "", "", "", f"{geometric_mean(found):.3f}", "", "", "", ""]
     else:
         yield [UNKNOWN, *[""] * 8]
+
+
+def limited_programs() -> Iterable[Row]:
+    """Yield each network and form within a stated limit beside PyTorch alone, the largest ratio first."""
+    found = [
+        each
+        for each in comparisons(results("torch/networks.json").get("cases", {}))
+        if each.setting.removesuffix("-off") in _LIMITS
+    ]
+    for each in found:
+        stock, ours = (f"{middle(group, 'step_ms'):.1f} ms{_processes(group)}" for group in (each.stock, each.ours))
+        ratio = f"{each.ratio:.3f}{'' if each.settled else ', not settled'}"
+        first = UNKNOWN if each.first_step_s is None else f"{each.first_step_s:.1f} s"
+        peak = f"{each.more_bytes('allocated') / MIB:+.0f} MiB"
+        yield [f"{each.title}, {each.setting}", stock, ours, ratio, peak, first, each.replaced, _commits(each)]
+    if not found:
+        yield [UNKNOWN, *[""] * 7]
 
 
 def programs_on_h100() -> Iterable[Row]:
@@ -620,6 +640,14 @@ TABLES = (
             *("peaks more: allocated, reserved", "first step: PyTorch, `auto`", "replaced kernels", "commits"),
         ),
         rows=tuned_programs,
+    ),
+    Table(
+        document="docs/results.md",
+        head=(
+            *("a program within a stated limit", "PyTorch, no limit", "within the limit", "over PyTorch"),
+            *("peak more: allocated", "first step", "replaced first plans", "commits"),
+        ),
+        rows=limited_programs,
     ),
     Table(
         document="docs/results.md",
