@@ -75,9 +75,9 @@ def test_why_draws_who_owns_the_memory(memory, tmp_path, name):
 
 
 def test_plan_compares_policies_within_a_budget(memory):
-    status, out, _ = memory("plan", "resnet50", "--batch", "64", "--budget", "4GiB")
+    status, out, _ = memory("plan", "vgg16", "--batch", "64", "--budget", "5.75GiB")
     assert status == 0
-    assert "resnet50, mini-batch 64, on h200, within 4 GiB" in out
+    assert "vgg16, mini-batch 64, on h200, within 5.75 GiB" in out
     assert re.search(r"^checkpoint +[\d.]+ ms +[\d.]+% +[\d.]+ GiB +0 +[\d.]+ ms +0 ms +\+[\d.]+%", out, re.MULTILINE)
     assert "policy stock needs" in out
 

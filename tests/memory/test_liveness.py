@@ -80,7 +80,7 @@ def test_a_step_without_operations_has_the_bytes_that_exist_before_it():
 
 
 @given(random_steps(), st.sampled_from(sorted(ORDERS)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_peak_is_that_of_the_simulated_stock_plan(step, order_name):
     graph, costs = step
     order = ORDERS[order_name](graph)

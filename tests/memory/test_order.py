@@ -59,7 +59,7 @@ def test_memory_greedy_sees_that_a_storage_goes_with_its_next_reader_once_the_ot
 
 
 @given(random_steps(), st.sampled_from(sorted(ORDERS)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_order_runs_everything_once_after_what_it_needs(step, name):
     graph, _ = step
     order = find_order(name)(graph)

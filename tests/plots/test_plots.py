@@ -121,11 +121,11 @@ KERNELS = st.lists(
         st.integers(0, 2**32),
     ),
     min_size=1,
-    max_size=60,
+    max_size=30,
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.lists(KERNELS, min_size=1, max_size=3), st.booleans())
 def test_bars_are_as_tall_as_what_they_show(given, modules):
     reports = [

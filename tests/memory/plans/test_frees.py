@@ -104,7 +104,7 @@ def test_a_storage_that_the_program_writes_anew_stays_as_in_the_program():
 
 
 @given(random_plans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_nothing_is_left_at_the_end(drawn):
     plan, _ = drawn
     present = set()

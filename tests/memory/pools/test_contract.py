@@ -35,7 +35,7 @@ def assert_sound(placement, lifetimes):
 
 @pytest.mark.parametrize("name", sorted(POOLS))
 @given(lifetimes=random_lifetimes())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_random_pieces_never_overlap(name, lifetimes):
     assert_sound(POOLS[name].place(lifetimes), lifetimes)
 
@@ -64,7 +64,7 @@ def test_nothing_needs_no_pool(name):
 
 
 @given(random_lifetimes())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_live_bytes_are_counted_at_every_event(lifetimes):
     at = [sum(life.size for life in lifetimes if life.begin <= event < life.end) for event in range(30)]
     assert live_bytes(lifetimes) == max(at)

@@ -47,7 +47,7 @@ def test_the_top_falls_when_the_last_bytes_are_freed():
 
 
 @given(st.lists(st.tuples(st.sampled_from(["best", "first", "free"]), st.integers(1, 9)), max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_no_byte_is_handed_out_twice_and_none_is_lost(steps):
     space, used = FreeList(), {}
     for kind, number in steps:

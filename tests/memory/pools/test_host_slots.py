@@ -65,7 +65,7 @@ def test_a_plan_without_offloads_needs_no_block():
 
 
 @given(random_plans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_prefetch_finds_what_was_sent(drawn):
     """Copies end as late as waits allow: bytes are written at the offload, and read until the wait for the prefetch."""
     plan, _ = drawn

@@ -23,7 +23,7 @@ def test_what_is_known_to_come_keeps_its_place_free():
 
 
 @given(random_lifetimes(most=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_few_pieces_get_the_smallest_pool(lifetimes):
     assert PlannedPool().place(lifetimes).extent_bytes <= 1.001 * least_extent(lifetimes)
 

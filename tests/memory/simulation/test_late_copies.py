@@ -75,7 +75,7 @@ def test_a_plan_without_copies_or_with_moves_stays():
 
 
 @given(random_plans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_times_bytes_and_the_order_of_each_direction_stay(drawn):
     plan, costs = drawn
     late, simulated = with_late_copies(plan, costs)

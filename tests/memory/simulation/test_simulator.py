@@ -350,7 +350,7 @@ def test_a_prefetch_that_ends_together_with_an_offload_gives_back_the_host_befor
 
 
 @given(random_plans(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_slow_reference_finds_the_same(drawn, data):
     plan, costs = drawn
     free = simulate(plan, costs)
@@ -382,7 +382,7 @@ def assert_same(result, reference):
 
 
 @given(random_plans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_lifetimes_add_up_to_the_transient_memory(drawn):
     plan, costs = drawn
     result = simulate(plan, costs)

@@ -107,7 +107,7 @@ def test_what_the_optimizer_accesses_stays():
 
 
 @given(step=random_steps(), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_any_budget_down_to_the_floor_is_kept(step, data):
     graph, costs = step
     liveness = measure_liveness(graph, costs)
@@ -119,7 +119,7 @@ def test_any_budget_down_to_the_floor_is_kept(step, data):
 
 
 @given(step=random_steps())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_step_that_fits_runs_as_it_is(step):
     graph, costs = step
     peak = measure_liveness(graph, costs).peak_bytes
