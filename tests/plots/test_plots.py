@@ -125,7 +125,7 @@ KERNELS = st.lists(
 )
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(st.lists(KERNELS, min_size=1, max_size=3), st.booleans())
 def test_bars_are_as_tall_as_what_they_show(given, modules):
     reports = [

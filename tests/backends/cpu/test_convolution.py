@@ -10,7 +10,7 @@ from ucudnn.backends.cpu.backend import CPU_ALGORITHMS, CpuBackend
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 from ucudnn.slabs import is_divisible, piece_of, row_count, row_unit, slabs_of
 
-EXAMPLES = 60
+EXAMPLES = 40
 PLAIN = {"FFT", "FFT_TILING", "WINOGRAD_2X2", "WINOGRAD_4X4"}
 TOLERANCE = {DataType.FLOAT32: 1e-5, DataType.FLOAT64: 1e-12}
 LAYOUTS = {1: (Layout.NCW, Layout.NWC), 2: (Layout.NCHW, Layout.NHWC), 3: (Layout.NCDHW, Layout.NDHWC)}

@@ -20,14 +20,14 @@ SHAPES = {
         "groups": 2, "layout": Layout.NHWC,
     },
     "depthwise": {
-        "batch": 5, "channels": 128, "spatial": (24, 20), "filters": 128, "kernel": (3, 3), "padding": (1, 1),
+        "batch": 4, "channels": 128, "spatial": (20, 16), "filters": 128, "kernel": (3, 3), "padding": (1, 1),
         "groups": 128,
     },
     "one sample": {
-        "batch": 1, "channels": 64, "spatial": (90, 50), "filters": 64, "kernel": (3, 3), "padding": (2, 0),
+        "batch": 1, "channels": 64, "spatial": (60, 40), "filters": 64, "kernel": (3, 3), "padding": (2, 0),
     },
     "volume": {
-        "batch": 2, "channels": 16, "spatial": (24, 20, 20), "filters": 24, "kernel": (3, 2, 3), "padding": (1, 1, 0),
+        "batch": 2, "channels": 16, "spatial": (16, 14, 14), "filters": 24, "kernel": (3, 2, 3), "padding": (1, 1, 0),
     },
     "line": {"batch": 3, "channels": 8, "spatial": (9001,), "filters": 8, "kernel": (9,), "padding": (4,)},
     "strided": {
