@@ -139,8 +139,10 @@ def test_a_failure_spares_the_others_and_is_tried_again(call, monkeypatch, error
         assert "conv:1" in rows["ucudnn powerOfTwo", 8192]["failed"]
         assert rows["ucudnn undivided", None]["executed_ms"] > 0
         assert "| failed |" in printed
-    well, rows, _, _ = call(*options)
+    well, rows, _, progress = call(*options[:-2])
     assert well
+    assert "done before" not in progress
+    assert rows["ucudnn powerOfTwo", None]["executed_ms"] > 0
     assert rows["ucudnn powerOfTwo", 8192]["executed_ms"] > 0
     measured = rows["ucudnn undivided", None]
     monkeypatch.setattr(peers_run, "make_plan", lambda *_: (_ for _ in ()).throw(error))
