@@ -520,13 +520,10 @@ def tuned_programs() -> Iterable[Row]:
     """Yield each network, form and setting beside PyTorch alone, the largest ratio first."""
     found = promised(results("torch/networks.json").get("cases", {}))
     for each in found:
-        stock, ours = (f"{middle(group, 'step_ms'):.1f} ms{_processes(group)}" for group in (each.stock, each.ours))
-        ratio = f"{each.ratio:.3f}{'' if each.settled else ', not settled'}"
         peaks = ", ".join(f"{each.more_bytes(kind) / MIB:+.0f}" for kind in ("allocated", "reserved"))
-        first = UNKNOWN if each.first_step_s is None else f"{each.first_step_s:.1f} s"
-        steps = f"{middle(each.stock, 'first_step_s'):.1f} s, {first}"
+        steps = f"{middle(each.stock, 'first_step_s'):.1f} s, {_first_step(each)}"
         switch = "on" if each.benchmark else "off"
-        yield [each.title, switch, stock, ours, ratio, f"{peaks} MiB", steps, each.replaced, _commits(each)]
+        yield [each.title, switch, *_compared(each), f"{peaks} MiB", steps, each.replaced, _commits(each)]
     if found:
         yield [f"geometric mean of {len(found)}", "", "", "", f"{geometric_mean(found):.3f}", "", "", "", ""]
     else:
@@ -541,11 +538,9 @@ def limited_programs() -> Iterable[Row]:
         if each.setting.removesuffix("-off") in _LIMITS
     ]
     for each in found:
-        stock, ours = (f"{middle(group, 'step_ms'):.1f} ms{_processes(group)}" for group in (each.stock, each.ours))
-        ratio = f"{each.ratio:.3f}{'' if each.settled else ', not settled'}"
-        first = UNKNOWN if each.first_step_s is None else f"{each.first_step_s:.1f} s"
         peak = f"{each.more_bytes('allocated') / MIB:+.0f} MiB"
-        yield [f"{each.title}, {each.setting}", stock, ours, ratio, peak, first, each.replaced, _commits(each)]
+        title = f"{each.title}, {each.setting}"
+        yield [title, *_compared(each), peak, _first_step(each), each.replaced, _commits(each)]
     if not found:
         yield [UNKNOWN, *[""] * 7]
 
@@ -555,8 +550,7 @@ def programs_on_h100() -> Iterable[Row]:
     found: list[tuple[float, str, str, str, str]] = []
     for each in comparisons(results("torch/networks_h100.json")["cases"]):
         stock, ours = (ms(middle(group, "step_ms")) for group in (each.stock, each.ours))
-        said = f"{each.ratio:.3f}{'' if each.settled else ', not settled'}"
-        found.append((each.ratio, f"{each.title}, {_enabled(each.setting)}", stock, ours, said))
+        found.append((each.ratio, f"{each.title}, {_enabled(each.setting)}", stock, ours, _ratio(each)))
     for name, case in results("torch/rank_training.json")["cases"].items():
         stock, ours = (
             median(rank["step_ms"] for setting, ranks in case["runs"] if setting == way for rank in ranks)
@@ -587,6 +581,20 @@ def _network(case: str) -> str:
 def _enabled(setting: str) -> str:
     limit = setting.removesuffix("-off")
     return "`enable()`" if limit == "auto" else f'`enable(workspace_limit="{limit}")`'
+
+
+def _compared(each: Comparison) -> list[str]:
+    """Return the steps of PyTorch alone and of the setting, with their spreads, and the ratio."""
+    steps = (f"{middle(group, 'step_ms'):.1f} ms{_processes(group)}" for group in (each.stock, each.ours))
+    return [*steps, _ratio(each)]
+
+
+def _ratio(each: Comparison) -> str:
+    return f"{each.ratio:.3f}{'' if each.settled else ', not settled'}"
+
+
+def _first_step(each: Comparison) -> str:
+    return UNKNOWN if each.first_step_s is None else f"{each.first_step_s:.1f} s"
 
 
 def _processes(group: Sequence[Mapping[str, Any]]) -> str:

@@ -144,7 +144,8 @@ class OperationGraph:
     def leading(self, most: int) -> list[Algorithm]:
         """Return the first configurations, at most some, that mode A offers and `algorithms` lists first.
 
-        Plans are built from what is offered, each once. Mode A is asked once, and what it offers is read once.
+        Mode A is asked once, and each configuration that it offers is read once. The first plan of a configuration is
+        built from the descriptor that was offered.
         """
         if self._unread is None:
             self._unread = deque(self._heuristics(HeuristicMode.A))

@@ -71,7 +71,7 @@ def with_scratch_pieces(call: Callable[[], _Found], device: torch.device) -> tup
         return call(), None
     torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MOST_EVENTS)
     try:
-        earlier = len(_events(device))
+        earlier = len(_events(device))  # an earlier record, which not every PyTorch forgets at its end
         found = call()
         events = _events(device)[earlier:]
     finally:

@@ -57,7 +57,8 @@ class OperatorCost(NamedTuple):
         time_ms: median time on its device, in milliseconds.
         scratch_bytes: bytes that it takes on a GPU beyond those that it returns; None on a CPU.
         issue_ms: median time that the host takes to issue it to a GPU, in milliseconds; 0 on a CPU.
-        pieces: those of its scratch; None where it is one piece after what it returns, or that is not known.
+        pieces: the pieces of its scratch. It is None where the scratch is one piece that the call allocates after what
+            it returns, and where the pieces are not known.
     """
 
     time_ms: float

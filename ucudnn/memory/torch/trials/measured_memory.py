@@ -47,8 +47,8 @@ def measure_memory(step: TrainingStep, fitted: FittedStep, library: int) -> tupl
     with fitted.marked():
         marks = dict(memory_between_marks(step, (MARK, _UPDATE)))
     begins = {action: begin for queue, action, begin, _ in fitted.simulation.timeline if queue is Queue.COMPUTE}
-    graph, done = fitted.plan.graph, COMPUTES
-    ran = [(index, target) for index, (kind, target) in enumerate(fitted.plan.actions) if kind in done]
+    graph = fitted.plan.graph
+    ran = [(index, target) for index, (kind, target) in enumerate(fitted.plan.actions) if kind in COMPUTES]
     found: list[OperationMemory] = []
     update: list[tuple[float, int]] = []
     for (action, target), predicted in zip(ran, fitted.simulation.running_bytes, strict=True):
