@@ -8,6 +8,13 @@ from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 
 
+def begun(share, clock):
+    """Return a ledger of which the time counts."""
+    ledger = TrialLedger(share, clock)
+    ledger.begin()
+    return ledger
+
+
 class Clock:
     """A device that reaches marks only as far as a test says."""
 
@@ -32,7 +39,7 @@ def compare(times, clock, took):
 
 def test_steps_that_are_read_late_do_not_count_for_other_kernels():
     clock = Clock()
-    times = StepTimes(clock, TrialLedger(0.5, lambda: 0.0))
+    times = StepTimes(clock, begun(0.5, lambda: 0.0))
     compare(times, clock, (40.0, 20.0))
     times.read()
     assert times.gain(2) is None, "the device has reached nothing"
@@ -47,7 +54,7 @@ def test_steps_that_are_read_late_do_not_count_for_other_kernels():
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_trial_is_charged_with_what_it_took_and_a_pause_of_the_program_is_not_charged(busy):
     clock, worked = Clock(), [0.0]
-    ledger = TrialLedger(0.5, lambda: 1000.0 * bool(clock.now))
+    ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
     times = StepTimes(clock, ledger, lambda: worked[0])
 
     def step(time_ms, phase=TuningPhase.TRYING, reserved_seconds=0.0, work_seconds=0.0):
@@ -72,7 +79,7 @@ def test_a_trial_is_charged_with_what_it_took_and_a_pause_of_the_program_is_not_
 
 def test_steps_in_which_the_device_does_nothing_gain_nothing():
     clock = Clock()
-    times = StepTimes(clock, TrialLedger(0.5, lambda: 0.0))
+    times = StepTimes(clock, begun(0.5, lambda: 0.0))
     compare(times, clock, (0.0, 0.0))
     times.read()
     assert times.gain(2) == 1.0
@@ -81,7 +88,7 @@ def test_steps_in_which_the_device_does_nothing_gain_nothing():
 @pytest.mark.parametrize("late", [0, 2])
 def test_steps_of_another_kind_are_not_charged_with_what_they_take_longer(late):
     clock = Clock()
-    ledger = TrialLedger(0.5, lambda: 1000.0 * bool(clock.now))
+    ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
     times = StepTimes(clock, ledger)
     ends = [0.0]
 
@@ -110,7 +117,7 @@ def test_steps_of_another_kind_are_not_charged_with_what_they_take_longer(late):
 
 def test_what_was_compared_before_other_steps_does_not_count():
     clock = Clock()
-    times = StepTimes(clock, TrialLedger(0.5, lambda: 0.0))
+    times = StepTimes(clock, begun(0.5, lambda: 0.0))
     compare(times, clock, (40.0, 20.0))
     clock.reached = clock.now
     times.read()

@@ -9,6 +9,13 @@ pytest.importorskip("torch")
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 
 
+def begun(share, clock):
+    """Return a ledger of which the time counts."""
+    ledger = TrialLedger(share, clock)
+    ledger.begin()
+    return ledger
+
+
 class Clock:
     """A clock that a test moves."""
 
@@ -21,7 +28,7 @@ class Clock:
 
 def test_a_trial_waits_until_its_share_of_the_time_has_passed():
     clock = Clock()
-    ledger = TrialLedger(0.05, clock)
+    ledger = begun(0.05, clock)
     assert not ledger.admit(0.5)
     clock.now += 9
     assert not ledger.admit(0.5)
@@ -34,7 +41,7 @@ def test_a_trial_waits_until_its_share_of_the_time_has_passed():
 
 def test_a_loss_beyond_its_estimate_stops_trials_until_the_time_covers_it():
     clock = Clock()
-    ledger = TrialLedger(0.1, clock)
+    ledger = begun(0.1, clock)
     clock.now += 10
     assert ledger.admit(0.5)
     ledger.settle(0.5, 3.0)
@@ -43,6 +50,21 @@ def test_a_loss_beyond_its_estimate_stops_trials_until_the_time_covers_it():
     assert not ledger.admit(0.01)
     clock.now += 1
     assert ledger.admit(0.01)
+
+
+def test_time_before_steps_are_steady_gives_no_share():
+    clock = Clock()
+    ledger = TrialLedger(0.05, clock)
+    clock.now += 1000
+    assert not ledger.admit(0.01)
+    ledger.begin()
+    assert not ledger.admit(0.01)
+    clock.now += 1
+    assert ledger.admit(0.05)
+    ledger.begin()  # as when a program goes over to training
+    clock.now += 1
+    assert ledger.admit(0.05)
+    assert ledger.elapsed_seconds == 1002
 
 
 def test_a_gain_is_no_loss():
@@ -60,7 +82,7 @@ def test_a_share_is_a_part(share):
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 1), st.floats(-1, 1)), max_size=60), st.floats(0.001, 0.5))
 def test_the_loss_exceeds_the_share_by_no_more_than_the_errors_of_the_estimates(trials, share):
     clock = Clock()
-    ledger = TrialLedger(share, clock)
+    ledger = begun(share, clock)
     errors = 0.0
     for pause, estimate, error in trials:
         clock.now += pause

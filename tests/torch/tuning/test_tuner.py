@@ -71,10 +71,14 @@ class Timeline(Program):
 class TwoClocks(Timeline):
     """A host that launches kernels one after another, and a GPU that runs each once it is launched.
 
+    The host is at most 100 ms ahead, as a queue of launches has an end.
+
     Args:
         launch_ms: time of the host for a launch.
         launches: how many launches a candidate takes, by name; others take one.
     """
+
+    most_ahead_ms = 100.0
 
     def __init__(self, launch_ms, launches):
         super().__init__(late=1)
@@ -85,7 +89,7 @@ class TwoClocks(Timeline):
     def spend(self, time_ms, name=""):
         parts = self.launches.get(name, 20 if not name else 1)  # other work of the program is many small kernels
         for _ in range(parts):
-            self.host += self.launch_ms
+            self.host = max(self.host, self.now - self.most_ahead_ms) + self.launch_ms
             self.now = max(self.now, self.host) + time_ms / parts
 
     def mark(self):
@@ -295,6 +299,22 @@ def test_each_kernel_is_replaced_by_its_fastest_candidate_however_late_times_are
         (6, "c"),
     }
     assert course.source.stopped
+
+
+def test_a_long_first_step_does_not_fill_the_steps_behind_it_with_trials():
+    channels = range(4, 24)
+    times = {each: {"a": 4.9, "b": 4.8, "c": 4.7} for each in channels}
+    course = Course(dict.fromkeys(channels, 5.0), times, idle=lambda step: 20.0 if step else 30e3)
+    course.step()
+    usual_ms, steps = 20.0 + 5.0 * len(channels), []
+    for _ in range(100):
+        before = course.program.now
+        course.step()
+        steps.append(course.program.now - before)
+    lost = [max(0.0, each - usual_ms) for each in steps]
+    assert sum(lost) > usual_ms, "little was tried"
+    for count in range(1, len(steps)):
+        assert sum(lost[:count]) <= 0.05 * sum(steps[:count]) + 0.25 * usual_ms, count
 
 
 def test_whole_steps_decide_even_if_each_kernel_is_faster():

@@ -1,4 +1,4 @@
-"""The ledger of time that trying costs: it never admits more than a share of the time since it was opened."""
+"""The ledger of time that trying costs: it never admits more than a share of the time since steps are steady."""
 
 from collections.abc import Callable
 from math import inf
@@ -14,6 +14,9 @@ class TrialLedger:
     admitted until the share of the elapsed time covers the loss. So the loss exceeds the share by no more than the
     error of the estimates that were admitted together.
 
+    The first step of a program may take as long as hundreds of others. If its time counted, the steps right behind it
+    would all be full of trials. So the share is that of the time since `begin`, and of the time before it none.
+
     Args:
         share: the largest part of the elapsed time that may be lost, such as 0.05.
         clock: returns seconds.
@@ -28,6 +31,7 @@ class TrialLedger:
         self._share = share
         self._clock = clock
         self._opened = clock()
+        self._begun: float | None = None
         self._reserved_seconds = 0.0
         self._tried_seconds = 0.0
         self._disturbed_seconds = 0.0
@@ -44,8 +48,14 @@ class TrialLedger:
 
     @property
     def left_seconds(self) -> float:
-        """Seconds that may be lost now; below zero after an estimate that was too low."""
-        return self._share * self.elapsed_seconds - self.lost_seconds - self._reserved_seconds
+        """Seconds that may be lost now; below zero after an estimate that was too low, or before `begin`."""
+        counted = 0.0 if self._begun is None else self._clock() - self._begun
+        return self._share * counted - self.lost_seconds - self._reserved_seconds
+
+    def begin(self) -> None:
+        """Count the time from now on, unless it counts already."""
+        if self._begun is None:
+            self._begun = self._clock()
 
     def admit(self, seconds: float) -> bool:
         """Reserve an estimated loss, and return whether the share covers it."""

@@ -36,8 +36,7 @@ _WATCH_COST_SECONDS = 60e-6  # of the host, for each call that is watched
 _OPENING_SECONDS = 0.1  # of the host, for a handle of cuDNN
 _LISTING_SECONDS = 0.05  # of the host, for the heuristics of cuDNN
 _WARM_STEPS = 5  # before anything is watched; the first two are not typical
-_TYPICAL_STEPS = 3
-_WATCHED_STEPS = 2
+_TYPICAL_STEPS, _WATCHED_STEPS = 3, 2
 _MOST_UNWATCHED = 64  # steps that run on other streams
 _MOST_SECONDS, _MOST_STEPS = 90.0, 3000  # of trying
 _MOST_AT_ONCE = 16  # trials in one step
@@ -246,6 +245,7 @@ class Tuner:
 
     def _warm(self) -> None:
         if self._times.count >= _WARM_STEPS and self._times.typical_count >= _TYPICAL_STEPS and self._calls:
+            self.ledger.begin()
             self._enter(TuningPhase.OPENING)
 
     def _open(self) -> None:
