@@ -2,11 +2,11 @@
 
 Problems that must repeat to the bit get such plans, because a measured time differs from run to run, so a plan that
 depends on it does, too. Others get them where nothing is measured before the first run. The rule depends on nothing but
-the problem, the limit and the policy, and on what the backend lists. For each micro-batch size it takes the first
-algorithm in the order of the heuristics whose workspace fits. Of the sizes it takes the one with the least
-(100 + rank) * (64 + parts): an algorithm that comes later in the order costs a hundredth, and a further micro-batch a
-sixty-fourth. Of equals the larger size is taken. On the recorded H200 such plans take 1.09 times the time of measured
-ones at 64 MiB, in the geometric mean of 117 kernels. The first algorithm that fits undivided takes 1.43 times
+the problem, the limit and the policy, and on what the backend lists. It assumes a time for each algorithm
+(`assumed_time`). For each micro-batch size it takes the algorithm with the least, of those whose workspace fits. Of the
+sizes it takes the one whose micro-batches take the least in sum; of equals the larger size. Where no sample fits, it
+takes slabs. On the recorded H200 such plans take 1.09 times the time of measured ones at 64 MiB, in the geometric mean
+of 117 kernels, and 1.15 times at 8 MiB. The first algorithm that fits undivided takes 1.43 and 1.32 times
 (`tests/benchmarking/test_fixed_rule.py`).
 
 What it chooses for a problem that must repeat is run once, and its output is checked as in a benchmark. An algorithm
@@ -15,38 +15,24 @@ they wait for all heuristics: they take the plan of the same convolution at a ne
 can be had of the first algorithms, and only then of all.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import fsum, inf
+from typing import final
 
 from ucudnn.backends.base import Backend
+from ucudnn.benchmarking.assumed_time import least_ms, plain_ms, ranked
 from ucudnn.benchmarking.nearby_plans import NearbyPlans
 from ucudnn.benchmarking.request import Request
+from ucudnn.benchmarking.untimed_division import Fitting, computed_pieces, in_slabs
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, MeasurementError
 from ucudnn.policy import powers_of_two
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.slabs import Slab, piece_of, slabs_by_problem
+from ucudnn.slabs import Slab, piece_of
 from ucudnn.solvers.sums import MOST_PARTS
 
-_RANKS = 100
-_PARTS = 64
 _QUICK = 8  # ranks among which an algorithm mostly fits that is divided into few parts
 _UNBEATEN = 2  # ranks at which an algorithm that fits undivided costs less than any division
-
-
-@final
-class _Fitting(NamedTuple):
-    """The first algorithm that fits at a size.
-
-    Attributes:
-        rank: its place in the order of the heuristics.
-        name: its name.
-        workspace_bytes: its workspace.
-    """
-
-    rank: int
-    name: str
-    workspace_bytes: int
 
 
 @final
@@ -114,10 +100,10 @@ class FixedRule:
         piece = piece_of(problem.part(size), slab).problem
         names = self._names(problem, [size], failed)
         while True:
-            found = self._first(piece, self._slab_names(names), limit_bytes)
+            found = self._fastest(piece, self._slab_names(names), limit_bytes)
             if found is None:
                 return None
-            one = _slab_configuration(slab, found)
+            one = found.on(slab)
             if self._passes(problem, Configuration(parts=(MicroConfiguration.of_slabs(size, [one]),))):
                 return one
 
@@ -139,10 +125,10 @@ class FixedRule:
         parts: dict[MicroConfiguration, MicroConfiguration] = {}
         for part in dict.fromkeys(found.parts):
             usable = part.algorithm not in left_out and part.size in request.sizes
-            own = self._first(problem.part(part.size), [part.algorithm], request.limit_bytes) if usable else None
+            own = self._fastest(problem.part(part.size), [part.algorithm], request.limit_bytes) if usable else None
             if own is None:
                 return None
-            parts[part] = _micro(part.size, own)
+            parts[part] = own.micro_batch(part.size)
         return Configuration(parts=tuple(parts[part] for part in found.parts))
 
     def _names(self, problem: ConvolutionProblem, sizes: Sequence[int], failed: Collection[str]) -> list[str]:
@@ -161,20 +147,17 @@ class FixedRule:
             return None
         left = problem.batch - start
         if not start and sizes[-1] == left:  # enough for most problems, and quick
-            first = self._first(problem, self._leading(problem, failed, _UNBEATEN), request.limit_bytes)
+            first = self._fastest(problem, self._leading(problem, failed, _UNBEATEN), request.limit_bytes)
             if first is not None:
-                return Configuration(parts=(_micro(left, first),))
+                return Configuration(parts=(first.micro_batch(left),))
             if not self._checks_plans_of(problem):
                 found = self._divided(request, start, sizes, self._leading(problem, failed, _QUICK))
-                if found is not None:
+                if found is not None and found.time_ms <= plain_ms(problem):
                     return found
         names = self._names(problem, sizes, failed)
         found = self._divided(request, start, sizes, names)
-        if found is not None:
-            return found
-        one = self._in_slabs(request, sizes[0], names) if left % sizes[0] == 0 else None
-        many = left // sizes[0] > MOST_PARTS
-        return None if one is None or many else Configuration(parts=(one,) * (left // sizes[0]))
+        in_slabs = self._divided_into_slabs(request, left, inf if found is None else found.time_ms, names)
+        return in_slabs or found
 
     def _divided(
         self, request: Request, start: int, sizes: Sequence[int], names: Sequence[str]
@@ -186,14 +169,12 @@ class FixedRule:
             size: found
             for size in reversed(sizes)
             if size <= left and (not start or problem.begins_anywhere or size & -size <= unit)
-            if (found := self._first(problem.part(size), names, request.limit_bytes)) is not None
+            if (found := self._fastest(problem.part(size), names, request.limit_bytes)) is not None
         }
         divisions = [(lead, parts) for lead in fitting if (parts := _filled(left, lead, fitting))]
         if divisions:
-            _, parts = min(
-                divisions, key=lambda each: ((_RANKS + fitting[each[0]].rank) * (_PARTS + len(each[1])), -each[0])
-            )
-            return Configuration(parts=tuple(_micro(size, fitting[size]) for size in parts))
+            _, parts = min(divisions, key=lambda each: (fsum(fitting[size].assumed_ms for size in each[1]), -each[0]))
+            return Configuration(parts=tuple(fitting[size].micro_batch(size) for size in parts))
         return None
 
     def _sizes(self, request: Request) -> list[int]:
@@ -203,28 +184,34 @@ class FixedRule:
         wanted = {*request.sizes} & {*powers_of_two(batch)}
         return sorted(size for size in wanted if offered is None or size in offered)
 
-    def _first(self, part: ConvolutionProblem, names: Sequence[str], limit_bytes: int) -> _Fitting | None:
-        """Return the first algorithm of a micro-batch or a slab that fits a limit."""
+    def _fastest(self, part: ConvolutionProblem, names: Sequence[str], limit_bytes: int) -> Fitting | None:
+        """Return the algorithm of a micro-batch or a slab that is assumed to be the fastest one that fits a limit."""
+        bound_ms = least_ms(part)
+        best: Fitting | None = None
         for rank, name in enumerate(names):
+            if best is not None and best.assumed_ms <= ranked(bound_ms, rank):
+                break
             if not self._checked.get((part, name), True):
                 continue
             algorithm = self._backend.algorithm(part, name)
-            if algorithm is not None and algorithm.workspace_bytes <= limit_bytes:
-                return _Fitting(rank, name, algorithm.workspace_bytes)
-        return None
+            if algorithm is None or algorithm.workspace_bytes > limit_bytes:
+                continue
+            found = Fitting.of(part, algorithm, rank)
+            if best is None or found.assumed_ms < best.assumed_ms:
+                best = found
+        return best
 
-    def _in_slabs(self, request: Request, size: int, names: Sequence[str]) -> MicroConfiguration | None:
-        """Return a micro-batch in the fewest slabs of which each has an algorithm that fits."""
-        part = request.problem.part(size)
+    def _divided_into_slabs(
+        self, request: Request, left: int, worth_ms: float, names: Sequence[str]
+    ) -> Configuration | None:
+        """Return the smallest micro-batches, each in the fewest slabs that fit; None if that is not worth it."""
+        size = self._sizes(request)[0]
+        part, parts = request.problem.part(size), left // size
+        if left % size or parts > MOST_PARTS or parts * least_ms(part) >= worth_ms:
+            return None
         own = self._slab_names(names)
-        for rows in request.rows:
-            groups = slabs_by_problem(part, rows)
-            found = [(slabs, self._first(piece, own, request.limit_bytes)) for piece, slabs in groups]
-            known = [piece for piece, _ in groups if self._backend.knows_slab(piece, part)]
-            chosen = [_slab_configuration(slab, one) for slabs, one in found if one is not None for slab in slabs]
-            if len(known) == len(groups) and all(one is not None for _, one in found):
-                return MicroConfiguration.of_slabs(size, sorted(chosen, key=lambda each: each.slab))
-        return None
+        one = in_slabs(self._backend, part, request.rows, lambda each: self._fastest(each, own, request.limit_bytes))
+        return None if one is None or parts * one.time_ms >= worth_ms else Configuration(parts=(one,) * parts)
 
     def _checks_plans_of(self, problem: ConvolutionProblem) -> bool:
         return self._checks or problem.deterministic
@@ -233,10 +220,12 @@ class FixedRule:
         """Check what was not checked before, if it is to be checked, and return whether all of it is right."""
         if not self._checks_plans_of(problem):
             return True
-        pieces = {piece: slabs for piece, slabs in _pieces(problem, configuration) if piece not in self._checked}
+        pieces = {
+            piece: slabs for piece, slabs in computed_pieces(problem, configuration) if piece not in self._checked
+        }
         if pieces:
             self._check(problem, pieces)
-        return all(self._checked[piece] for piece, _ in _pieces(problem, configuration))
+        return all(self._checked[piece] for piece, _ in computed_pieces(problem, configuration))
 
     def _check(
         self, problem: ConvolutionProblem, pieces: Mapping[tuple[ConvolutionProblem, str], Sequence[Slab]]
@@ -259,18 +248,6 @@ class FixedRule:
             ) from error
 
 
-def _pieces(
-    problem: ConvolutionProblem, configuration: Configuration
-) -> Iterator[tuple[tuple[ConvolutionProblem, str], Sequence[Slab]]]:
-    """Yield what a configuration computes, with the algorithm, and the slab where it is one."""
-    for part in dict.fromkeys(configuration.parts):
-        whole = problem.part(part.size)
-        if not part.slabs:
-            yield (whole, part.algorithm), ()
-        for each in part.slabs:
-            yield (piece_of(whole, each.slab).problem, each.algorithm), [each.slab]
-
-
 def _filled(left: int, lead: int, fitting: Collection[int]) -> list[int]:
     """Return sizes that add up to what is left, the largest first and none above the lead; [] if none do."""
     parts: list[int] = []
@@ -280,20 +257,3 @@ def _filled(left: int, lead: int, fitting: Collection[int]) -> list[int]:
             return []
         parts += [size] * count
     return parts if not left else []
-
-
-def _micro(size: int, found: _Fitting) -> MicroConfiguration:
-    return MicroConfiguration(
-        size=size, algorithm=found.name, time_ms=_stand_in(size), workspace_bytes=found.workspace_bytes
-    )
-
-
-def _slab_configuration(slab: Slab, found: _Fitting) -> SlabConfiguration:
-    return SlabConfiguration(
-        slab=slab, algorithm=found.name, time_ms=_stand_in(slab.rows), workspace_bytes=found.workspace_bytes
-    )
-
-
-def _stand_in(size: int) -> float:
-    """Return what stands where a measured configuration has its time; nothing reads it."""
-    return float(size)

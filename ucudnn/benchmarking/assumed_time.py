@@ -1,0 +1,68 @@
+"""The time that is assumed of an algorithm before anything is measured: enough to choose between divisions.
+
+The numbers of the model were fitted to the plans that the fixed rule makes of 117 kernels within 4 to 128 MiB on a
+recorded H200. A call takes at least some time. Tensor cores compute faster than other units, but fill up groups of
+channels. Few outputs do not keep a GPU busy. And of two algorithms of a kind, the one that heuristics name first is
+assumed to be the faster one.
+"""
+
+from math import prod, sqrt
+
+from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Algorithm
+
+_CALL_MS = 0.03
+_TENSOR_CORE_PER_MS = 50e9  # multiplications
+_OTHERS_PER_MS = 20e9
+_CHANNELS = 8  # of which tensor cores compute a multiple
+_BUSY_OUTPUTS = 1e6
+_REDUCED = 512  # multiplications of a filter gradient that are summed to one of the outputs that keep a GPU busy
+_RANK = 0.01  # of the time, for each algorithm that heuristics name before
+
+
+def assumed_ms(part: ConvolutionProblem, algorithm: Algorithm, rank: int) -> float:
+    """Return the assumed milliseconds of a call.
+
+    Args:
+        part: what it computes.
+        algorithm: the algorithm.
+        rank: its place in the order of the heuristics, from 0.
+    """
+    return ranked(_first_ms(part, tensor_cores="TENSOR_CORE" in algorithm.notes), rank)
+
+
+def least_ms(part: ConvolutionProblem) -> float:
+    """Return the least time that is assumed of any algorithm."""
+    return min(plain_ms(part), _first_ms(part, tensor_cores=True))
+
+
+def plain_ms(part: ConvolutionProblem) -> float:
+    """Return the time that is assumed of the first algorithm without tensor cores; some of these need no workspace."""
+    return _first_ms(part, tensor_cores=False)
+
+
+def ranked(first_ms: float, rank: int) -> float:
+    """Return the assumed time of an algorithm of a rank, given that of the first one of its kind."""
+    return (1 + _RANK * rank) * first_ms
+
+
+def _first_ms(part: ConvolutionProblem, *, tensor_cores: bool) -> float:
+    rate = _OTHERS_PER_MS
+    if tensor_cores:
+        rate = _TENSOR_CORE_PER_MS / (_filled(part.channels // part.groups) * _filled(part.filters // part.groups))
+    busy = min(1.0, sqrt(_outputs(part) / _BUSY_OUTPUTS))
+    return _CALL_MS + part.multiplications / (rate * busy)
+
+
+def _filled(channels: int) -> float:
+    """Return how many times as many channels tensor cores compute."""
+    return -(-channels // _CHANNELS) * _CHANNELS / channels
+
+
+def _outputs(part: ConvolutionProblem) -> float:
+    """Return how many outputs can be computed at the same time."""
+    if part.operation is Operation.FORWARD:
+        return part.batch * part.filters * prod(part.output)
+    if part.operation is Operation.BACKWARD_DATA:
+        return part.batch * part.channels * prod(part.spatial)
+    return part.multiplications / _REDUCED
