@@ -35,6 +35,7 @@ from bench.torch.measuring import conditions
 from tests.support.host_gpu import PROBLEM
 from tests.support.moving_plans import shaken
 from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.benchmarking.untimed_division import equal_parts
 from ucudnn.execution.plan import make_plan
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution
@@ -44,7 +45,6 @@ from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.tracer import TracedTensor
 from ucudnn.problem import Operation
 from ucudnn.torch.gpu import TorchGpu
-from ucudnn.torch.tuning.candidate_source import equal_parts
 
 POLICIES = ("stock", "checkpoint", "vdnn-ext-all-p")
 COUNTED = (ActionKind.RUN, ActionKind.RECOMPUTE, ActionKind.OFFLOAD, ActionKind.PREFETCH)

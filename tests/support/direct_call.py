@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 
 from tests.support.host_gpu import PROBLEM
+from ucudnn.benchmarking.untimed_division import equal_parts
 from ucudnn.problem import Operation
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of
 from ucudnn.torch.problem import shapes_of
-from ucudnn.torch.tuning.candidate_source import equal_parts
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 
 GEOMETRY = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 from tests.support.counting_backend import CountingBackend
 from tests.support.problems import make_problem
 from ucudnn.backends import open_backend
+from ucudnn.benchmarking.untimed_division import computed_pieces
 from ucudnn.configuration import Float32Sum
 from ucudnn.problem import DataType, Operation
 from ucudnn.torch.tuning.candidate_source import CandidateSource, candidates_within
@@ -74,6 +75,22 @@ def test_a_costly_kernel_has_more_candidates(times, whole, divided):
 def test_all_algorithms_are_looked_at_where_the_first_ones_give_nothing():
     backend, problem = Ranked(*[1 << 20] * 25, 0), make_problem(batch=8)
     assert [str(each) for each in candidates_within(backend, problem, 8)] == ["1x8 A25"]
+
+
+def test_each_micro_batch_and_each_slab_of_a_candidate_is_built(monkeypatch):
+    problem = make_problem(batch=6, spatial=(40, 10), groups=1)
+    room = min(each.workspace_bytes for each in CPU.algorithms(problem.part(1)) if each.workspace_bytes) // 2
+    found = [each for each in candidates_within(CPU, problem, room) if len(each.parts) > 1]
+    assert any(part.slabs for each in found for part in each.parts)
+    assert all(own_bytes(problem, each) <= room for each in found)
+    built = []
+    prepare = type(CPU).prepare
+    monkeypatch.setattr(type(CPU), "prepare", lambda self, *asked: built.append(asked) or prepare(self, *asked))
+    source = CandidateSource(lambda: CPU, nullcontext)
+    assert source._build(CPU, problem, found, source._stops) == found
+    needed = {call for each in found for call, _ in computed_pieces(problem, each)}
+    assert needed <= set(built)
+    assert any(piece.spatial != problem.spatial for piece, _ in needed)
 
 
 def test_a_source_asks_for_more_candidates_of_a_costly_kernel():

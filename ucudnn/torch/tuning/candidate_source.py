@@ -15,13 +15,16 @@ from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
 from ucudnn.backends.cudnn.algorithms.summed import ROUNDED
+from ucudnn.benchmarking.request import request_of
 from ucudnn.benchmarking.storage.store import MachineStore
-from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.benchmarking.untimed_division import computed_pieces, divided_by, equal_parts
+from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
 from ucudnn.planning.float32_sums import summed
+from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Measurement
-from ucudnn.workspace.spare import own_bytes
+from ucudnn.settings import Settings
 
 _LOG = logging.getLogger(__name__)
 _MOST_LISTED = 32  # algorithms that are looked at, those that cuDNN's heuristics find in a millisecond
@@ -29,9 +32,8 @@ _MOST_WHOLE = 4
 _MOST_DIVIDED = 2
 _MOST_FUSED = 4  # on an H200, the fastest one is among the first four in 17 of 20 cases
 _MORE_IF_COSTLY = 3
-_MOST_PARTS = 16
 _MOST_THREADS = 2
-_UNTIMED_MS = 1.0
+_DIVISIONS = Settings(policy=BatchSizePolicy.POWER_OF_TWO)
 
 OpenBackend = Callable[[], ComputeBackend]
 """Opens a backend on the thread's current device."""
@@ -267,9 +269,9 @@ class CandidateSource:
                 break
             self._building.add(get_ident())
             with suppress(UcudnnError, MemoryError, RuntimeError):
-                part = each.parts[0]
                 asked = problem if each.float32_sum is None else summed(problem)
-                self._kept.append(builder.prepare(asked.part(part.size), part.algorithm))
+                for call, _ in computed_pieces(asked, each):
+                    self._kept.append(builder.prepare(*call))
                 found.append(each)
             self._building.discard(get_ident())
         return found
@@ -286,8 +288,8 @@ def candidates_within(
 
     There are `times` as many as usual. All algorithms are looked at only where the first ones give no configuration.
 
-    Algorithms that need more workspace for the whole mini-batch are divided into two, four and so on. Where there is a
-    bias, algorithms that add it take turns with those that do not, because heuristics do not compare them.
+    Algorithms that need more workspace for the whole mini-batch compute micro-batches, or slabs of them. Where there is
+    a bias, algorithms that add it take turns with those that do not, because heuristics do not compare them.
 
     Raises:
         UnsupportedProblemError: if the backend cannot compute the problem at all.
@@ -331,32 +333,13 @@ def _in_turn(algorithms: Sequence[Algorithm]) -> Iterator[Algorithm]:
         yield from (each for each in pair if each is not None)
 
 
-def equal_parts(problem: ConvolutionProblem, size: int, algorithm: Algorithm) -> Configuration:
-    """Return the configuration of equal micro-batches; its times are not known and stand at one millisecond."""
-    part = MicroConfiguration(
-        size=size, algorithm=algorithm.name, time_ms=_UNTIMED_MS, workspace_bytes=algorithm.workspace_bytes
-    )
-    return Configuration(parts=(part,) * (problem.batch // size))
-
-
 def _divided(backend: ComputeBackend, problem: ConvolutionProblem, name: str, room_bytes: int) -> Configuration | None:
-    """Return the fewest equal micro-batches whose workspace fits, or None; those that round once come first."""
+    """Return a division whose workspace fits, or None; of a filter gradient of 16 bits, one that rounds once if any."""
     total = backend.float32_sum(problem) if problem.is_rounded_gradient else None
-    for float32_sum in (None,) if total is None else (total, None):
-        asked = problem if float32_sum is None else summed(problem)
-        parts = 2
-        while parts <= _MOST_PARTS and problem.batch % parts == 0:
-            size = problem.batch // parts
-            algorithm = _algorithm(backend, asked.part(size), name)
-            if algorithm is not None:
-                found = replace(equal_parts(problem, size, algorithm), float32_sum=float32_sum)
-                if own_bytes(problem, found) <= room_bytes:
-                    return found
-            parts *= 2
-    return None
-
-
-def _algorithm(backend: ComputeBackend, part: ConvolutionProblem, name: str) -> Algorithm | None:
-    """Return an algorithm by its name; of cuDNN's ways to add to a float32 sum, the one that needs no other list."""
-    found = backend.algorithm(part, name + ROUNDED) if part.float32_sum else None
-    return found or backend.algorithm(part, name)
+    if total is not None and total.size_bytes <= room_bytes:
+        request = request_of(summed(problem), _DIVISIONS, room_bytes - total.size_bytes)
+        # Of cuDNN's ways to add to a float32 sum, the one comes first that needs no other list of engines.
+        found = divided_by(backend, request, name + ROUNDED) or divided_by(backend, request, name)
+        if found is not None:
+            return replace(found, float32_sum=total)
+    return divided_by(backend, request_of(problem, _DIVISIONS, room_bytes), name)
