@@ -28,7 +28,12 @@ def assumed_ms(part: ConvolutionProblem, algorithm: Algorithm, rank: int) -> flo
         algorithm: the algorithm.
         rank: its place in the order of the heuristics, from 0.
     """
-    return ranked(_first_ms(part, tensor_cores="TENSOR_CORE" in algorithm.notes), rank)
+    return ranked(_first_ms(part, tensor_cores=uses_tensor_cores(algorithm)), rank)
+
+
+def uses_tensor_cores(algorithm: Algorithm) -> bool:
+    """Return whether an algorithm computes on tensor cores, by cuDNN's notes."""
+    return "TENSOR_CORE" in algorithm.notes
 
 
 def least_ms(part: ConvolutionProblem) -> float:

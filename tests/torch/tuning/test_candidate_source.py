@@ -1,6 +1,7 @@
 """Candidates of the tuner: whole mini-batches, then equal micro-batches, which add up in float32 if of 16 bits."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from time import monotonic, sleep
 
 import pytest
@@ -75,6 +76,22 @@ def test_a_costly_kernel_has_more_candidates(times, whole, divided):
 def test_all_algorithms_are_looked_at_where_the_first_ones_give_nothing():
     backend, problem = Ranked(*[1 << 20] * 25, 0), make_problem(batch=8)
     assert [str(each) for each in candidates_within(backend, problem, 8)] == ["1x8 A25"]
+
+
+@pytest.mark.parametrize(("small", "kept"), [(256, {"A0"}), (16, {"A0", "A1"})])
+def test_algorithms_without_tensor_cores_are_no_candidates_of_large_kernels(small, kept):
+    class Noted(Ranked):
+        def leading(self, problem, most):
+            first, *others = super().leading(problem, most)
+            return [replace(first, notes=("TENSOR_CORE",)), *others]
+
+        def algorithm(self, problem, name):
+            return next(each for each in self.leading(problem, 20) if each.name == name)
+
+    problem = make_problem(batch=8, channels=64, filters=64, spatial=(small, small), kernel=(3, 3), groups=1)
+    found = [*candidates_within(Noted(10, 0), problem, 40)]
+    assert {each.parts[0].algorithm for each in found} == kept
+    assert [*candidates_within(Ranked(10, 0), problem, 40)][-1].parts[0].algorithm == "A1", "there are no tensor cores"
 
 
 def test_each_micro_batch_and_each_slab_of_a_candidate_is_built(monkeypatch):

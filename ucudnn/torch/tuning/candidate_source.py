@@ -15,6 +15,7 @@ from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
 from ucudnn.backends.cudnn.algorithms.summed import ROUNDED
+from ucudnn.benchmarking.assumed_time import uses_tensor_cores
 from ucudnn.benchmarking.request import request_of
 from ucudnn.benchmarking.storage.store import MachineStore
 from ucudnn.benchmarking.untimed_division import computed_pieces, divided_by, equal_parts
@@ -32,6 +33,7 @@ _MOST_WHOLE = 4
 _MOST_DIVIDED = 2
 _MOST_FUSED = 4  # on an H200, the fastest one is among the first four in 17 of 20 cases
 _MORE_IF_COSTLY = 3
+_MOST_SLOWER = 1.5  # than one with tensor cores: on a recorded H200, nothing is lost within 8 MiB, 64 MiB or 1 GiB
 _MOST_THREADS = 2
 _DIVISIONS = Settings(policy=BatchSizePolicy.POWER_OF_TWO)
 
@@ -289,7 +291,9 @@ def candidates_within(
     There are `times` as many as usual. All algorithms are looked at only where the first ones give no configuration.
 
     Algorithms that need more workspace for the whole mini-batch compute micro-batches, or slabs of them. Where there is
-    a bias, algorithms that add it take turns with those that do not, because heuristics do not compare them.
+    a bias, algorithms that add it take turns with those that do not, because heuristics do not compare them. Algorithms
+    without tensor cores are left out where they are assumed to be much slower than one with: a single trial of one may
+    take longer than a step.
 
     Raises:
         UnsupportedProblemError: if the backend cannot compute the problem at all.
@@ -297,7 +301,12 @@ def candidates_within(
     first = backend.leading(problem, _MOST_LISTED)
     most = times * (_MOST_WHOLE + _MOST_FUSED if problem.biased else _MOST_WHOLE), times * most_divided
     found = list(_fitting(backend, problem, room_bytes, first, *most))
-    yield from found or _fitting(backend, problem, room_bytes, backend.algorithms(problem), *most)
+    if not found:
+        found = list(_fitting(backend, problem, room_bytes, backend.algorithms(problem), *most))
+    least_ms = min((each.time_ms for algorithm, each in found if uses_tensor_cores(algorithm)), default=inf)
+    for algorithm, configuration in found:
+        if uses_tensor_cores(algorithm) or configuration.time_ms <= _MOST_SLOWER * least_ms:
+            yield configuration
 
 
 def _fitting(
@@ -307,19 +316,19 @@ def _fitting(
     algorithms: Sequence[Algorithm],
     most_whole: int,
     most_divided: int,
-) -> Iterator[Configuration]:
-    """Yield configurations of some algorithms, at most so many undivided and divided ones."""
+) -> Iterator[tuple[Algorithm, Configuration]]:
+    """Yield some algorithms with their configurations, at most so many undivided and divided ones."""
     whole = divided = 0
     for each in _in_turn(algorithms):
         if each.workspace_bytes <= room_bytes:
             if whole < most_whole:
                 whole += 1
-                yield equal_parts(problem, problem.batch, each)
+                yield each, equal_parts(problem, problem.batch, each)
         elif divided < most_divided:
             found = _divided(backend, problem, each.name, room_bytes)
             if found is not None:
                 divided += 1
-                yield found
+                yield each, found
 
 
 def _in_turn(algorithms: Sequence[Algorithm]) -> Iterator[Algorithm]:
