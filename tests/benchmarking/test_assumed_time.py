@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.problems import make_problem, problems
 from ucudnn.benchmarking.assumed_time import assumed_ms, least_ms, plain_ms
-from ucudnn.problem import Operation
+from ucudnn.problem import DataType, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
 
 PLAIN, TENSOR = (
@@ -26,8 +26,15 @@ def large(channels=64, batch=8, **fields):
 @given(problems(), st.integers(0, 100), st.booleans())
 def test_no_algorithm_is_assumed_to_beat_the_bound_or_an_earlier_one_of_its_kind(problem, rank, tensor):
     algorithm = TENSOR if tensor else PLAIN
-    assert 0 < least_ms(problem) <= assumed_ms(problem, algorithm, 0) < assumed_ms(problem, algorithm, rank + 1)
+    bound_ms = plain_ms(problem) if algorithm is PLAIN else least_ms(replace(problem, dtype=DataType.FLOAT16))
+    assert 0 < bound_ms <= assumed_ms(problem, algorithm, 0) < assumed_ms(problem, algorithm, rank + 1)
     assert assumed_ms(problem, PLAIN, 0) == plain_ms(problem)
+
+
+@pytest.mark.parametrize("fields", [{"math": MathMode.FMA}, {"dtype": DataType.FLOAT64}])
+def test_the_bound_knows_which_problems_have_no_tensor_cores(fields):
+    assert least_ms(large()) < plain_ms(large())
+    assert least_ms(large(**fields)) == plain_ms(large(**fields))
 
 
 @given(problems(), st.integers(1, 4))

@@ -20,7 +20,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.planning.choices import Origin
 from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import Operation
+from ucudnn.problem import MathMode, Operation
 from ucudnn.settings import Settings
 from ucudnn.slabs import piece_of, row_count
 
@@ -59,7 +59,7 @@ def test_a_large_kernel_is_divided_rather_than_computed_by_a_much_later_algorith
     workspaces = {"FIRST": 10, **{f"NO{index}": 99 for index in range(9)}, "LAST": 0}
     sizes = {"channels": 256, "filters": 256, "spatial": (256, 256), "kernel": (3, 3), "groups": 1}
     assert chosen(CountingBackend(workspaces), 79, **sizes) == "2x4 FIRST"
-    assert chosen(CountingBackend({"FIRST": 10, "LAST": 0}), 79, **sizes) == "1x8 LAST"
+    assert chosen(CountingBackend({"FIRST": 10, "LAST": 0}), 79, **sizes, math=MathMode.FMA) == "1x8 LAST"
 
 
 class TensorCores(CountingBackend):
@@ -73,12 +73,13 @@ class TensorCores(CountingBackend):
 
 
 @pytest.mark.parametrize(("channels", "expected"), [(256, "8x1 FAST"), (8, "1x8 PLAIN")])
+@pytest.mark.parametrize("first", [{}, {"NO": 1000, "NEITHER": 1000}])
 @pytest.mark.parametrize("checks", [False, True])
-def test_tensor_cores_are_worth_micro_batches_of_large_kernels(channels, expected, checks):
+def test_tensor_cores_are_worth_micro_batches_of_large_kernels(channels, expected, first, checks):
     problem = make_problem(channels=channels, filters=channels, spatial=(256, 256), kernel=(3, 3), groups=1)
-    names = {"NO": 1000, "NEITHER": 1000, "PLAIN": 0, "FAST": 64}
+    backend = TensorCores({**first, "PLAIN": 0, "FAST": 64})
     request = request_of(problem, Settings(workspace_limit_bytes=64, slabs=False), 64)
-    assert str(FixedRule(TensorCores(names), lambda _: (), checks=checks).configuration(request)) == expected
+    assert str(FixedRule(backend, lambda _: (), checks=checks).configuration(request)) == expected
 
 
 @pytest.mark.parametrize(("small", "expected"), [(256, "8x1 FIRST"), (16, "1x8 LAST")])

@@ -8,7 +8,7 @@ assumed to be the faster one.
 
 from math import prod, sqrt
 
-from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
 
 _CALL_MS = 0.03
@@ -37,7 +37,9 @@ def uses_tensor_cores(algorithm: Algorithm) -> bool:
 
 
 def least_ms(part: ConvolutionProblem) -> float:
-    """Return the least time that is assumed of any algorithm."""
+    """Return the least time that is assumed of any algorithm of a problem; float64 and FMA have no tensor cores."""
+    if part.dtype is DataType.FLOAT64 or (part.dtype is DataType.FLOAT32 and part.math is MathMode.FMA):
+        return plain_ms(part)
     return min(plain_ms(part), _first_ms(part, tensor_cores=True))
 
 

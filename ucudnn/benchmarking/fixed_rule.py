@@ -32,6 +32,7 @@ from ucudnn.slabs import Slab, piece_of
 from ucudnn.solvers.sums import MOST_PARTS
 
 _QUICK = 8  # ranks among which an algorithm mostly fits that is divided into few parts
+_PROMISING = 1.5  # of the least time
 _UNBEATEN = 2  # ranks at which an algorithm that fits undivided costs less than any division
 
 
@@ -148,11 +149,11 @@ class FixedRule:
         left = problem.batch - start
         if not start and sizes[-1] == left:  # enough for most problems, and quick
             first = self._fastest(problem, self._leading(problem, failed, _UNBEATEN), request.limit_bytes)
-            if first is not None:
+            if first is not None and _is_promising(problem, first.assumed_ms):
                 return Configuration(parts=(first.micro_batch(left),))
             if not self._checks_plans_of(problem):
                 found = self._divided(request, start, sizes, self._leading(problem, failed, _QUICK))
-                if found is not None and found.time_ms <= plain_ms(problem):
+                if found is not None and _is_promising(problem, found.time_ms):
                     return found
         names = self._names(problem, sizes, failed)
         found = self._divided(request, start, sizes, names)
@@ -246,6 +247,12 @@ class FixedRule:
                 f"{problem}: there is too little memory to check the plan that repeats its results, and no other one"
                 f" takes its place: free memory, or load plans ({error})"
             ) from error
+
+
+def _is_promising(problem: ConvolutionProblem, time_ms: float) -> bool:
+    """Return whether a plan by the first algorithms is assumed to be about as fast as any other one."""
+    plain = plain_ms(problem)
+    return time_ms < plain or (plain <= _PROMISING * least_ms(problem) and time_ms <= _PROMISING * plain)
 
 
 def _filled(left: int, lead: int, fitting: Collection[int]) -> list[int]:
