@@ -13,7 +13,6 @@ _SMALL_BYTES = 1 << 20  # PyTorch keeps blocks up to this size in another pool, 
 _BLOCK_BYTES = 512  # PyTorch's allocator rounds sizes up to this
 
 
-_RANKS_STRIDE = 2
 _MOST_AWAY = 16  # steps in turn on another stream, after which that is the program's
 
 
@@ -135,14 +134,6 @@ class Program(ABC):
     def was_away(self) -> bool:
         """End a step, and return whether all calls that asked `untouched` in it were on other streams."""
 
-    def trial_stride(self) -> int:
-        """Return 1 if trials may run in each step, or n for each n-th step only.
-
-        Ranks wait for each other in every step. If all try in the same steps, they lose that time once. They count the
-        same steps, so nothing needs to be exchanged.
-        """
-        return _RANKS_STRIDE if ranks() > 1 else 1
-
 
 @final
 class ProgramOnGpu(Program):
@@ -248,12 +239,6 @@ def holds(free: Sequence[int], wanted: Sequence[int], least: int = 1) -> bool:
         if block - size >= least:
             left.append(block - size)
     return True
-
-
-def ranks() -> int:
-    """Return how many ranks of torch.distributed work together; 1 without."""
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def relative(distance: float, size: float) -> float:

@@ -39,7 +39,7 @@ _WARM_STEPS = 5  # before anything is watched; the first two are not typical
 _TYPICAL_STEPS, _WATCHED_STEPS = 3, 2
 _MOST_UNWATCHED = 64  # steps that run on other streams
 _MOST_SECONDS, _MOST_STEPS = 90.0, 3000  # of trying
-_MOST_AT_ONCE = 16  # trials in one step
+_MOST_AT_ONCE, _TRIAL_STRIDE = 16, 3  # trials in one step, and steps of which one may have trials
 _WORK = "opening", "listing", "building"
 _LEAST_MADE, _QUICK_SECONDS = 2, 0.02  # kernels in one step, and the host's time in which further ones are made
 _MOST_ASKED = 4  # kernels whose candidates are looked for at a time
@@ -71,8 +71,7 @@ class Tuner:
         host_seconds: time of the program's own thread between steps: for handles of cuDNN ('opening'), for lists of
             candidates ('listing'), for plans ('building'), and for the slowest plan ('slowest').
         gain: time of a step with adopted kernels over PyTorch's own; None if that was not compared.
-        awaits: returns whether something is still awaited that makes adopted kernels cheaper to call; then nothing is
-            compared yet.
+        awaits: returns whether something is awaited that makes adopted kernels cheaper to call, before any comparison.
     """
 
     def __init__(
@@ -213,8 +212,8 @@ class Tuner:
 
     @property
     def _is_turn(self) -> bool:
-        """Whether something may be tried in the next step: what it takes longer is seen where usual steps are known."""
-        return self._times.count % self.program.trial_stride() == 0 and self._times.typical_count >= _TYPICAL_STEPS
+        """Whether the next step may have trials: a third of them, where usual steps are known; in all ranks the same."""
+        return self._times.count % _TRIAL_STRIDE == 0 and self._times.typical_count >= _TYPICAL_STEPS
 
     def keeps_peak(self) -> bool:
         """Return whether the peak of memory is what it was before kernels were replaced; if not, give them up.
