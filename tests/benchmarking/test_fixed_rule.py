@@ -99,11 +99,13 @@ def test_slabs_with_tensor_cores_are_taken_where_no_sample_fits():
             return tuple(replace(each, workspace_bytes=each.workspace_bytes * problem.output[0]) for each in found)
 
     names = {"NO": 1000, "NEITHER": 1000, "PLAIN": 0, "FAST": 64}
-    for channels, expected in ((256, "8x1 [2x127 rows FAST]"), (8, "1x8 PLAIN")):
-        problem = make_problem(
-            batch=8, channels=channels, filters=channels, spatial=(256, 256), kernel=(3, 3), groups=1
-        )
-        request = request_of(problem, Settings(workspace_limit_bytes=64 * 128), 64 * 128)
+    for channels, rows, expected in (
+        (256, 128, "8x1 [2x127 rows FAST]"),
+        (256, 64, "8x1 [3x64 rows FAST + 1x62 rows FAST]"),  # in two slabs, only PLAIN fits
+        (8, 128, "1x8 PLAIN"),
+    ):
+        problem = make_problem(channels=channels, filters=channels, spatial=(256, 256), kernel=(3, 3), groups=1)
+        request = request_of(problem, Settings(workspace_limit_bytes=64 * rows), 64 * rows)
         assert str(FixedRule(Halved(names), lambda _: ()).configuration(request)) == expected
 
 

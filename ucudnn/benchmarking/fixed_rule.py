@@ -187,10 +187,9 @@ class FixedRule:
 
     def _fastest(self, part: ConvolutionProblem, names: Sequence[str], limit_bytes: int) -> Fitting | None:
         """Return the algorithm of a micro-batch or a slab that is assumed to be the fastest one that fits a limit."""
-        bound_ms = least_ms(part)
         best: Fitting | None = None
         for rank, name in enumerate(names):
-            if best is not None and best.assumed_ms <= ranked(bound_ms, rank):
+            if best is not None and best.assumed_ms <= ranked(least_ms(part), rank):
                 break
             if not self._checked.get((part, name), True):
                 continue
@@ -205,14 +204,18 @@ class FixedRule:
     def _divided_into_slabs(
         self, request: Request, left: int, worth_ms: float, names: Sequence[str]
     ) -> Configuration | None:
-        """Return the smallest micro-batches, each in the fewest slabs that fit; None if that is not worth it."""
+        """Return the smallest micro-batches, each in the fewest slabs that are worth it; None if there are none."""
         size = self._sizes(request)[0]
         part, parts = request.problem.part(size), left // size
         if left % size or parts > MOST_PARTS or parts * least_ms(part) >= worth_ms:
             return None
-        own = self._slab_names(names)
-        one = in_slabs(self._backend, part, request.rows, lambda each: self._fastest(each, own, request.limit_bytes))
-        return None if one is None or parts * one.time_ms >= worth_ms else Configuration(parts=(one,) * parts)
+        own = self._slab_names(names if worth_ms == inf else names[:_QUICK])
+        for rows in request.rows:
+            # With more rows, only algorithms without tensor cores may fit, which are no better in slabs.
+            one = in_slabs(self._backend, part, [rows], lambda each: self._fastest(each, own, request.limit_bytes))
+            if one is not None and parts * one.time_ms < worth_ms:
+                return Configuration(parts=(one,) * parts)
+        return None
 
     def _checks_plans_of(self, problem: ConvolutionProblem) -> bool:
         return self._checks or problem.deterministic

@@ -165,7 +165,8 @@ def test_no_thread_begins_to_build_while_first_plans_are_made(stated):
             assert_near(one.step(), one.expected)
             assert not one.source._goes_on.is_set()
         one.x = usual
-        assert_near(one.step(), one.expected)
+        for _ in range(3):  # of which one may have trials
+            assert_near(one.step(), one.expected)
         assert one.source._goes_on.is_set()
         run(one)
 

@@ -212,7 +212,7 @@ class Tuner:
 
     @property
     def _is_turn(self) -> bool:
-        """Whether the next step may have trials: a third of them, where usual steps are known; in all ranks the same."""
+        """Whether the next step may have trials: a third of them, in all ranks the same, once usual steps are known."""
         return self._times.count % _TRIAL_STRIDE == 0 and self._times.typical_count >= _TYPICAL_STEPS
 
     def keeps_peak(self) -> bool:
@@ -284,6 +284,8 @@ class Tuner:
 
     def _try(self) -> None:
         self.trials = {}
+        if has_new_plans := self.owner is not None and self.owner.has_new_plans():
+            self.source.pause(paused=True)  # plans wait while a thread compiles
         if not self._is_turn or (not self._asked and self._readings):
             return  # it is another step's turn, or what was watched is not read yet
         self._look_at_memory()
@@ -302,8 +304,7 @@ class Tuner:
         if not self.source.is_complete:
             self._open_one()
         self._ask(sites)
-        waits = self.ledger.left_seconds <= 0 or not self._choose_trials(sites)
-        waits |= self.owner is not None and self.owner.has_new_plans()  # plans wait while a thread compiles
+        waits = has_new_plans or self.ledger.left_seconds <= 0 or not self._choose_trials(sites)
         self.source.pause(paused=waits)  # or what threads disturb would use up what trials wait for
 
     def _choose_trials(self, sites: list[CallSite]) -> bool:
