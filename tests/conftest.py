@@ -1,5 +1,6 @@
 """What all tests share: a clean environment, hypothesis profiles and the recorded profile."""
 
+import gc
 import logging
 import os
 import sys
@@ -61,6 +62,17 @@ def pytest_collection_modifyitems(config, items):
     """Put long tests before all others where processes share the tests: at the end, the others would wait for them."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """Let the garbage collector pass over what is there before the first test: modules, and the tests themselves.
+
+    Each step that is traced asks for a whole collection. With all tests and PyTorch in a process, that takes longer
+    than to trace a small step.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter, config):

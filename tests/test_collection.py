@@ -14,13 +14,26 @@ from tests.support.skips import skip_line
 ROOT = Path(__file__).parents[1]
 
 
-def collected(seed):
-    """Return the names of all tests, as a new process with this seed of `hash` collects them."""
+def collected(*seeds):
+    """Return the names of all tests for each seed of `hash`, as new processes collect them at the same time."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONHASHSEED": seed}
-    process = subprocess.run([*command, "tests"], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert process.returncode == 0, process.stdout[-4000:]
-    return [line for line in process.stdout.splitlines() if "::" in line]
+    processes = [
+        subprocess.Popen(
+            [*command, "tests"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for seed in seeds
+    ]
+    found = []
+    for process in processes:
+        printed, _ = process.communicate()
+        assert process.returncode == 0, printed[-4000:]
+        found.append([line for line in printed.splitlines() if "::" in line])
+    return found
 
 
 @pytest.mark.skipif(
@@ -28,7 +41,7 @@ def collected(seed):
     reason="pytest-xdist compares what its processes collect",
 )
 def test_processes_collect_the_same_tests_in_the_same_order():
-    first, other = collected("1"), collected("2")
+    first, other = collected("1", "2")
     assert "tests/test_collection.py::test_processes_collect_the_same_tests_in_the_same_order" in first
     assert first == other
 

@@ -22,22 +22,35 @@ from bench.torch import network_gpu, network_summary, networks
 from bench.torch.network_order import Cell, Durations, groups, progress
 from tests.support.nvml_driver import NvmlDriver
 
-COMMAND = [sys.executable, "-m", "bench.torch.networks", "--backend", "cpu", "--network", "small", "--steps", "2"]
+OPTIONS = ["--backend", "cpu", "--network", "small", "--steps", "2"]
 
 
-def run(out, *options):
-    command = [*COMMAND, "--tuning-seconds", "1", "--cell-seconds", "500", "--out", str(out), *options]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Return a function that runs the script in this process, which has PyTorch; it returns what is printed.
+
+    Cells have processes of their own.
+    """
+    at_its_end = signal.getsignal(signal.SIGTERM)
+
+    def run_script(out, *options):
+        own = ["--tuning-seconds", "1", "--cell-seconds", "500", "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", ["networks", *OPTIONS, *own, *options])
+        networks.main()
+        return capsys.readouterr()
+
+    yield run_script
+    signal.signal(signal.SIGTERM, at_its_end)
 
 
 @pytest.mark.long
-def test_a_second_call_measures_only_what_is_missing_and_what_is_void(tmp_path):
+def test_a_second_call_measures_only_what_is_missing_and_what_is_void(run, tmp_path):
     out = tmp_path / "networks.json"
     settings = ("--setting", "stock", "--setting", "64KiB")
     done = run(out, *settings)
-    assert re.search(r"stock 0: step .* ms, first .* s; process \d+ s; left: 1 cells of about \d+ s", done.stderr)
+    assert re.search(r"stock 0: step .* ms, first .* s; process \d+ s; left: 1 cells of about \d+ s", done.err)
     told = r"64KiB 0: step .*; 64KiB \d+\.\d{3} of stock \(1, 1\); process \d+ s; left: 0 cells of about 0 s; 2 of 2"
-    assert re.search(told, done.stderr)
+    assert re.search(told, done.err)
     cases = load(out)["cases"]
     assert set(cases) == {"small nchw stock 0", "small nchw 64KiB 0"}
     assert all("error" not in case for case in cases.values()), cases
@@ -57,11 +70,11 @@ def test_a_second_call_measures_only_what_is_missing_and_what_is_void(tmp_path):
     again = load(out)["cases"]
     assert again["small nchw stock 0"]["kept"]
     assert networks.void(out) == {}
-    assert "| small | nchw | 64KiB |" in done.stdout
+    assert "| small | nchw | 64KiB |" in done.out
 
 
 @pytest.mark.long
-def test_repeats_take_the_database_of_the_first_process_and_say_so(tmp_path):
+def test_repeats_take_the_database_of_the_first_process_and_say_so(run, tmp_path):
     out = tmp_path / "networks.json"
     settings = ("--setting", "64KiB-first", "--setting", "stock")
     run(out, *settings, "--repeats", "2", "--gpus", "2", "--keep-databases")
@@ -76,12 +89,12 @@ def test_repeats_take_the_database_of_the_first_process_and_say_so(tmp_path):
     assert found.first == [cases["small nchw 64KiB-first 0"]]
 
 
-def test_an_error_is_kept_and_not_measured_again_unless_asked(tmp_path):
+def test_an_error_is_kept_and_not_measured_again_unless_asked(run, tmp_path):
     out = tmp_path / "networks.json"
     done = run(out, "--setting", "nonsense")
     (case,) = load(out)["cases"].values()
     assert case["error"].startswith("SettingsError: ")
-    assert f"small nchw nonsense 0: {case['error']}" in done.stdout
+    assert f"small nchw nonsense 0: {case['error']}" in done.out
     assert '  File "torch/__init__.py", line' in "\n".join(case["warnings"])
     arguments = Namespace(network=["small"], form=None, setting=["nonsense"], repeats=1, again=False)
     assert networks.missing(arguments, out, ()) == []
@@ -104,7 +117,7 @@ def state(pid):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_call_that_is_ended_keeps_what_was_done_and_leaves_no_process(number, tmp_path):
     out = tmp_path / "networks.json"
-    command = [*COMMAND, "--steps", "2", "--tuning-seconds", "60", "--out", str(out)]
+    command = [sys.executable, "-m", "bench.torch.networks", *OPTIONS, "--tuning-seconds", "60", "--out", str(out)]
     command += ["--setting", "stock", "--setting", "64KiB", "--repeats", "20"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         begin = monotonic()
@@ -130,7 +143,7 @@ def test_a_cell_that_waits_ends_with_the_process_that_started_it():
 
 
 @pytest.mark.long
-def test_repeats_begin_with_an_empty_database_and_prepare_on_processors_of_their_own(tmp_path):
+def test_repeats_begin_with_an_empty_database_and_prepare_on_processors_of_their_own(run, tmp_path):
     cores = os.sched_getaffinity(0)
     preparing = for_preparing(cores, 1)
     if not preparing:
@@ -199,16 +212,16 @@ print(sorted(set(sys.modules) - known))
     assert done.stdout.strip() == "[]"
 
 
-def test_nothing_starts_that_might_not_end_in_time(tmp_path):
+def test_nothing_starts_that_might_not_end_in_time(run, tmp_path):
     done = run(tmp_path / "networks.json", "--limit-seconds", "1")
     assert not (tmp_path / "networks.json").exists()
     assert re.search(
-        r"s are left, too few for 5 cells of about 2500 s; 0 of 3 comparisons complete: call again", done.stderr
+        r"s are left, too few for 5 cells of about 2500 s; 0 of 3 comparisons complete: call again", done.err
     )
 
 
 @pytest.mark.long
-def test_what_fits_into_the_rest_is_measured_and_what_takes_longer_is_not(tmp_path):
+def test_what_fits_into_the_rest_is_measured_and_what_takes_longer_is_not(run, tmp_path):
     out = tmp_path / "networks.json"
     known = {"stock 0": 499, "64KiB 3": 4}  # the second one is no cell of this call
     cases = {name: {**case_of(1.0), "process_s": seconds, "digest": "other"} for name, seconds in known.items()}
@@ -218,10 +231,10 @@ def test_what_fits_into_the_rest_is_measured_and_what_takes_longer_is_not(tmp_pa
     assert cases["small nchw 64KiB 0"]["losses"]
     assert cases["small nchw stock 0"]["digest"] == "other"
     assert re.search(
-        r"s are left, too few for 1 cells of about 499 s; 1 of 2 comparisons complete: call again", done.stderr
+        r"s are left, too few for 1 cells of about 499 s; 1 of 2 comparisons complete: call again", done.err
     )
     shown = run(out, "--setting", "stock", "--repeats", "2", "--summary")
-    assert "to be measured: 2 cells of about 998 s" in shown.stdout
+    assert "to be measured: 2 cells of about 998 s" in shown.out
     assert load(out)["cases"] == cases
 
 

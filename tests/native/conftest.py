@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tests.support.paths import NATIVE
+from tests.support.paths import NATIVE, alone_in, shared_folder
 from tests.support.reference import reference_convolution
 from tests.support.toolchain import environment, open_toolchain
 from ucudnn.native import build
@@ -19,7 +19,7 @@ SIZES = {"n": 8, "c": 4, "h": 7, "w": 6, "k": 6, "r": 3, "pad": 1, "stride": 1, 
 
 @pytest.fixture(scope="session")
 def toolchain(tmp_path_factory):
-    return open_toolchain(tmp_path_factory.mktemp("native"))
+    return open_toolchain(shared_folder(tmp_path_factory, "native"))
 
 
 @pytest.fixture(scope="session")
@@ -27,10 +27,12 @@ def libraries(toolchain):
     """Return the folder of libucudnn.so and of the stand-in libcudnn.so.9, which also stands in for CUDA's driver."""
     if build.libpython() is None:
         pytest.skip("this Python has no shared library")
-    stub = toolchain.folder / "libcudnn.so.9"
-    toolchain.compile(NATIVE / "stub_cudnn.cpp", stub, "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9")
-    (toolchain.folder / "libcuda.so.1").symlink_to(stub)
-    build.build(toolchain.folder, toolchain.headers)
+    shared = "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9"
+    stub = toolchain.compile_once(NATIVE / "stub_cudnn.cpp", "libcudnn.so.9", *shared)
+    with alone_in(toolchain.folder):
+        if not (toolchain.folder / "libcuda.so.1").exists():
+            (toolchain.folder / "libcuda.so.1").symlink_to(stub)
+        build.build(toolchain.folder, toolchain.headers)
     return toolchain.folder
 
 
@@ -138,7 +140,7 @@ def linked(libraries, toolchain):
 
     def link(name):
         flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-pthread"]
-        return toolchain.compile(NATIVE / f"{name}.cpp", toolchain.folder / name, *flags, "-Wall", "-Wextra")
+        return toolchain.compile_once(NATIVE / f"{name}.cpp", name, *flags, "-Wall", "-Wextra")
 
     return link
 

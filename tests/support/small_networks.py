@@ -7,6 +7,19 @@ from torch.nn import functional
 from bench.memory import models
 
 
+class SmallResNet(models.ResNet):
+    """ResNet-18 with few channels."""
+
+    def __init__(self):
+        super().__init__((0, 0, 0, 0), 1)
+        channels = 64  # of the first convolution
+        for stage, width in enumerate((64, 32, 32, 32)):
+            first = models.Residual(channels, width, 2 if stage else 1, 1)
+            setattr(self, f"layer{stage + 1}", nn.Sequential(first, models.Residual(width, width, 1, 1)))
+            channels = width
+        self.fc = nn.Linear(channels, 10)
+
+
 class SmallInception(nn.Module):
     """Inception-v3's modules with few channels, and its auxiliary classifier."""
 
@@ -132,7 +145,7 @@ def small_network(name):
         model = models.UNet(dimensions, [(4, 4), (8, 8), (8, 8)], 3, 5)
         return model, (torch.randn(2, 3, *side), torch.randint(5, (2, *side))), functional.cross_entropy
     made = {
-        "resnet18": lambda: (models.resnet18(), _images(32)),
+        "resnet18": lambda: (SmallResNet(), _images(32)),
         "densenet": lambda: (models.DenseNet(4, (3, 2), 8), _images(32)),
         "inplace": lambda: (InPlace(), _images(8, classes=5)),
     }

@@ -8,7 +8,7 @@ from shutil import which
 
 import pytest
 
-from tests.support.paths import NATIVE, ROOT
+from tests.support.paths import NATIVE, ROOT, alone_in
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.native import build
 
@@ -29,6 +29,12 @@ class Toolchain:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return output
+
+    def compile_once(self, source, name, *flags):
+        """Compile a file in the folder, unless a process of this run has done so."""
+        output = self.folder / name
+        with alone_in(self.folder):
+            return output if output.exists() else self.compile(source, output, *flags)
 
 
 def open_toolchain(folder):

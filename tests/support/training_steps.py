@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from bench.memory import models
+from tests.support.small_networks import SmallInception
 from ucudnn.memory.torch.training_step import TrainingStep
 
 
@@ -19,10 +20,10 @@ def training_step(name, optimizer="sgd", **options):
         model, x = models.UNet(dimensions, [(8, 8), (16, 16), (32, 32)], 3, 5), torch.randn(2, 3, *side)
         target = torch.randint(5, (2, *side))
     else:
-        made = {"resnet18": models.resnet18, "inception": models.inception_v3, "densenet": small_densenet}
+        made = {"resnet18": models.resnet18, "inception": SmallInception, "densenet": small_densenet}
         model = made[name]()
-        x = torch.randn({"resnet18": (4, 3, 96, 96), "inception": (2, 3, 299, 299), "densenet": (2, 3, 32, 32)}[name])
-        target = torch.randint(1000, (len(x),))
+        x = torch.randn({"resnet18": (4, 3, 96, 96), "inception": (2, 3, 63, 63), "densenet": (2, 3, 32, 32)}[name])
+        target = torch.randint(10 if name == "inception" else 1000, (len(x),))
         loss = models.inception_loss if name == "inception" else loss
     kinds = {"sgd": lambda given: torch.optim.SGD(given, lr=0.01, momentum=0.9), "adam": torch.optim.Adam}
     return TrainingStep(

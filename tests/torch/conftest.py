@@ -34,7 +34,7 @@ def flags():
 
 @pytest.fixture(scope="session")
 def toolchain(tmp_path_factory):
-    return open_toolchain(tmp_path_factory.mktemp("stand_in"))
+    return open_toolchain(shared_folder(tmp_path_factory, "stand_in"))
 
 
 @pytest.fixture(scope="session")

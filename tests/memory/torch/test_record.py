@@ -20,6 +20,18 @@ from ucudnn.problem import DataType, Layout, Operation  # noqa: E402
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 16, 16))
 
 
+@pytest.fixture(scope="module")
+def resnet18():
+    """Return a step's graph, which is traced once, because tests only read it."""
+    return trace_step(training_step("resnet18"), "resnet18", 4).graph
+
+
+@pytest.fixture(scope="module")
+def unet():
+    """Return the graph that is recorded of `UNET`, as above."""
+    return record(UNET)
+
+
 def storages(graph, indices):
     return {graph.storages[index].name for index in indices}
 
@@ -67,25 +79,23 @@ def test_parameters_state_and_gradients_have_their_roles():
     assert by_name["loss"].role is Role.OUTPUT
 
 
-def test_operations_have_the_module_and_the_line_that_called_them():
-    graph = trace_step(training_step("resnet18"), "resnet18", 4).graph
-    forward = find(graph, "convolution_1")
-    backward = next(each for each in reversed(graph.operations) if each.problem and each.module == "layer1.0.conv1")
+def test_operations_have_the_module_and_the_line_that_called_them(resnet18):
+    forward = find(resnet18, "convolution_1")
+    backward = next(each for each in reversed(resnet18.operations) if each.problem and each.module == "layer1.0.conv1")
     assert (forward.module, forward.phase, backward.phase) == ("layer1.0.conv1", Phase.FORWARD, Phase.BACKWARD)
     file, _, line = forward.source.partition(":")
     assert file == "bench/memory/models.py"
     assert int(line) > 0
     assert backward.source == forward.source
-    assert all(each.source.startswith("torch/optim/") for each in graph.operations if each.phase is Phase.OPTIMIZER)
+    assert all(each.source.startswith("torch/optim/") for each in resnet18.operations if each.phase is Phase.OPTIMIZER)
     without = [
-        each for each in graph.operations if not each.source and each.kind not in ("aten.ones_like", "aten.add_")
+        each for each in resnet18.operations if not each.source and each.kind not in ("aten.ones_like", "aten.add_")
     ]
     assert without == []
 
 
-def test_an_operation_in_place_reads_and_writes_one_storage():
-    graph = trace_step(training_step("resnet18"), "resnet18", 4).graph
-    norm, relu = find(graph, "native_batch_norm"), find(graph, "relu")
+def test_an_operation_in_place_reads_and_writes_one_storage(resnet18):
+    norm, relu = find(resnet18, "native_batch_norm"), find(resnet18, "relu")
     assert relu.reads == relu.writes
     assert relu.reads[0] in norm.writes
 
@@ -99,25 +109,23 @@ def test_views_make_no_operation_and_no_storage():
     assert storages(graph, graph.operations[0].reads) == {"input", "weight"}
 
 
-def test_a_batch_norm_writes_its_statistics():
-    graph = trace_step(training_step("resnet18"), "resnet18", 4).graph
-    norm = find(graph, "native_batch_norm")
-    assert {"bn1.running_mean", "bn1.running_var"} <= storages(graph, norm.writes) & storages(graph, norm.reads)
+def test_a_batch_norm_writes_its_statistics(resnet18):
+    norm = find(resnet18, "native_batch_norm")
+    assert {"bn1.running_mean", "bn1.running_var"} <= storages(resnet18, norm.writes) & storages(resnet18, norm.reads)
 
 
-def test_a_convolutions_backward_is_two_operations():
-    graph = trace_step(training_step("resnet18"), "resnet18", 4).graph
-    data, filters = (find(graph, f"convolution_backward_{part}") for part in ("data", "filter"))
+def test_a_convolutions_backward_is_two_operations(resnet18):
+    data, filters = (find(resnet18, f"convolution_backward_{part}") for part in ("data", "filter"))
     assert data.problem.operation is Operation.BACKWARD_DATA
     assert filters.problem.operation is Operation.BACKWARD_FILTER
-    assert "layer4.1.conv2.weight" in storages(graph, data.reads)
-    assert "layer4.1.conv2.weight" not in storages(graph, filters.reads)
-    assert "layer4.1.conv2.weight.grad" in storages(graph, filters.writes)
+    assert "layer4.1.conv2.weight" in storages(resnet18, data.reads)
+    assert "layer4.1.conv2.weight" not in storages(resnet18, filters.reads)
+    assert "layer4.1.conv2.weight.grad" in storages(resnet18, filters.writes)
     assert data.flops == filters.flops
     assert data.flops.fixed == 2 * 4 * 512 * 512 * 9 * 3 * 3
     # The first layer's input needs no gradient.
-    assert len([each for each in graph.operations if each.name.startswith("convolution_backward_data")]) == 19
-    assert len([each for each in graph.operations if each.name.startswith("convolution_backward_filter")]) == 20
+    assert len([each for each in resnet18.operations if each.name.startswith("convolution_backward_data")]) == 19
+    assert len([each for each in resnet18.operations if each.name.startswith("convolution_backward_filter")]) == 20
 
 
 def test_an_overwriting_operation_does_not_read():
@@ -169,15 +177,14 @@ def test_a_constant_of_the_program_exists_before_the_step():
     assert [each.name for each in graph.storages if each.role is Role.BUFFER] == ["constant"]
 
 
-def test_a_step_stands_for_every_mini_batch():
-    graph = record(UNET)
-    assert graph.recorded == (4, 8, 12)
+def test_a_step_stands_for_every_mini_batch(unet):
+    assert unet.recorded == (4, 8, 12)
     with FakeTensorMode():
         other = record(replace(UNET, batch=5))
-    assert graph.with_batch(7).sizes == other.with_batch(7).sizes
-    assert graph.problems.keys() == other.problems.keys()
-    assert graph.with_batch(7).problems == other.with_batch(7).problems
-    assert {each.dtype for each in graph.operations} == {"float32", "int64"}
+    assert unet.with_batch(7).sizes == other.with_batch(7).sizes
+    assert unet.problems.keys() == other.problems.keys()
+    assert unet.with_batch(7).problems == other.with_batch(7).problems
+    assert {each.dtype for each in unet.operations} == {"float32", "int64"}
 
 
 def test_a_step_that_is_not_affine_in_its_mini_batch_is_refused():
@@ -211,10 +218,10 @@ def test_tied_weights_stay_one_parameter():
     assert sum(each.role is Role.PARAMETER for each in graph.storages) == 28
 
 
-def test_a_measured_step_has_a_time_and_scratch_for_each_operation():
+def test_a_measured_step_has_a_time_and_scratch_for_each_operation(unet):
     graph, costs = record_measured(UNET, torch.device("cpu"), repeats=2)
     assert graph.recorded == (4, 8, 12)
-    assert sum(graph.with_batch(6).sizes) == sum(record(UNET).with_batch(6).sizes)
+    assert sum(graph.with_batch(6).sizes) == sum(unet.with_batch(6).sizes)
     assert len(costs.time_ms) == len(costs.scratch_bytes) == len(graph.operations)
     assert min(costs.time_ms) > 0
     assert costs.offload_bytes_per_ms > 0

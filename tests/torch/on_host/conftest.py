@@ -13,8 +13,7 @@ from tests.support.paths import NATIVE
 @pytest.fixture(scope="session")
 def stub(toolchain):
     """Return the stand-in for cuDNN."""
-    path = toolchain.folder / "libcudnn_torch.so.9"
-    toolchain.compile(NATIVE / "stub_cudnn.cpp", path, "-shared", "-fPIC")
+    path = toolchain.compile_once(NATIVE / "stub_cudnn.cpp", "libcudnn_torch.so.9", "-shared", "-fPIC")
     loaded = ctypes.CDLL(str(path))
     loaded.stub_clock.restype = ctypes.c_int64
     return loaded

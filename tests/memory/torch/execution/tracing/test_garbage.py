@@ -11,6 +11,15 @@ import ucudnn.memory  # noqa: E402
 from ucudnn.memory.torch.execution.tracing.garbage import only_new_collected  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_frozen():
+    """Release what this process has frozen before its first test, as in a program that has frozen nothing."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 class _Circle:
     """Holds itself."""
 
