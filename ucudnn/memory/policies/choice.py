@@ -6,6 +6,7 @@ within the block. One that does not fit even so is made again for fewer bytes, u
 can also give empty pages back in each step. Both take time, with which such a plan competes.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
@@ -30,6 +31,7 @@ _LEAST_STEP, _MOST_STEP = 0.004, 0.02  # shares of its peak by which the next pl
 _RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
 _DEAR = 1.1  # times the time of a plan that needs what is spared, beyond which it is better than one that does not
 _STEP = 0.4  # share of what is too much by which the next plan has less
+_STEADY_STEP = 1.02  # times the floor, and again and again: the budgets whose plans say what a refusal names
 
 
 def returns_ms(returns: ReplayedReturns) -> float:
@@ -66,8 +68,11 @@ def make_plan(
     """
     if policy == "auto" and budget is None:
         return find_policy("stock").plan(graph, costs, None)
-    check_budget(graph, costs, budget)
     choice = _Choice(graph, costs, budget, room, host_bytes)
+    try:
+        check_budget(graph, costs, budget)
+    except BudgetError as error:
+        raise choice.with_room(error, [*chosen_policies(policy), *_last_resort(policy)]) from None
     for number, each in enumerate(chosen_policies(policy)):
         choice.add(number, each)
         if policy == "auto" and not number and choice.fits:
@@ -128,6 +133,11 @@ def _near(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int) -> 
     return None
 
 
+def _last_resort(policy: str | MemoryPolicy) -> list[MemoryPolicy]:
+    """Return what plans where none of a choice's policies does."""
+    return [find_policy(LAST_RESORT)] if policy == "auto" else []
+
+
 class _Choice:
     """Plans of some policies, of which the fastest is looked at first."""
 
@@ -145,6 +155,7 @@ class _Choice:
         self._too_much_host: list[_Candidate] = []
         self._refused: list[BudgetError] = []
         self._policies: list[MemoryPolicy] = []
+        self._floor_bytes = measure_liveness(graph, costs).floor_bytes
 
     def add(self, number: int, policy: MemoryPolicy) -> None:
         """Add a policy, if it keeps the budget."""
@@ -174,7 +185,7 @@ class _Choice:
         if not self._waiting:  # whoever takes the host's memory refuses these
             self._waiting = self._too_much_host[:1]
         if not self._waiting:
-            raise min(self._refused, key=lambda error: error.required_bytes)
+            raise self.with_room(min(self._refused, key=lambda error: error.required_bytes), self._policies)
         least: tuple[int, MemoryPlan] | None = None
         tight: tuple[float, MemoryPlan] | None = None
         while self._waiting:
@@ -200,26 +211,60 @@ class _Choice:
         """Return a plan of the fewest pages, which the room has; one is given with what it takes beyond that.
 
         Raises:
-            BudgetError: if the room has too few for each.
+            BudgetError: if the room has too few for each. It names what the closest steady plan takes, because that is
+                looked at within a larger budget, too: plans of this search are those of this budget alone.
         """
-        for policy in self._policies if beyond else ():
-            found = _least(policy, self._graph, self._costs)
-            if found is not None and self._keeps(found):
-                beyond, plan = min((beyond, plan), (self._paged_over(found), found), key=lambda each: each[0])
-        if beyond:
-            raise self._no_room(beyond)
-        return plan
-
-    def _no_room(self, beyond: int) -> BudgetError:
+        if not beyond:
+            return plan
         assert self._room is not None
+        needed, found = self._steady(self._policies)
         most = self._room.most_bytes
-        return BudgetError(
-            f"tensors of {self._graph.name} do not fit side by side into {exact_bytes(most)}: the closest plan"
-            f" takes {exact_bytes(most + beyond)} of pages, holes between tensors included: raise the budget to that",
+        if found is not None and self._keeps(found) and needed <= most:
+            return found
+        raise BudgetError(
+            f"tensors of {self._graph.name} do not fit side by side into {exact_bytes(most)}: the closest plan takes"
+            f" {exact_bytes(needed)} of pages, holes between tensors included: raise the budget to that",
             kernel="",
             limit_bytes=most,
-            required_bytes=most + beyond,
+            required_bytes=needed,
         )
+
+    def with_room(self, refused: BudgetError, policies: Iterable[MemoryPolicy]) -> BudgetError:
+        """Return what refuses a budget in live bytes, with what the allocator's room must be, holes included."""
+        needed, found = (0, None) if self._room is None else self._steady(policies)
+        if found is None or needed <= refused.required_bytes:
+            return refused
+        return BudgetError(
+            f"{refused}; its tensors take {exact_bytes(needed)} of pages, holes between them included",
+            kernel=refused.kernel,
+            limit_bytes=refused.limit_bytes,
+            required_bytes=needed,
+        )
+
+    def _steady(self, policies: Iterable[MemoryPolicy]) -> tuple[int, MemoryPlan | None]:
+        """Return the plan of the fewest pages among those that do not depend on the budget, and their bytes.
+
+        They are the policies' plans for their least budgets, and for those steps above the floor that may take fewer.
+        """
+        best: tuple[int, MemoryPlan | None] = 2**62, None
+        for policy in policies:
+            plan, budget = _least(policy, self._graph, self._costs), float(self._floor_bytes)
+            while plan is not None:
+                found = simulate(plan, self._costs)
+                if found.peak_bytes >= best[0]:
+                    break
+                if self._holds_host(found):
+                    best = min(best, (self._pages(plan, found), plan), key=lambda each: each[0])
+                while budget <= found.peak_bytes:
+                    budget *= _STEADY_STEP
+                plan = _near(policy, self._graph, self._costs, int(budget)) if budget < best[0] else None
+                budget *= _STEADY_STEP
+        return best
+
+    def _pages(self, plan: MemoryPlan, found: Simulation) -> int:
+        """Return the bytes of a plan's pages, and no fewer than are alive."""
+        assert self._room is not None
+        return max(self._room.paged_bytes(plan, self._costs), found.peak_bytes)
 
     def _outlook(self, plan: MemoryPlan) -> tuple[int, float, MemoryPlan]:
         """Return how a plan fits into the room, without what is spared.
