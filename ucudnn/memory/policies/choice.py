@@ -2,8 +2,9 @@
 
 A plan keeps a budget in bytes that are alive. PyTorch's allocator takes more, because holes between tensors are lost.
 So each plan is replayed in one block that the allocator takes at once. Where a tensor finds no hole, storages move
-within the block. One that does not fit even so is made again for fewer bytes, until it fits. An allocator with a bound
-can also give empty pages back in each step. Both take time, with which such a plan competes.
+within the block, and where storages of copies are in the way, compute waits for these. One that does not fit even so is
+made again for fewer bytes, until it fits. An allocator with a bound can also give empty pages back in each step. All
+this takes time, with which such a plan competes.
 """
 
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import LAST_RESORT, MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
-from ucudnn.memory.pools.allocator_room import AllocatorRoom
+from ucudnn.memory.pools.allocator_room import WORTH, AllocatorRoom
 from ucudnn.memory.simulation.late_copies import with_late_copies
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
@@ -79,14 +80,15 @@ def make_plan(
             break  # nothing is faster than a step of which nothing is moved or recomputed
     try:
         return choice.best()
-    except BudgetError as refused:
-        if policy != "auto":
-            raise
-        least = refused
+    except BudgetError as error:
+        refused = error
+    if policy != "auto":
+        raise choice.with_room(refused, chosen_policies(policy)) from None
     try:
         return make_plan(graph, costs, budget, LAST_RESORT, room, host_bytes)
     except BudgetError as error:
-        raise min(least, error, key=lambda each: each.required_bytes) from None
+        refused = choice.with_room(refused, chosen_policies(policy))
+        raise min(refused, error, key=lambda each: each.required_bytes) from None
 
 
 def frugal_plan(
@@ -185,7 +187,7 @@ class _Choice:
         if not self._waiting:  # whoever takes the host's memory refuses these
             self._waiting = self._too_much_host[:1]
         if not self._waiting:
-            raise self.with_room(min(self._refused, key=lambda error: error.required_bytes), self._policies)
+            raise min(self._refused, key=lambda error: error.required_bytes)
         least: tuple[int, MemoryPlan] | None = None
         tight: tuple[float, MemoryPlan] | None = None
         while self._waiting:
@@ -198,8 +200,9 @@ class _Choice:
             if pause_ms < inf:
                 later = candidate._replace(time_ms=candidate.time_ms + pause_ms, plan=plan, priced=True)
                 heappush(self._waiting, later)
-            elif (tight is None or candidate.time_ms < tight[0]) and self._has_layout(plan):
-                tight = candidate.time_ms, plan
+            spends = self._spending(candidate.plan)
+            if spends is not None and (tight is None or spends[0] < tight[0]):
+                tight = spends
             beyond = self._paged_over(candidate.plan)
             if least is None or beyond < least[0]:
                 least = beyond, candidate.plan
@@ -270,26 +273,46 @@ class _Choice:
         """Return how a plan fits into the room, without what is spared.
 
         Returns:
-            Bytes that the allocator takes beyond it, milliseconds in which storages move or pages go back to the driver
-            (infinity where a tensor has no room even so), and the plan with what moves.
+            Bytes that the allocator takes beyond it, milliseconds in which storages move, compute waits for copies or
+            pages go back to the driver (infinity where a tensor has no room even so), and the plan with what moves.
         """
-        room = self._room
+        room, costs = self._room, self._costs
         if room is None:
             return 0, 0.0, plan
-        found = room.compaction(plan, self._costs)
-        over = max(0, room.taken_bytes(plan, self._costs) - room.most_bytes + room.spare_bytes)
+        over, found = self._over(plan), room.compaction(plan, costs)
         if found is None:
-            return over, returns_ms(room.returns(plan, self._costs, room.spare_bytes)), plan
-        return over, inf if over else room.moves_ms(found), replace(plan, moves=found.moves)
+            own = over, returns_ms(room.returns(plan, costs, room.spare_bytes)), plan
+        else:
+            own = over, inf if over else room.moves_ms(found), replace(plan, moves=found.moves)
+        patient = room.patient(plan, costs)
+        layout = None if patient is None else room.compaction(patient, costs)
+        if patient is None or layout is None:
+            return own
+        ms = simulate(plan, costs).step_ms
+        longer = inf if self._over(patient) else simulate(patient, costs).step_ms + room.moves_ms(layout) - ms
+        worth = 0.0 if found is None else WORTH * ms
+        return (over, longer, replace(patient, moves=layout.moves)) if longer < own[1] + worth else own
+
+    def _over(self, plan: MemoryPlan) -> int:
+        """Return the bytes that the allocator takes for a plan beyond the room, without what is spared."""
+        assert self._room is not None
+        return max(0, self._room.taken_bytes(plan, self._costs) - self._room.most_bytes + self._room.spare_bytes)
 
     def _may_stay(self, plan: MemoryPlan) -> bool:
         """Return whether nothing of a plan has to move in the largest block of the room."""
         found = None if self._room is None else self._room.compaction(plan, self._costs)
         return found is not None and not found.must_move
 
-    def _has_layout(self, plan: MemoryPlan) -> bool:
-        """Return whether a plan runs in one block of the room, what is spared included."""
-        return self._room is not None and self._room.compaction(plan, self._costs) is not None
+    def _spending(self, plan: MemoryPlan) -> tuple[float, MemoryPlan] | None:
+        """Return a plan that runs in one block only with what is spared, and its time; None where it needs it not."""
+        room, costs = self._room, self._costs
+        if room is None:
+            return None
+        found = plan if room.compaction(plan, costs) is not None else room.patient(plan, costs)
+        layout = None if found is None else room.compaction(found, costs)
+        if found is None or layout is None or not self._over(found):
+            return None
+        return simulate(found, costs).step_ms, replace(found, moves=layout.moves)
 
     def _paged_over(self, plan: MemoryPlan) -> int:
         """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""
