@@ -136,6 +136,46 @@ def test_where_nothing_fits_even_with_empty_pages_given_back_nothing_is_planned(
         make_plan(graph, costs, least, policy, AllocatorRoom(most_bytes=int(0.95 * least)))
 
 
+@pytest.mark.parametrize("policy", ["checkpoint", "vdnn-ext-all-p", "auto"])
+def test_what_a_refusal_names_is_accepted(small, policy):
+    graph, plain, _ = small
+    kinds = set()
+    for scratch in (0, 3 * 2**20):
+        costs = replace(plain, scratch_bytes=tuple(scratch * (each % 3) for each in range(len(graph.operations))))
+        floor = measure_liveness(graph, costs).floor_bytes
+        for budget in (floor - 1, floor, *(int(share * floor) for share in (1.03, 1.09, 1.2))):
+            refused = _refusal(graph, costs, budget, policy)
+            if refused is None:
+                continue
+            kinds.add(next(text for text in ("below the floor", "side by side", "needs") if text in str(refused)))
+            needed = refused.required_bytes
+            assert f"{needed} bytes" in str(refused)
+            for more in (needed, int(1.02 * needed)):
+                assert _refusal(graph, costs, more, policy) is None
+    assert "below the floor" in kinds
+    assert len(kinds) > 1, "no refusal but those below the floor was looked at"
+
+
+def test_what_a_refusal_names_does_not_depend_on_the_budget_that_was_refused(small):
+    graph, costs, budget = small
+    named = set()
+    for share in (0.45, 0.47, 0.49):
+        with pytest.raises(BudgetError) as refused:
+            make_plan(graph, costs, int(share * budget), "checkpoint", AllocatorRoom(most_bytes=int(share * budget)))
+        named.add(refused.value.required_bytes)
+    assert len(named) == 1
+
+
+def _refusal(graph, costs, budget, policy):
+    """Return what refuses a budget; None where a plan keeps it."""
+    room = AllocatorRoom(most_bytes=budget, spare_bytes=budget // 64)
+    try:
+        make_plan(graph, costs, budget, policy, room)
+    except BudgetError as error:
+        return error
+    return None
+
+
 def test_a_fast_plan_that_fits_with_empty_pages_given_back_is_better_than_a_slow_one_that_does_not_fit():
     graph = open_step("vgg16_bn").with_batch(64)
     costs = replace(device_costs(load_device("h200"), graph), granularity=512)

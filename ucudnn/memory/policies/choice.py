@@ -2,10 +2,12 @@
 
 A plan keeps a budget in bytes that are alive. PyTorch's allocator takes more, because holes between tensors are lost.
 So each plan is replayed in one block that the allocator takes at once. Where a tensor finds no hole, storages move
-within the block. One that does not fit even so is made again for fewer bytes, until it fits. An allocator with a bound
-can also give empty pages back in each step. Both take time, with which such a plan competes.
+within the block, and where storages of copies are in the way, compute waits for these. One that does not fit even so is
+made again for fewer bytes, until it fits. An allocator with a bound can also give empty pages back in each step. All
+this takes time, with which such a plan competes.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
@@ -19,7 +21,7 @@ from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import LAST_RESORT, MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
-from ucudnn.memory.pools.allocator_room import AllocatorRoom
+from ucudnn.memory.pools.allocator_room import WORTH, AllocatorRoom
 from ucudnn.memory.simulation.late_copies import with_late_copies
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
@@ -30,6 +32,7 @@ _LEAST_STEP, _MOST_STEP = 0.004, 0.02  # shares of its peak by which the next pl
 _RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
 _DEAR = 1.1  # times the time of a plan that needs what is spared, beyond which it is better than one that does not
 _STEP = 0.4  # share of what is too much by which the next plan has less
+_STEADY_STEP = 1.02  # times the floor, and again and again: the budgets whose plans say what a refusal names
 
 
 def returns_ms(returns: ReplayedReturns) -> float:
@@ -66,22 +69,26 @@ def make_plan(
     """
     if policy == "auto" and budget is None:
         return find_policy("stock").plan(graph, costs, None)
-    check_budget(graph, costs, budget)
     choice = _Choice(graph, costs, budget, room, host_bytes)
+    try:
+        check_budget(graph, costs, budget)
+    except BudgetError as error:
+        raise choice.with_room(error, [*chosen_policies(policy), *_last_resort(policy)]) from None
     for number, each in enumerate(chosen_policies(policy)):
         choice.add(number, each)
         if policy == "auto" and not number and choice.fits:
             break  # nothing is faster than a step of which nothing is moved or recomputed
     try:
         return choice.best()
-    except BudgetError as refused:
-        if policy != "auto":
-            raise
-        least = refused
+    except BudgetError as error:
+        refused = error
+    if policy != "auto":
+        raise choice.with_room(refused, chosen_policies(policy)) from None
     try:
         return make_plan(graph, costs, budget, LAST_RESORT, room, host_bytes)
     except BudgetError as error:
-        raise min(least, error, key=lambda each: each.required_bytes) from None
+        refused = choice.with_room(refused, chosen_policies(policy))
+        raise min(refused, error, key=lambda each: each.required_bytes) from None
 
 
 def frugal_plan(
@@ -128,6 +135,11 @@ def _near(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int) -> 
     return None
 
 
+def _last_resort(policy: str | MemoryPolicy) -> list[MemoryPolicy]:
+    """Return what plans where none of a choice's policies does."""
+    return [find_policy(LAST_RESORT)] if policy == "auto" else []
+
+
 class _Choice:
     """Plans of some policies, of which the fastest is looked at first."""
 
@@ -145,6 +157,7 @@ class _Choice:
         self._too_much_host: list[_Candidate] = []
         self._refused: list[BudgetError] = []
         self._policies: list[MemoryPolicy] = []
+        self._floor_bytes = measure_liveness(graph, costs).floor_bytes
 
     def add(self, number: int, policy: MemoryPolicy) -> None:
         """Add a policy, if it keeps the budget."""
@@ -187,8 +200,9 @@ class _Choice:
             if pause_ms < inf:
                 later = candidate._replace(time_ms=candidate.time_ms + pause_ms, plan=plan, priced=True)
                 heappush(self._waiting, later)
-            elif (tight is None or candidate.time_ms < tight[0]) and self._has_layout(plan):
-                tight = candidate.time_ms, plan
+            spends = self._spending(candidate.plan)
+            if spends is not None and (tight is None or spends[0] < tight[0]):
+                tight = spends
             beyond = self._paged_over(candidate.plan)
             if least is None or beyond < least[0]:
                 least = beyond, candidate.plan
@@ -200,51 +214,105 @@ class _Choice:
         """Return a plan of the fewest pages, which the room has; one is given with what it takes beyond that.
 
         Raises:
-            BudgetError: if the room has too few for each.
+            BudgetError: if the room has too few for each. It names what the closest steady plan takes, because that is
+                looked at within a larger budget, too: plans of this search are those of this budget alone.
         """
-        for policy in self._policies if beyond else ():
-            found = _least(policy, self._graph, self._costs)
-            if found is not None and self._keeps(found):
-                beyond, plan = min((beyond, plan), (self._paged_over(found), found), key=lambda each: each[0])
-        if beyond:
-            raise self._no_room(beyond)
-        return plan
-
-    def _no_room(self, beyond: int) -> BudgetError:
+        if not beyond:
+            return plan
         assert self._room is not None
+        needed, found = self._steady(self._policies)
         most = self._room.most_bytes
-        return BudgetError(
-            f"tensors of {self._graph.name} do not fit side by side into {exact_bytes(most)}: the closest plan"
-            f" takes {exact_bytes(most + beyond)} of pages, holes between tensors included: raise the budget to that",
+        if found is not None and self._keeps(found) and needed <= most:
+            return found
+        raise BudgetError(
+            f"tensors of {self._graph.name} do not fit side by side into {exact_bytes(most)}: the closest plan takes"
+            f" {exact_bytes(needed)} of pages, holes between tensors included: raise the budget to that",
             kernel="",
             limit_bytes=most,
-            required_bytes=most + beyond,
+            required_bytes=needed,
         )
+
+    def with_room(self, refused: BudgetError, policies: Iterable[MemoryPolicy]) -> BudgetError:
+        """Return what refuses a budget in live bytes, with what the allocator's room must be, holes included."""
+        needed, found = (0, None) if self._room is None else self._steady(policies)
+        if found is None or needed <= refused.required_bytes:
+            return refused
+        return BudgetError(
+            f"{refused}; its tensors take {exact_bytes(needed)} of pages, holes between them included",
+            kernel=refused.kernel,
+            limit_bytes=refused.limit_bytes,
+            required_bytes=needed,
+        )
+
+    def _steady(self, policies: Iterable[MemoryPolicy]) -> tuple[int, MemoryPlan | None]:
+        """Return the plan of the fewest pages among those that do not depend on the budget, and their bytes.
+
+        They are the policies' plans for their least budgets, and for those steps above the floor that may take fewer.
+        """
+        best: tuple[int, MemoryPlan | None] = 2**62, None
+        for policy in policies:
+            plan, budget = _least(policy, self._graph, self._costs), float(self._floor_bytes)
+            while plan is not None:
+                found = simulate(plan, self._costs)
+                if found.peak_bytes >= best[0]:
+                    break
+                if self._holds_host(found):
+                    best = min(best, (self._pages(plan, found), plan), key=lambda each: each[0])
+                while budget <= found.peak_bytes:
+                    budget *= _STEADY_STEP
+                plan = _near(policy, self._graph, self._costs, int(budget)) if budget < best[0] else None
+                budget *= _STEADY_STEP
+        return best
+
+    def _pages(self, plan: MemoryPlan, found: Simulation) -> int:
+        """Return the bytes of a plan's pages, and no fewer than are alive."""
+        assert self._room is not None
+        return max(self._room.paged_bytes(plan, self._costs), found.peak_bytes)
 
     def _outlook(self, plan: MemoryPlan) -> tuple[int, float, MemoryPlan]:
         """Return how a plan fits into the room, without what is spared.
 
         Returns:
-            Bytes that the allocator takes beyond it, milliseconds in which storages move or pages go back to the driver
-            (infinity where a tensor has no room even so), and the plan with what moves.
+            Bytes that the allocator takes beyond it, milliseconds in which storages move, compute waits for copies or
+            pages go back to the driver (infinity where a tensor has no room even so), and the plan with what moves.
         """
-        room = self._room
+        room, costs = self._room, self._costs
         if room is None:
             return 0, 0.0, plan
-        found = room.compaction(plan, self._costs)
-        over = max(0, room.taken_bytes(plan, self._costs) - room.most_bytes + room.spare_bytes)
+        over, found = self._over(plan), room.compaction(plan, costs)
         if found is None:
-            return over, returns_ms(room.returns(plan, self._costs, room.spare_bytes)), plan
-        return over, inf if over else room.moves_ms(found), replace(plan, moves=found.moves)
+            own = over, returns_ms(room.returns(plan, costs, room.spare_bytes)), plan
+        else:
+            own = over, inf if over else room.moves_ms(found), replace(plan, moves=found.moves)
+        patient = room.patient(plan, costs)
+        layout = None if patient is None else room.compaction(patient, costs)
+        if patient is None or layout is None:
+            return own
+        ms = simulate(plan, costs).step_ms
+        longer = inf if self._over(patient) else simulate(patient, costs).step_ms + room.moves_ms(layout) - ms
+        worth = 0.0 if found is None else WORTH * ms
+        return (over, longer, replace(patient, moves=layout.moves)) if longer < own[1] + worth else own
+
+    def _over(self, plan: MemoryPlan) -> int:
+        """Return the bytes that the allocator takes for a plan beyond the room, without what is spared."""
+        assert self._room is not None
+        return max(0, self._room.taken_bytes(plan, self._costs) - self._room.most_bytes + self._room.spare_bytes)
 
     def _may_stay(self, plan: MemoryPlan) -> bool:
         """Return whether nothing of a plan has to move in the largest block of the room."""
         found = None if self._room is None else self._room.compaction(plan, self._costs)
         return found is not None and not found.must_move
 
-    def _has_layout(self, plan: MemoryPlan) -> bool:
-        """Return whether a plan runs in one block of the room, what is spared included."""
-        return self._room is not None and self._room.compaction(plan, self._costs) is not None
+    def _spending(self, plan: MemoryPlan) -> tuple[float, MemoryPlan] | None:
+        """Return a plan that runs in one block only with what is spared, and its time; None where it needs it not."""
+        room, costs = self._room, self._costs
+        if room is None:
+            return None
+        found = plan if room.compaction(plan, costs) is not None else room.patient(plan, costs)
+        layout = None if found is None else room.compaction(found, costs)
+        if found is None or layout is None or not self._over(found):
+            return None
+        return simulate(found, costs).step_ms, replace(found, moves=layout.moves)
 
     def _paged_over(self, plan: MemoryPlan) -> int:
         """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""

@@ -6,23 +6,26 @@ a bound can also give empty pages back in each step.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, final
 
 from ucudnn.bounded import BoundedDict
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role, StepGraph
+from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.allocator_replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
 from ucudnn.memory.pools.moving.block import BlockLimits
-from ucudnn.memory.pools.moving.compaction import Compaction, compact
+from ucudnn.memory.pools.moving.compaction import TIGHT, Compaction, compact
+from ucudnn.memory.pools.moving.patience import SteppedBlock, with_waits
 from ucudnn.memory.pools.moving.slide_search import COPY_BYTES
 from ucudnn.memory.pools.step_replay import ReplayedPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
 
-_WORTH = 0.02  # share of the step's time that storages may move only to let the block be smaller
-_MOST_LATEST = 24  # findings, of which a plan has three
+WORTH = 0.02
+"""Share of the step's time that storages may move, or compute may wait, only to let the block be smaller."""
+_MOST_LATEST = 64  # findings, of which a plan has four, and each of its plans that wait has three
 _Found = TypeVar("_Found")
 
 
@@ -91,23 +94,57 @@ class AllocatorRoom:
         )
 
     def _compacted_within(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        step, first, limits = self._stepped(plan, costs)
+        return compact(step, costs, replace(limits, most_bytes=most_bytes - self._lasting(plan.graph, costs)), first)
+
+    def _stepped(self, plan: MemoryPlan, costs: Costs) -> SteppedBlock:
+        """Return what steps of a plan are in a block of the whole room."""
         done, first = self._simulated(plan, costs), self.first_of(plan, costs)
         lasting = self._lasting(plan.graph, costs)
         limits = BlockLimits(
-            most_bytes=most_bytes - lasting,
+            most_bytes=self.most_bytes - lasting,
             live_bytes=predicted_bytes(plan, costs, done) + self._made_bytes(plan.graph, costs),
             first_live_bytes=predicted_bytes(first or plan, costs, self._simulated(first or plan, costs)),
             state_exists=self.state_exists,
             fixed=self.fixed,
             keeps_state=self.keeps_state,
-            worth_bytes=int(_WORTH * done.time_ms * self.copied_bytes_per_ms),
+            worth_bytes=int(WORTH * done.time_ms * self.copied_bytes_per_ms),
             lasting_bytes=lasting - self.lost_bytes,
             lost_bytes=self.lost_bytes,
         )
-        before = None
-        if first is not None:
-            before = self._step(first, costs)
-        return compact(self._step(plan, costs), costs, limits, before)
+        return SteppedBlock(self._step(plan, costs), None if first is None else self._step(first, costs), limits)
+
+    def patient(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
+        """Return a plan that runs in one block, or in a smaller one, because it waits for copies; None where none does.
+
+        A plan that lies tightly in its room without such waits needs none.
+        """
+        if not self.in_one_block or not any(kind in COPIES for kind, _ in plan.actions):
+            return None
+        return self._latest.known("patient", plan, costs, self._patient_anew)
+
+    def _patient_anew(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
+        before, limits = self.compaction(plan, costs), self._stepped(plan, costs).limits
+        spared = limits.most_bytes - self.spare_bytes
+        tight = [size for size in map(limits.tight_bytes, reversed(TIGHT)) if size < spared]
+        if before is not None and before.reserved_bytes <= min([spared, *tight]):
+            return None
+        best: MemoryPlan | None = None
+        for most in (spared, *tight, *([limits.most_bytes] if before is None and self.spare_bytes else [])):
+            if most > spared and best is not None:
+                break
+            found = with_waits(plan, costs, lambda each: self._stepped(each, costs), most)
+            layout = None if found is None else self.compaction(found, costs)
+            if found is None or layout is None or (before is not None and layout.reserved_bytes > most):
+                continue
+            if best is None or self._ms(found, costs) <= self._ms(best, costs) * (1 + WORTH):
+                best = found
+            if layout.reserved_bytes <= min([spared, *tight]):
+                break
+        return None if best is plan else best
+
+    def _ms(self, plan: MemoryPlan, costs: Costs) -> float:
+        return self._simulated(plan, costs).step_ms
 
     def _step(self, plan: MemoryPlan, costs: Costs) -> ReplayedPlan:
         done = self._simulated(plan, costs)

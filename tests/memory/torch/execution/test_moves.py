@@ -19,8 +19,9 @@ from ucudnn.memory.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.policies.choice import least_plan, make_plan  # noqa: E402
 from ucudnn.memory.pools import allocator_room  # noqa: E402
 from ucudnn.memory.pools.allocator_room import AllocatorRoom  # noqa: E402
-from ucudnn.memory.pools.moving import block, compaction  # noqa: E402
+from ucudnn.memory.pools.moving import block, compaction, patience  # noqa: E402
 from ucudnn.memory.pools.moving.compaction import compact  # noqa: E402
+from ucudnn.memory.pools.moving.patience import with_waits  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,12 +109,20 @@ def replayed(layout, step, costs, limits):
     [("unet", "checkpoint"), ("unet3d", "checkpoint"), ("unet", "swap-capped"), ("unet3d", "spill")],
 )
 def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy, slides, monkeypatch):
-    asked = []
+    asked, found = [], []
     monkeypatch.setattr(allocator_room, "compact", lambda *each: asked.append(each) or compact(*each))
+
+    def noted(*each):
+        patient = with_waits(*each)
+        found.append(None if patient is None or patient is each[0] else patient.actions)
+        return patient
+
+    monkeypatch.setattr(allocator_room, "with_waits", noted)
     for module in (block, compaction):
         monkeypatch.setattr(module, "SMALL_BYTES", SMALL)
         monkeypatch.setattr(module, "_LARGE", PAGE)
         monkeypatch.setattr(module, "END_BYTES", END)
+    monkeypatch.setattr(patience, "_LARGE", PAGE)
     monkeypatch.setattr(block, "_SMALL", PAGE)
     if slides:  # wherever room is needed
         monkeypatch.setattr(block.BlockReplay, "_room_maker", lambda *_: None)
@@ -121,7 +130,7 @@ def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy,
     trained = Race(small_network(name), kind=None, steps=1)
     graph, costs = trained.program.graph, trained.costs
     least, peak = measure_liveness(graph, costs).floor_bytes, measure_liveness(graph, costs).peak_bytes
-    moved = []
+    moved, waits = [], []
     for share in (0.8, 0.6, 0.4, 0.2):
         budget = int(least + share * (peak - least))
         room = AllocatorRoom(most_bytes=int(budget * 1.02))
@@ -133,6 +142,7 @@ def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy,
         if layout is None or not layout.moves:
             continue
         assert plan.moves == layout.moves
+        waits.append(plan.actions in found)
         step = trained.fitted(plan, debug=False)
         trained.check(step)
         trained.model.zero_grad()
@@ -144,6 +154,7 @@ def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy,
         assert ("arrive(" in step.code) == slides
         moved.append(layout.moved_bytes)
     assert moved, "nothing had to move, so this tests nothing"
+    assert any(waits) == (policy != "checkpoint"), "the plans that copy wait for what is in the way"
 
 
 def test_a_plan_near_the_budget_lies_in_a_block_where_a_growing_allocator_would_give_pages_back():

@@ -10,7 +10,7 @@ from typing import final
 
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Phase, Role, StepGraph
-from ucudnn.memory.plans.actions import COMPUTES, COPIES, ActionKind, Move, Moves
+from ucudnn.memory.plans.actions import COMPUTES, COPIES, Action, ActionKind, Move, Moves
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.plans.slides import MOST_COPIES, count_copies
 from ucudnn.memory.pools.allocator_replay import PAGE_BYTES, SMALL_BYTES
@@ -130,10 +130,16 @@ class TensorBlock:
 
 @final
 class BlockReplay(StepReplay):
-    """Steps in a block, before whose actions storages move."""
+    """Steps in a block, before whose actions storages move.
+
+    Attributes:
+        patient: whether steps wait for copies under way where nothing that moves makes room.
+        waits: by action, the storages for whose copies the steps wait before it, in order.
+    """
 
     def __init__(self, graph: StepGraph, costs: Costs, block: TensorBlock, limits: BlockLimits) -> None:
         super().__init__(graph, costs, block, state_exists=limits.state_exists)
+        self.patient, self.waits = False, dict[int, list[int]]()
         self.block, self.moved_bytes, self.copies = block, 0, 0
         self._limits, self._most_live = limits, limits.live_bytes
         roles = [storage.role for storage in graph.storages]
@@ -143,6 +149,7 @@ class BlockReplay(StepReplay):
         self._at = 0  # the action
         self._ended: Mapping[int, int] = {}
         self._delayed: Mapping[int, int] = {}
+        self._actions: Sequence[Action] = ()
         self._copying: dict[int, int] = {}  # storages of copies, and the action before which these have ended
         self._slides = SlideSearch(self)
         self._updating = False
@@ -162,7 +169,7 @@ class BlockReplay(StepReplay):
             NoRoomError: if a tensor finds no room even so.
         """
         self._schedule, self._found, self._ended = schedule, {}, step.ended
-        self._delayed = step.delayed
+        self._delayed, self._actions = step.delayed, step.plan.actions
         self._copying.clear()
         self._most_live = self._limits.live_bytes if most_live is None else most_live
         self.step(step)
@@ -229,11 +236,28 @@ class BlockReplay(StepReplay):
         while not self._updating and (placed := self.block.placed(sizes)) < len(sizes):
             move = self._room_maker(sizes, placed)
             moves = (move,) if move else self._slides.moves(sizes, placed)
-            if not moves:
+            if not moves and not self._wait(index):
                 break
             moved.extend(self.carry_out(each)[0] for each in moves)
         if moved:
             self._found[index] = (*self._found.get(index, ()), *moved)
+
+    def _wait(self, index: int) -> bool:
+        """Wait for the copy that ends first of those under way; return whether there was one, and waiting is allowed.
+
+        What the copy reads or writes can move then, or leaves a hole where it has been freed.
+        """
+        held = [(self._delayed[freed_at], freed_at, self._actions[freed_at].target) for freed_at in self._held]
+        there = [(ended, ABSENT, each) for each, ended in self._copying.items() if ended > self._at]
+        if not self.patient or not (held or there):
+            return False
+        _, freed_at, storage = min(held + there)
+        if freed_at == ABSENT:
+            del self._copying[storage]
+        else:
+            self._release(freed_at)
+        self.waits.setdefault(index, []).append(storage)
+        return True
 
     def _begin_update(self, kept: Piece) -> None:
         """Leave the optimizer's state the bytes that are kept for it; the largest hole is for what passes."""

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import Role
+from ucudnn.memory.graph import Role, StepGraph
 from ucudnn.memory.plans.actions import Moves
 from ucudnn.memory.pools.allocator_replay import PAGE_BYTES, SMALL_BYTES
 from ucudnn.memory.pools.moving.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
 from ucudnn.memory.pools.step_replay import ReplayedPlan
 
-_TIGHT = (1.03, 1.045)
+TIGHT = (1.03, 1.045)
 """What the allocator may take as a multiple of the bytes that are alive at most, if moves are worth it."""
 _TIGHTER = (1.02, 1.0375, 1.01)  # tried where no moves are found for those, because tensors lie elsewhere there
 _WORTH_OF_TOP = 0.25  # share of `worth_bytes` for a block that ends with the highest tensor, whatever that spares
@@ -81,7 +81,7 @@ def compact(
     if wide is None or wide.reserved_bytes > most_bytes:
         return _smaller(trial, limits)
     best: Compaction | None = None
-    for multiple in (*_TIGHT, *_TIGHTER):
+    for multiple in (*TIGHT, *_TIGHTER):
         if best is not None and multiple in _TIGHTER:
             break
         block = _pages(limits.tight_bytes(multiple) - wide.small_bytes)
@@ -105,7 +105,7 @@ def _smaller(trial: "_Trial", limits: BlockLimits) -> Compaction | None:
 
     Tensors lie elsewhere in a smaller block, so there it may find some.
     """
-    for multiple in (*_TIGHT, *_TIGHTER[:1]):
+    for multiple in (*TIGHT, *_TIGHTER[:1]):
         most = min(limits.tight_bytes(multiple), limits.most_bytes)
         found = trial.run(_pages(most)) if most >= _LARGE else None
         if found is not None and found.reserved_bytes > limits.most_bytes:
@@ -113,6 +113,17 @@ def _smaller(trial: "_Trial", limits: BlockLimits) -> Compaction | None:
         if found is not None and found.reserved_bytes <= limits.most_bytes:
             return replace(found, must_move=True)
     return None
+
+
+def kept_sizes(graph: StepGraph, costs: Costs, limits: BlockLimits) -> list[int]:
+    """Return how many bytes can be kept for the state that the first update makes in the block: none, or all."""
+    sizes = [
+        costs.rounded(size)
+        for size, storage in zip(graph.sizes, graph.storages, strict=True)
+        if storage.role is Role.OPTIMIZER_STATE
+    ]
+    keeps = limits.keeps_state and not limits.state_exists
+    return sorted({0, sum(size for size in sizes if size > SMALL_BYTES) if keeps else 0})
 
 
 def _pages(size: int) -> int:
@@ -129,8 +140,7 @@ class _Trial:
 
     def run(self, block_bytes: int) -> Compaction | None:
         """Return how the plan runs in a block with fewest moves; None if it does not run there."""
-        keeps = self._limits.keeps_state and not self._limits.state_exists
-        sizes = sorted({0, self._state_bytes() if keeps else 0})
+        sizes = kept_sizes(self._step.plan.graph, self._costs, self._limits)
         found = [self._with_kept(block_bytes, kept) for kept in sizes]
         return min((each for each in found if each is not None), key=lambda each: each.moved_bytes, default=None)
 
@@ -169,13 +179,3 @@ class _Trial:
         replay = BlockReplay(self._step.plan.graph, self._costs, TensorBlock(block_bytes), self._limits)
         replay.keep(kept)
         return replay
-
-    def _state_bytes(self) -> int:
-        """Return the bytes of the state that the first update makes in the block."""
-        graph = self._step.plan.graph
-        sizes = [
-            self._costs.rounded(size)
-            for size, storage in zip(graph.sizes, graph.storages, strict=True)
-            if storage.role is Role.OPTIMIZER_STATE
-        ]
-        return sum(size for size in sizes if size > SMALL_BYTES)
