@@ -2,12 +2,13 @@
 
 A plan keeps a budget in bytes that are alive. PyTorch's allocator takes more, because holes between tensors are lost.
 So each plan is replayed in one block that the allocator takes at once. Where a tensor finds no hole, storages move
-within the block, and where storages of copies are in the way, compute waits for these. One that does not fit even so is
-made again for fewer bytes, until it fits. An allocator with a bound can also give empty pages back in each step. All
-this takes time, with which such a plan competes.
+within the block. One that does not fit even so is made again for fewer bytes, until it fits. An allocator with a bound
+can also give empty pages back in each step. All this takes time, with which such a plan competes. If the plan that is
+found so does not lie tightly in a block, plans also compete in which compute waits for copies that are in the way.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
@@ -18,6 +19,7 @@ from ucudnn.memory.budget import check_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import LAST_RESORT, MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
@@ -69,6 +71,24 @@ def make_plan(
     """
     if policy == "auto" and budget is None:
         return find_policy("stock").plan(graph, costs, None)
+    if room is not None and room.may_wait:
+        without = replace(room, may_wait=False)
+        with suppress(BudgetError):
+            plan = _made(graph, costs, budget, policy, without, host_bytes)
+            if without.is_tight(plan, costs) or not any(kind in COPIES for kind, _ in plan.actions):
+                return plan
+    return _made(graph, costs, budget, policy, room, host_bytes)
+
+
+def _made(
+    graph: StepGraph,
+    costs: Costs,
+    budget: int | None,
+    policy: str | MemoryPolicy,
+    room: AllocatorRoom | None,
+    host_bytes: int | None,
+) -> MemoryPlan:
+    """Return the plan of a policy as `make_plan`, whether or not a plan without waits for copies would do."""
     choice = _Choice(graph, costs, budget, room, host_bytes)
     try:
         check_budget(graph, costs, budget)
@@ -85,7 +105,7 @@ def make_plan(
     if policy != "auto":
         raise choice.with_room(refused, chosen_policies(policy)) from None
     try:
-        return make_plan(graph, costs, budget, LAST_RESORT, room, host_bytes)
+        return _made(graph, costs, budget, LAST_RESORT, room, host_bytes)
     except BudgetError as error:
         refused = choice.with_room(refused, chosen_policies(policy))
         raise min(refused, error, key=lambda each: each.required_bytes) from None

@@ -59,6 +59,7 @@ class AllocatorRoom:
         state_exists: whether the optimizer's state exists already.
         keeps_state: whether bytes can be kept for the optimizer's state until its first update.
         in_one_block: whether the allocator can take all bytes at once.
+        may_wait: whether compute may wait for copies whose storages are in the way.
         fixed: storages that never move.
         frugal: the plan of the first step, where it takes less than the plan of those after it; None for theirs.
         copied_bytes_per_ms: bytes that the device copies within its memory in a millisecond.
@@ -70,6 +71,7 @@ class AllocatorRoom:
     state_exists: bool = False
     keeps_state: bool = True
     in_one_block: bool = True
+    may_wait: bool = True
     fixed: frozenset[int] = frozenset()
     frugal: MemoryPlan | None = None
     copied_bytes_per_ms: float = 1.65e9  # of an H200, which reads and writes 3.3 TB/s
@@ -114,12 +116,17 @@ class AllocatorRoom:
         )
         return SteppedBlock(self._step(plan, costs), None if first is None else self._step(first, costs), limits)
 
+    def is_tight(self, plan: MemoryPlan, costs: Costs) -> bool:
+        """Return whether a plan runs in one block that is hardly larger than its tensors."""
+        found = self.compaction(plan, costs)
+        return found is not None and found.reserved_bytes <= self._stepped(plan, costs).limits.tight_bytes(TIGHT[-1])
+
     def patient(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
         """Return a plan that runs in one block, or in a smaller one, because it waits for copies; None where none does.
 
         A plan that lies tightly in its room without such waits needs none.
         """
-        if not self.in_one_block or not any(kind in COPIES for kind, _ in plan.actions):
+        if not self.may_wait or not self.in_one_block or not any(kind in COPIES for kind, _ in plan.actions):
             return None
         return self._latest.known("patient", plan, costs, self._patient_anew)
 

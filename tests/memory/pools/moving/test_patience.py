@@ -151,3 +151,20 @@ def test_a_choice_waits_for_a_smaller_block_only_where_that_costs_little(copy_ms
     taken = room.taken_bytes(chosen, costs)
     assert (taken <= 1.05 * 1200 * MIB) == bool(waits)
     assert room.compaction(chosen, costs).moves == chosen.moves
+
+
+def test_no_other_waits_are_looked_for_where_a_plan_lies_tightly_in_its_block(monkeypatch):
+    asked, patient_of = [], AllocatorRoom.patient
+    monkeypatch.setattr(
+        AllocatorRoom, "patient", lambda room, *each: asked.append(room.may_wait) or patient_of(room, *each)
+    )
+    plan, costs = in_the_way([1], copy_ms=0.001, sizes=(400, 400, 400), wanted=800)
+    room = AllocatorRoom(most_bytes=3000 * MIB)
+    chosen = make_plan(plan.graph, costs, simulate(plan, costs).peak_bytes, Given(plan), room)
+    assert any(asked)
+    assert not room.is_tight(plan, costs)
+    assert room.is_tight(chosen, costs)
+    asked.clear()
+    again = make_plan(plan.graph, costs, simulate(chosen, costs).peak_bytes, Given(chosen), room)
+    assert again.actions == chosen.actions
+    assert not any(asked)
