@@ -12,7 +12,8 @@ of 117 kernels, and 1.15 times at 8 MiB. The first algorithm that fits undivided
 What it chooses for a problem that must repeat is run once, and its output is checked as in a benchmark. An algorithm
 that fails is left out. Other problems wait for no check, as in PyTorch, which runs what the heuristics name. Nor do
 they wait for all heuristics: they take the plan of the same convolution at a nearby size of its images, and else what
-can be had of the first algorithms, and only then of all.
+can be had of the first algorithms. All are looked at where these promise little: where none of them fits, where a whole
+mini-batch without tensor cores is assumed to take less, or where it is what fits, but takes much longer than with them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
