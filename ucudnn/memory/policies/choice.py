@@ -235,13 +235,14 @@ class _Choice:
 
         Raises:
             BudgetError: if the room has too few for each. It names what the closest steady plan takes, because that is
-                looked at within a larger budget, too: plans of this search are those of this budget alone.
+                looked at within a larger budget, too: plans of this search are those of this budget alone. Where
+                compute may not wait, it names the latter, because plans that wait are looked at next.
         """
         if not beyond:
             return plan
         assert self._room is not None
-        needed, found = self._steady(self._policies)
         most = self._room.most_bytes
+        needed, found = self._steady(self._policies) if self._room.may_wait else (most + beyond, None)
         if found is not None and self._keeps(found) and needed <= most:
             return found
         raise BudgetError(
@@ -253,8 +254,12 @@ class _Choice:
         )
 
     def with_room(self, refused: BudgetError, policies: Iterable[MemoryPolicy]) -> BudgetError:
-        """Return what refuses a budget in live bytes, with what the allocator's room must be, holes included."""
-        needed, found = (0, None) if self._room is None else self._steady(policies)
+        """Return what refuses a budget in live bytes, with what the allocator's room must be, holes included.
+
+        Where compute may not wait, nothing is looked for, because plans that wait are looked at next.
+        """
+        looks = self._room is not None and self._room.may_wait
+        needed, found = self._steady(policies) if looks else (0, None)
         if found is None or needed <= refused.required_bytes:
             return refused
         return BudgetError(
