@@ -27,9 +27,9 @@ OPTIONS = ["--backend", "cpu", "--network", "small", "--steps", "2"]
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Return a function that runs the script in this process, which has PyTorch; it returns what is printed.
+    """Return a function that runs the script and returns what the script prints.
 
-    Cells have processes of their own.
+    The script runs in this process, because PyTorch is imported here already. Cells have processes of their own.
     """
     at_its_end = signal.getsignal(signal.SIGTERM)
 

@@ -1,6 +1,7 @@
 """Random plans of random steps, with copies, waits, frees and recomputations, for the tests of `ucudnn.memory`."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import strategies as st
@@ -52,6 +53,15 @@ def random_plan_in_parts(graph, costs, seed):
     order = ORDERS[dice.choice(["program", "memory-greedy"])](graph)
     order = sorted(order, key=lambda operation: phases.index(graph.operations[operation].phase))
     return random_plan(graph, costs, order, dice.randint)
+
+
+def with_sizes(plan, sizes):
+    """Return a plan whose storages have sizes in MiB, which are taken in turn."""
+    storages = tuple(
+        replace(each, size=replace(each.size, fixed=sizes[number % len(sizes)] * 2**20))
+        for number, each in enumerate(plan.graph.storages)
+    )
+    return replace(plan, graph=replace(plan.graph, storages=storages))
 
 
 def _copy(roll, graph, actions, storage, inserted):

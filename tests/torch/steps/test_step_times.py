@@ -4,15 +4,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.support.ledgers import begun
 from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
-from ucudnn.torch.tuning.trial_ledger import TrialLedger
-
-
-def begun(share, clock):
-    """Return a ledger of which the time counts."""
-    ledger = TrialLedger(share, clock)
-    ledger.begin()
-    return ledger
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""Candidates of the tuner: whole mini-batches, then equal micro-batches, which add up in float32 if of 16 bits."""
+"""Candidates of the tuner: whole mini-batches, micro-batches and slabs; those of 16 bits add up in float32."""
 
 from contextlib import nullcontext
 from dataclasses import replace

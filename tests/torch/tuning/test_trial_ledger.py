@@ -6,14 +6,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+from tests.support.ledgers import begun
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
-
-
-def begun(share, clock):
-    """Return a ledger of which the time counts."""
-    ledger = TrialLedger(share, clock)
-    ledger.begin()
-    return ledger
 
 
 class Clock:

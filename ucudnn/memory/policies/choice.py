@@ -177,7 +177,6 @@ class _Choice:
         self._too_much_host: list[_Candidate] = []
         self._refused: list[BudgetError] = []
         self._policies: list[MemoryPolicy] = []
-        self._floor_bytes = measure_liveness(graph, costs).floor_bytes
 
     def add(self, number: int, policy: MemoryPolicy) -> None:
         """Add a policy, if it keeps the budget."""
@@ -275,8 +274,9 @@ class _Choice:
         They are the policies' plans for their least budgets, and for those steps above the floor that may take fewer.
         """
         best: tuple[int, MemoryPlan | None] = 2**62, None
+        floor_bytes = measure_liveness(self._graph, self._costs).floor_bytes
         for policy in policies:
-            plan, budget = _least(policy, self._graph, self._costs), float(self._floor_bytes)
+            plan, budget = _least(policy, self._graph, self._costs), float(floor_bytes)
             while plan is not None:
                 found = simulate(plan, self._costs)
                 if found.peak_bytes >= best[0]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.memory_plans import random_plans
+from tests.support.memory_plans import random_plans, with_sizes
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
@@ -262,14 +262,7 @@ def test_a_step_does_not_follow_moves_for_which_there_is_no_room():
 @settings(max_examples=60, deadline=None)
 def test_an_allocator_that_follows_never_grows(drawn, sizes):
     plan, costs = drawn  # of tensors that would all lie in the small range
-    graph = replace(
-        plan.graph,
-        storages=tuple(
-            replace(each, size=replace(each.size, fixed=sizes[number % len(sizes)] * MIB))
-            for number, each in enumerate(plan.graph.storages)
-        ),
-    )
-    plan = replace(plan, graph=graph)
+    plan = with_sizes(plan, sizes)
     simulation = simulate(plan, costs)
     step = ReplayedPlan(plan, {}, simulation.delayed)
     replayed = replay_allocator(plan, costs, {}, simulation.delayed, state_exists=True)

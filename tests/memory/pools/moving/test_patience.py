@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.memory_plans import random_plans
+from tests.support.memory_plans import random_plans, with_sizes
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.plans.actions import ActionKind, free, offload, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -102,14 +102,7 @@ def test_where_waits_make_no_room_there_is_no_plan():
 @settings(max_examples=60, deadline=None)
 def test_a_patient_plan_has_room_and_does_nothing_else_but_wait(drawn, sizes, slow):
     plan, costs = drawn
-    graph = replace(
-        plan.graph,
-        storages=tuple(
-            replace(each, size=replace(each.size, fixed=sizes[number % len(sizes)] * MIB))
-            for number, each in enumerate(plan.graph.storages)
-        ),
-    )
-    plan = replace(plan, graph=graph)
+    plan = with_sizes(plan, sizes)
     costs = replace(costs, offload_bytes_per_ms=slow * MIB, prefetch_bytes_per_ms=slow * MIB)
     before = simulate(plan, costs)
     most = before.peak_bytes // PAGE * PAGE + PAGE
