@@ -15,10 +15,14 @@ class ScratchPieces(NamedTuple):
     Attributes:
         before: pieces that are allocated before what the operation returns, such as a contiguous copy of an operand.
         after: pieces that are allocated after it, such as a workspace.
+        later: pieces that the operation returns, but allocates only when less of its scratch is left, such as a bias's
+            gradient. The scratch is smaller by them than its pieces are, because it is what an operation takes beyond
+            all that it returns.
     """
 
     before: tuple[int, ...]
     after: tuple[int, ...]
+    later: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,15 +120,15 @@ class Costs:
 
         Args:
             operation: the operation.
-            scratch_bytes: its scratch. Where that is not what its known pieces are together, such as the workspace of a
-                configuration that was chosen, it is one piece.
+            scratch_bytes: its scratch. Where that is not what its known pieces are together, less those that are
+                returned later, such as the workspace of a configuration that was chosen, it is one piece.
         """
         known = self.scratch_pieces.get(operation)
         size = self.rounded(scratch_bytes)
         if known is not None:
-            before, after = (tuple(map(self.rounded, each)) for each in known)
-            if sum(before) + sum(after) == size:
-                return ScratchPieces(before, after)
+            before, after, later = (tuple(map(self.rounded, each)) for each in known)
+            if sum(before) + sum(after) == size + sum(later):
+                return ScratchPieces(before, after, later)
         return ScratchPieces((), (size,) if size else ())
 
     def scaled(self, share: float) -> "Costs":

@@ -203,8 +203,8 @@ def _encode_measured(measured: Costs) -> dict[str, Any]:
 
 def _decode_pieces(given: Any, what: str) -> Iterator[tuple[int, ScratchPieces]]:
     for row in entries(given, what):
-        operation, before, after = row
-        yield whole(operation, what), ScratchPieces(_wholes(before, what), _wholes(after, what))
+        operation, before, after, *later = row
+        yield whole(operation, what), ScratchPieces(*(_wholes(each, what) for each in (before, after, *later)))
 
 
 def _decode_measured(given: Any) -> Costs:

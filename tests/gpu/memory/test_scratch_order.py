@@ -46,6 +46,22 @@ def test_a_gradient_that_is_not_contiguous_is_copied_before_the_result_is_alloca
     assert contiguous.pieces is None or not contiguous.pieces.before
 
 
+def test_a_bias_gradient_comes_when_the_workspace_is_freed(device):
+    gradient, x = torch.randn(8, 256, 56, 56, device="cuda"), torch.randn(8, 256, 56, 56, device="cuda")
+    w = torch.randn(256, 256, 3, 3, device="cuda")
+
+    def call():
+        return torch.ops.aten.convolution_backward(
+            gradient, x, w, [256], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, True]
+        )
+
+    cost = measure_operator(call, device, 1)
+    assert cost.scratch_bytes
+    assert cost.pieces.later == (256 * 4,)
+    rounded = [-(-size // 512) * 512 for size in (*cost.pieces.before, *cost.pieces.after)]
+    assert sum(rounded) == cost.scratch_bytes + 256 * 4
+
+
 def test_a_record_of_somebody_else_stays(device):
     call = backward_of_a_transposed_convolution(contiguous=False)
     torch.cuda.memory._record_memory_history("all", context=None)

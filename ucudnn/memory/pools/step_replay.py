@@ -120,7 +120,7 @@ class StepReplay:
         self, operation: int, made: Sequence[tuple[int, int]], scratch: Mapping[int, int]
     ) -> list[tuple[int, int]]:
         """Return what an operation takes for what it writes, with its scratch in the order of allocation."""
-        before, after = self._costs.pieces(operation, scratch.get(operation, 0))
+        before, after, _ = self._costs.pieces(operation, scratch.get(operation, 0))
         return [*((ABSENT, size) for size in before), *made, *((ABSENT, size) for size in after)]
 
     def _begin(self) -> None:

@@ -40,6 +40,15 @@ def test_pieces_of_a_call_that_returns_little_are_told_apart():
     assert scratch_pieces(events((1, 40), (2, 0.5), 1), {2}) is None, "a small tensor lies elsewhere anyway"
 
 
+def test_what_is_returned_when_less_is_left_does_not_count_with_the_pieces():
+    later = int(0.25 * MIB)
+    assert scratch_pieces(events((1, 40), (2, 10), (3, 7), 3, 1, (4, 0.25)), {2, 4}) == ScratchPieces(
+        (40 * MIB,), (7 * MIB,), (later,)
+    )
+    assert scratch_pieces(events((2, 10), (3, 7), 3, (4, 0.25)), {2, 4}) == ScratchPieces((), (7 * MIB,), (later,))
+    assert scratch_pieces(events((2, 10), (4, 0.25), (3, 7), 3), {2, 4}) is None, "all of it is there"
+
+
 def test_pieces_one_after_another_are_those_of_the_peak():
     found = scratch_pieces(events((1, 40), 1, (4, 5), (2, 10), (3, 60), 3, (3, 8), 3, 4), {2})
     assert found == ScratchPieces((5 * MIB,), (60 * MIB,))

@@ -1,7 +1,8 @@
 """In which pieces and in which order a call of an operator allocates its scratch, by the record of PyTorch's allocator.
 
 A convolution whose gradient is not contiguous copies it first, for instance, then allocates what it returns, and then
-a workspace. What it returns lies elsewhere than where it would lie without the copy.
+a workspace. What it returns lies elsewhere than where it would lie without the copy. A bias's gradient comes last, when
+the workspace has been freed.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -35,16 +36,18 @@ def scratch_pieces(events: Sequence[AllocatorEvent], returned: Collection[int]) 
         returned: addresses of what the call returned.
 
     Returns:
-        The pieces; None where they are of no use, because nothing above 1 MiB is returned after a piece, and there is
-        at most one of them.
+        The pieces; None where they are of no use, because nothing above 1 MiB is returned after a piece, all that is
+        returned is there with the pieces, and there is at most one of them.
     """
     live: dict[int, tuple[int, bool]] = {}  # bytes of each piece, and whether something was returned before it
     most, pieces, has_returned, returned_bytes = 0, list[tuple[int, bool]](), False, 0
+    later = list[int]()
     last = {each.address: place for place, each in enumerate(events) if each.kind == _TAKES}
     for place, each in enumerate(events):
         if each.kind == _TAKES and each.address in returned and last[each.address] == place:
             has_returned |= each.size > SMALL_BYTES
             returned_bytes += each.size
+            later.append(each.size)
         elif each.kind == _TAKES:
             live[each.address] = each.size, has_returned
         elif each.kind == _FREES:
@@ -52,9 +55,10 @@ def scratch_pieces(events: Sequence[AllocatorEvent], returned: Collection[int]) 
         now = returned_bytes + sum(size for size, _ in live.values())
         if now > most:
             most, pieces = now, [*live.values()]
+            later.clear()
     before = tuple(size for size, follows in pieces if not follows) if has_returned else ()
     after = tuple(size for size, follows in pieces if follows or not has_returned)
-    return ScratchPieces(before, after) if before or len(after) > 1 else None
+    return ScratchPieces(before, after, tuple(later)) if before or len(after) > 1 or later else None
 
 
 def with_scratch_pieces(call: Callable[[], _Found], device: torch.device) -> tuple[_Found, ScratchPieces | None]:
