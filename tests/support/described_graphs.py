@@ -18,6 +18,7 @@ class DescribingLibrary:
 
     Attributes:
         made: what each descriptor is and was given, by its address: attributes with lists of values.
+        references: the attributes whose values are addresses of descriptors.
         executed: the plans and variant packs that were executed.
         handles: the handles on which they were.
         refuses: whether the next execution fails.
@@ -30,6 +31,7 @@ class DescribingLibrary:
         self.made, self.executed, self._addresses = {}, [], count(1000, 8)
         self.offers, self.asked = offers or {}, []
         self.handles, self.refuses = [], False
+        self.references = set()
 
     def call(self, name, *arguments):
         if name == "cudnnBackendCreateDescriptor":
@@ -78,6 +80,8 @@ class DescribingLibrary:
     def cudnnBackendSetAttribute(self, address, attribute, kind, size, values):  # noqa: N802 (cuDNN's name)
         code = _TYPES[_ARRAY_CODES.get(Type(kind), "q")]
         self.made[address][int(attribute)] = list((code * size).from_address(values))
+        if kind == Type.DESCRIPTOR:
+            self.references.add(int(attribute))
         return 0
 
     def cudnnBackendGetAttribute(self, address, attribute, kind, size, _, values):  # noqa: N802
@@ -104,6 +108,13 @@ class DescribingLibrary:
     def of(self, address, attribute):
         """Return what the descriptors were given to which an attribute of a descriptor refers."""
         return [self.made[each] for each in self.made[address][attribute]]
+
+    def contents(self, address):
+        """Return what a descriptor was given, with the contents of the descriptors that it refers to."""
+        return {
+            name: [self.contents(each) for each in values] if name in self.references else values
+            for name, values in self.made[address].items()
+        }
 
     def graph(self, plan):
         """Return what the operations of a plan's graph were given, in order."""

@@ -15,7 +15,6 @@ from ucudnn.backends.base import Scaling
 from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong, ends_process
 from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
 from ucudnn.backends.cudnn.api.enums import (
-    CROSS_CORRELATION,
     DATA_TYPES,
     POINTWISE_ADD,
     RUNTIME_COMPILATION,
@@ -25,6 +24,7 @@ from ucudnn.backends.cudnn.api.enums import (
     NumericalNote,
     Type,
 )
+from ucudnn.backends.cudnn.api.graph_parts import ConvolutionPart, GraphParts, TensorPart
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.api.tensor_shapes import TensorShapes, shapes_of
 from ucudnn.errors import CudnnError, UnsupportedProblemError
@@ -40,9 +40,6 @@ _SUM_BEFORE_BIAS = 5
 WORKSPACE_UNIT = 256
 """Workspaces are stated in multiples of this many bytes, so that the segments of an arena are aligned to them. Some
 engines of cuDNN 9.19 leave NaN in the output if their workspace is aligned to 16 bytes only."""
-
-KnobChoices = dict[tuple[int, int], BackendDescriptor]
-"""Knob choices by the type and the value of the knob."""
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"eng(\d+)((?:_k\d+=-?\d+)*)")
@@ -103,7 +100,7 @@ class OperationGraph:
         handle: address of the cudnnHandle_t.
         problem: the problem; its alignment is that of x and y.
         scaling: alpha and beta.
-        choices: knob choices that graphs of one thread share; None to share none.
+        parts: makes what graphs of one thread share; None to share nothing.
 
     Raises:
         CudnnError: if cuDNN cannot describe the problem.
@@ -116,14 +113,14 @@ class OperationGraph:
         handle: int,
         problem: ConvolutionProblem,
         scaling: Scaling,
-        choices: KnobChoices | None = None,
+        parts: GraphParts | None = None,
     ) -> None:
         self._library = library
         self._handle = handle
         self.problem = problem
+        self._parts = parts or GraphParts(library)
         self._graph = self._describe(scaling)
         self._knobs: list[BackendDescriptor] = []
-        self._choices: KnobChoices = {} if choices is None else choices
         self._offered: list[BackendDescriptor] | None = None
         self._unread: deque[BackendDescriptor] | None = None
         self._leading: dict[str, Algorithm] = {}
@@ -207,21 +204,12 @@ class OperationGraph:
 
     def _make_configuration(self, name: str) -> BackendDescriptor:
         index, knobs = _parse(name)
-        choices = [self._choice(kind, value) for kind, value in knobs]
+        choices = [self._parts.choice(kind, value) for kind, value in knobs]
         configuration = self._new(DescriptorType.ENGINECFG)
         configuration.set(Attribute.ENGINECFG_ENGINE, Type.DESCRIPTOR, self._engine(index))
         if choices:
             configuration.set(Attribute.ENGINECFG_KNOB_CHOICES, Type.DESCRIPTOR, choices)
         return configuration.finalize()
-
-    def _choice(self, kind: int, value: int) -> BackendDescriptor:
-        """Return the choice of a knob's value; configurations share it."""
-        choice = self._choices.get((kind, value))
-        if choice is None:
-            choice = self._new(DescriptorType.KNOB_CHOICE).set(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE, kind)
-            choice.set(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64, value).finalize()
-            self._choices[kind, value] = choice
-        return choice
 
     def _engine(self, index: int) -> BackendDescriptor:
         """Return an engine; configurations share it unless it is compiled."""
@@ -244,16 +232,8 @@ class OperationGraph:
         shapes = shapes_of(problem)
         double = problem.dtype is DataType.FLOAT64
         compute = DATA_TYPES[_sum_type(problem)]
-        convolution = (
-            self._new(DescriptorType.CONVOLUTION)
-            .set(Attribute.CONVOLUTION_COMP_TYPE, Type.DATA_TYPE, compute)
-            .set(Attribute.CONVOLUTION_CONV_MODE, Type.CONVOLUTION_MODE, CROSS_CORRELATION)
-            .set(Attribute.CONVOLUTION_SPATIAL_DIMS, Type.INT64, len(shapes.padding))
-            .set(Attribute.CONVOLUTION_PRE_PADDINGS, Type.INT64, shapes.padding)
-            .set(Attribute.CONVOLUTION_POST_PADDINGS, Type.INT64, shapes.post_padding)
-            .set(Attribute.CONVOLUTION_FILTER_STRIDES, Type.INT64, shapes.stride)
-            .set(Attribute.CONVOLUTION_DILATIONS, Type.INT64, shapes.dilation)
-            .finalize()
+        convolution = self._parts.convolution(
+            ConvolutionPart(compute, shapes.padding, shapes.post_padding, shapes.stride, shapes.dilation)
         )
         x = self._tensor(X, shapes.x, shapes.x_strides)
         w = self._tensor(W, shapes.w, shapes.w_strides, sums=problem.float32_sum)
@@ -310,17 +290,8 @@ class OperationGraph:
         virtual: bool = False,
     ) -> BackendDescriptor:
         dtype = _sum_type(self.problem) if sums else self.problem.dtype
-        tensor = (
-            self._new(DescriptorType.TENSOR)
-            .set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, DATA_TYPES[dtype])
-            .set(Attribute.TENSOR_DIMENSIONS, Type.INT64, sizes)
-            .set(Attribute.TENSOR_STRIDES, Type.INT64, strides)
-            .set(Attribute.TENSOR_UNIQUE_ID, Type.INT64, identity)
-            .set(Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, MOST_ALIGNMENT if sums else self.problem.alignment)
-        )
-        if virtual:
-            tensor.set(Attribute.TENSOR_IS_VIRTUAL, Type.BOOLEAN, True)
-        return tensor.finalize()
+        alignment = MOST_ALIGNMENT if sums else self.problem.alignment
+        return self._parts.tensor(TensorPart(identity, DATA_TYPES[dtype], sizes, strides, alignment, virtual))
 
     def _heuristics(self, mode: HeuristicMode) -> Iterator[BackendDescriptor]:
         try:

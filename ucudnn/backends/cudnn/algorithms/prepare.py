@@ -12,9 +12,10 @@ from ucudnn.backends.cudnn.algorithms.graph_call import BuiltCalls, GraphCall
 from ucudnn.backends.cudnn.algorithms.heuristics import listing_scaling
 from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED, AddedBiasCall, LegacyCall
-from ucudnn.backends.cudnn.algorithms.operation_graph import KnobChoices, OperationGraph, is_engine
+from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph, is_engine
 from ucudnn.backends.cudnn.algorithms.packed import PackedCall, base_of, dense
 from ucudnn.backends.cudnn.algorithms.summed import SummedCall, asked_for_sum, is_summed
+from ucudnn.backends.cudnn.api.graph_parts import GraphParts
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.gpu.base import Gpu
 from ucudnn.bounded import BoundedDict
@@ -53,7 +54,7 @@ class Preparer:
         self._device = device
         self._compiler = compiler
         self._graphs: BoundedDict[tuple[ConvolutionProblem, Scaling], OperationGraph] = BoundedDict(_MOST_GRAPHS)
-        self._choices: KnobChoices = {}
+        self._parts = GraphParts(library)
 
     def graph(self, problem: ConvolutionProblem, scaling: Scaling) -> OperationGraph:
         """Return the operation graph of a problem; the latest graphs are kept.
@@ -64,7 +65,7 @@ class Preparer:
         key = problem, scaling
         graph = self._graphs.get(key)
         if graph is None:
-            graph = OperationGraph(self._library, self._handle, problem, scaling, self._choices)
+            graph = OperationGraph(self._library, self._handle, problem, scaling, self._parts)
             self._graphs[key] = graph
         return graph
 
