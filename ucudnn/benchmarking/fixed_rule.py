@@ -158,8 +158,7 @@ class FixedRule:
                     return found
         names = self._names(problem, sizes, failed)
         found = self._divided(request, start, sizes, names)
-        in_slabs = self._divided_into_slabs(request, left, inf if found is None else found.time_ms, names)
-        return in_slabs or found
+        return self._divided_into_slabs(request, left, inf if found is None else found.time_ms, names) or found
 
     def _divided(
         self, request: Request, start: int, sizes: Sequence[int], names: Sequence[str]
@@ -189,8 +188,9 @@ class FixedRule:
     def _fastest(self, part: ConvolutionProblem, names: Sequence[str], limit_bytes: int) -> Fitting | None:
         """Return the algorithm of a micro-batch or a slab that is assumed to be the fastest one that fits a limit."""
         best: Fitting | None = None
+        least = least_ms(part)
         for rank, name in enumerate(names):
-            if best is not None and best.assumed_ms <= ranked(least_ms(part), rank):
+            if best is not None and best.assumed_ms <= ranked(least, rank):
                 break
             if not self._checked.get((part, name), True):
                 continue

@@ -49,9 +49,7 @@ class Fitting(NamedTuple):
 
     def on(self, slab: Slab) -> SlabConfiguration:
         """Return a slab by this algorithm; its time is the assumed one."""
-        return SlabConfiguration(
-            slab=slab, algorithm=self.name, time_ms=self.assumed_ms, workspace_bytes=self.workspace_bytes
-        )
+        return self.micro_batch(1).on(slab)
 
 
 def equal_parts(problem: ConvolutionProblem, size: int, algorithm: Algorithm) -> Configuration:
