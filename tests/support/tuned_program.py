@@ -174,19 +174,20 @@ class TunedProgram:
         )
         self.x = torch.randn(8, 4, 7, 6)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        self.ledger = TrialLedger(share, lambda: self.program.now_ms() / 1e3)
         self.source = CandidateSource(
             self._opened, nullcontext, lambda backend: open_store(database, backend, in_program=True)
         )
         self._host = host
         self.memory = None if memory_bytes is None else MemoryLimit(memory_bytes, self.program.live_bytes)
-        aten, self.planned, stated = StatedAten(self.program), None, None
+        aten, self.planned, stated, waited = StatedAten(self.program), None, None, lambda: 0.0
         if limit_bytes is not None:
             loaded = Settings(workspace_limit_bytes=limit_bytes, database=database, **settings)
             self.planned = Interceptor(
                 lambda ordinal: Handle.from_settings(loaded, backend=self._opened(), measures=False), "cpu", aten
             )
-            stated = Stated(StatedRoom(limit_bytes, self.memory), PlanOwner(lambda: self.planned.handle(0)))
+            owner = PlanOwner(lambda: self.planned.handle(0))
+            stated, waited = Stated(StatedRoom(limit_bytes, self.memory), owner), owner.planned_seconds
+        self.ledger = TrialLedger(share, lambda: self.program.now_ms() / 1e3, waited)
         self.made = AutoInterceptor(
             lambda ordinal: Tuner(self.program, self.source, self.ledger, stated, self.program.host_seconds),
             "cpu",

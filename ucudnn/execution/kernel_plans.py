@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import final
 
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -42,6 +43,7 @@ class KernelPlans:
         entries: the kernels by key.
         decisions: the decisions that hold, in the order in which they were made.
         epoch: how often plans were adopted or loaded.
+        seconds: wall-clock time of all decisions, in which calls waited for plans.
     """
 
     def __init__(self, benchmark: Benchmark, settings: Settings, groups: Groups, dispatcher: Dispatcher | None) -> None:
@@ -55,6 +57,7 @@ class KernelPlans:
         self.entries = {} if self._divides else BoundedDict(_MOST_KERNELS)  # a division has a segment for each kernel
         self.decisions: list[Decisions] = []
         self.epoch = 0
+        self.seconds = 0.0
 
     def register(self, key: KernelKey) -> Entry:
         """Return the entry of a kernel, which is new if the kernel was not registered."""
@@ -223,6 +226,13 @@ class KernelPlans:
         return [each for each in self.entries.values() if each.decision is not None and each.kernel.problem == problem]
 
     def _decide(self, missing: list[Entry]) -> None:
+        begin = perf_counter()
+        try:
+            self._decide_about(missing)
+        finally:
+            self.seconds += perf_counter() - begin
+
+    def _decide_about(self, missing: list[Entry]) -> None:
         if self._divides:
             missing = list(self.entries.values())  # a late kernel takes part in a new division
         kernels = [entry.kernel for entry in missing]

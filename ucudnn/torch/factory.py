@@ -270,8 +270,9 @@ def _tuned_within(settings: Settings, share: float, memory_limit_bytes: int | No
         source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store, _DIVIDED, _DIVIDED)
         memory = None if memory_limit_bytes is None else _memory_of(memory_limit_bytes, ordinal)
         room = StatedRoom(settings.workspace_limit_bytes, memory)
-        stated = Stated(room, PlanOwner(partial(planned.handle, ordinal)))
-        return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(share), stated)
+        owner = PlanOwner(partial(planned.handle, ordinal))
+        ledger = TrialLedger(share, planned=owner.planned_seconds)
+        return Tuner(ProgramOnGpu(ordinal), source, ledger, Stated(room, owner))
 
     aten = process_overrides.aten_kernels("cuda")
     return AutoInterceptor(open_tuner, "cuda", aten, process_overrides.refresh, GateLibrary(), planned)

@@ -171,6 +171,21 @@ def test_no_thread_begins_to_build_while_first_plans_are_made(stated):
         run(one)
 
 
+def test_trials_wait_until_the_share_covers_what_new_shapes_waited_for_plans(stated):
+    one = stated()
+    with one.enable() as on:
+        while not (one.made.tuners() and one.tuner.phase is TuningPhase.TRYING):
+            assert_near(one.step(), one.expected)
+        plans = handle_of(one).plans
+        plans.seconds += 1e6
+        for _ in range(12):
+            assert_near(one.step(), one.expected)
+            assert not one.tuner.trials
+        plans.seconds -= 1e6
+        run(one)
+        assert on.report().tuned[0].outcomes
+
+
 def test_nothing_is_tried_among_deterministic_algorithms(stated, monkeypatch):
     one = stated()
     monkeypatch.setattr("ucudnn.torch.tuning.auto_interceptor._deterministic", lambda: True)

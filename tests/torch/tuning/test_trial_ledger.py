@@ -61,6 +61,21 @@ def test_time_before_steps_are_steady_gives_no_share():
     assert ledger.elapsed_seconds == 1002
 
 
+def test_trials_wait_until_the_share_covers_the_time_in_which_plans_were_made():
+    clock, planned = Clock(), [3.0]
+    ledger = TrialLedger(0.1, clock, lambda: planned[0])
+    planned[0] = 5.0
+    ledger.begin()
+    clock.now += 10
+    assert ledger.left_seconds == pytest.approx(1.0), "plans of the first steps do not count"
+    planned[0] += 2.5
+    assert ledger.left_seconds == pytest.approx(-1.5)
+    assert not ledger.admit(0.01)
+    clock.now += 16
+    assert ledger.admit(0.05)
+    assert ledger.lost_seconds == 0, "nothing was lost in trials"
+
+
 def test_a_gain_is_no_loss():
     ledger = TrialLedger(1.0, Clock())
     ledger.settle(0.0, -5.0)

@@ -55,6 +55,10 @@ class PlanOwner:
             self._known_plans = len(handle.plans.entries)
         return self._known_plans != before
 
+    def planned_seconds(self) -> float:
+        """Return how long the handle has planned so far, while calls of the program waited."""
+        return self._handle().plans.seconds
+
     def is_final(self, problem: ConvolutionProblem) -> bool:
         """Return whether nothing is tried for a problem: its plan was loaded or measured, or PyTorch computes it.
 

@@ -17,21 +17,29 @@ class TrialLedger:
     The first step of a program may take as long as hundreds of others. If its time counted, the steps right behind it
     would all be full of trials. So the share is that of the time since `begin`, and of the time before it none.
 
+    Steps whose shapes are new wait for plans. Trials are not admitted before the share covers that time, too. So a
+    program whose images change their size is tuned when most sizes have plans, and does not pay for both at once.
+
     Args:
         share: the largest part of the elapsed time that may be lost, such as 0.05.
         clock: returns seconds.
+        planned: returns the seconds in which the program has waited for plans so far.
 
     Raises:
         ValueError: if the share is not between 0 and 1.
     """
 
-    def __init__(self, share: float, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(
+        self, share: float, clock: Callable[[], float] = perf_counter, planned: Callable[[], float] = lambda: 0.0
+    ) -> None:
         if not 0 <= share <= 1:
             raise ValueError(f"a share of {share} is not between 0 and 1")
         self._share = share
         self._clock = clock
+        self._planned = planned
         self._opened = clock()
         self._begun: float | None = None
+        self._planned_before = 0.0
         self._reserved_seconds = 0.0
         self._tried_seconds = 0.0
         self._disturbed_seconds = 0.0
@@ -48,14 +56,16 @@ class TrialLedger:
 
     @property
     def left_seconds(self) -> float:
-        """Seconds that may be lost now; below zero after an estimate that was too low, or before `begin`."""
-        counted = 0.0 if self._begun is None else self._clock() - self._begun
-        return self._share * counted - self.lost_seconds - self._reserved_seconds
+        """Seconds that may be lost now; below zero after an estimate that was too low, or while plans are made."""
+        if self._begun is None:
+            return -self.lost_seconds - self._reserved_seconds
+        waited = self._planned() - self._planned_before
+        return self._share * (self._clock() - self._begun) - waited - self.lost_seconds - self._reserved_seconds
 
     def begin(self) -> None:
         """Count the time from now on, unless it counts already."""
         if self._begun is None:
-            self._begun = self._clock()
+            self._begun, self._planned_before = self._clock(), self._planned()
 
     def admit(self, seconds: float) -> bool:
         """Reserve an estimated loss, and return whether the share covers it."""
