@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import gcd, prod
 from operator import attrgetter
-from typing import Any
 
 from ucudnn.errors import InvalidProblemError
 from ucudnn.units import shortened, whole_number, whole_numbers
@@ -152,6 +151,7 @@ class ConvolutionProblem:
     alignment: int = MOST_ALIGNMENT
     float32_sum: bool = False
     biased: bool = False
+    _output: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -191,7 +191,8 @@ class ConvolutionProblem:
 
     def __reduce__(self) -> tuple[object, ...]:
         # Hashes of strings differ between processes, so an unpickled problem computes its hash again.
-        return _restored, ({each.name: getattr(self, each.name) for each in fields(self) if each.init},)
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return partial(ConvolutionProblem, **given), ()
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -223,6 +224,7 @@ class ConvolutionProblem:
         for name in ("channels", "filters"):
             if getattr(self, name) % self.groups:
                 raise InvalidProblemError(f"{name} {getattr(self, name)} cannot be divided into {self.groups} groups")
+        self._set("_output", tuple(map(_outputs, *(getattr(self, name) for name in _SIZES), self.paddings)))
         if any(size < 1 for size in self.output):
             after = f" before and {self.post_padding} after" if self.post_padding else ""
             raise InvalidProblemError(
@@ -238,12 +240,7 @@ class ConvolutionProblem:
     @property
     def output(self) -> tuple[int, ...]:
         """Spatial sizes of y (cudnnGetConvolutionNdForwardOutputDim)."""
-        return tuple(
-            (size + sum(padding) - (taps - 1) * dilation - 1) // stride + 1
-            for size, taps, padding, stride, dilation in zip(
-                self.spatial, self.kernel, self.paddings, self.stride, self.dilation, strict=True
-            )
-        )
+        return self._output
 
     @property
     def x_sample(self) -> int:
@@ -328,23 +325,24 @@ class ConvolutionProblem:
 
     def with_operation(self, operation: Operation) -> "ConvolutionProblem":
         """Return another operation on the same tensors, without a bias."""
-        return replace(self, operation=operation, biased=False)
+        if self.float32_sum or not isinstance(operation, Operation):
+            return replace(self, operation=operation, biased=False)  # which raises the error, if it is one
+        return _changed(self, operation=operation, biased=False)
 
     def without_bias(self) -> "ConvolutionProblem":
         """Return the same problem without a bias."""
-        return replace(self, biased=False)
+        return _changed(self, biased=False)
 
     def __str__(self) -> str:
         """Return for example 'Forward 256x64x27x27 * 192x64x5x5 float32 NCHW'; defaults are left out."""
         sizes = f"{'x'.join(map(str, self.x_shape))} * {'x'.join(map(str, self.w_shape))}"
         text = f"{self.operation.value} {sizes}"
-        ones = (1,) * len(self.spatial)
         if any((*self.padding, *self.post_padding)):
             text += f" padding {'x'.join(map(str, self.padding))}"
         if self.post_padding:
             text += f" before and {'x'.join(map(str, self.post_padding))} after"
         for name, values in (("stride", self.stride), ("dilation", self.dilation)):
-            if values != ones:
+            if any(value != 1 for value in values):
                 text += f" {name} {'x'.join(map(str, values))}"
         if self.groups != 1:
             text += f" groups {self.groups}"
@@ -359,9 +357,10 @@ _NUMBERS = (
     *("batch", "channels", "filters", "groups", "alignment"),
     *("x_batch_stride", "y_batch_stride", "x_channel_stride", "y_channel_stride"),
 )
+_SIZES = ("spatial", "kernel", "stride", "dilation")
 _TUPLES = ("spatial", "kernel", "padding", "post_padding", "stride", "dilation")
-_INIT = tuple(each.name for each in fields(ConvolutionProblem) if each.init)
-_initial = attrgetter(*_INIT)
+_COPIED = tuple(each.name for each in fields(ConvolutionProblem) if each.name != "_hash")
+_copied = attrgetter(*_COPIED)
 _compared = attrgetter(*(each.name for each in fields(ConvolutionProblem) if each.compare))
 
 
@@ -382,18 +381,20 @@ def _part(problem: ConvolutionProblem, size: int) -> ConvolutionProblem:
     return _of_size(problem, size, gcd(problem.alignment, *(size * step for step in problem.steps)))
 
 
+def _outputs(size: int, taps: int, stride: int, dilation: int, padding: tuple[int, int]) -> int:
+    return (size + sum(padding) - (taps - 1) * dilation - 1) // stride + 1
+
+
 def _of_size(problem: ConvolutionProblem, batch: int, alignment: int) -> ConvolutionProblem:
-    """Return a problem of another size. Its fields are not checked again, because `all` makes thousands of them."""
     if type(batch) is not int or not 1 <= batch <= MOST_SIZE:
         return replace(problem, batch=batch)  # which raises the error
+    return _changed(problem, batch=batch, alignment=alignment)
+
+
+def _changed(problem: ConvolutionProblem, **changes: object) -> ConvolutionProblem:
+    """Return a problem with other values, which are right. Nothing is checked again, because thousands are made."""
     made = object.__new__(ConvolutionProblem)
-    for name, value in zip(_INIT, _initial(problem), strict=True):
-        object.__setattr__(made, name, value)
-    object.__setattr__(made, "batch", batch)
-    object.__setattr__(made, "alignment", alignment)
+    for name, value in zip(_COPIED, _copied(problem), strict=True):
+        object.__setattr__(made, name, changes.get(name, value))
     object.__setattr__(made, "_hash", hash(_compared(made)))
     return made
-
-
-def _restored(values: dict[str, Any]) -> ConvolutionProblem:
-    return ConvolutionProblem(**values)

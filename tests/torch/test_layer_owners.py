@@ -50,6 +50,26 @@ def test_layers_of_a_model_have_names_without_a_change_to_it():
     assert not net.stem._forward_pre_hooks
 
 
+def test_images_of_new_sizes_do_not_read_the_model_again_unless_weights_have_moved(monkeypatch):
+    net, read = Net(), []
+    named_modules = torch.nn.Module.named_modules
+    monkeypatch.setattr(torch.nn.Module, "named_modules", lambda *each: read.append(each[0]) or named_modules(*each))
+    with enable_on_cpu() as on:
+        net(torch.randn(2, 3, 6, 6))
+        assert read
+        read.clear()
+        net(torch.randn(2, 3, 8, 6))
+        assert not read
+        net.stem.weight.data = net.stem.weight.data.clone()
+        read.clear()
+        net(torch.randn(2, 3, 10, 6))
+        assert sum(each is net for each in read) == 1, "once for all layers"
+        found = on._interceptor.owners()
+    assert len(found) == 3 * len(NAMES)
+    assert [names for shapes, names in found.items() if shapes.startswith("2x3x10x6")] == [("stem",)]
+    assert {names[0] for names in found.values()} == set(NAMES)
+
+
 def test_weights_that_autocast_copies_have_the_name_of_their_first_layer():
     net = Net()
     with enable_on_cpu() as on, torch.autocast("cpu", torch.bfloat16):

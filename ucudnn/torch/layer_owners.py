@@ -7,7 +7,7 @@ and their weights are known by address from then on.
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import final
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.nn.parameter import Parameter
@@ -28,6 +28,7 @@ class LayerOwners:
         self._first: BoundedDict[str, str] = BoundedDict(_MOST)
         # By address, in the order of the module tree.
         self._parameters: BoundedDict[int, tuple[str, ref[Parameter]]] = BoundedDict(_MOST)
+        self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
 
     def note(self, problem: ConvolutionProblem) -> None:
         """Note which module computes a convolution that is called for the first time, by the stack of this thread."""
@@ -35,14 +36,25 @@ class LayerOwners:
         if not running:
             return
         innermost, outermost = running[0], running[-1]
+        known = self._names.get(innermost)
+        if known is not None and all(map(self._is_there, _own(innermost))):  # as for images of a new size
+            self._first.setdefault(shapes_of(problem), known)
+            return
         for path, module in torch.nn.Module.named_modules(outermost):
             name = path.removeprefix(_COMPILED).removeprefix(".") or type(module).__name__
-            own = [each for each in module._parameters.values() if type(each) is Parameter]  # others may have no memory
+            own = _own(module)
+            if own:
+                self._names[module] = name
             for parameter in own:
                 self._parameters[parameter.data_ptr()] = name, ref(parameter)
             # A module without weights, such as a compiled model, may run for any layer.
             if module is innermost and own and shapes_of(problem) not in self._first:
                 self._first[shapes_of(problem)] = name
+
+    def _is_there(self, parameter: Parameter) -> bool:
+        """Return whether a parameter is where it was when the model was read."""
+        found = self._parameters.get(parameter.data_ptr())
+        return found is not None and found[1]() is parameter
 
     def names(self, filters: Mapping[str, Iterable[int]]) -> dict[str, tuple[str, ...]]:
         """Return the layers that asked for convolutions, as far as they are known, in the order of the module tree.
@@ -69,6 +81,11 @@ class LayerOwners:
         """Return the module that asked first; less sure, because a compiled model may run for its layers."""
         first = self._first.get(shapes)
         return (first,) if first else ()
+
+
+def _own(module: torch.nn.Module) -> list[Parameter]:
+    """Return the parameters of a module itself; tensors of other types may have no memory."""
+    return [each for each in module._parameters.values() if type(each) is Parameter]
 
 
 def _running() -> Iterator[torch.nn.Module]:
