@@ -15,6 +15,7 @@ from ucudnn.bounded import BoundedDict
 _MOST_CONVOLUTIONS, _MOST_TENSORS = 1 << 8, 1 << 10
 
 
+@final
 class TensorPart(NamedTuple):
     """What the descriptor of a tensor in a graph says.
 
@@ -35,6 +36,7 @@ class TensorPart(NamedTuple):
     virtual: bool = False
 
 
+@final
 class ConvolutionPart(NamedTuple):
     """What the descriptor of a convolution says; each of its tuples has a number for each spatial dimension.
 
