@@ -49,7 +49,7 @@ class NearbyPlans:
 
     Memory that a call brings as workspace, such as room for a later gradient, grows with the images, and so does the
     limit where that is more than the stated one. A plan that was made while memory was short had a smaller limit, and
-    serves for no size that has more.
+    serves for no size that has more for each point.
     """
 
     def __init__(self) -> None:
