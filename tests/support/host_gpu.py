@@ -32,7 +32,6 @@ class Host:
         stream: address of the current stream.
         captures: whether the stream is being captured.
         most_bytes: size of the largest allocation that succeeds.
-        refused_bytes: the next allocation of exactly this size fails.
         allocated: size of each workspace since `forget`.
         live_bytes: bytes that are allocated now, also for outputs.
         peak_bytes: the most of them since `forget`.
@@ -45,7 +44,6 @@ class Host:
         self.stream = 0
         self.captures = False
         self.most_bytes = 1 << 40
-        self.refused_bytes = 0
         self.waits = []
         self.live_bytes = 0
         self.forget()
@@ -101,8 +99,7 @@ class Host:
 
     def empty_strided(self, size, strides, **options):
         if options["dtype"] is torch.uint8:
-            if size[0] > self.most_bytes or size[0] == self.refused_bytes:
-                self.refused_bytes = 0
+            if size[0] > self.most_bytes:
                 raise torch.OutOfMemoryError(f"Tried to allocate {size[0]} bytes. Of no interest")
             self.allocated.append(size[0])
         made = torch.empty_strided(size, strides, **options)

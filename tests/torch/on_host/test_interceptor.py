@@ -115,10 +115,11 @@ def test_a_filter_gradient_takes_less_if_that_memory_is_not_free(host):
         convolve_and_differentiate(x, w)
         host.forget()
         convolve_and_differentiate(x, w)
-        host.refused_bytes = refused = host.allocated[1]
+        refused, usual = host.allocated[1], host.most_bytes
         assert refused > 1200
+        host.most_bytes = refused - 1  # whether a bound call asks first or not, which depends on the outputs' addresses
         assert_near(convolve_and_differentiate(x, w), expected)
-        assert host.refused_bytes == 0
+        host.most_bytes = usual
         for _ in range(2):
             host.forget()
             assert_near(convolve_and_differentiate(x, w), expected)
