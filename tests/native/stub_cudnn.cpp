@@ -134,16 +134,26 @@ std::size_t need(const Problem& p, int algorithm) {
   return algorithm ? p.x[0] * sample(p.x) * item(p.type) * scale() : 0;
 }
 
-// 1-D to 3-D; missing dimensions have size 1.
-std::int64_t at(const Ints& values, std::size_t i, std::int64_t otherwise) {
-  return i < values.size() ? values[i] : otherwise;
-}
+// A spatial dimension; missing ones have size 1.
+struct Axis {
+  std::int64_t inputs = 1, taps = 1, outputs = 1, stride = 1, padding = 0, dilation = 1;
+  std::int64_t x_step = 0, w_step = 0, y_step = 0;
+
+  // Where a tap reads x; below 0 where that is outside.
+  std::int64_t place(std::int64_t output, std::int64_t tap) const {
+    const std::int64_t found = output * stride - padding + tap * dilation;
+    return found < inputs ? found : -1;
+  }
+};
 
 template <typename T>
 void compute(const Problem& p, T* x, T* w, T* y) {
-  const std::size_t n = p.x.size() - 2;
-  const auto size = [&](const Ints& v, int i) { return std::size_t(i) < n ? v[2 + i] : 1; };
-  const auto step = [&](const Ints& v, int i) { return std::size_t(i) < n ? v[2 + i] : 0; };
+  Axis axes[3];
+  for (std::size_t i = 0; i + 2 < p.x.size(); ++i)
+    axes[i] = {p.x[i + 2], p.w[i + 2], p.y[i + 2], p.stride[i], p.padding[i], p.dilation[i],
+               p.x_stride[i + 2], p.w_stride[i + 2], p.y_stride[i + 2]};
+  const Axis a0 = axes[0], a1 = axes[1], a2 = axes[2];
+  const int operation = p.operation;
   const std::int64_t channels = p.w[1], filters = p.w[0] / p.groups;
   T* out = p.operation == 0 ? y : p.operation == 1 ? x : w;
   const Ints& out_size = p.operation == 0 ? p.y : p.operation == 1 ? p.x : p.w;
@@ -154,29 +164,30 @@ void compute(const Problem& p, T* x, T* w, T* y) {
   for (std::int64_t b = 0; b < p.x[0]; ++b)
   for (std::int64_t g = 0; g < p.groups; ++g)
   for (std::int64_t k = 0; k < filters; ++k)
-  for (std::int64_t c = 0; c < channels; ++c)
-  for (std::int64_t o0 = 0; o0 < size(p.y, 0); ++o0)
-  for (std::int64_t o1 = 0; o1 < size(p.y, 1); ++o1)
-  for (std::int64_t o2 = 0; o2 < size(p.y, 2); ++o2)
-  for (std::int64_t f0 = 0; f0 < size(p.w, 0); ++f0)
-  for (std::int64_t f1 = 0; f1 < size(p.w, 1); ++f1)
-  for (std::int64_t f2 = 0; f2 < size(p.w, 2); ++f2) {
-    const std::int64_t o[3] = {o0, o1, o2}, f[3] = {f0, f1, f2};
-    std::int64_t xa = b * p.x_stride[0] + (g * channels + c) * p.x_stride[1];
-    std::int64_t wa = (g * filters + k) * p.w_stride[0] + c * p.w_stride[1];
-    std::int64_t ya = b * p.y_stride[0] + (g * filters + k) * p.y_stride[1];
-    bool inside = true;
-    for (int i = 0; i < 3; ++i) {
-      const std::int64_t place = o[i] * at(p.stride, i, 1) - at(p.padding, i, 0) + f[i] * at(p.dilation, i, 1);
-      inside = inside && place >= 0 && place < size(p.x, i);
-      xa += place * step(p.x_stride, i);
-      wa += f[i] * step(p.w_stride, i);
-      ya += o[i] * step(p.y_stride, i);
+  for (std::int64_t c = 0; c < channels; ++c) {
+    const std::int64_t xc = b * p.x_stride[0] + (g * channels + c) * p.x_stride[1];
+    const std::int64_t wc = (g * filters + k) * p.w_stride[0] + c * p.w_stride[1];
+    const std::int64_t yc = b * p.y_stride[0] + (g * filters + k) * p.y_stride[1];
+    for (std::int64_t o0 = 0; o0 < a0.outputs; ++o0)
+    for (std::int64_t o1 = 0; o1 < a1.outputs; ++o1)
+    for (std::int64_t o2 = 0; o2 < a2.outputs; ++o2) {
+      const std::int64_t ya = yc + o0 * a0.y_step + o1 * a1.y_step + o2 * a2.y_step;
+      for (std::int64_t f0 = 0; f0 < a0.taps; ++f0) {
+        const std::int64_t i0 = a0.place(o0, f0);
+        for (std::int64_t f1 = 0; i0 >= 0 && f1 < a1.taps; ++f1) {
+          const std::int64_t i1 = a1.place(o1, f1);
+          for (std::int64_t f2 = 0; i1 >= 0 && f2 < a2.taps; ++f2) {
+            const std::int64_t i2 = a2.place(o2, f2);
+            if (i2 < 0) continue;
+            const std::int64_t xa = xc + i0 * a0.x_step + i1 * a1.x_step + i2 * a2.x_step;
+            const std::int64_t wa = wc + f0 * a0.w_step + f1 * a1.w_step + f2 * a2.w_step;
+            if (operation == 0) sums[ya] += double(x[xa]) * w[wa];
+            else if (operation == 1) sums[xa] += double(y[ya]) * w[wa];
+            else sums[wa] += double(x[xa]) * y[ya];
+          }
+        }
+      }
     }
-    if (!inside) continue;
-    if (p.operation == 0) sums[ya] += double(x[xa]) * w[wa];
-    else if (p.operation == 1) sums[xa] += double(y[ya]) * w[wa];
-    else sums[wa] += double(x[xa]) * y[ya];
   }
   Ints index(out_size.size(), 0);
   for (bool more = true; more;) {
