@@ -33,6 +33,7 @@ class Host:
         captures: whether the stream is being captured.
         most_bytes: size of the largest allocation that succeeds.
         allocated: size of each workspace since `forget`.
+        refused: size of each workspace that there was no memory for since `forget`.
         live_bytes: bytes that are allocated now, also for outputs.
         peak_bytes: the most of them since `forget`.
         waits: for each stream that waited, its address, that of the stream it waited for, and the bytes allocated then.
@@ -76,7 +77,7 @@ class Host:
         monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: 0, raising=False)
 
     def forget(self):
-        self.allocated = []
+        self.allocated, self.refused = [], []
         self.peak_bytes = self.live_bytes
 
     def held_by(self, run):
@@ -100,6 +101,7 @@ class Host:
     def empty_strided(self, size, strides, **options):
         if options["dtype"] is torch.uint8:
             if size[0] > self.most_bytes:
+                self.refused.append(size[0])
                 raise torch.OutOfMemoryError(f"Tried to allocate {size[0]} bytes. Of no interest")
             self.allocated.append(size[0])
         made = torch.empty_strided(size, strides, **options)

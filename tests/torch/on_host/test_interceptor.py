@@ -119,6 +119,7 @@ def test_a_filter_gradient_takes_less_if_that_memory_is_not_free(host):
         assert refused > 1200
         host.most_bytes = refused - 1  # whether a bound call asks first or not, which depends on the outputs' addresses
         assert_near(convolve_and_differentiate(x, w), expected)
+        assert refused in host.refused
         host.most_bytes = usual
         for _ in range(2):
             host.forget()
