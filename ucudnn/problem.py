@@ -224,7 +224,8 @@ class ConvolutionProblem:
         for name in ("channels", "filters"):
             if getattr(self, name) % self.groups:
                 raise InvalidProblemError(f"{name} {getattr(self, name)} cannot be divided into {self.groups} groups")
-        self._set("_output", tuple(map(_outputs, *(getattr(self, name) for name in _SIZES), self.paddings)))
+        sizes = self.spatial, self.kernel, self.stride, self.dilation, self.paddings
+        self._set("_output", tuple(map(_outputs, *sizes)))
         if any(size < 1 for size in self.output):
             after = f" before and {self.post_padding} after" if self.post_padding else ""
             raise InvalidProblemError(
@@ -357,7 +358,6 @@ _NUMBERS = (
     *("batch", "channels", "filters", "groups", "alignment"),
     *("x_batch_stride", "y_batch_stride", "x_channel_stride", "y_channel_stride"),
 )
-_SIZES = ("spatial", "kernel", "stride", "dilation")
 _TUPLES = ("spatial", "kernel", "padding", "post_padding", "stride", "dilation")
 _COPIED = tuple(each.name for each in fields(ConvolutionProblem) if each.name != "_hash")
 _copied = attrgetter(*_COPIED)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.counting_backend import CountingBackend
-from tests.support.problems import make_problem, problems
+from tests.support.problems import DENSE, make_problem, problems
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.nearby_plans import MOST_APART, NearbyPlans
@@ -108,8 +108,7 @@ def test_a_nearby_plan_that_does_not_fit_or_has_failed_does_not_serve():
 
 @given(problems(), st.integers(1, 6), st.sampled_from(BatchSizePolicy), st.integers(0, 16))
 def test_what_serves_computes_the_other_size_within_the_limit(problem, more, policy, power):
-    dense = {f"{tensor}_{of}_stride": 0 for tensor in "xy" for of in ("batch", "channel")}
-    other = replace(problem, spatial=tuple(each + more for each in problem.spatial), **dense)
+    other = replace(problem, spatial=tuple(each + more for each in problem.spatial), **DENSE)
     benchmark, limit = quick(CpuBackend()), (1 << power) - 1
     for each in (problem, other):
         request = asked(each, limit, policy)

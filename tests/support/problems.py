@@ -8,6 +8,9 @@ from ucudnn.slabs import is_divisible, row_count, row_unit
 
 LAYOUTS = {1: (Layout.NCW, Layout.NWC), 2: (Layout.NCHW, Layout.NHWC), 3: (Layout.NCDHW, Layout.NDHWC)}
 
+DENSE = {f"{tensor}_{of}_stride": 0 for tensor in "xy" for of in ("batch", "channel")}
+"""Changes that leave no gaps in x and y, as where a problem gets another size."""
+
 
 def make_problem(**overrides):
     values = {

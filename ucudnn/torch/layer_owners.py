@@ -36,20 +36,21 @@ class LayerOwners:
         if not running:
             return
         innermost, outermost = running[0], running[-1]
-        known = self._names.get(innermost)
-        if known is not None and all(map(self._is_there, _own(innermost))):  # as for images of a new size
-            self._first.setdefault(shapes_of(problem), known)
-            return
-        for path, module in torch.nn.Module.named_modules(outermost):
+        if not (innermost in self._names and all(map(self._is_there, _own(innermost)))):
+            self._read(outermost)  # once, unless weights move: images of a new size come to known layers
+        name = self._names.get(innermost)
+        if name is not None:
+            self._first.setdefault(shapes_of(problem), name)
+
+    def _read(self, model: torch.nn.Module) -> None:
+        """Note the names of a model's layers, and where their weights are."""
+        for path, module in torch.nn.Module.named_modules(model):
             name = path.removeprefix(_COMPILED).removeprefix(".") or type(module).__name__
             own = _own(module)
-            if own:
+            if own:  # a module without weights, such as a compiled model, may run for any layer
                 self._names[module] = name
             for parameter in own:
                 self._parameters[parameter.data_ptr()] = name, ref(parameter)
-            # A module without weights, such as a compiled model, may run for any layer.
-            if module is innermost and own and shapes_of(problem) not in self._first:
-                self._first[shapes_of(problem)] = name
 
     def _is_there(self, parameter: Parameter) -> bool:
         """Return whether a parameter is where it was when the model was read."""

@@ -76,7 +76,7 @@ def _base(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _spread(indices: Tensor, call: TracedCall) -> None:
-    """Spread indices evenly over what they select from; leave them zero if the call does not say what that is."""
+    """Spread indices evenly over the elements that they select. They stay zero if the call does not give the number."""
     name = call.func._schema.name
     if _PLANES in name:
         pooled = call.argument("self")

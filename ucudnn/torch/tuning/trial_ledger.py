@@ -56,11 +56,11 @@ class TrialLedger:
 
     @property
     def left_seconds(self) -> float:
-        """Seconds that may be lost now; below zero after an estimate that was too low, or while plans are made."""
-        if self._begun is None:
-            return -self.lost_seconds - self._reserved_seconds
-        waited = self._planned() - self._planned_before
-        return self._share * (self._clock() - self._begun) - waited - self.lost_seconds - self._reserved_seconds
+        """Seconds that may be lost now; below zero after an estimate that was too low, or after waits for plans."""
+        covered = 0.0
+        if self._begun is not None:
+            covered = self._share * (self._clock() - self._begun) - (self._planned() - self._planned_before)
+        return covered - self.lost_seconds - self._reserved_seconds
 
     def begin(self) -> None:
         """Count the time from now on, unless it counts already."""

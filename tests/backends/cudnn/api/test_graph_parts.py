@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.described_graphs import DescribingLibrary
-from tests.support.problems import make_problem, problems
+from tests.support.problems import DENSE, make_problem, problems
 from ucudnn.backends.base import ACCUMULATE, OVERWRITE
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
 from ucudnn.backends.cudnn.api.enums import DescriptorType
@@ -16,7 +16,6 @@ from ucudnn.backends.cudnn.api.graph_parts import GraphParts
 from ucudnn.problem import Operation
 
 NAME = "eng7_k2=5_k3=1"
-DENSE = {f"{tensor}_{of}_stride": 0 for tensor in "xy" for of in ("batch", "channel")}
 
 
 def described(asked, parts_of):
