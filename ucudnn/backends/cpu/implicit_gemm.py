@@ -1,4 +1,4 @@
-"""IMPLICIT_GEMM: the convolution without a workspace, added to the output tap by tap through small tiles.
+"""IMPLICIT_GEMM: the convolution without a workspace, added to the output a few taps at a time through small tiles.
 
 NumPy has no C += A @ B on strided operands, so blocks of the operands are copied to a fixed tile memory, multiplied
 there and added to the output. The tile memory stands in for the registers and the shared memory of a GPU. It has
@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes
-from ucudnn.backends.cpu.geometry import Array, Box, Tap, blocks, taps, taps_first
+from ucudnn.backends.cpu.geometry import Array, Tap, blocks, taps, taps_first
 from ucudnn.backends.cpu.scaling import accumulate, prescale
 from ucudnn.problem import ConvolutionProblem, Operation
 
@@ -36,45 +36,60 @@ _TILES = _TileMemory()
 @final
 @dataclass(frozen=True, slots=True)
 class _Blocking:
-    """Block sizes at which three tiles fit: filters x channels, channels x positions, filters x positions.
+    """Block sizes at which three tiles fit: filters x depth, depth x positions, filters x positions.
+
+    Where there are few channels, several taps are multiplied together: their channels lie one behind another. Then the
+    other operand is read, and the output written, once for all of them.
 
     Attributes:
         filters: channels of y in a block.
         channels: channels of x in a block.
+        taps: the most taps that are multiplied together.
         positions: positions of y in a block.
     """
 
     filters: int
     channels: int
+    taps: int
     positions: int
 
     @classmethod
-    def fit(cls, filters: int, channels: int, dtype: np.dtype[Any]) -> "_Blocking":
-        """Choose square blocks if there are enough channels, else blocks with more positions."""
+    def fit(cls, filters: int, channels: int, alike: int, dtype: np.dtype[Any]) -> "_Blocking":
+        """Choose square blocks if there are enough channels, else blocks with more taps or positions.
+
+        Args:
+            filters: channels of y in a group.
+            channels: channels of x in a group.
+            alike: the most taps that contribute to the same positions of y.
+            dtype: type of the tensors.
+        """
         elements = TILE_BYTES // dtype.itemsize
         side = isqrt(elements // 3)
         rows, inner = min(filters, side), min(channels, side)
-        return cls(rows, inner, (elements - rows * inner) // (rows + inner))
+        together = min(alike, max(1, side // 2 // inner))  # more would leave few positions
+        depth = together * inner
+        return cls(rows, inner, together, (elements - rows * depth) // (rows + depth))
 
-    def carve(self, count: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
-        """Return flat tiles for (filters x channels), (channels x count) and (filters x count) elements."""
+    def carve(self, depth: int, count: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        """Return flat tiles for (filters x depth), (depth x count) and (filters x count) elements."""
         elements = _TILES.memory.view(dtype)
-        first = self.filters * self.channels
-        second = first + self.channels * count
+        first = self.filters * depth
+        second = first + depth * count
         return elements[:first], elements[first:second], elements[second : second + self.filters * count]
 
 
 @final
 class ImplicitGemm(CpuAlgorithm):
-    """Adds the contribution of each tap, channel block and position block to the output. Workspace: 0 bytes."""
+    """Adds the contribution of some taps, a channel block and a position block to the output. Workspace: 0 bytes."""
 
     def __init__(self, problem: ConvolutionProblem) -> None:
         shapes = ViewShapes(problem)
         self._operation = problem.operation
         self._dtype = shapes.dtype
-        self._batch = problem.batch
-        self._taps = tuple(tap for tap in taps(problem) if not tap.empty)
-        self._blocking = _Blocking.fit(shapes.w[1], shapes.w[2], shapes.dtype)
+        alike = _alike([tap for tap in taps(problem) if not tap.empty])
+        self._blocking = _Blocking.fit(shapes.w[1], shapes.w[2], max(map(len, alike), default=1), shapes.dtype)
+        most = self._blocking.taps
+        self._together = tuple(each[at : at + most] for each in alike for at in range(0, len(each), most))
 
     @staticmethod
     def applies(problem: ConvolutionProblem) -> bool:
@@ -92,57 +107,81 @@ class ImplicitGemm(CpuAlgorithm):
         compute = self._filter_gradient if self._operation is Operation.BACKWARD_FILTER else self._filtered
         prescale(outputs[self._operation], beta)
         filters = taps_first(w, 3, w.ndim - 3)
-        for tap in self._taps:
-            for group, matrix in enumerate(filters[tap.index]):
-                compute(x[group], matrix, y[group], tap, alpha)
+        for some in self._together:
+            for group in range(len(x)):
+                compute(x[group], [filters[tap.index][group] for tap in some], y[group], some, alpha)
 
-    def _filtered(self, x: Array, w: Array, y: Array, tap: Tap, alpha: float) -> None:
-        """Add one tap of Forward (w @ x into y) or BackwardData (transposed w @ y into x)."""
+    def _filtered(self, x: Array, matrices: list[Array], y: Array, some: list[Tap], alpha: float) -> None:
+        """Add some taps of Forward (w @ x into y) or BackwardData (transposed w @ y into x)."""
         forward = self._operation is Operation.FORWARD
-        for filters, channels in _rectangles(w.shape, self._blocking):
-            factors = w[filters, channels] if forward else w[filters, channels].T
-            weights = self._blocking.carve(1, self._dtype)[0][: factors.size].reshape(factors.shape)
-            np.multiply(factors, alpha, out=weights)
-            for outputs, inputs in self._positions(tap):
-                reads, writes = (x[channels, *inputs], y[filters, *outputs])
-                if not forward:
-                    reads, writes = writes, reads
-                count = prod(reads.shape[1:])
-                _, first, second = self._blocking.carve(count, self._dtype)
-                source, result = (first, second) if forward else (second, first)
-                source = source[: reads.size]
-                result = result[: writes.size]
-                np.copyto(source.reshape(reads.shape), reads)
-                np.matmul(weights, source.reshape(-1, count), out=result.reshape(-1, count))
-                accumulate(writes, result.reshape(writes.shape))
+        for filters, channels in _rectangles(matrices[0].shape, self._blocking):
+            weights = self._weights([each[filters, channels] for each in matrices], alpha)
+            for parts, other in self._blocks(x[channels], y[filters], some):
+                columns, rows = self._tiles(parts, other)
+                if forward:
+                    _fill(columns, parts)
+                    np.matmul(weights, columns, out=rows)
+                    accumulate(other, rows.reshape(other.shape))
+                else:
+                    np.copyto(rows.reshape(other.shape), other)
+                    np.matmul(weights.T, rows, out=columns)
+                    for part, term in zip(parts, columns.reshape(len(parts), *parts[0].shape), strict=True):
+                        accumulate(part, term)
 
-    def _filter_gradient(self, x: Array, w: Array, y: Array, tap: Tap, alpha: float) -> None:
-        """Add one tap of BackwardFilter: y @ transposed x into w."""
-        for filters, channels in _rectangles(w.shape, self._blocking):
-            target = w[filters, channels]
-            for outputs, inputs in self._positions(tap):
-                reads, gradient = x[channels, *inputs], y[filters, *outputs]
-                count = prod(reads.shape[1:])
-                result, columns, rows = self._blocking.carve(count, self._dtype)
-                product = result[: target.size].reshape(target.shape)
-                columns, rows = columns[: reads.size], rows[: gradient.size]
-                np.copyto(columns.reshape(reads.shape), reads)
+    def _filter_gradient(self, x: Array, matrices: list[Array], y: Array, some: list[Tap], alpha: float) -> None:
+        """Add some taps of BackwardFilter: y @ transposed x into w."""
+        for filters, channels in _rectangles(matrices[0].shape, self._blocking):
+            targets = [each[filters, channels] for each in matrices]
+            width = targets[0].shape[1]
+            terms = self._matrix(len(targets[0]), len(targets) * width)
+            for parts, gradient in self._blocks(x[channels], y[filters], some):
+                columns, rows = self._tiles(parts, gradient)
+                _fill(columns, parts)
                 np.copyto(rows.reshape(gradient.shape), gradient)
-                np.matmul(rows.reshape(-1, count), columns.reshape(-1, count).T, out=product)
-                np.multiply(product, alpha, out=product)
-                accumulate(target, product)
+                np.matmul(rows, columns.T, out=terms)
+                np.multiply(terms, alpha, out=terms)
+                for at, target in enumerate(targets):
+                    accumulate(target, terms[:, at * width : (at + 1) * width])
 
-    def _positions(self, tap: Tap) -> Iterator[tuple[Box, Box]]:
-        """Yield blocks of a tap's positions in (batch, *output), with those in (batch, *spatial)."""
-        whole = slice(0, self._batch)
-        outputs = _ranges((whole, *tap.outputs))
-        inputs = _ranges((whole, *tap.inputs))
-        # Both have as many positions in each dimension, so they are divided alike.
-        return zip(blocks(outputs, self._blocking.positions), blocks(inputs, self._blocking.positions), strict=True)
+    def _weights(self, factors: list[Array], alpha: float) -> Array:
+        """Return alpha times the filters of some taps, side by side in a tile."""
+        filters, channels = factors[0].shape
+        weights = self._matrix(filters, len(factors) * channels)
+        for at, each in enumerate(factors):
+            np.multiply(each, alpha, out=weights[:, at * channels : (at + 1) * channels])
+        return weights
+
+    def _matrix(self, filters: int, depth: int) -> Array:
+        """Return the tile of filters, or of their gradient."""
+        return self._blocking.carve(depth, 1, self._dtype)[0][: filters * depth].reshape(filters, depth)
+
+    def _tiles(self, parts: list[Array], other: Array) -> tuple[Array, Array]:
+        """Return matrices in tile memory for parts of x, one below another, and for a part of y."""
+        count = prod(other.shape[1:])
+        depth = len(parts) * len(parts[0])
+        _, columns, rows = self._blocking.carve(depth, count, self._dtype)
+        return columns.reshape(depth, count), rows[: other.size].reshape(len(other), count)
+
+    def _blocks(self, x: Array, y: Array, some: list[Tap]) -> Iterator[tuple[list[Array], Array]]:
+        """Yield parts of x, one for each of some taps, with the part of y that they meet."""
+        views = [x[:, :, *tap.inputs] for tap in some]
+        other = y[:, :, *some[0].outputs]
+        for box in blocks(tuple(map(range, other.shape[1:])), self._blocking.positions):
+            yield [view[:, *box] for view in views], other[:, *box]
 
 
-def _ranges(box: Box) -> tuple[range, ...]:
-    return tuple(range(side.start, side.stop, side.step or 1) for side in box)
+def _alike(members: list[Tap]) -> list[list[Tap]]:
+    """Return the taps that contribute to the same positions of y, for all such positions."""
+    alike: dict[tuple[tuple[int, int], ...], list[Tap]] = {}
+    for tap in members:
+        alike.setdefault(tuple((side.start, side.stop) for side in tap.outputs), []).append(tap)
+    return list(alike.values())
+
+
+def _fill(columns: Array, parts: list[Array]) -> None:
+    """Copy parts of x into a matrix, one below another."""
+    for target, part in zip(columns.reshape(len(parts), *parts[0].shape), parts, strict=True):
+        np.copyto(target, part)
 
 
 def _rectangles(shape: tuple[int, ...], blocking: _Blocking) -> Iterator[tuple[slice, slice]]:

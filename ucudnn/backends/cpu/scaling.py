@@ -50,8 +50,11 @@ def finish(out: Array, result: Array, alpha: float, beta: float) -> None:
 
 def _parts(out: Array) -> Iterator[tuple[slice | int, ...]]:
     """Yield indices of all parts that NumPy changes in place: the whole output, or one sample after another."""
+    if out.nbytes <= _SMALL_BYTES:
+        yield ()
+        return
     strides = sorted(abs(stride) for stride, size in zip(out.strides, out.shape, strict=True) if size > 1)
-    if out.nbytes <= _SMALL_BYTES or all(larger % smaller == 0 for smaller, larger in pairwise(strides)):
+    if all(larger % smaller == 0 for smaller, larger in pairwise(strides)):
         yield ()
         return
     axis = max((axis for axis, size in enumerate(out.shape) if size > 1), key=lambda axis: abs(out.strides[axis]))
