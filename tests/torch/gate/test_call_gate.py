@@ -3,6 +3,7 @@
 import ctypes
 import sys
 import warnings
+from array import array
 from collections import Counter
 from pathlib import Path
 from threading import Event, Thread
@@ -157,6 +158,29 @@ def test_gradients_with_a_rule_are_computed_by_it_and_the_others_by_pytorch(gate
     for left, right in zip(call.backward(grad, (False, True, False)), expected, strict=True):
         assert left is None or torch.equal(left, right), "another look"
     assert sum(map(len, seen.values())) == len(ours)
+
+
+def test_calls_that_are_set_aside_are_passed_on_whole_until_they_are_not(gate, passed_on):
+    call = Call("plain")
+    expected, seen, aside = call.forward(), [], array("q", [0])
+    grad = torch.randn_like(expected)
+    gradients, mask = call.backward(grad), (True, True, True)
+    made = {0: output_of(expected, writer(seen, 2, expected.numel()))}
+    other = {0: output_of(call.x, writer(seen, 0, call.x.numel()))}
+    forward = GateRule(call.forward_look(), made, aside=aside)
+    gate.open("cpu", [forward], [GateRule(call.backward_look(grad), other, aside=aside)])
+    del forward  # the gate keeps the number
+    passed_on.clear()
+    for is_aside in (0, 1, 0, -1):
+        aside[0] = is_aside
+        wanted = expected if is_aside else torch.full_like(expected, SENTINEL)
+        assert torch.equal(call.forward(), wanted)
+        found = call.backward(grad)
+        wanted = gradients[0] if is_aside else torch.full_like(call.x, SENTINEL)
+        assert torch.equal(found[0], wanted)
+        assert all(map(torch.equal, found[1:], gradients[1:]))
+    assert passed_on == [(False, True, True), mask, (False, True, True), mask], "one call, not one for each gradient"
+    assert len(seen) == 4
 
 
 @pytest.fixture

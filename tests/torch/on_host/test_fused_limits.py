@@ -178,7 +178,7 @@ def test_an_engine_that_fails_is_replaced_and_the_bias_is_added_once(stated, stu
 def test_the_gate_computes_by_engines_that_add_the_bias(stated, gate_library, monkeypatch, host):
     one = stated(library=gate_library)
     with one.enable():
-        one.until(lambda: one.is_gated, assert_near)
+        one.until(lambda: one.is_final, assert_near)
         in_python = python_calls(monkeypatch)
         process_overrides.refresh()
         one.until(lambda: not taken(in_python), assert_near)

@@ -8,13 +8,15 @@ torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import LATER, LIMIT, TunedProgram, python_calls, taken  # noqa: E402
+from tests.support.tuned_program import LATER, LIMIT, TunedProgram, end_programs, python_calls, taken  # noqa: E402
 from ucudnn.problem import WITH_BIAS, Operation  # noqa: E402
 from ucudnn.torch.added_bias import is_fused  # noqa: E402
 from ucudnn.torch.gate.call_gate import CallGate  # noqa: E402
 from ucudnn.torch.gate.direct_kernel import direct_kernel  # noqa: E402
 from ucudnn.torch.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import Overrides, process_overrides  # noqa: E402
+from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def gated(host, gate_library):
     """Return a program with a gate that computes by its plans."""
     one = TunedProgram(host, 50.0, share=0.5, limit_bytes=LIMIT, library=gate_library)
     with one.enable():
-        one.until(lambda: one.is_gated, assert_near)
+        one.until(lambda: one.is_final, assert_near)
         yield one
     process_overrides.use(None)
     one.source.join(30)
@@ -353,3 +355,88 @@ def test_programs_without_an_optimizer_are_computed_by_the_gate_within_the_limit
         assert one.program.stock_calls == 0
     process_overrides.use(None)
     one.source.join(30)
+
+
+@pytest.fixture
+def trying(host, gate_library, monkeypatch):
+    """Return a program that tries plans while the gate computes by the first ones, and what comes to its tuner."""
+    came = []
+    for name in ("forward", "backward"):
+        run = getattr(AutoInterceptor, name)
+        monkeypatch.setattr(AutoInterceptor, name, lambda *rest, run=run: came.append(run) or run(*rest))
+    one = TunedProgram(host, 50.0, share=0.02, limit_bytes=LIMIT, library=gate_library)
+    with one.enable():
+        one.until(lambda: one.is_gated, assert_near)
+        came.clear()
+        yield one, came
+    end_programs([one])
+
+
+def until_over(one, came):
+    """Take steps until nothing is tried; return for each how much was tried, and how many calls came to Python."""
+    found = []
+    while one.tuner.phase is TuningPhase.TRYING:
+        assert one.is_gated
+        tried = len(one.tuner.trials)
+        assert_near(one.step(), one.expected)
+        found.append((tried, len(taken(came))))
+    return found
+
+
+def test_only_calls_that_are_tried_come_to_python_while_others_are_computed_by_first_plans(trying, host, calls):
+    one, came = trying
+    host.forget()
+    calls()
+    steps = until_over(one, came)
+    assert {tried > 0 for tried, _ in steps} == {True, False}
+    assert all(count <= tried for tried, count in steps), "two gradients of a call may be tried at once"
+    assert all(count for tried, count in steps if tried)
+    assert sum(tried == 0 for tried, _ in steps) >= 2 * sum(tried > 0 for tried, _ in steps)
+    assert max(host.allocated) <= LIMIT + LATER
+    assert one.program.stock_calls == 0
+    assert one.tuner.phase is TuningPhase.COMPARING
+    assert not one.is_gated, "whole steps are compared in Python"
+    one.until(lambda: one.is_final, assert_near)
+    assert one.tuner.kernels, "what was tried is adopted"
+
+
+def test_shapes_that_are_new_while_others_are_tried_are_computed_by_the_gate_before_all_is_settled(trying):
+    one, came = trying
+    one.x = torch.randn(4, 4, 7, 6)
+    assert_near(one.step(), one.expected)
+    assert len(came) >= 4
+    came.clear()
+    steps = until_over(one, came)
+    quiet = [count for tried, count in steps if not tried]
+    assert quiet[0] == 4
+    assert quiet[-1] == 0
+    assert 0 < quiet.index(0) <= 16
+
+
+def test_calls_that_were_tried_in_a_step_are_computed_by_the_gate_in_the_next_one(trying):
+    one, came = trying
+    one.until(lambda: one.tuner.trials, assert_near)
+    came.clear()
+    assert_near(one.step(), one.expected)
+    assert came
+    assert not one.tuner.trials
+    came.clear()
+    assert_near(one.step(), one.expected)
+    assert not came
+
+
+def test_without_an_optimizer_all_calls_come_to_python_while_others_are_tried(host, gate_library):
+    one = TunedProgram(host, 50.0, share=0.5, limit_bytes=LIMIT, library=gate_library)
+    gate_library.begin()
+    gate_library.join(300)
+    phases = set()
+    with one.enable():
+        while not (one.made.tuners() and one.tuner.phase is TuningPhase.SETTLED):
+            one.program.passed_ms += one.program.idle_ms
+            with torch.inference_mode():
+                one.model(one.x)
+            one.wait_for_threads()
+            assert not one.is_gated, "no call would say where steps end"
+            phases |= {each.phase for each in one.made.tuners().values()}
+    assert TuningPhase.TRYING in phases
+    end_programs([one])

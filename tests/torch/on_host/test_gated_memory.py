@@ -80,7 +80,7 @@ def _bytes(tensor):
 def test_calls_within_a_limit_of_memory_do_not_come_to_python_while_there_is_room(bounded, counted, in_python, calls):
     one = bounded()
     with one.enable():
-        one.until(lambda: one.is_gated, assert_near)
+        one.until(lambda: one.is_final, assert_near)
         process_overrides.refresh()
         in_python.clear()
         one.until(lambda: not taken(in_python), assert_near)
@@ -105,7 +105,7 @@ def test_no_workspace_is_taken_where_live_bytes_leave_no_room_for_it(bounded, co
     for limit_bytes in python:
         one = bounded(limit_bytes)
         with one.enable():
-            one.until(lambda one=one: one.is_gated, assert_near)
+            one.until(lambda one=one: one.is_final, assert_near)
             process_overrides.refresh()
             in_python.clear()
             one.until(lambda one=one: not taken(in_python), assert_near)
@@ -147,7 +147,7 @@ def test_where_the_allocator_says_no_live_bytes_all_calls_come_to_python(bounded
 def test_plans_that_were_replaced_because_memory_is_short_are_computed_by_the_gate_again(bounded, counted, in_python):
     one = bounded()
     with one.enable():
-        one.until(lambda: one.is_gated, assert_near)
+        one.until(lambda: one.is_final, assert_near)
         process_overrides.refresh()
         one.until(lambda: not taken(in_python), assert_near)
         before = max(kernel.workspace_bytes for kernel in directs())

@@ -5,6 +5,7 @@ Those that cuDNN computes by plans that are ready do not come to Python either.
 
 import ctypes
 import logging
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,12 +64,14 @@ class GateRule(NamedTuple):
             a backward call at 0 and 1.
         bias_as: sizes and strides with which the bias of a forward call is added; () if there is none.
         fuses: whether the output's kernel adds the bias. Then it is given the address of the bias, too.
+        aside: one number. Calls are passed on while it is not 0. It may change at any time. None computes always.
     """
 
     look: Sequence[int]
     outputs: Mapping[int, GateOutput]
     bias_as: tuple[Sizes, Sizes] = ((), ())
     fuses: bool = False
+    aside: "array[int] | None" = None
 
 
 @final
@@ -93,7 +96,8 @@ class CallGate:
         self._computes: dict[int, Compute] = {}  # by numbers that are never used again
         self._count = 0
         self._directs: list[DirectKernel] = []  # the gate has their addresses
-        self._earlier: list[list[DirectKernel]] = []  # of rules by which other threads may still compute
+        self._asides: list[array[int]] = []  # likewise
+        self._earlier: list[tuple[object, ...]] = []  # of rules by which other threads may still compute
 
     def open(
         self,
@@ -124,8 +128,8 @@ class CallGate:
         if not again:
             self.close()
         self._call("begin", device_type.upper().encode(), self._callback)
-        self._earlier.append(self._directs)
-        first, self._directs = self._count, []
+        self._earlier.append((self._directs, self._asides))
+        first, self._directs, self._asides = self._count, [], []
         for is_backward, rules in enumerate((forward, backward)):
             for rule in rules:
                 self._add(is_backward, rule)
@@ -168,6 +172,10 @@ class CallGate:
             if direct is not None:
                 self._directs.append(direct)
                 self._call("direct", is_backward, *look, at, *_call_of(direct))
+        if rule.aside is not None:
+            self._asides.append(rule.aside)
+            address, _ = rule.aside.buffer_info()
+            self._call("aside", is_backward, *look, ctypes.c_void_p(address))
         sizes, strides = rule.bias_as
         if sizes:
             form = _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes))

@@ -1,7 +1,7 @@
 """Decides which operators are wanted in place of PyTorch's while a program is tuned, and opens the gate."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, final
 
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -19,9 +19,10 @@ from ucudnn.torch.tuning.tuner import Tuner
 
 _LOG = logging.getLogger("ucudnn.torch")
 
-_STEPS_TO_PLAN = 2  # after all is settled: in the first one, adopted plans are made
+_STEPS_TO_PLAN = 2  # before the gate computes by plans: in the first one, adopted plans are made
 _LEAST_STEPS = 16  # until the gate is opened again for the first time, and then twice as many each time
 _LOOKS_IN_A_STEP = 4  # another step for so many looks, because each takes 0.1 to 0.2 ms when the gate is opened
+_LASTING = {TuningPhase.TRYING, TuningPhase.SETTLED}  # phases in which plans do not change
 
 
 class Refresh(Protocol):
@@ -37,7 +38,8 @@ class GateOpener:
 
     Args:
         library: builds the gate; None goes without.
-        planned: computes by first plans, as the gate does once all is settled; None if PyTorch's own kernels run.
+        planned: computes by first plans, as the gate does while others are tried and by adopted ones once all is
+            settled; None if PyTorch's own kernels run.
         tracker: says where steps end.
         tables: what becomes of forward and backward calls.
         tuners: the tuner of each device; others may be added later.
@@ -60,13 +62,14 @@ class GateOpener:
     ) -> None:
         self.is_settled = False
         self.wanted: tuple[object, ...] = (True, True, ())
+        self._tries = False
         self._library = library
         self._planned = planned
         self._tracker = tracker
         self._tables = tables
         self._tuners = tuners
         self._changed = changed
-        self._settled_at = 0
+        self._lasts_since = 0
         self._reopened = 0
         self._reopens_at = 0
         self._opened_elsewhere = False  # on another stream than the default one, where no kernel does without Python
@@ -136,10 +139,18 @@ class GateOpener:
         built = not gated and self._library is not None and self._library.gate is not None
         return built and (bool(forward or backward) or self._gates_plans())
 
-    def step_ended(self, *, is_settled: bool) -> None:
-        """Note whether nothing is tried any more after a step; called until that is so."""
-        self.is_settled, self._settled_at = is_settled, self._tracker.steps
-        if is_settled and self._planned is not None:
+    def step_ended(self, phases: Collection[TuningPhase]) -> None:
+        """Note what tuners do after a step; called until nothing is tried any more.
+
+        First plans last while others are tried: only calls in which that is done come to Python then. Calls are watched
+        before, and whole steps are compared later, and both see all calls in Python.
+        """
+        settled = set(phases) == {TuningPhase.SETTLED}
+        tries = not settled and TuningPhase.TRYING in phases and set(phases) <= _LASTING
+        if (settled, tries) != (self.is_settled, self._tries):
+            self._lasts_since = self._tracker.steps
+        self.is_settled, self._tries = settled, tries
+        if self._planned is not None and (settled or (tries and self._tracker.by_optimizer)):
             self.awaits_gate()
 
     def refresh(self) -> None:
@@ -180,6 +191,7 @@ class GateOpener:
         gates = self._gates_plans() if self._planned is not None else replaces and (forward or backward)
         if not gates or self._library is None or self._library.gate is None:
             return forward, backward, ()
+        backward |= self._tries  # what is tried changes from step to step, and operators are not registered for that
         return forward, backward, tuple(tuple(map(id, each.kernels.values())) * each.uses_adopted for each in tuners)
 
     def _on_default_streams(self) -> bool:
@@ -193,7 +205,8 @@ class GateOpener:
         calls = {} if planned.has_unlent else planned.cached_calls()
         distance = max(_LEAST_STEPS, len(calls) // _LOOKS_IN_A_STEP) << self._reopened
         self._reopens_at = self._tracker.steps + distance
-        return plan_rules(calls)
+        tried = [item for table in self._tables for item in list(table.calls.items())] if self._tries else []
+        return plan_rules(calls, {look: call.aside for look, call in tried})
 
     def _needs_steps(self) -> bool:
         """Return whether forward calls by plans must tell steps: until all is settled, and the gate is open after it.
@@ -207,7 +220,9 @@ class GateOpener:
         return self._library.is_pending or (self._library.gate is not None and not self._gates_plans())
 
     def _gates_plans(self) -> bool:
-        """Return whether plans are final and were launched since.
+        """Return whether plans last and were launched since.
+
+        While others are tried, an optimizer must tell steps, because most calls do not come to Python.
 
         On another stream than the default one, no kernel would be found that the gate can compute. Nor are plans of
         named layers for the gate: only `convert` names layers, by their weights' memory, and an address may be that of
@@ -215,5 +230,6 @@ class GateOpener:
         """
         if self._planned is None or self._planned.names.any:
             return False
-        launched = self.is_settled and self._tracker.steps >= self._settled_at + _STEPS_TO_PLAN
+        lasts = self.is_settled or (self._tries and self._tracker.by_optimizer)
+        launched = lasts and self._tracker.steps >= self._lasts_since + _STEPS_TO_PLAN
         return launched and self._planned.on_default_streams()

@@ -1,5 +1,6 @@
 """The rules of the gate for calls that first plans, or plans that were adopted, compute within a stated limit."""
 
+from array import array
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -8,12 +9,16 @@ from ucudnn.torch.fused_call import FusedCall
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of
 from ucudnn.torch.kernel_call import KernelCall
 
+Asides = Mapping[tuple[Any, ...], "array[int]"]
+"""A number for each look of calls, which is not 0 while something is tried in them."""
 
-def plan_rules(calls: Mapping[tuple[Any, ...], CachedCall]) -> tuple[list[GateRule], list[GateRule]]:
+
+def plan_rules(calls: Mapping[tuple[Any, ...], CachedCall], asides: Asides) -> tuple[list[GateRule], list[GateRule]]:
     """Return the rules of forward and backward calls all of whose outputs cuDNN can compute without Python.
 
     Args:
         calls: what becomes of calls, by their look and the name of their layer, which must be ''.
+        asides: for calls in which something may be tried.
     """
     forward: list[GateRule] = []
     backward: list[GateRule] = []
@@ -26,7 +31,8 @@ def plan_rules(calls: Mapping[tuple[Any, ...], CachedCall]) -> tuple[list[GateRu
         ready = {at: each for at, each in outputs.items() if each is not None}
         if wanted and len(ready) == len(wanted):  # a part of a gradient's call would have another plan
             rules = backward if call.output is None else forward
-            rules.append(GateRule(look_of(key[:-1]), ready, call.bias_as, _fuses(call)))
+            look = key[:-1]
+            rules.append(GateRule(look_of(look), ready, call.bias_as, _fuses(call), asides.get(look)))
     return forward, backward
 
 

@@ -49,7 +49,8 @@ class AutoInterceptor:
         aten: PyTorch's own kernels.
         changed: called between steps when other operators are wanted; see `operators` and `open_gate`.
         library: builds the gate, through which calls that are passed on do not come to Python; None goes without.
-        planned: computes by first plans, as the gate does once all is settled; None if PyTorch's own kernels run.
+        planned: computes by first plans, as the gate does while others are tried and by adopted ones once all is
+            settled; None if PyTorch's own kernels run.
 
     Attributes:
         device_type: 'cuda' or 'cpu'.
@@ -281,9 +282,10 @@ class AutoInterceptor:
             return
         if not self._tracker.optimizer_stepped(optimizer):
             return
-        if self._step_ended() or self.opener.has_new_gate():
+        may_differ = self._step_ended() or self.opener.has_new_gate()
+        if may_differ:
             self.opener.refresh()
-        else:
+        if not may_differ or self.planned is not None:  # new shapes may have plans while others are tried
             self.opener.reopen()
 
     def _refresh_later(self) -> None:
@@ -310,7 +312,7 @@ class AutoInterceptor:
             backward.begin_step()
         self._quiet = quiet
         phases = {each.phase for each in self._tuners.values()}
-        self.opener.step_ended(is_settled=phases == {TuningPhase.SETTLED})
+        self.opener.step_ended(phases)
         if self.opener.is_settled and self._by_optimizer:
             self._tracker.trust_optimizers()
         first = self._tracker.first

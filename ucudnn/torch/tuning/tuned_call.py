@@ -1,5 +1,6 @@
 """What a tuner makes of PyTorch's calls: it watches them, tries candidates on them, or replaces them."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, final
@@ -54,10 +55,11 @@ class TunedCall:
     Attributes:
         reason: why PyTorch computes them for good; '' if it need not.
         way: what they do in this step; None if they are passed on.
+        aside: one number for the gate, which is 0 while they are passed on.
         shapes: shapes of x and the weight.
     """
 
-    __slots__ = ("_free", "_outputs", "_tuner", "bias_as", "reason", "shapes", "transposed", "way")
+    __slots__ = ("_free", "_outputs", "_tuner", "aside", "bias_as", "reason", "shapes", "transposed", "way")
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class TunedCall:
         self.bias_as = bias_as
         self.shapes: tuple[Any, Any] = ((), ())
         self.way: _Way | None = None
+        self.aside = array("q", [0])
         self._free: dict[tuple[int, int], tuple[int, FreeBlocks]] = {}
 
     def begin_step(self) -> None:
@@ -86,6 +89,7 @@ class TunedCall:
             self.way = _Way(self, tuner, self._outputs, watches=watches)
         else:
             self.way = None
+        self.aside[0] = self.way is not None
 
     def rule(self, look: Sequence[int]) -> GateRule | None:
         """Return what the gate does with calls of a look; None if they are passed on."""

@@ -121,7 +121,7 @@ void pass_on_but(const Rules& rules, const Side& side, const c10::IValue* argume
 
 const Rule* rule_of(const Side& side, const Numbers& look) {
   const auto found = side.rules.find(look);
-  return found == side.rules.end() ? nullptr : &found->second;
+  return found == side.rules.end() || found->second.is_aside() ? nullptr : &found->second;
 }
 
 void forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
@@ -305,6 +305,12 @@ EXPORTED const char* ucudnn_gate_bias(const std::int64_t* look, std::int64_t len
     rule.bias_strides = list(strides, dimensions);
     rule.fuses = fuses != 0;
   });
+}
+
+// Passes calls with a look on while a number is not 0, which may change at any time. It lives as long as the rules.
+EXPORTED const char* ucudnn_gate_aside(int is_backward, const std::int64_t* look, std::int64_t length,
+                                       const std::int64_t* aside) {
+  return guarded([&] { next_side(is_backward).rules.at(list(look, length)).aside = aside; });
 }
 
 // Opens the set of rules that was begun last, and puts the gate in front of the operators that have rules, unless it

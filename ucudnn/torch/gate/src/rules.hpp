@@ -29,6 +29,9 @@ struct Rule {
   Numbers bias_sizes;
   Numbers bias_strides;
   bool fuses = false;  // the kernel of the output adds the bias
+  const std::int64_t* aside = nullptr;  // a number that is not 0 while such calls come to Python, which tries something
+
+  bool is_aside() const { return aside != nullptr && *aside != 0; }
 };
 
 // An operator, and the kernel that computes it where the gate does not.
