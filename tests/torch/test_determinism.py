@@ -62,8 +62,9 @@ def test_six_deterministic_processes_end_with_the_same_bits():
 def test_ranks_with_the_same_plans_end_with_the_same_bits(tmp_path):
     path = str(tmp_path / "plans.json")
     options = {"workspace_limit": "64KiB", "database": "off"}
-    # Each is planned by random times, and the first one saves its plans. About one pair in 200 ends with the same bits.
-    first, *others = outcomes(4, options, 0, path)
+    first, *others = outcomes(2, options, 0, path)  # each is planned by random times; the first one saves its plans
+    if others == [first]:  # one pair in 200 ends with the same bits
+        others += outcomes(2, options, 0)
     assert set(others) != {first}, "else the rest would show nothing"
     assert outcomes(3, {**options, "plans": path}, 0) == [first] * 3
 
