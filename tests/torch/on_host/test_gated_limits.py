@@ -360,10 +360,7 @@ def test_programs_without_an_optimizer_are_computed_by_the_gate_within_the_limit
 @pytest.fixture
 def trying(host, gate_library, monkeypatch):
     """Return a program that tries plans while the gate computes by the first ones, and what comes to its tuner."""
-    came = []
-    for name in ("forward", "backward"):
-        run = getattr(AutoInterceptor, name)
-        monkeypatch.setattr(AutoInterceptor, name, lambda *rest, run=run: came.append(run) or run(*rest))
+    came = python_calls(monkeypatch, AutoInterceptor)
     one = TunedProgram(host, 50.0, share=0.02, limit_bytes=LIMIT, library=gate_library)
     with one.enable():
         one.until(lambda: one.is_gated, assert_near)

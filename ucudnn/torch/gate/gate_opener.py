@@ -1,7 +1,8 @@
 """Decides which operators are wanted in place of PyTorch's while a program is tuned, and opens the gate."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, final
 
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -139,14 +140,14 @@ class GateOpener:
         built = not gated and self._library is not None and self._library.gate is not None
         return built and (bool(forward or backward) or self._gates_plans())
 
-    def step_ended(self, phases: Collection[TuningPhase]) -> None:
+    def step_ended(self, phases: AbstractSet[TuningPhase]) -> None:
         """Note what tuners do after a step; called until nothing is tried any more.
 
         First plans last while others are tried: only calls in which that is done come to Python then. Calls are watched
         before, and whole steps are compared later, and both see all calls in Python.
         """
-        settled = set(phases) == {TuningPhase.SETTLED}
-        tries = not settled and TuningPhase.TRYING in phases and set(phases) <= _LASTING
+        settled = phases == {TuningPhase.SETTLED}
+        tries = TuningPhase.TRYING in phases and phases <= _LASTING
         if (settled, tries) != (self.is_settled, self._tries):
             self._lasts_since = self._tracker.steps
         self.is_settled, self._tries = settled, tries
