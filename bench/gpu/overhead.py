@@ -38,7 +38,8 @@ def itself(handle: Handle, problem: ConvolutionProblem, layer: str = "") -> Call
     entry = handle._entries[KernelKey(layer, problem)]
     assert entry.plan is not None
     (step,) = entry.plan.steps
-    plan, pack = list(step.call._packs.values())[-1]
+    ((_, scaling), packs) = list(step.call._packs.items())[-1]
+    plan, pack = step.call._plans[scaling], list(packs.values())[-1]
     return partial(step.call._execute, step.call._handle, plan.address, pack.address)
 
 

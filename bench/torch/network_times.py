@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median, quantiles
 from time import perf_counter
 from typing import Any
 
@@ -15,10 +15,10 @@ from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
 _HOST_STEPS = 9
-_TURNS = 7
-_LEAST_TURNS = 3
-_TURN_STEPS = 5
-_TURNS_S = 3.0
+_TURNS = 25
+_LEAST_TURNS = 5
+_TURN_STEPS = 2
+_TURNS_S = 4.0
 """Seconds after which no turn begins beyond the least ones."""
 
 
@@ -67,22 +67,31 @@ def host_ms(step: Step, clock: Clock, steps: int = _HOST_STEPS) -> dict[str, flo
 def host_by_turns(on: "ucudnn.torch.Enabled", step: Step, clock: Clock, kernels: int) -> dict[str, object]:
     """Return the host's time of a step with and without ucudnn, by turns in one process; empty before all is settled.
 
-    Processes differ by more than what is asked, because a host is faster at times.
+    Processes differ by more than what is asked, because a host is faster at times. It is faster for seconds, too. So
+    turns are short, and each is compared with the mean of PyTorch's turns before and after it.
+
+    Returns:
+        times of all turns; 'over_us', the median of the microseconds that each convolution and gradient takes longer,
+        and 'quartiles_us', between which half of the turns lie; 'kernels', the number of convolutions and gradients.
     """
     if not is_settled(on):
         return {}
-    taken: dict[str, list[float]] = {"ours_ms": [], "stock_ms": []}
+
+    def turn(interceptor: Any) -> float:
+        process_overrides.use(interceptor)
+        step()
+        return sum(host_ms(step, clock, _TURN_STEPS).values())
+
     begin = perf_counter()
-    for turn in range(_TURNS):
-        if turn >= _LEAST_TURNS and perf_counter() - begin > _TURNS_S:
-            break
-        for name, interceptor in (("ours_ms", on._interceptor), ("stock_ms", None)):
-            process_overrides.use(interceptor)
-            step()
-            taken[name].append(sum(host_ms(step, clock, _TURN_STEPS).values()))
+    ours: list[float] = []
+    stock = [turn(None)]
+    while len(ours) < _TURNS and (len(ours) < _LEAST_TURNS or perf_counter() - begin < _TURNS_S):
+        ours.append(turn(on._interceptor))
+        stock.append(turn(None))
     process_overrides.use(on._interceptor)
-    over_us = [(ours - stock) * 1e3 / kernels for ours, stock in zip(*taken.values(), strict=True)]
-    return {**taken, "over_us": median(over_us), "kernels": kernels}
+    over_us = [(each - fmean(around)) * 1e3 / kernels for each, around in zip(ours, pairwise(stock), strict=True)]
+    low, middle, high = quantiles(over_us, n=4)
+    return {"ours_ms": ours, "stock_ms": stock, "over_us": middle, "quartiles_us": [low, high], "kernels": kernels}
 
 
 def time_in_python(on: "ucudnn.torch.Enabled | None", step: Callable[[], Any], clock: Clock) -> dict[str, float]:

@@ -153,7 +153,9 @@ def test_repeats_begin_with_an_empty_database_and_prepare_on_processors_of_their
     first, second = load(out)["cases"].values()
     assert [first["database"], second["database"]] == ["empty", "empty"]
     assert second["cores"] == {"prepared": sorted(preparing), "measured": sorted(cores - preparing)}
-    assert first["host_by_turns"]["ours_ms"], "the host's time is compared by turns"
+    turns = first["host_by_turns"]
+    assert len(turns["stock_ms"]) == len(turns["ours_ms"]) + 1 >= 6, "each turn is between two of PyTorch's"
+    assert turns["quartiles_us"][0] <= turns["over_us"] <= turns["quartiles_us"][1]
     assert second["host_by_turns"] == {}, "once for all repeats"
     for case in (first, second):
         assert list(case["spent_s"])[:3] == ["imports", "model", "waiting"]

@@ -74,6 +74,8 @@ class Interceptor:
         self._owners = LayerOwners()
         self._open_handle = open_handle
         self._handles: dict[int, Handle] = {}
+        self._opens: dict[int, Callable[[], Handle]] = {}
+        self._when_planned = self._planned_anew  # one for all kernels, of which there may be thousands
         self._lock = new_lock(LockLevel.FACE)
         self._calls: BoundedDict[tuple[Any, ...], CachedCall] = BoundedDict(_MOST_CALLS)
         self._kernel_calls: BoundedDict[_KernelCallKey, KernelCall] = BoundedDict(_MOST_CALLS)
@@ -287,17 +289,21 @@ class Interceptor:
         key = _KernelCallKey(problem, layer, ordinal, later_bytes)
         found = self._kernel_calls.get(key)
         if found is None:
-            opened = partial(self.handle, ordinal)
-            found = KernelCall(problem, layer, ordinal, opened, self.fallbacks, later_bytes, self._planned_anew)
+            opens, planned = self._opening(ordinal), self._when_planned
+            found = KernelCall(problem, layer, ordinal, opens, self.fallbacks, later_bytes, planned)
             found = self._kernel_calls.setdefault(key, found)  # another thread may have been faster
         return found
 
     def _fused_call(self, layer: str, ordinal: int, problem: ConvolutionProblem) -> FusedCall:
         found = self._fused_calls.get((problem, layer, ordinal))
         if found is None:
-            found = FusedCall(problem, layer, ordinal, partial(self.handle, ordinal), self._planned_anew)
+            found = FusedCall(problem, layer, ordinal, self._opening(ordinal), self._when_planned)
             found = self._fused_calls.setdefault((problem, layer, ordinal), found)
         return found
+
+    def _opening(self, ordinal: int) -> Callable[[], Handle]:
+        """Return what returns the handle of a GPU; one for all kernels."""
+        return self._opens.setdefault(ordinal, partial(self.handle, ordinal))
 
     def handle(self, ordinal: int) -> Handle:
         """Return the handle of the current GPU, given its number, which is opened first if necessary."""

@@ -28,19 +28,19 @@ class OutputForm:
         size_bytes: size of the output.
     """
 
-    __slots__ = ("_new_elsewhere", "_new_here", "_ordinal", "size_bytes", "sizes", "strides")
+    __slots__ = ("_device", "_dtype", "_new_here", "_ordinal", "size_bytes", "sizes", "strides")
 
     def __init__(self, problem: ConvolutionProblem, ordinal: int) -> None:
         self._ordinal = ordinal
         self.sizes = shape = shapes_of(problem)[_WRITTEN[problem.operation]]
         self.strides = strides = torch.empty(shape, device="meta", memory_format=format_of(problem)).stride()
-        device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
-        dtype = DTYPES[problem.dtype]
-        self._new_here = partial(empty_of(device.type), shape, strides, dtype)
-        self._new_elsewhere = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+        self._device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
+        self._dtype = DTYPES[problem.dtype]
+        self._new_here = partial(empty_of(self._device.type), shape, strides, self._dtype)
         self.size_bytes = prod(shape) * problem.dtype.itemsize
 
     def new(self) -> torch.Tensor:
         """Return a new tensor for the output."""
-        here = self._ordinal < 0 or current_device() == self._ordinal
-        return self._new_here() if here else self._new_elsewhere()
+        if self._ordinal < 0 or current_device() == self._ordinal:
+            return self._new_here()
+        return torch.empty_strided(self.sizes, self.strides, dtype=self._dtype, device=self._device)

@@ -1,5 +1,6 @@
 """The graphs that cuDNN is given, and the tensors with which their plans are executed."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -139,3 +140,38 @@ def test_after_a_lent_plan_is_refused_a_plan_of_its_own_runs():
     ((executed, _),) = library.executed
     assert executed == own != lent
     assert library.handles == [6]
+
+
+def test_a_launch_at_other_addresses_leaves_one_object_for_pythons_collector():
+    call, library = call_of(PROBLEM)
+
+    def launch(number):
+        call.launch(4096 + 64 * number, 6144, 8192, WORKSPACE)
+
+    launch(0)
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(1, 101):
+        launch(number)
+    executed = len(library.executed)
+    del library.executed[:], library.handles[:]
+    library.made.clear()  # the stand-in's own
+    gc.collect()
+    assert executed == 101
+    assert len(gc.get_objects()) - before <= 100
+
+
+def test_a_plan_keeps_its_configuration_and_neither_the_engine_nor_the_graph():
+    call, library = call_of(PROBLEM)
+    destroyed = []
+    library.cudnnBackendDestroyDescriptor = lambda address: destroyed.append(library.made[address]["kind"]) or 0
+    graph = OperationGraph(library, 5, PROBLEM, OVERWRITE)
+    plan = graph.plan("eng7")
+    del graph
+    gc.collect()
+    kinds = set(destroyed)
+    assert {DescriptorType.ENGINE, DescriptorType.OPERATIONGRAPH, DescriptorType.FORWARD} <= kinds
+    assert not kinds & {DescriptorType.ENGINECFG, DescriptorType.EXECUTION_PLAN}
+    del plan
+    assert {DescriptorType.ENGINECFG, DescriptorType.EXECUTION_PLAN} <= set(destroyed)
+    assert call.workspace_bytes == 512

@@ -1,5 +1,6 @@
 """One engine configuration that is ready to run: execution plans for alpha and beta, and variant packs for pointers."""
 
+from array import array
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import final
@@ -9,16 +10,17 @@ from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
 from ucudnn.backends.cudnn.algorithms.operation_graph import BIAS, OperationGraph, W, X, Y, round_up
-from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
-from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, Type
+from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor, variant_pack
+from ucudnn.backends.cudnn.api.enums import Attribute, Type
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.bounded import BoundedDict
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 
-_MOST_PACKS = 4096  # the pointers that recur are few
+_MOST_PACKS = 4096  # of a part; the pointers that recur are few
 _MOST_SCALINGS = 64
+_TENSORS, _WITH_BIAS = array("q", (X, W, Y)), array("q", (X, W, Y, BIAS))
 
 _Filters = int | BiasedFilters
 """The address of w, or the addresses of w and of the bias."""
@@ -26,8 +28,11 @@ _Filters = int | BiasedFilters
 BuiltCalls = WeakValueDictionary[tuple[ConvolutionProblem, str], "GraphCall"]
 """Calls whose plans are built, by problem and algorithm, as long as somebody keeps them."""
 
-_PackKey = tuple[int, _Filters, int, int, Offset, Scaling]
-"""The values that a variant pack depends on: x, w, y, address of the workspace, offset, scaling."""
+_Addresses = tuple[int, _Filters, int, int]
+"""Of x, w and y, and of the workspace. Python's collector does not visit a tuple of integers."""
+
+_Packs = BoundedDict[_Addresses, BackendDescriptor]
+"""The variant packs of one part."""
 
 
 @final
@@ -74,7 +79,7 @@ class GraphCall(PreparedCall):
         self._execute = library.function("cudnnBackendExecute")
         self._addresses = PartAddresses(problem)
         self._plans: BoundedDict[Scaling, _ExecutionPlan] = BoundedDict(_MOST_SCALINGS)
-        self._packs: BoundedDict[_PackKey, tuple[_ExecutionPlan, BackendDescriptor]] = BoundedDict(_MOST_PACKS)
+        self._packs: dict[tuple[Offset, Scaling], _Packs] = {}
         for scaling in scalings:
             self._build(scaling)
 
@@ -108,8 +113,7 @@ class GraphCall(PreparedCall):
             CudnnError: if cuDNN cannot run it.
             UnsupportedProblemError: if the workspace is too small.
         """
-        arguments = x, w, y, workspace.address, offset, scaling
-        self._run(*(self._packs.get(arguments) or self._pack(arguments, workspace.size_bytes)))
+        self._run(*self._pack((x, w, y, workspace.address), workspace.size_bytes, offset, scaling))
 
     def bind(
         self,
@@ -126,8 +130,7 @@ class GraphCall(PreparedCall):
             CudnnError: if cuDNN cannot build the plan.
             UnsupportedProblemError: if the workspace is too small.
         """
-        arguments = x, w, y, workspace.address, offset, scaling
-        return partial(self._run, *(self._packs.get(arguments) or self._pack(arguments, workspace.size_bytes)))
+        return partial(self._run, *self._pack((x, w, y, workspace.address), workspace.size_bytes, offset, scaling))
 
     def executable(self, offset: Offset, scaling: Scaling, workspace_bytes: int) -> tuple[int, int, int, object]:
         """Return the address of an execution plan, the offsets of a part in x and y, and what keeps the plan.
@@ -152,20 +155,25 @@ class GraphCall(PreparedCall):
                 self._packs.clear()
             raise self._library.error(status, f"cudnnBackendExecute of {self._algorithm} for {self._problem}")
 
-    def _pack(self, arguments: _PackKey, size_bytes: int) -> tuple["_ExecutionPlan", BackendDescriptor]:
-        """Build the variant pack of a call, and keep it with its plan."""
-        x, w, y, workspace, offset, scaling = arguments
+    def _pack(
+        self, addresses: _Addresses, size_bytes: int, offset: Offset, scaling: Scaling
+    ) -> tuple["_ExecutionPlan", BackendDescriptor]:
+        """Return the plan of a part and its variant pack, which is kept."""
+        packs = self._packs.get((offset, scaling))
+        if packs is not None:
+            known = packs.get(addresses)
+            if known is not None:
+                return self._plans[scaling], known
         plan = self._plan_within(scaling, size_bytes)
+        x, w, y, workspace = addresses
         x, y = self._addresses.at(x, y, offset)
-        tensors = {X: x, W: w.w, Y: y, BIAS: w.bias} if isinstance(w, BiasedFilters) else {X: x, W: w, Y: y}
-        pack = (
-            BackendDescriptor(self._library, DescriptorType.VARIANT_PACK)
-            .set(Attribute.VARIANT_PACK_UNIQUE_IDS, Type.INT64, tuple(tensors))
-            .set(Attribute.VARIANT_PACK_DATA_POINTERS, Type.VOID_PTR, tuple(tensors.values()))
-            .set(Attribute.VARIANT_PACK_WORKSPACE, Type.VOID_PTR, workspace)
-            .finalize()
-        )
-        self._packs[arguments] = plan, pack
+        if isinstance(w, BiasedFilters):
+            pack = variant_pack(self._library, _WITH_BIAS, (x, w.w, y, w.bias), workspace)
+        else:
+            pack = variant_pack(self._library, _TENSORS, (x, w, y), workspace)
+        if packs is None:
+            packs = self._packs[offset, scaling] = BoundedDict(_MOST_PACKS)
+        packs[addresses] = pack
         return plan, pack
 
     def _plan_within(self, scaling: Scaling, workspace_bytes: int) -> "_ExecutionPlan":

@@ -200,7 +200,9 @@ class OperationGraph:
         # A descriptor serves one plan, because cuDNN 9.19 builds no second one from it if the engine is compiled.
         configuration = self._known.pop(name, None) or self._make_configuration(name)
         plan = self._new(DescriptorType.EXECUTION_PLAN).set(Attribute.EXECUTION_PLAN_HANDLE, Type.HANDLE, self._handle)
-        return plan.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, Type.DESCRIPTOR, configuration).finalize()
+        plan.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, Type.DESCRIPTOR, configuration).finalize()
+        configuration.forget_parts()  # plans of cudnn-frontend keep the configuration, but no engine and no graph
+        return plan
 
     def _make_configuration(self, name: str) -> BackendDescriptor:
         index, knobs = _parse(name)

@@ -5,9 +5,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from ucudnn.backends.cudnn.api.enums import DescriptorType, Type
+from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, Type
 from ucudnn.backends.cudnn.api.library import Library
 
+_SET, _FINALIZE = "cudnnBackendSetAttribute", "cudnnBackendFinalize"
 _INT64 = "q"
 _ARRAY_CODES: dict[Type, str] = {
     Type.DATA_TYPE: "i",
@@ -39,7 +40,7 @@ class BackendDescriptor:
 
     def __init__(self, library: Library, kind: DescriptorType) -> None:
         self._library = library
-        self._kept: list[BackendDescriptor] = []
+        self._kept: tuple[BackendDescriptor, ...] = ()  # most keep none, and Python's collector visits each list
         self.address = 0
         self.address = library.call("cudnnBackendCreateDescriptor", kind)
 
@@ -56,13 +57,17 @@ class BackendDescriptor:
         """
         items: Any = values if isinstance(values, tuple | list) else (values,)
         if kind is Type.DESCRIPTOR:
-            self._kept += items
+            self._kept = *self._kept, *items
             items = [each.address for each in items]
         memory = array(_ARRAY_CODES.get(kind, _INT64), items)
-        self._library.call(
-            "cudnnBackendSetAttribute", self.address, attribute, kind, len(items), memory.buffer_info()[0]
-        )
+        give = self._library.function(_SET)  # which is called most often
+        status = give(self.address, attribute, kind, len(items), memory.buffer_info()[0])
+        self._library.check(status, _SET)
         return self
+
+    def forget_parts(self) -> None:
+        """Keep the descriptors no longer that were given to this one; for one of which cuDNN has made another."""
+        self._kept = ()
 
     def finalize(self) -> "BackendDescriptor":
         """Finish the descriptor (cudnnBackendFinalize).
@@ -70,7 +75,7 @@ class BackendDescriptor:
         Raises:
             CudnnError: if its attributes do not fit together, or cuDNN cannot compute what it describes.
         """
-        self._library.call("cudnnBackendFinalize", self.address)
+        self._library.check(self._library.function(_FINALIZE)(self.address), _FINALIZE)
         return self
 
     def numbers(self, attribute: int, kind: Type, most: int) -> list[int]:
@@ -122,3 +127,33 @@ class BackendDescriptor:
         # At the end of the process cuDNN may be unloaded before its descriptors are deleted.
         if self.address and not finalizing():
             self._library.function("cudnnBackendDestroyDescriptor")(self.address)
+
+
+def variant_pack(
+    library: Library, identities: "array[int]", pointers: Sequence[int], workspace: int
+) -> BackendDescriptor:
+    """Return the variant pack of a launch.
+
+    A program whose addresses change makes one for each launch. So this sets the attributes of one without a detour.
+
+    Args:
+        library: cuDNN.
+        identities: unique ids of the tensors, 64 bits each.
+        pointers: their addresses, in that order.
+        workspace: address of the workspace.
+
+    Raises:
+        CudnnError: if cuDNN does not take them.
+    """
+    pack = BackendDescriptor(library, DescriptorType.VARIANT_PACK)
+    give, finish, at, count = library.function(_SET), library.function(_FINALIZE), pack.address, len(identities)
+    memory = array(_INT64, (*pointers, workspace))
+    first = memory.buffer_info()[0]
+    status = (
+        give(at, Attribute.VARIANT_PACK_UNIQUE_IDS, Type.INT64, count, identities.buffer_info()[0])
+        or give(at, Attribute.VARIANT_PACK_DATA_POINTERS, Type.VOID_PTR, count, first)
+        or give(at, Attribute.VARIANT_PACK_WORKSPACE, Type.VOID_PTR, 1, first + count * memory.itemsize)
+    )
+    library.check(status, _SET)
+    library.check(finish(at), _FINALIZE)
+    return pack
