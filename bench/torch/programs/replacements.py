@@ -7,9 +7,10 @@
 The first call trains until the program is tuned, and keeps its plans in a file. Each call trains with these plans. For
 each of the costliest kernels, every undivided and power-of-two plan within the limit is put in its place for some steps
 of the program, in which the kernel is timed. A kernel whose plan adds its bias gets other plans that add it. So that
-this takes minutes and not hours, each costly kernel has another plan in the same steps. The plans whose kernel then
-takes less time are put in its place one at a time, and whole steps with the plan and without take turns. A plan is
-better if the median of steps with it is lower by more than --worth.
+this takes minutes and not hours, each costly kernel has another plan in the same steps, and threads build the plans of
+later steps. Then the two fastest plans of a kernel that takes less time by them are put in its place one at a time, and
+whole steps with the plan and without take turns. A plan is better if the median of steps with it is lower by more than
+--worth.
 
 The answer has, for each kernel, its plan and time, the plans that were tried, and the best of them. The script ends
 with status 1 if a better plan was found, and with 0 if none was, or if its time was over; `complete` says which.
@@ -17,8 +18,12 @@ with status 1 if a better plan was found, and with 0 if none was, or if its time
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from time import monotonic
 from typing import Any
@@ -32,12 +37,16 @@ from bench.torch.network_setting import is_settled
 from bench.torch.network_step import FORMS, NETWORKS, step_of
 from bench.torch.network_times import Clock
 from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
+from ucudnn.benchmarking.untimed_division import computed_pieces
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import UcudnnError
 from ucudnn.handle import Handle
 from ucudnn.policy import powers_of_two
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.torch.factory import _open_gpu
 from ucudnn.torch.fused_call import FusedCall
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.kernel_call import KernelCall
@@ -48,7 +57,7 @@ from ucudnn.workspace.spare import own_bytes
 _TIMED_STEPS = 3
 _BLOCK_STEPS = 6  # of whole steps with a plan, and as many without; the first one of a block does not count
 _BLOCKS = 3
-_FASTER = 0.98  # of the kernel's time: then whole steps decide
+_FASTER, _MOST_COMPARED = 0.98, 2  # of the kernel's time, and plans of a kernel: then whole steps decide
 
 
 class KernelTimes:
@@ -141,6 +150,8 @@ class Program:
             self.step()
         self.clock.wait()
         self.handle = handle_of(self.on)
+        assert isinstance(self.handle.backend, ComputeBackend)
+        self.backend = self.handle.backend
         own = self.times.take(self.step, _TIMED_STEPS)
         self.costs = dict(sorted(own.items(), key=lambda each: -each[1])[: arguments.kernels])
         self.own = {each: self._plan_of(each) for each in self.costs}
@@ -153,7 +164,7 @@ class Program:
     def put(self, problem: ConvolutionProblem, plan: Configuration) -> bool:
         """Let a kernel run by a plan from now on, and return whether it can."""
         try:
-            with self.handle.backend.lock:
+            with self.backend.lock:
                 self.handle.plans.adopt(problem, plan)
         except UcudnnError:
             return False
@@ -192,41 +203,153 @@ class Program:
         return median(taken[True]) / median(taken[False])
 
 
-def search(arguments: Namespace, program: Program, out: Path | None, deadline: float) -> bool:
-    """Try the plans that are not tried yet, and return whether all are."""
-    backend = program.handle.backend
-    assert isinstance(backend, ComputeBackend)
-    known: dict[str, Any] = load(out)["cases"] if out is not None and out.exists() else {}
-    cases: dict[ConvolutionProblem, dict[str, Any]] = {}
-    waiting: dict[ConvolutionProblem, list[Configuration]] = {}
-    for problem, own_ms in program.costs.items():
-        empty = {"plan": str(program.own[problem]), "tried": {}, "gains": {}}
-        case = known.get(str(problem), empty)
-        cases[problem] = {**case, "own_ms": own_ms} if case["plan"] == empty["plan"] else {**empty, "own_ms": own_ms}
-        plans = plans_within(backend, problem, program.limit_bytes)
-        waiting[problem] = [each for each in plans if str(each) not in cases[problem]["tried"]]
-    note(f"{len(cases)} kernels, {sum(map(len, waiting.values()))} plans to try")
-    while any(waiting.values()) and monotonic() < deadline:
-        plans = {problem: left.pop() for problem, left in waiting.items() if left}
-        found = program.round(plans)
+class Builders:
+    """Builds plans in threads, because the program would wait for up to a second for each.
+
+    The program runs the plans that they lend it. What a thread has built is kept until the program has taken it.
+
+    Args:
+        backends: one for each thread; none if plans are built in no time, as on the CPU.
+    """
+
+    def __init__(self, backends: Sequence[ComputeBackend]) -> None:
+        self._free: SimpleQueue[ComputeBackend] = SimpleQueue()
+        for each in backends:
+            self._free.put(each)
+        self._pool = ThreadPoolExecutor(len(backends), initializer=relax) if backends else None
+        self._building: dict[tuple[ConvolutionProblem, Configuration], Future[list[object]]] = {}
+
+    def begin(self, problem: ConvolutionProblem, plan: Configuration) -> None:
+        """Let a thread build a plan."""
+        if self._pool is not None:
+            self._building[problem, plan] = self._pool.submit(self._build, problem, plan)
+
+    def take(self, problem: ConvolutionProblem, plan: Configuration) -> list[object]:
+        """Return what a thread has built of a plan, once it has; the caller keeps it until the plan was run."""
+        building = self._building.pop((problem, plan), None)
+        return [] if building is None else building.result()
+
+    def end(self) -> None:
+        """Let threads end what they build now, and begin nothing."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _build(self, problem: ConvolutionProblem, plan: Configuration) -> list[object]:
+        backend = self._free.get()
+        try:
+            with torch.cuda.device(0):
+                return [backend.prepare(*call) for call, _ in computed_pieces(problem, plan)]
+        except UcudnnError:
+            return []  # the program will see it
+        finally:
+            self._free.put(backend)
+
+
+@dataclass
+class Kernel:
+    """What is known of one of the costliest kernels.
+
+    Attributes:
+        own: its plan.
+        case: what is kept of it: its plan, its milliseconds of a step, those with each plan that was tried, and what
+            steps with a plan take over those without.
+        waiting: the plans that were not tried yet.
+    """
+
+    own: Configuration
+    case: dict[str, Any]
+    waiting: deque[Configuration]
+
+    def to_compare(self) -> list[str]:
+        """Return the plans whose steps are to be compared: the fastest ones, if the kernel takes less time by them."""
+        times = {plan: ms for plan, ms in self.case["tried"].items() if ms is not None}
+        faster = sorted((ms, plan) for plan, ms in times.items() if ms < _FASTER * self.case["own_ms"])
+        return [plan for _, plan in faster[:_MOST_COMPARED] if plan not in self.case["gains"]]
+
+
+class Search:
+    """Tries all plans of the costliest kernels.
+
+    Args:
+        program: the program.
+        builders: build plans.
+        out: file that keeps what was found; None keeps nothing.
+    """
+
+    def __init__(self, program: Program, builders: Builders, out: Path | None) -> None:
+        self._program = program
+        self._builders = builders
+        self._out = out
+        self._plans: dict[tuple[ConvolutionProblem, str], Configuration] = {}
+        known: dict[str, Any] = load(out)["cases"] if out is not None and out.exists() else {}
+        self.kernels: dict[ConvolutionProblem, Kernel] = {}
+        backend = program.backend
+        begin = monotonic()
+        for problem, own_ms in program.costs.items():
+            own = program.own[problem]
+            empty = {"plan": str(own), "tried": {}, "gains": {}}
+            case = known.get(str(problem), empty)
+            case = {**(case if case["plan"] == empty["plan"] else empty), "own_ms": own_ms}
+            waiting: deque[Configuration] = deque()
+            with backend.lock:
+                for each in plans_within(backend, problem, program.limit_bytes):
+                    self._plans[problem, str(each)] = each
+                    if str(each) not in case["tried"]:
+                        waiting.append(each)
+                        builders.begin(problem, each)
+            self.kernels[problem] = Kernel(own, case, waiting)
+        left = sum(len(each.waiting) for each in self.kernels.values())
+        note(f"{len(self.kernels)} kernels, {left} plans to try; listed in {monotonic() - begin:.0f} s")
+
+    def run(self, deadline: float) -> bool:
+        """Try plans until a time, and return whether all were tried and compared."""
+        while any(each.waiting for each in self.kernels.values()):
+            if monotonic() >= deadline:
+                return False
+            self._round()
+        for problem, kernel in self.kernels.items():
+            for name in kernel.to_compare():
+                if monotonic() >= deadline:
+                    return False
+                kernel.case["gains"][name] = self._program.gain(problem, self._plans[problem, name])
+                save_case(self._out, str(problem), kernel.case)
+        return True
+
+    def _round(self) -> None:
+        """Put another plan in the place of each kernel that has one left."""
+        plans = {problem: kernel.waiting.popleft() for problem, kernel in self.kernels.items() if kernel.waiting}
+        built = [self._builders.take(problem, plan) for problem, plan in plans.items()]
+        found = self._program.round(plans)
+        del built
         for problem, plan in plans.items():
-            cases[problem]["tried"][str(plan)] = found.get(problem)
-            case, ms = cases[problem], found.get(problem)
-            if ms is not None and ms < _FASTER * case["own_ms"]:
-                case["gains"][str(plan)] = program.gain(problem, plan)
-            save_case(out, str(problem), case)
+            case = self.kernels[problem].case
+            case["tried"][str(plan)] = found.get(problem)
+            save_case(self._out, str(problem), case)
+
+
+def report(search: Search, worth: float, *, complete: bool) -> bool:
+    """Print what was found, and return whether no plan is better."""
     better = 0
-    for problem, case in cases.items():
+    for problem, kernel in search.kernels.items():
+        case = kernel.case
         gain = min(case["gains"].values(), default=1.0)
-        better += gain < 1 - arguments.worth
+        better += gain < 1 - worth
         best = min((ms for ms in case["tried"].values() if ms is not None), default=float("nan"))
         print(
             f"{problem}: {case['plan']} {case['own_ms']:.3f} ms a step, {len(case['tried'])} others from {best:.3f} ms,"
             f" step at least {gain:.4f}"
         )
-    complete = not any(waiting.values())
-    print(json.dumps({"kernels": len(cases), "better": better, "complete": complete}))
+    print(json.dumps({"kernels": len(search.kernels), "better": better, "complete": complete}))
     return better == 0
+
+
+def builders_of(arguments: Namespace, program: ComputeBackend) -> Builders:
+    """Return what builds plans: --builders threads on a GPU, each with a cuDNN of its own; none on the CPU."""
+    threads = 0 if arguments.backend == "cpu" else arguments.builders
+    backends = [_open_gpu(0, Candidates.GRAPH, None) for _ in range(threads)]
+    for each in backends:
+        each.lend_plans(program)
+    return Builders(backends)
 
 
 def main() -> bool:
@@ -240,7 +363,12 @@ def main() -> bool:
         keep_plans(arguments, plans, device)
     out = None if out is None else out.with_suffix(f".{arguments.network}.{arguments.form}.{arguments.workspace}.json")
     program = Program(arguments, plans, device)
-    return search(arguments, program, out, deadline)
+    builders = builders_of(arguments, program.backend)
+    try:
+        search = Search(program, builders, out)
+        return report(search, arguments.worth, complete=search.run(deadline))
+    finally:
+        builders.end()
 
 
 def _parser() -> ArgumentParser:
@@ -252,6 +380,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--tune", choices=("first", "program"), help="how the program's plans are made")
     parser.add_argument("--plans", type=Path, help="file of the program's plans; it is made if it is not there")
     parser.add_argument("--kernels", type=int, default=20, help="number of kernels, the costliest (%(default)s)")
+    parser.add_argument("--builders", type=int, default=12, help="threads that build plans on a GPU (%(default)s)")
     parser.add_argument("--worth", type=float, default=0.003, help="least gain of a better plan (%(default)s)")
     parser.add_argument("--tuning-seconds", type=float, default=60, help="most seconds of tuning (%(default)s)")
     parser.add_argument("--limit-seconds", type=float, default=1e9, help="most seconds of this call (no limit)")
