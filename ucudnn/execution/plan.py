@@ -8,6 +8,7 @@ from typing import Generic, TypeVar, final
 
 from ucudnn.backends.base import (
     ACCUMULATE,
+    BEGIN,
     OVERWRITE,
     Buffer,
     ComputeBackend,
@@ -245,7 +246,8 @@ def steps_of(
         whole = problem.part(part.size)
         if not part.slabs:
             call = prepared(whole, part.algorithm)
-            steps.append(PlanStep(call=call, part=part, offset=Offset(start), accumulates=adds and start > 0))
+            offset = Offset(start) if start else BEGIN
+            steps.append(PlanStep(call=call, part=part, offset=offset, accumulates=adds and start > 0))
         for index, each in enumerate(part.slabs):
             piece = piece_of(whole, each.slab)
             steps.append(
