@@ -25,10 +25,11 @@ class OutputForm:
     Attributes:
         sizes: its sizes.
         strides: its strides.
+        elements: number of its elements.
         size_bytes: size of the output.
     """
 
-    __slots__ = ("_device", "_dtype", "_new_here", "_ordinal", "size_bytes", "sizes", "strides")
+    __slots__ = ("_device", "_dtype", "_new_here", "_ordinal", "elements", "size_bytes", "sizes", "strides")
 
     def __init__(self, problem: ConvolutionProblem, ordinal: int) -> None:
         self._ordinal = ordinal
@@ -37,7 +38,8 @@ class OutputForm:
         self._device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
         self._dtype = DTYPES[problem.dtype]
         self._new_here = partial(empty_of(self._device.type), shape, strides, self._dtype)
-        self.size_bytes = prod(shape) * problem.dtype.itemsize
+        self.elements = prod(shape)
+        self.size_bytes = self.elements * problem.dtype.itemsize
 
     def new(self) -> torch.Tensor:
         """Return a new tensor for the output."""

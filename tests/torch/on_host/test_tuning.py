@@ -1,6 +1,7 @@
 """Programs that are tuned while they run, on the host's GPU, with stated times of PyTorch's own kernels."""
 
 import gc
+from math import inf
 from random import Random
 from threading import current_thread
 
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
+from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.benchmarking.storage.database import Database  # noqa: E402
@@ -24,6 +26,7 @@ from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 from ucudnn.torch.tuning import tuner as tuner_module  # noqa: E402
 from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG, CallSite  # noqa: E402
 from ucudnn.torch.tuning.program import FreeBlocks  # noqa: E402
+from ucudnn.torch.tuning.tuned_call import TunedCall  # noqa: E402
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel  # noqa: E402
 
 MIB = 1 << 20
@@ -189,12 +192,35 @@ def test_what_is_wrong_or_cannot_be_checked_never_replaces_pytorchs_kernel(tuned
         assert set(report.outcomes) == {reason}
 
 
+@pytest.mark.parametrize("limit", [None, 64 << 10])
+def test_where_no_memory_is_free_for_another_output_candidates_are_checked_in_that_of_the_first_one(
+    tuned, monkeypatch, limit
+):
+    one = tuned(50.0, share=0.5, limit_bytes=limit)
+    monkeypatch.setattr(TunedCall, "has_room", lambda call, at, position, sizes: position > 0)
+    with one.enable() as on:
+        run(one)
+        (report,) = on.report().tuned
+        assert len(report.kernels) == (5 if limit is None else len(report.kernels))
+        assert "checked" in report.outcomes
+        assert NO_MEMORY not in report.outcomes
+        assert all(each.in_turn for site in one.tuner.sites.values() for each in site.candidates if each.rough_ms < inf)
+
+
+def test_a_candidate_that_leaves_its_output_as_it_was_is_found_in_a_sketch(tuned, monkeypatch):
+    one = tuned(50.0, share=0.5)
+    monkeypatch.setattr(TunedCall, "has_room", lambda call, at, position, sizes: position > 0)
+    monkeypatch.setattr(GraphCall, "_run", lambda *_: None)
+    with one.enable() as on:
+        run(one)
+        (report,) = on.report().tuned
+        assert not report.kernels
+        assert set(report.outcomes) == {WRONG}
+
+
 def test_a_kernel_that_would_take_new_memory_from_the_device_does_not_stay(tuned, monkeypatch):
     one = tuned(50.0, share=0.5)
-    one.program.free_blocks = lambda: FreeBlocks(
-        [], [] if any(trial.in_place for trial, _ in one.tuner.trials.values()) else [1 << 30]
-    )
-    monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: bool(blocks.large))
+    monkeypatch.setattr(TunedCall, "has_room", lambda call, at, position, sizes: position < 0)  # none before an output
     with one.enable() as on:
         run(one)
         (report,) = on.report().tuned

@@ -58,6 +58,9 @@ class Timeline(Program):
     def distance(self, found, expected):
         raise NotImplementedError
 
+    def host_copy(self, tensor):
+        raise NotImplementedError
+
     def poison(self, size_bytes):
         raise NotImplementedError
 

@@ -64,10 +64,14 @@ class Candidate:
         rough_ms: its time beside PyTorch's own kernel, where its output was checked.
         samples_ms: its times in place of PyTorch's own kernel.
         misses: number of calls at which no memory was free to check it.
+        in_turn: whether it is checked in the memory of PyTorch's output, before that is computed.
         failures: number of steps in which it failed.
     """
 
-    __slots__ = ("configuration", "failures", "misses", "reason", "rough_ms", "samples_ms", "state", "workspace_bytes")
+    __slots__ = (
+        *("configuration", "failures", "in_turn", "misses", "reason", "rough_ms", "samples_ms", "state"),
+        "workspace_bytes",
+    )
 
     def __init__(self, configuration: Configuration, workspace_bytes: int) -> None:
         self.configuration = configuration
@@ -77,6 +81,7 @@ class Candidate:
         self.rough_ms = inf
         self.samples_ms: list[float] = []
         self.misses = 0
+        self.in_turn = False
         self.failures = 0
 
     @property
@@ -258,10 +263,16 @@ class CallSite:
             candidate.state, candidate.rough_ms = CandidateState.CHECKED, time_ms
 
     def missed(self, candidate: Candidate) -> None:
-        """Note that no memory was free to check a candidate at one of the calls."""
+        """Note that no memory was free to check a candidate at one of the calls.
+
+        If none is free for another output at any call, it is checked in the memory of PyTorch's own.
+        """
         candidate.misses += 1
-        if candidate.misses >= self.calls:
+        if candidate.misses < self.calls:
+            return
+        if candidate.in_turn:
             candidate.reject(NO_MEMORY)
+        candidate.in_turn, candidate.misses = True, 0
 
     def sampled(self, candidate: Candidate | None, time_ms: float) -> None:
         """Note a time in the program, of a candidate or of PyTorch's own kernel (None)."""

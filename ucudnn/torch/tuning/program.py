@@ -123,6 +123,10 @@ class Program(ABC):
         """
 
     @abstractmethod
+    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Begin to copy a tensor to the host; the copy may be read once a mark after this call is reached."""
+
+    @abstractmethod
     def poison(self, size_bytes: int) -> None:
         """Fill memory with NaN that an allocation of this size is likely to get next."""
 
@@ -203,6 +207,11 @@ class ProgramOnGpu(Program):
         pair = torch.stack([norm(found.sub_(expected), dtype=wide), norm(expected, dtype=wide)])
         slot.copy_(pair, non_blocking=True)
         return lambda: relative(*slot.tolist())
+
+    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Queue a copy to pinned memory."""
+        found = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return found.copy_(tensor, non_blocking=True)
 
     def poison(self, size_bytes: int) -> None:
         """Fill a block with ones in all bits and give it back; the allocator gives it to the next call that asks."""

@@ -17,22 +17,20 @@ from ucudnn.torch.call_cache import (
     biased_problem,
     missing_format,
 )
+from ucudnn.torch.checking.output_check import Computed, Operands, OutputCheck
 from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule
 from ucudnn.torch.output_form import OutputForm
 from ucudnn.torch.problem import Sizes
 from ucudnn.torch.steps.step_times import TuningPhase
-from ucudnn.torch.tuning.call_site import NO_MEMORY, CallSite, Candidate
+from ucudnn.torch.tuning.call_site import NO_MEMORY, CallSite, Trial
 from ucudnn.torch.tuning.program import FreeBlocks
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 from ucudnn.torch.tuning.tuner import Tuner
 
-_Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 _WGRAD, _DGRAD = 1, 0  # places in PyTorch's mask of gradients
-_LONG_MS = 1.0  # the first run may load code; where PyTorch's own kernel takes less, a second run is timed
 _ONLY = {_DGRAD: [True, False, False], _WGRAD: [False, True, False]}
 _MOST_SEEN = 256  # calls of one look in a step, which is long if the program evaluates before the next one
-_SCALARS_BYTES = 8 << 10  # at least as much as the tensors take that compare two outputs
 
 
 @final
@@ -175,7 +173,7 @@ class _Way:
         tried = self._trials[0][1] if 0 in self._trials else None
         added = bias is None or (tried is not None and tried.fuses)
 
-        def operands(out: torch.Tensor) -> _Operands:
+        def operands(out: torch.Tensor) -> Operands:
             return (out, weight, x, None) if self._transposed else (x, weight, out, bias)
 
         def finished(out: torch.Tensor) -> torch.Tensor:
@@ -193,7 +191,7 @@ class _Way:
     ) -> Gradients:
         """Return the gradients of a backward call, which `stock` would compute for a mask."""
 
-        def operands(at: int, out: torch.Tensor) -> _Operands:
+        def operands(at: int, out: torch.Tensor) -> Operands:
             x_like, w_like, y_like = (out if at == _DGRAD else x), (out if at == _WGRAD else weight), grad
             return (y_like, w_like, x_like, None) if self._transposed else (x_like, w_like, y_like, None)
 
@@ -217,44 +215,61 @@ class _Way:
     def _observed(
         self,
         at: int,
-        operands: Callable[[torch.Tensor], _Operands],
+        operands: Callable[[torch.Tensor], Operands],
         stock: Callable[[], torch.Tensor],
         finished: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         """Return one output, and time what computes it: PyTorch's own kernel, or a candidate in its place."""
-        tuner, output, program = self._tuner, self._outputs[at], self._tuner.program
         self._seen[at] += 1
         trial, kernel = self._trials.get(at, (None, None))
         over = trial is None or trial.started or (trial.candidate is not None and bool(trial.candidate.reason))
         if over and not self._watches:  # beside PyTorch's own kernel, once in a step is enough
             return stock()
-        if self._seen[at] > _MOST_SEEN or not program.untouched():
+        if self._seen[at] > _MOST_SEEN or not self._tuner.program.untouched():
             return stock()
-        if trial is not None and trial.in_place and kernel is not None and not self._has_room(at, kernel):
-            if trial.candidate is not None:
-                trial.candidate.reject(NO_MEMORY)
-            return stock()
-        site = output.site
+        what = Computed(operands, finished)
+        if trial is not None and trial.in_place and kernel is not None:
+            out = self._in_place(at, kernel, trial, what)
+            return stock() if out is None else out
+        return self._beside(at, what, stock)
+
+    def _in_place(self, at: int, kernel: TunedKernel, trial: Trial, what: Computed) -> torch.Tensor | None:
+        """Return one output that a candidate computes in place of PyTorch's own kernel; None if it does not."""
+        program, output, candidate = self._tuner.program, self._outputs[at], trial.candidate
+        assert candidate is not None
+        if not self._has_room(at, kernel):
+            candidate.reject(NO_MEMORY)
+            return None
+        begin = program.mark()
+        out = _computed(kernel, output, what.operands)
+        if out is None:
+            candidate.failed()
+            trial.started = True
+            return None
+        out = what.finished(out)
+        self._tuner.measured(output.site, candidate, begin, program.mark())
+        return out
+
+    def _beside(self, at: int, what: Computed, stock: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return one output of PyTorch's own kernel, which is timed; a candidate may be checked before or after it."""
+        tuner, program, output = self._tuner, self._tuner.program, self._outputs[at]
+        trial, kernel = self._trials.get(at, (None, None))
+        candidate = None if trial is None or self._watches else trial.candidate
+        compare = None
+        if trial is not None and kernel is not None and candidate is not None and candidate.in_turn:
+            compare = self._check(at).in_turn(kernel, trial, what)
         live = program.live_bytes() if self._watches else 0
         begin = program.mark()
-        if trial is not None and trial.in_place and kernel is not None:
-            out = _computed(kernel, output, operands)
-            if out is not None:
-                out = finished(out)
-                tuner.measured(site, trial.candidate, begin, program.mark())
-                return out
-            if trial.candidate is not None:
-                trial.candidate.failed()
-                trial.started = True
-            return stock()
         out = stock()
         end = program.mark()
         if self._watches:
-            tuner.watched(site, live + output.form.size_bytes, begin, end)
-        else:
-            tuner.measured(site, None, begin, end)
-            if kernel is not None and trial is not None and trial.candidate is not None:
-                trial.started = self._beside(at, kernel, trial.candidate, _Shadow(operands, finished, out))
+            tuner.watched(output.site, live + output.form.size_bytes, begin, end)
+            return out
+        tuner.measured(output.site, None, begin, end)
+        if compare is not None:
+            compare(out)
+        elif trial is not None and kernel is not None and candidate is not None and not candidate.in_turn:
+            trial.started = self._check(at).beside(kernel, candidate, what, out)
         return out
 
     def _has_room(self, at: int, kernel: TunedKernel) -> bool:
@@ -262,45 +277,14 @@ class _Way:
         wanted = self._outputs[at].form.size_bytes, kernel.workspace_bytes
         return not kernel.workspace_bytes or self._call.has_room(at, self._seen[at], wanted)
 
-    def _beside(self, at: int, kernel: TunedKernel, candidate: Candidate, shadow: "_Shadow") -> bool:
-        """Run a candidate beside PyTorch's own kernel, time it, and compare the outputs; return whether it was run.
+    def _check(self, at: int) -> OutputCheck:
+        """Return what checks a candidate at this call."""
+        call, seen, output = self._call, self._seen[at], self._outputs[at]
 
-        It is not run if no memory is free.
-        """
-        tuner, program, output = self._tuner, self._tuner.program, self._outputs[at]
-        form = output.form
-        wanted = form.size_bytes, kernel.workspace_bytes
-        fits = tuner.watch.holds(wanted, program.live_bytes())
-        if not fits or not self._call.has_room(at, -self._seen[at], (*wanted, _SCALARS_BYTES)):
-            output.site.missed(candidate)
-            return False
-        other = form.new().fill_(float("nan"))
-        program.poison(kernel.workspace_bytes)
-        done = output.site.stock_median_ms > _LONG_MS or kernel.run(*shadow.operands(other))
-        begin = program.mark()
-        done = done and kernel.run(*shadow.operands(other))
-        end = program.mark()
-        if not done:
-            candidate.failed()
-            return True
-        distance = program.distance(shadow.finished(other), shadow.expected)
-        tuner.measured(output.site, candidate, begin, end, distance)
-        return True
+        def has_room(sizes: Sequence[int], after: bool) -> bool:
+            return call.has_room(at, -seen if after else seen, sizes)
 
-
-@final
-class _Shadow(NamedTuple):
-    """What a candidate beside PyTorch's own kernel computes.
-
-    Attributes:
-        operands: returns x, w, y and the bias, given the output.
-        finished: adds the bias to an output, unless the candidate has added it.
-        expected: PyTorch's output.
-    """
-
-    operands: Callable[[torch.Tensor], _Operands]
-    finished: Callable[[torch.Tensor], torch.Tensor]
-    expected: torch.Tensor
+        return OutputCheck(self._tuner, output.site, output.form, has_room)
 
 
 def forward_of(
@@ -357,7 +341,7 @@ def _reason(flags: Flags, *, aligned: bool) -> str:
 
 
 def _computed(
-    kernel: TunedKernel, output: _Output, operands: Callable[[torch.Tensor], _Operands]
+    kernel: TunedKernel, output: _Output, operands: Callable[[torch.Tensor], Operands]
 ) -> torch.Tensor | None:
     """Return an output that a kernel has computed; None if it failed."""
     out = output.form.new()
