@@ -34,10 +34,6 @@ class DescribingLibrary:
         self.references = set()
 
     def call(self, name, *arguments):
-        if name == "cudnnBackendCreateDescriptor":
-            address = next(self._addresses)
-            self.made[address] = {"kind": DescriptorType(arguments[0])}
-            return address
         if name == "cudnnBackendGetAttribute":
             return self._read(*arguments)
         return self.check(self.function(name)(*arguments), name)
@@ -76,6 +72,12 @@ class DescribingLibrary:
 
     def function(self, name):
         return getattr(self, name)
+
+    def cudnnBackendCreateDescriptor(self, kind, made):  # noqa: N802 (cuDNN's name)
+        address = next(self._addresses)
+        self.made[address] = {"kind": DescriptorType(kind)}
+        ctypes.c_int64.from_address(made).value = address
+        return 0
 
     def cudnnBackendSetAttribute(self, address, attribute, kind, size, values):  # noqa: N802 (cuDNN's name)
         code = _TYPES[_ARRAY_CODES.get(Type(kind), "q")]

@@ -8,7 +8,7 @@ from typing import Any, final
 from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, Type
 from ucudnn.backends.cudnn.api.library import Library
 
-_SET, _FINALIZE = "cudnnBackendSetAttribute", "cudnnBackendFinalize"
+_CREATE, _SET, _FINALIZE = "cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute", "cudnnBackendFinalize"
 _INT64 = "q"
 _ARRAY_CODES: dict[Type, str] = {
     Type.DATA_TYPE: "i",
@@ -42,7 +42,9 @@ class BackendDescriptor:
         self._library = library
         self._kept: tuple[BackendDescriptor, ...] = ()  # most keep none, and Python's collector visits each list
         self.address = 0
-        self.address = library.call("cudnnBackendCreateDescriptor", kind)
+        memory = array(_INT64, (0,))
+        library.check(library.function(_CREATE)(kind, memory.buffer_info()[0]), _CREATE)
+        self.address = memory[0]
 
     def set(
         self,
