@@ -14,9 +14,9 @@
 The forms are nchw and last (float32 with TF32, channels first and last) and bf16 (channels last, bfloat16 autocast).
 Times of steps are those between events at their ends. Nothing waits for the GPU between timed steps. The host's time is
 that of the forward pass, the backward pass and the optimizer, each issued to an idle device: a whole step may be more
-than the queue of the device holds, and then the host waits. With --turns, `host_by_turns` is the same with and without
-ucudnn by turns in one process, for some seconds: `over_us` is by how much longer each convolution and gradient takes,
-in microseconds. The second command above is a trial of the script.
+than the queue of the device holds, and then the host waits. With --turns, `by_turns` has steps and the host's time with
+and without ucudnn by turns in one process, for some seconds: `step` is the ratio of steps, and `over_us` by how many
+microseconds each convolution and gradient takes the host longer. The second command above is a trial of the script.
 
 With --wait, the process imports all and makes its model on the CPU, with one thread, and then waits for a line of
 input. Nothing touches CUDA before, so another process can measure meanwhile; if something does, the cell ends in an
@@ -50,7 +50,7 @@ from bench.torch.network_code import ran
 from bench.torch.network_gpu import gpu_state
 from bench.torch.network_setting import PASSED, SETTINGS, database_of, is_settled, turned_on
 from bench.torch.network_step import FORMS, NETWORKS, Step, model_of, step_of
-from bench.torch.network_times import Clock, host_by_turns, host_ms, time_in_python
+from bench.torch.network_times import Clock, by_turns, host_ms, time_in_python
 from ucudnn.torch.overrides import process_overrides
 
 _MOST_TUNED_STEPS = 5000
@@ -139,7 +139,7 @@ def measure(arguments: Namespace, device: torch.device, model: nn.Module, spent:
         summary = on.report()
         answer |= {"kinds": summary.kinds(), "left": summary.left, "tuned": [each.to_dict() for each in summary.tuned]}
         answer["gated"] = gated = process_overrides.is_gated(device.type)
-        answer["host_by_turns"] = host_by_turns(on, step, clock, kernels) if arguments.turns else {}
+        answer["by_turns"] = by_turns(on, step, clock, kernels) if arguments.turns else {}
         spent.end("turns")
         answer["python"] = {} if gated else time_in_python(on, step, clock)  # last, because it changes what runs
         spent.end("python")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 COLUMNS = (
-    *("network", "form", "setting", "stock ms", "ms", "ratio", "first s, stock", "first s", "allocated MiB"),
-    *("reserved MiB", "host us", "replaced", "compared", "lost s", "processes"),
+    *("network", "form", "setting", "stock ms", "ms", "ratio", "by turns", "first s, stock", "first s"),
+    *("allocated MiB", "reserved MiB", "host us", "replaced", "compared", "lost s", "processes"),
 )
 TITLES = {
     "resnet50": "ResNet-50 256",
@@ -86,6 +86,23 @@ class Comparison:
         steps = [case["step_ms"] for case in self.stock]
         return None if len(steps) < 2 else (min(steps) / median(steps), max(steps) / median(steps))
 
+    @property
+    def by_turns(self) -> tuple[float, float, float] | None:
+        """Return the lower quartile, the median and the upper quartile of the step over PyTorch's, by turns.
+
+        They are of the last process that took turns; None if none did. They tell more than processes do where the host
+        bounds a step, because hosts are faster at times.
+        """
+        turns = list(zip(self._by_turns("step"), self._by_turns("step_quartiles"), strict=True))
+        if not turns:
+            return None
+        middle, (low, high) = turns[-1]
+        return low, middle, high
+
+    def _by_turns(self, field: str) -> list[Any]:
+        """Return what processes that took turns found."""
+        return [case["by_turns"][field] for case in self.ours if field in case.get("by_turns", {})]
+
     def more_bytes(self, kind: str) -> int:
         """Return how much higher the highest peak is than PyTorch's highest one, in bytes."""
         ours, stock = (max(case["peaks"].get(kind, 0) for case in group) for group in (self.ours, self.stock))
@@ -107,7 +124,7 @@ class Comparison:
 
         Where a process has compared that by turns, its median counts, because the hosts of processes differ by more.
         """
-        turns = [case["host_by_turns"]["over_us"] for case in self.ours if case.get("host_by_turns")]
+        turns = self._by_turns("over_us")
         if turns:
             return float(median(turns))
         kernels = self.ours[-1].get("kernels")
@@ -192,13 +209,20 @@ def rows(cases: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each network, form and setting, losers first."""
     for each in comparisons(cases):
         first = "" if each.first_step_s is None else f"{each.first_step_s:.1f}"
-        yield (
-            f"| {each.network} | {each.form} | {each.setting} | {middle(each.stock, 'step_ms'):.2f} |"
-            f" {middle(each.ours, 'step_ms'):.2f} | {each.ratio:.3f} | {middle(each.stock, 'first_step_s'):.1f} |"
-            f" {first} | {each.more_bytes('allocated') / MIB:+.0f} | {each.more_bytes('reserved') / MIB:+.0f} |"
-            f" {each.host_us:+.1f} | {each.replaced} | {each.compared:.3f} | {each.lost} |"
-            f" {len(each.stock)}, {len(each.ours)} |"
+        turns = "" if each.by_turns is None else _spread(*each.by_turns)
+        cells = (
+            *(each.network, each.form, each.setting),
+            *(f"{middle(each.stock, 'step_ms'):.2f}", f"{middle(each.ours, 'step_ms'):.2f}", f"{each.ratio:.3f}"),
+            *(turns, f"{middle(each.stock, 'first_step_s'):.1f}", first),
+            *(f"{each.more_bytes(kind) / MIB:+.0f}" for kind in ("allocated", "reserved")),
+            *(f"{each.host_us:+.1f}", each.replaced, f"{each.compared:.3f}", each.lost),
+            f"{len(each.stock)}, {len(each.ours)}",
         )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _spread(low: float, middle: float, high: float) -> str:
+    return f"{middle:.3f} ({low:.2f} to {high:.2f})"
 
 
 def show(cases: Mapping[str, Any], void: Mapping[str, Collection[str]]) -> None:

@@ -1,6 +1,6 @@
 """Times of a training step: of the device between events, and of the host that issues it. Not a script."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean, median, quantiles
 from time import perf_counter
@@ -17,8 +17,8 @@ from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 _HOST_STEPS = 9
 _TURNS = 25
 _LEAST_TURNS = 5
-_TURN_STEPS = 2
-_TURNS_S = 4.0
+_TURN_STEPS = 3
+_TURNS_S = 6.0
 """Seconds after which no turn begins beyond the least ones."""
 
 
@@ -64,34 +64,57 @@ def host_ms(step: Step, clock: Clock, steps: int = _HOST_STEPS) -> dict[str, flo
     return {part: median(times) for part, times in taken.items()}
 
 
-def host_by_turns(on: "ucudnn.torch.Enabled", step: Step, clock: Clock, kernels: int) -> dict[str, object]:
-    """Return the host's time of a step with and without ucudnn, by turns in one process; empty before all is settled.
+def by_turns(on: "ucudnn.torch.Enabled", step: Step, clock: Clock, kernels: int) -> dict[str, object]:
+    """Return times of steps with and without ucudnn, by turns in one process; empty before all is settled.
 
     Processes differ by more than what is asked, because a host is faster at times. It is faster for seconds, too. So
     turns are short, and each is compared with the mean of PyTorch's turns before and after it.
 
     Returns:
-        times of all turns; 'over_us', the median of the microseconds that each convolution and gradient takes longer,
-        and 'quartiles_us', between which half of the turns lie; 'kernels', the number of convolutions and gradients.
+        'ours_ms' and 'stock_ms', the host's time of a step in each turn; 'over_us', the median of the microseconds by
+        which each convolution and gradient takes the host longer, and 'quartiles_us', between which half of the turns
+        lie; 'steps_ms' and 'stock_steps_ms', whole steps of each turn; 'step', the median of their ratios, and
+        'step_quartiles'; 'kernels', the number of convolutions and gradients.
     """
     if not is_settled(on):
         return {}
 
-    def turn(interceptor: Any) -> float:
+    def turn(interceptor: Any) -> tuple[float, float]:
         process_overrides.use(interceptor)
         step()
-        return sum(host_ms(step, clock, _TURN_STEPS).values())
+        marks = [clock.mark()]
+        for _ in range(_TURN_STEPS):
+            step()
+            marks.append(clock.mark())
+        return median(clock.between_ms(marks)), sum(host_ms(step, clock, _TURN_STEPS).values())
 
     begin = perf_counter()
-    ours: list[float] = []
+    ours: list[tuple[float, float]] = []
     stock = [turn(None)]
     while len(ours) < _TURNS and (len(ours) < _LEAST_TURNS or perf_counter() - begin < _TURNS_S):
         ours.append(turn(on._interceptor))
         stock.append(turn(None))
     process_overrides.use(on._interceptor)
-    over_us = [(each - fmean(around)) * 1e3 / kernels for each, around in zip(ours, pairwise(stock), strict=True)]
-    low, middle, high = quantiles(over_us, n=4)
-    return {"ours_ms": ours, "stock_ms": stock, "over_us": middle, "quartiles_us": [low, high], "kernels": kernels}
+    (steps, hosts), (stock_steps, stock_hosts) = zip(*ours, strict=True), zip(*stock, strict=True)
+    over_us = [
+        (each - fmean(around)) * 1e3 / kernels for each, around in zip(hosts, pairwise(stock_hosts), strict=True)
+    ]
+    ratios = [each / fmean(around) for each, around in zip(steps, pairwise(stock_steps), strict=True)]
+    return {
+        "ours_ms": hosts,
+        "stock_ms": stock_hosts,
+        **_quartiles("over_us", "quartiles_us", over_us),
+        "steps_ms": steps,
+        "stock_steps_ms": stock_steps,
+        **_quartiles("step", "step_quartiles", ratios),
+        "kernels": kernels,
+    }
+
+
+def _quartiles(middle_name: str, name: str, values: Sequence[float]) -> dict[str, object]:
+    """Return the median of values and their quartiles under two names."""
+    low, middle, high = quantiles(values, n=4)
+    return {middle_name: middle, name: [low, high]}
 
 
 def time_in_python(on: "ucudnn.torch.Enabled | None", step: Callable[[], Any], clock: Clock) -> dict[str, float]:

@@ -153,10 +153,12 @@ def test_repeats_begin_with_an_empty_database_and_prepare_on_processors_of_their
     first, second = load(out)["cases"].values()
     assert [first["database"], second["database"]] == ["empty", "empty"]
     assert second["cores"] == {"prepared": sorted(preparing), "measured": sorted(cores - preparing)}
-    turns = first["host_by_turns"]
+    turns = first["by_turns"]
     assert len(turns["stock_ms"]) == len(turns["ours_ms"]) + 1 >= 6, "each turn is between two of PyTorch's"
-    assert turns["quartiles_us"][0] <= turns["over_us"] <= turns["quartiles_us"][1]
-    assert second["host_by_turns"] == {}, "once for all repeats"
+    for middle, quartiles in (("over_us", "quartiles_us"), ("step", "step_quartiles")):
+        assert turns[quartiles][0] <= turns[middle] <= turns[quartiles][1]
+    assert all(each > 0 for each in (*turns["steps_ms"], *turns["stock_steps_ms"]))
+    assert second["by_turns"] == {}, "once for all repeats"
     for case in (first, second):
         assert list(case["spent_s"])[:3] == ["imports", "model", "waiting"]
         assert all(seconds >= 0 for seconds in case["spent_s"].values())
@@ -379,12 +381,17 @@ def test_a_point_is_full_where_a_kernel_was_replaced():
 
 
 def test_the_hosts_time_is_that_by_turns_where_a_process_has_compared_it():
-    cases = {"a nchw stock 0": case_of(1.0), "a nchw auto 0": case_of(1.0, host_ms=1.5, host_by_turns={})}
+    cases = {"a nchw stock 0": case_of(1.0), "a nchw auto 0": case_of(1.0, host_ms=1.5, by_turns={})}
     (found,) = network_summary.comparisons(cases)
     assert found.host_us == pytest.approx(100.0), "half a millisecond more for five kernels"
-    cases["a nchw auto 1"] = case_of(1.0, host_ms=1.5, host_by_turns={"over_us": 3.0})
+    cases["a nchw auto 1"] = case_of(1.0, host_ms=1.5, by_turns={"over_us": 3.0})
     (found,) = network_summary.comparisons(cases)
     assert found.host_us == 3.0
+    assert found.by_turns is None, "an earlier state of the script took no times of steps by turns"
+    cases["a nchw auto 2"] = case_of(1.0, by_turns={"over_us": 4.0, "step": 1.01, "step_quartiles": [0.99, 1.02]})
+    (found,) = network_summary.comparisons(cases)
+    assert (found.host_us, found.by_turns) == (3.5, (0.99, 1.01, 1.02))
+    assert "| 1.010 (0.99 to 1.02) |" in next(network_summary.rows(cases))
 
 
 def test_losers_come_first_and_first_steps_are_those_with_empty_databases(tmp_path):
