@@ -67,7 +67,31 @@ def test_a_trial_is_charged_with_what_it_took_and_a_pause_of_the_program_is_not_
     assert step(1300.0, reserved_seconds=0.1) == [1.2, 0], "a trial that was slower than expected"
     assert step(5600.0, work_seconds=4.5, reserved_seconds=0.01) == [5.5, 0], "the host built a plan"
     assert step(60_100.0, reserved_seconds=0.1) == [1.3, 58.7]
+    assert step(100.0) == [0, 0], "the step behind it"
     assert step(60_100.0) == [busy, 59.0]
+
+
+def test_a_step_behind_a_trial_is_charged_too_because_the_host_is_late_there():
+    clock = Clock()
+    ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
+    times = StepTimes(clock, ledger)
+
+    def step(time_ms, reserved_seconds=0.0):
+        assert times.reserve(reserved_seconds)
+        clock.now += time_ms
+        clock.reached = clock.now
+        times.ended(TuningPhase.TRYING, uses_adopted=False, first=False, busy=False)
+        times.read()
+        return ledger.lost_seconds
+
+    for _ in range(5):
+        assert step(100.0) == 0
+    assert step(120.0, reserved_seconds=0.01) == pytest.approx(0.02)
+    assert step(130.0) == pytest.approx(0.05)
+    assert step(130.0) == pytest.approx(0.05), "the program's own pace may change"
+    assert times.typical_ms == 100.0
+    assert step(100.0, reserved_seconds=0.01) == pytest.approx(0.05)
+    assert step(90.0) == pytest.approx(0.04), "the device has caught up"
 
 
 def test_steps_in_which_the_device_does_nothing_gain_nothing():

@@ -30,7 +30,7 @@ class TuningPhase(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class _OpenStep:
-    """A step whose time is not read yet: the marks at its ends, what it did, and whether threads built meanwhile."""
+    """A step whose time is not read yet: the marks at its ends, what it did, and whether trials may have delayed it."""
 
     begin: Any
     end: Any
@@ -39,7 +39,7 @@ class _OpenStep:
     counts: bool
     reserved_seconds: float
     worked_seconds: float
-    busy: bool
+    disturbed: bool
 
 
 @final
@@ -71,6 +71,7 @@ class StepTimes:
         self._compared_ms: dict[bool, list[float]] = {True: [], False: []}
         self._mark: Any = None
         self._reserved_seconds = 0.0
+        self._tried = False  # in the step before
 
     @property
     def typical_count(self) -> int:
@@ -103,8 +104,9 @@ class StepTimes:
         if self._mark is not None:
             worked, reserved = self._worked_seconds - before, self._reserved_seconds
             counts = not first if phase is TuningPhase.COMPARING else self.count > _UNSTEADY_STEPS
-            self._open.append(_OpenStep(self._mark, mark, phase, uses_adopted, counts, reserved, worked, busy))
-            self._reserved_seconds = 0.0
+            disturbed = busy or self._tried  # a trial delays the host, and so the launches of the step behind it
+            self._open.append(_OpenStep(self._mark, mark, phase, uses_adopted, counts, reserved, worked, disturbed))
+            self._reserved_seconds, self._tried = 0.0, reserved > 0
         self._mark = mark
 
     def interrupted(self) -> None:
@@ -166,7 +168,7 @@ class StepTimes:
                 self._typical_ms.append(time_ms)
         elif step.reserved_seconds or step.phase is TuningPhase.WATCHING:
             self._ledger.settle(step.reserved_seconds, lost_seconds)
-        elif step.busy and known:
+        elif step.disturbed and known:
             self._ledger.disturbed(lost_seconds)
         else:  # the program's own pace may change, for which trials are not to blame
             self._typical_ms.append(time_ms)
