@@ -20,6 +20,7 @@ from ucudnn.torch.tuning.call_site import (
     Candidate,
     priority,
     ranked,
+    sets_to_compare,
     worth_replacing,
 )
 
@@ -188,3 +189,30 @@ def test_kernels_are_replaced_only_where_a_pass_gains_more_than_its_detour():
     assert worth_replacing(sites, 10.0) == sites
     assert worth_replacing(sites, 100.0) == sites[1:], "0.1 ms of 100 is nothing"
     assert worth_replacing(sites, 1000.0) == []
+
+
+def replaced(saved, calls=1, parts=1):
+    """Return a site of which a candidate in some parts saves milliseconds in each call, and an undivided one half."""
+    divided, whole = candidate("a", 8 // parts), candidate("b")
+    site = site_of(divided, whole, stock=10.0, calls=calls)
+    divided.samples_ms, whole.samples_ms = [10.0 - saved] * ENOUGH, [10.0 - saved / 2] * ENOUGH
+    site.adopted, site.undivided = divided, divided if parts == 1 else whole
+    return site
+
+
+def test_the_few_kernels_that_save_most_are_compared_beside_all_of_them():
+    large, small, many = replaced(4.0), [replaced(0.1) for _ in range(4)], replaced(0.5, calls=8)
+    everything = {site: site.adopted for site in (large, *small, many)}
+    assert sets_to_compare(list(everything)) == [everything, {large: large.adopted, many: many.adopted}]
+    alike = {site: site.adopted for site in (replaced(1.0) for _ in range(4))}
+    assert sets_to_compare(list(alike)) == [alike], "most of them save most of the time"
+    assert sets_to_compare([]) in ([{}], [{}, {}])
+
+
+def test_kernels_of_one_launch_are_compared_where_others_have_more():
+    whole, divided = replaced(1.0), replaced(1.0, parts=4)
+    sets = sets_to_compare([whole, divided])
+    assert sets == [
+        {whole: whole.adopted, divided: divided.adopted},
+        {whole: whole.adopted, divided: divided.undivided},
+    ]

@@ -28,6 +28,7 @@ _NEAR_FLOOR = 1.25  # of the time in which the GPU reads and writes the tensors 
 _LEAST_SHARE = 0.003  # of a step's time that a kernel could save, to be worth trying
 _COSTLY_SHARE = 0.03  # of a step's time that a kernel could save, to have more candidates
 _LEAST_GAIN = 0.003  # of a step's time that must be saved in the forward pass, or in the backward pass, to replace any
+_MOST_OF_GAIN, _FEW = 0.8, 0.5  # of what is saved, and of the kernels that are replaced
 _MOST_SITES = 256
 
 TOLERANCES = {
@@ -342,6 +343,29 @@ def worth_replacing(sites: Collection[CallSite], step_ms: float) -> list[CallSit
         if sum(each.saved_ms * each.calls for each in adopted) >= _LEAST_GAIN * step_ms:
             found += adopted
     return found
+
+
+def sets_to_compare(sites: Collection[CallSite]) -> list[dict[CallSite, Candidate | None]]:
+    """Return sets of candidates, of which the one stays with which whole steps are the fastest.
+
+    A launch costs the host time that the times of kernels do not show. So beside all that replace a kernel, there are
+    those of a single launch, if some have more, and the few that save most of the time, if there are others.
+
+    Args:
+        sites: the sites whose kernel is replaced.
+    """
+    sets: list[dict[CallSite, Candidate | None]] = [{site: site.adopted for site in sites}]
+    if any(site.adopted is not site.undivided for site in sites):
+        sets.append({site: site.undivided for site in sites})
+    saved = sorted(((site.saved_ms * site.calls, index, site) for index, site in enumerate(sites)), reverse=True)
+    most, few = _MOST_OF_GAIN * sum(each for each, *_ in saved), dict[CallSite, Candidate | None]()
+    for each, _, site in saved:
+        if most > 0:
+            few[site] = site.adopted
+            most -= each
+    if len(few) <= _FEW * len(sites):
+        sets.append(few)
+    return sets
 
 
 def timed(sites: Collection[CallSite]) -> list[tuple[ConvolutionProblem, Configuration, list[float]]]:

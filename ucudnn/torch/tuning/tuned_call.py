@@ -17,7 +17,7 @@ from ucudnn.torch.call_cache import (
     biased_problem,
     missing_format,
 )
-from ucudnn.torch.checking.output_check import Computed, Operands, OutputCheck
+from ucudnn.torch.checking.candidate_check import Computed, Operands, CandidateCheck
 from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule
 from ucudnn.torch.output_form import OutputForm
@@ -277,14 +277,14 @@ class _Way:
         wanted = self._outputs[at].form.size_bytes, kernel.workspace_bytes
         return not kernel.workspace_bytes or self._call.has_room(at, self._seen[at], wanted)
 
-    def _check(self, at: int) -> OutputCheck:
+    def _check(self, at: int) -> CandidateCheck:
         """Return what checks a candidate at this call."""
         call, seen, output = self._call, self._seen[at], self._outputs[at]
 
         def has_room(sizes: Sequence[int], after: bool) -> bool:
             return call.has_room(at, -seen if after else seen, sizes)
 
-        return OutputCheck(self._tuner, output.site, output.form, has_room)
+        return CandidateCheck(self._tuner, output.site, output.form, has_room)
 
 
 def forward_of(

@@ -17,6 +17,7 @@ from ucudnn.torch.tuning.call_site import (
     Trial,
     priority,
     ranked,
+    sets_to_compare,
     timed,
     tolerance,
     worth_replacing,
@@ -358,10 +359,7 @@ class Tuner:
             if not site.finished and site.candidates is not None:
                 site.conclude()  # with what was found until now
         chosen = worth_replacing(self.sites.values(), self.step_ms)
-        sets = [self._made({site: site.adopted for site in chosen})]
-        if any(site.adopted is not site.undivided for site in chosen):
-            sets.append(self._made({site: site.undivided for site in chosen}))
-        self._comparison.begin(sets)
+        self._comparison.begin([self._made(each) for each in sets_to_compare(chosen)])
         self._enter(TuningPhase.COMPARING)
         self._obey_comparison()
 

@@ -33,7 +33,7 @@ class Computed(NamedTuple):
 
 
 @final
-class OutputCheck:
+class CandidateCheck:
     """Checks a candidate at one call.
 
     Args:
