@@ -17,7 +17,7 @@ from ucudnn.torch.call_cache import (
     biased_problem,
     missing_format,
 )
-from ucudnn.torch.checking.candidate_check import Computed, Operands, CandidateCheck
+from ucudnn.torch.checking.candidate_check import CandidateCheck, Computed, Operands
 from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule
 from ucudnn.torch.output_form import OutputForm
