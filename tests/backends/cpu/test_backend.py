@@ -179,7 +179,7 @@ def test_threads_launch_side_by_side():
 
 def test_conditions_name_the_machine_and_the_versions():
     conditions = BACKEND.conditions()
-    assert set(conditions) == {"device", "cpus", "python", "numpy"}
+    assert set(conditions) == {"device", "cpus", "python", "numpy", "cpu_algorithms"}
     assert all(conditions.values())
     assert conditions["numpy"] == np.__version__
     assert BACKEND.name == "cpu"

@@ -43,6 +43,9 @@ CPU_ALGORITHMS: Mapping[str, type[CpuAlgorithm]] = MappingProxyType(
 )
 """The backend's algorithms by name."""
 
+_STATE = "2"
+"""Counts up where an algorithm takes another time, so that times of the state before are not taken for its own."""
+
 _PROMISING = ("GEMM", "WINOGRAD_4X4", "WINOGRAD_2X2", "FFT_TILING", "FFT", "IMPLICIT_GEMM")
 """The order of heuristics: one large product, then fewer multiplications, and last what needs no workspace."""
 
@@ -75,12 +78,13 @@ class CpuBackend(ComputeBackend):
         return ALIGNMENT
 
     def conditions(self) -> Mapping[str, str]:
-        """Return the processor's name, the number of CPUs, and the versions of Python and NumPy."""
+        """Return the processor's name, the number of CPUs, versions of Python and NumPy, and the algorithms' state."""
         return {
             "device": _processor(),
             "cpus": str(os.cpu_count()),
             "python": platform.python_version(),
             "numpy": np.__version__,
+            "cpu_algorithms": _STATE,
             **({} if self._threads is None else {"blas_threads": str(self._threads)}),
         }
 
