@@ -67,7 +67,7 @@ def test_a_trial_is_charged_with_what_it_took_and_a_pause_of_the_program_is_not_
     assert step(1300.0, reserved_seconds=0.1) == [1.2, 0], "a trial that was slower than expected"
     assert step(5600.0, work_seconds=4.5, reserved_seconds=0.01) == [5.5, 0], "the host built a plan"
     assert step(60_100.0, reserved_seconds=0.1) == [1.3, 58.7]
-    assert step(100.0) == [0, 0], "the step behind it"
+    assert step(60_100.0) == [1.0 if busy else 0.3, 59.0], "behind a trial of a tenth of a second"
     assert step(60_100.0) == [busy, 59.0]
 
 
@@ -92,6 +92,8 @@ def test_a_step_behind_a_trial_is_charged_too_because_the_host_is_late_there():
     assert times.typical_ms == 100.0
     assert step(100.0, reserved_seconds=0.01) == pytest.approx(0.05)
     assert step(90.0) == pytest.approx(0.04), "the device has caught up"
+    assert step(100.0, reserved_seconds=0.01) == pytest.approx(0.04)
+    assert step(900.0) == pytest.approx(0.07), "all beyond three times the trial is something else, as an evaluation"
 
 
 def test_steps_in_which_the_device_does_nothing_gain_nothing():

@@ -30,7 +30,7 @@ class TuningPhase(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class _OpenStep:
-    """A step whose time is not read yet: the marks at its ends, what it did, and whether trials may have delayed it."""
+    """A step whose time is not read yet: the marks at its ends, what it did, and what may have delayed it."""
 
     begin: Any
     end: Any
@@ -39,7 +39,8 @@ class _OpenStep:
     counts: bool
     reserved_seconds: float
     worked_seconds: float
-    disturbed: bool
+    busy: bool
+    behind_seconds: float  # what the trials of the step before were expected to take
 
 
 @final
@@ -71,7 +72,7 @@ class StepTimes:
         self._compared_ms: dict[bool, list[float]] = {True: [], False: []}
         self._mark: Any = None
         self._reserved_seconds = 0.0
-        self._tried = False  # in the step before
+        self._behind_seconds = 0.0
 
     @property
     def typical_count(self) -> int:
@@ -104,9 +105,10 @@ class StepTimes:
         if self._mark is not None:
             worked, reserved = self._worked_seconds - before, self._reserved_seconds
             counts = not first if phase is TuningPhase.COMPARING else self.count > _UNSTEADY_STEPS
-            disturbed = busy or self._tried  # a trial delays the host, and so the launches of the step behind it
-            self._open.append(_OpenStep(self._mark, mark, phase, uses_adopted, counts, reserved, worked, disturbed))
-            self._reserved_seconds, self._tried = 0.0, reserved > 0
+            # A trial delays the host, and so the launches of the step behind it.
+            delays = worked, busy, self._behind_seconds
+            self._open.append(_OpenStep(self._mark, mark, phase, uses_adopted, counts, reserved, *delays))
+            self._reserved_seconds, self._behind_seconds = 0.0, reserved * (phase is TuningPhase.TRYING)
         self._mark = mark
 
     def interrupted(self) -> None:
@@ -168,7 +170,9 @@ class StepTimes:
                 self._typical_ms.append(time_ms)
         elif step.reserved_seconds or step.phase is TuningPhase.WATCHING:
             self._ledger.settle(step.reserved_seconds, lost_seconds)
-        elif step.disturbed and known:
+        elif step.busy and known:
             self._ledger.disturbed(lost_seconds)
+        elif step.behind_seconds and known:  # the program may also evaluate there
+            self._ledger.disturbed(min(lost_seconds, _MOST_TIMES * step.behind_seconds))
         else:  # the program's own pace may change, for which trials are not to blame
             self._typical_ms.append(time_ms)
