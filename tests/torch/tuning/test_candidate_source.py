@@ -91,6 +91,10 @@ def test_algorithms_without_tensor_cores_are_no_candidates_of_large_kernels(smal
     problem = make_problem(batch=8, channels=64, filters=64, spatial=(small, small), kernel=(3, 3), groups=1)
     found = [*candidates_within(Noted(10, 0), problem, 40)]
     assert {each.parts[0].algorithm for each in found} == kept
+    (slow,) = (each.time_ms for each in candidates_within(Noted(10, 0), problem, 40, now_ms=1e9) if "A1" in str(each))
+    for now_ms, is_tried in ((1.01 * slow, True), (0.99 * slow, kept == {"A0", "A1"})):
+        found = [*candidates_within(Noted(10, 0), problem, 40, now_ms=now_ms)]
+        assert ("A1" in {each.parts[0].algorithm for each in found}) is is_tried, "the kernel may be slow now"
     assert [*candidates_within(Ranked(10, 0), problem, 40)][-1].parts[0].algorithm == "A1", "there are no tensor cores"
 
 

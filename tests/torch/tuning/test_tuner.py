@@ -114,8 +114,9 @@ class Listed:
     def open_one(self):
         self.is_ready = self.is_complete = True
 
-    def ask(self, problem, room_bytes, *, costly=False):
+    def ask(self, problem, room_bytes, *, costly, now_ms):
         assert room_bytes > 0
+        assert now_ms > 0, "how long the kernel takes is known by then"
         sizes = {name: 4 if name == "divided" else 8 for name in self._times[problem.channels]}
         parts = [
             MicroConfiguration(size=size, algorithm=name, time_ms=1.0, workspace_bytes=0)
@@ -155,9 +156,9 @@ class Compiling(Listed):
         self._asked = []
         self._left = 0
 
-    def ask(self, problem, room_bytes, *, costly=False):
+    def ask(self, problem, room_bytes, **others):
         self._left = self._left or self.steps
-        super().ask(problem, room_bytes, costly=costly)
+        super().ask(problem, room_bytes, **others)
         self._asked.append(self._found.pop())
         self.is_busy = not self.paused
 

@@ -68,8 +68,8 @@ class Source(Protocol):
     def open_one(self) -> None:
         """Open a part of what finds candidates, which takes time of the program."""
 
-    def ask(self, problem: ConvolutionProblem, room_bytes: int, *, costly: bool = False) -> None:
-        """Ask for candidates; for more of them, where a kernel is costly."""
+    def ask(self, problem: ConvolutionProblem, room_bytes: int, *, costly: bool = False, now_ms: float = 0.0) -> None:
+        """Ask for candidates; for more of them, where a kernel is costly. It takes `now_ms` now."""
 
     def pause(self, *, paused: bool) -> None:
         """Let threads begin to build no other engine, or let them go on."""
@@ -170,7 +170,7 @@ class CandidateSource:
             self._threads.append(Thread(target=self._run, args=of_thread, name="ucudnn-candidates", daemon=True))
             self._threads[-1].start()
 
-    def ask(self, problem: ConvolutionProblem, room_bytes: int, *, costly: bool = False) -> None:
+    def ask(self, problem: ConvolutionProblem, room_bytes: int, *, costly: bool = False, now_ms: float = 0.0) -> None:
         """List the candidates of a problem within some bytes of workspace, and let a thread build them.
 
         A costly kernel has more of them, because there heuristics that are wrong cost the program most.
@@ -184,7 +184,7 @@ class CandidateSource:
         if self.backend is not None:
             # The backend may be that of a handle, on which other threads of the program plan.
             with suppress(UcudnnError, MemoryError, RuntimeError), self._device(), self.backend.lock:
-                found.extend(candidates_within(self.backend, problem, room_bytes, divided, times))
+                found.extend(candidates_within(self.backend, problem, room_bytes, divided, times, now_ms))
         self._asked += 1
         self._work.put(partial(self._answer, problem, found, self._stops))
 
@@ -285,6 +285,7 @@ def candidates_within(
     room_bytes: int,
     most_divided: int = _MOST_DIVIDED,
     times: int = 1,
+    now_ms: float = 0.0,
 ) -> Iterator[Configuration]:
     """Yield configurations that fit into some bytes of workspace, in the order of the backend's heuristics.
 
@@ -292,8 +293,8 @@ def candidates_within(
 
     Algorithms that need more workspace for the whole mini-batch compute micro-batches, or slabs of them. Where there is
     a bias, algorithms that add it take turns with those that do not, because heuristics do not compare them. Algorithms
-    without tensor cores are left out where they are assumed to be much slower than one with: a single trial of one may
-    take longer than a step.
+    without tensor cores are left out where they are assumed to be much slower than one with, and slower than the kernel
+    that takes `now_ms`: a single trial of one may take longer than a step.
 
     Raises:
         UnsupportedProblemError: if the backend cannot compute the problem at all.
@@ -305,7 +306,7 @@ def candidates_within(
         found = list(_fitting(backend, problem, room_bytes, backend.algorithms(problem), *most))
     least_ms = min((each.time_ms for algorithm, each in found if uses_tensor_cores(algorithm)), default=inf)
     for algorithm, configuration in found:
-        if uses_tensor_cores(algorithm) or configuration.time_ms <= _MOST_SLOWER * least_ms:
+        if uses_tensor_cores(algorithm) or configuration.time_ms <= max(_MOST_SLOWER * least_ms, now_ms):
             yield configuration
 
 

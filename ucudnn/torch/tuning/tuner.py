@@ -341,7 +341,8 @@ class Tuner:
             if self._times.reserve(_LISTING_SECONDS * (1 + site.problem.biased)):
                 begin = self._clock()
                 self._asked[site.problem] = True
-                self.source.ask(site.problem, int(site.room_bytes), costly=site.is_costly(self.step_ms))
+                costly, now_ms = site.is_costly(self.step_ms), site.stock_median_ms
+                self.source.ask(site.problem, int(site.room_bytes), costly=costly, now_ms=now_ms)
                 self.host_seconds["listing"] += self._clock() - begin
 
     def _assign(self, site: CallSite, trial: Trial) -> None:
