@@ -16,6 +16,7 @@ from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.torch.steps.step_times import TuningPhase
 from ucudnn.torch.tuning import kernel_maker as module
+from ucudnn.torch.tuning.call_site import Candidate
 from ucudnn.torch.tuning.program import Program
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuner import Tuner
@@ -401,6 +402,37 @@ def test_the_report_shows_the_kernels_that_run_while_divided_ones_are_compared_w
             seen.add(each.parts)
             assert {kernel.name for kernel in course.tuner.kernels.values()} == {each.configuration.split()[1]}
     assert seen == {1, 2}
+
+
+class Marked(Timeline):
+    """A device that reaches its marks one by one."""
+
+    def __init__(self):
+        super().__init__(late=0)
+        self.made = self.reached = 0
+
+    def mark(self):
+        self.made += 1
+        return self.made
+
+    def elapsed_ms(self, begin, end):
+        return 1.0 if end <= self.reached else None
+
+
+def test_a_distance_is_read_once_the_device_has_computed_it_and_not_with_the_times():
+    program = Marked()
+    tuner = Tuner(program, Listed({}), TrialLedger(0.05))
+    site, read = tuner.site(PROBLEM), []
+    part = MicroConfiguration(size=8, algorithm="a", time_ms=1.0, workspace_bytes=0)
+    candidate = Candidate(Configuration(parts=(part,)), 0)
+    tuner.measured(site, None, program.mark(), program.mark())
+    tuner.measured(site, candidate, program.mark(), program.mark(), lambda: read.append(program.reached) or 0.0)
+    while program.reached < program.made:
+        program.reached += 1
+        tuner._read()
+    assert site.stock_ms == [1.0]
+    assert read == [program.made] == [5], "after both marks around the candidate, the outputs are compared"
+    assert site.pending == 0
 
 
 times = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 20), max_size=4)

@@ -28,7 +28,8 @@ _NEAR_FLOOR = 1.25  # of the time in which the GPU reads and writes the tensors 
 _LEAST_SHARE = 0.003  # of a step's time that a kernel could save, to be worth trying
 _COSTLY_SHARE = 0.03  # of a step's time that a kernel could save, to have more candidates
 _LEAST_GAIN = 0.003  # of a step's time that must be saved in the forward pass, or in the backward pass, to replace any
-_MOST_OF_GAIN, _FEW = 0.8, 0.5  # of what is saved, and of the kernels that are replaced
+_LEAST_OF_GAIN = 0.8  # of the time that all adopted kernels save, which a few must save to be compared alone
+_MOST_OF_KERNELS = 0.5  # of the adopted kernels, which a few may be
 _MOST_SITES = 256
 
 TOLERANCES = {
@@ -300,6 +301,7 @@ class Reading(NamedTuple):
         begin: the mark before.
         end: the mark after.
         distance: returns how far the output is from PyTorch's; None for a run in place.
+        known: the mark after which the distance may be read, because outputs are compared after the times.
     """
 
     site: CallSite
@@ -307,6 +309,7 @@ class Reading(NamedTuple):
     begin: Any
     end: Any
     distance: Callable[[], float] | None
+    known: Any
 
 
 def ranked(sites: Collection[CallSite], step_ms: float) -> list[CallSite]:
@@ -357,13 +360,15 @@ def sets_to_compare(sites: Collection[CallSite]) -> list[dict[CallSite, Candidat
     sets: list[dict[CallSite, Candidate | None]] = [{site: site.adopted for site in sites}]
     if any(site.adopted is not site.undivided for site in sites):
         sets.append({site: site.undivided for site in sites})
-    saved = sorted(((site.saved_ms * site.calls, index, site) for index, site in enumerate(sites)), reverse=True)
-    most, few = _MOST_OF_GAIN * sum(each for each, *_ in saved), dict[CallSite, Candidate | None]()
-    for each, _, site in saved:
-        if most > 0:
-            few[site] = site.adopted
-            most -= each
-    if len(few) <= _FEW * len(sites):
+    by_gain = sorted(sites, key=lambda site: -site.saved_ms * site.calls)
+    missing_ms = _LEAST_OF_GAIN * sum(site.saved_ms * site.calls for site in sites)
+    few: dict[CallSite, Candidate | None] = {}
+    for site in by_gain:
+        if missing_ms <= 0:
+            break
+        few[site] = site.adopted
+        missing_ms -= site.saved_ms * site.calls
+    if len(few) <= _MOST_OF_KERNELS * len(sites):
         sets.append(few)
     return sets
 

@@ -148,7 +148,8 @@ class Tuner:
     ) -> None:
         """Note marks around a kernel; they are read at the end of a later step."""
         site.pending += 1
-        self._readings.append(Reading(site, candidate, begin, end, distance))
+        known = end if distance is None else self.program.mark()
+        self._readings.append(Reading(site, candidate, begin, end, distance, known))
 
     def step_ended(self) -> None:
         """End a step: read what has been measured by now, and decide what the next one does."""
@@ -229,9 +230,9 @@ class Tuner:
 
     def _read(self) -> None:
         while self._readings:
-            site, candidate, begin, end, distance = self._readings[0]
+            site, candidate, begin, end, distance, known = self._readings[0]
             time_ms = self.program.elapsed_ms(begin, end)
-            if time_ms is None:
+            if time_ms is None or (known is not end and self.program.elapsed_ms(begin, known) is None):
                 return
             del self._readings[0]
             site.pending -= 1
