@@ -16,7 +16,7 @@ from bench.tools import script
 from bench.tools.backends import open_computing
 from bench.tools.results import save
 from ucudnn import Handle
-from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.base import OVERWRITE, ComputeBackend
 from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import configuration_of
@@ -38,8 +38,7 @@ def itself(handle: Handle, problem: ConvolutionProblem, layer: str = "") -> Call
     entry = handle._entries[KernelKey(layer, problem)]
     assert entry.plan is not None
     (step,) = entry.plan.steps
-    ((_, scaling), packs) = list(step.call._packs.items())[-1]
-    plan, pack = step.call._plans[scaling], list(packs.values())[-1]
+    plan, pack = step.call._plans[OVERWRITE], list(step.call._packs.values())[-1]
     return partial(step.call._execute, step.call._handle, plan.address, pack.address)
 
 

@@ -93,15 +93,16 @@ class Comparison:
         They are of the last process that took turns; None if none did. They tell more than processes do where the host
         bounds a step, because hosts are faster at times.
         """
-        turns = list(zip(self._by_turns("step"), self._by_turns("step_quartiles"), strict=True))
+        turns = [each for each in self._turns if "step" in each]
         if not turns:
             return None
-        middle, (low, high) = turns[-1]
-        return low, middle, high
+        low, high = turns[-1]["step_quartiles"]
+        return low, turns[-1]["step"], high
 
-    def _by_turns(self, field: str) -> list[Any]:
-        """Return what processes that took turns found."""
-        return [case["by_turns"][field] for case in self.ours if field in case.get("by_turns", {})]
+    @property
+    def _turns(self) -> list[Any]:
+        """Return what the processes that took turns found."""
+        return [case["by_turns"] for case in self.ours if case.get("by_turns")]
 
     def more_bytes(self, kind: str) -> int:
         """Return how much higher the highest peak is than PyTorch's highest one, in bytes."""
@@ -124,9 +125,8 @@ class Comparison:
 
         Where a process has compared that by turns, its median counts, because the hosts of processes differ by more.
         """
-        turns = self._by_turns("over_us")
-        if turns:
-            return float(median(turns))
+        if self._turns:
+            return float(median(each["over_us"] for each in self._turns))
         kernels = self.ours[-1].get("kernels")
         longer_ms = middle(self.ours, "host_ms") - middle(self.stock, "host_ms")
         return longer_ms / kernels * 1e3 if kernels else float("nan")

@@ -25,16 +25,28 @@ class OutputForm:
     Attributes:
         sizes: its sizes.
         strides: its strides.
+        memory_format: the order of its dimensions in memory.
         elements: number of its elements.
         size_bytes: size of the output.
     """
 
-    __slots__ = ("_device", "_dtype", "_new_here", "_ordinal", "elements", "size_bytes", "sizes", "strides")
+    __slots__ = (
+        "_device",
+        "_dtype",
+        "_new_here",
+        "_ordinal",
+        "elements",
+        "memory_format",
+        "size_bytes",
+        "sizes",
+        "strides",
+    )
 
     def __init__(self, problem: ConvolutionProblem, ordinal: int) -> None:
         self._ordinal = ordinal
         self.sizes = shape = shapes_of(problem)[_WRITTEN[problem.operation]]
-        self.strides = strides = torch.empty(shape, device="meta", memory_format=format_of(problem)).stride()
+        self.memory_format = order = format_of(problem)
+        self.strides = strides = torch.empty(shape, device="meta", memory_format=order).stride()
         self._device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
         self._dtype = DTYPES[problem.dtype]
         self._new_here = partial(empty_of(self._device.type), shape, strides, self._dtype)

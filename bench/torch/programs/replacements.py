@@ -251,13 +251,11 @@ class Kernel:
     """What is known of one of the costliest kernels.
 
     Attributes:
-        own: its plan.
-        case: what is kept of it: its plan, its milliseconds of a step, those with each plan that was tried, and what
-            steps with a plan take over those without.
-        waiting: the plans that were not tried yet.
+        case: the kernel's entry in the results: its plan, how many milliseconds of a step it takes by that plan and by
+            each plan that was tried, and how long a step with another plan takes, relative to a step without it.
+        waiting: the plans that have not been tried yet.
     """
 
-    own: Configuration
     case: dict[str, Any]
     waiting: deque[Configuration]
 
@@ -287,8 +285,7 @@ class Search:
         backend = program.backend
         begin = monotonic()
         for problem, own_ms in program.costs.items():
-            own = program.own[problem]
-            empty = {"plan": str(own), "tried": {}, "gains": {}}
+            empty = {"plan": str(program.own[problem]), "tried": {}, "gains": {}}
             case = known.get(str(problem), empty)
             case = {**(case if case["plan"] == empty["plan"] else empty), "own_ms": own_ms}
             waiting: deque[Configuration] = deque()
@@ -298,7 +295,7 @@ class Search:
                     if str(each) not in case["tried"]:
                         waiting.append(each)
                         builders.begin(problem, each)
-            self.kernels[problem] = Kernel(own, case, waiting)
+            self.kernels[problem] = Kernel(case, waiting)
         left = sum(len(each.waiting) for each in self.kernels.values())
         note(f"{len(self.kernels)} kernels, {left} plans to try; listed in {monotonic() - begin:.0f} s")
 

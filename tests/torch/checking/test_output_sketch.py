@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from tests.support.problems import make_problem  # noqa: E402
 from ucudnn.problem import DataType, Layout  # noqa: E402
-from ucudnn.torch.checking.output_sketch import distance_of, in_order, sketch, sketch_sizes  # noqa: E402
+from ucudnn.torch.checking.output_sketch import distance_of, sketch, sketch_sizes  # noqa: E402
 from ucudnn.torch.output_form import OutputForm  # noqa: E402
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -87,6 +87,9 @@ def test_sketches_take_no_more_memory_than_they_say(dtype, size):
 
 
 def test_layouts_are_told_apart_by_dimensions_of_more_than_one_element():
+    def in_order(tensor, form):
+        return tensor.is_contiguous(memory_format=form.memory_format)
+
     form = OutputForm(make_problem(filters=4, layout=Layout.NHWC), -1)
     assert in_order(form.new(), form)
     assert not in_order(form.new().contiguous(), form)

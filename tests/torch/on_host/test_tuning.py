@@ -26,7 +26,6 @@ from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 from ucudnn.torch.tuning import tuner as tuner_module  # noqa: E402
 from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG, CallSite  # noqa: E402
 from ucudnn.torch.tuning.program import FreeBlocks  # noqa: E402
-from ucudnn.torch.tuning.tuned_call import TunedCall  # noqa: E402
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel  # noqa: E402
 
 MIB = 1 << 20
@@ -192,16 +191,16 @@ def test_what_is_wrong_or_cannot_be_checked_never_replaces_pytorchs_kernel(tuned
         assert set(report.outcomes) == {reason}
 
 
-@pytest.mark.parametrize("limit", [None, 64 << 10])
+@pytest.mark.parametrize(("limit", "replaced"), [(None, 5), (64 << 10, 0)])
 def test_where_no_memory_is_free_for_another_output_candidates_are_checked_in_that_of_the_first_one(
-    tuned, monkeypatch, limit
+    tuned, monkeypatch, limit, replaced
 ):
     one = tuned(50.0, share=0.5, limit_bytes=limit)
-    monkeypatch.setattr(TunedCall, "has_room", lambda call, at, position, sizes: position > 0)
+    monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: len(sizes) != 3)  # beside PyTorch's output
     with one.enable() as on:
         run(one)
         (report,) = on.report().tuned
-        assert len(report.kernels) == (5 if limit is None else len(report.kernels))
+        assert len(report.kernels) == replaced, "a first plan within the limit is as fast"
         assert "checked" in report.outcomes
         assert NO_MEMORY not in report.outcomes
         assert all(each.in_turn for site in one.tuner.sites.values() for each in site.candidates if each.rough_ms < inf)
@@ -209,7 +208,7 @@ def test_where_no_memory_is_free_for_another_output_candidates_are_checked_in_th
 
 def test_a_candidate_that_leaves_its_output_as_it_was_is_found_in_a_sketch(tuned, monkeypatch):
     one = tuned(50.0, share=0.5)
-    monkeypatch.setattr(TunedCall, "has_room", lambda call, at, position, sizes: position > 0)
+    monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: len(sizes) != 3)  # beside PyTorch's output
     monkeypatch.setattr(GraphCall, "_run", lambda *_: None)
     with one.enable() as on:
         run(one)
@@ -220,7 +219,7 @@ def test_a_candidate_that_leaves_its_output_as_it_was_is_found_in_a_sketch(tuned
 
 def test_a_kernel_that_would_take_new_memory_from_the_device_does_not_stay(tuned, monkeypatch):
     one = tuned(50.0, share=0.5)
-    monkeypatch.setattr(TunedCall, "has_room", lambda call, at, position, sizes: position < 0)  # none before an output
+    monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: len(sizes) == 3)  # two outputs, and not only one
     with one.enable() as on:
         run(one)
         (report,) = on.report().tuned

@@ -1,5 +1,7 @@
 """Sketches of outputs: a thousandth of the memory tells how far apart two outputs are."""
 
+from functools import cache
+
 import numpy as np
 import torch
 
@@ -7,7 +9,12 @@ from ucudnn.torch.output_form import OutputForm
 from ucudnn.torch.tuning.program import relative
 
 _SUMMED, _AT_ONCE = 1 << 10, 1 << 21  # elements of one sum, and elements that are multiplied at a time
-_SIGNS = torch.from_numpy(np.random.default_rng(0).choice([-1.0, 1.0], _SUMMED))
+
+
+@cache
+def _signs() -> torch.Tensor:
+    """Return the signs; not at the import, because NumPy's random numbers take 15 ms to load."""
+    return torch.from_numpy(np.random.default_rng(0).choice([-1.0, 1.0], _SUMMED))
 
 
 def sketch(tensor: torch.Tensor) -> torch.Tensor:
@@ -21,7 +28,7 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor:
     """
     wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
     flat = tensor.as_strided((tensor.numel(),), (1,))
-    signs = _SIGNS.to(tensor.device, tensor.dtype, non_blocking=True)
+    signs = _signs().to(tensor.device, tensor.dtype, non_blocking=True)
     whole = len(flat) // _SUMMED * _SUMMED
     parts = flat[:whole].split(_AT_ONCE) if whole else ()
     sums = [torch.sum(part.view(-1, _SUMMED) * signs, 1, dtype=wide) for part in parts]
@@ -38,9 +45,3 @@ def sketch_sizes(form: OutputForm) -> tuple[int, ...]:
     """Return the bytes of all tensors that live at a time while the sketches of two outputs are compared."""
     sums = (form.elements // _SUMMED + 1) * 8
     return min(form.elements, _AT_ONCE) * form.size_bytes // form.elements, _SUMMED * 8, sums, sums, sums, sums
-
-
-def in_order(tensor: torch.Tensor, form: OutputForm) -> bool:
-    """Return whether the memory of a tensor has the order of a form; dimensions of size 1 have none."""
-    strides = zip(tensor.shape, tensor.stride(), form.strides, strict=True)
-    return all(found == expected for size, found, expected in strides if size > 1)

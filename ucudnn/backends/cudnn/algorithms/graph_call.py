@@ -17,8 +17,9 @@ from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.bounded import BoundedDict
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.slabs import Rows
 
-_MOST_PACKS = 4096  # of a part; the pointers that recur are few
+_MOST_PACKS = 4096  # the pointers that recur are few
 _MOST_SCALINGS = 64
 _TENSORS, _WITH_BIAS = array("q", (X, W, Y)), array("q", (X, W, Y, BIAS))
 
@@ -29,10 +30,10 @@ BuiltCalls = WeakValueDictionary[tuple[ConvolutionProblem, str], "GraphCall"]
 """Calls whose plans are built, by problem and algorithm, as long as somebody keeps them."""
 
 _Addresses = tuple[int, _Filters, int, int]
-"""Of x, w and y, and of the workspace. Python's collector does not visit a tuple of integers."""
+"""Of x, w and y, and of the workspace."""
 
-_Packs = BoundedDict[_Addresses, BackendDescriptor]
-"""The variant packs of one part."""
+_PackKey = tuple[int, _Filters, int, int, int, Rows | None, float, float]
+"""The same, and the items of offset and scaling. Python's collector does not visit a tuple of numbers."""
 
 
 @final
@@ -79,7 +80,7 @@ class GraphCall(PreparedCall):
         self._execute = library.function("cudnnBackendExecute")
         self._addresses = PartAddresses(problem)
         self._plans: BoundedDict[Scaling, _ExecutionPlan] = BoundedDict(_MOST_SCALINGS)
-        self._packs: dict[tuple[Offset, Scaling], _Packs] = {}
+        self._packs: BoundedDict[_PackKey, BackendDescriptor] = BoundedDict(_MOST_PACKS)
         for scaling in scalings:
             self._build(scaling)
 
@@ -159,11 +160,10 @@ class GraphCall(PreparedCall):
         self, addresses: _Addresses, size_bytes: int, offset: Offset, scaling: Scaling
     ) -> tuple["_ExecutionPlan", BackendDescriptor]:
         """Return the plan of a part and its variant pack, which is kept."""
-        packs = self._packs.get((offset, scaling))
-        if packs is not None:
-            known = packs.get(addresses)
-            if known is not None:
-                return self._plans[scaling], known
+        key = *addresses, *offset, *scaling
+        known = self._packs.get(key)
+        if known is not None:
+            return self._plans[scaling], known
         plan = self._plan_within(scaling, size_bytes)
         x, w, y, workspace = addresses
         x, y = self._addresses.at(x, y, offset)
@@ -171,9 +171,7 @@ class GraphCall(PreparedCall):
             pack = variant_pack(self._library, _WITH_BIAS, (x, w.w, y, w.bias), workspace)
         else:
             pack = variant_pack(self._library, _TENSORS, (x, w, y), workspace)
-        if packs is None:
-            packs = self._packs[offset, scaling] = BoundedDict(_MOST_PACKS)
-        packs[addresses] = pack
+        self._packs[key] = pack
         return plan, pack
 
     def _plan_within(self, scaling: Scaling, workspace_bytes: int) -> "_ExecutionPlan":
