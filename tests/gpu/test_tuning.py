@@ -37,6 +37,10 @@ def test_a_program_that_its_host_bounds_is_left_alone(monkeypatch, batch, side, 
         report = settle(program, on)
     assert report.host_bound is bounds
     assert bool(report.outcomes) is not bounds, "candidates are tried where the GPU bounds the program"
+    sites = [each for tuner in on._interceptor._tuners.values() for each in tuner.sites.values()]
+    took_ms = [each.host_ms for each in sites if isfinite(each.host_ms)]
+    assert took_ms, "how long the host takes is known of some"
+    assert all(0 < each < 5 for each in took_ms), "milliseconds, of launches and not of kernels"
 
 
 class Program(TrainedProgram):

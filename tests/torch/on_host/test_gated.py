@@ -52,7 +52,9 @@ def only(monkeypatch, *operations):
     """Let only kernels of some operations be replaced."""
     chosen = module.worth_replacing
     monkeypatch.setattr(
-        module, "worth_replacing", lambda *found: [s for s in chosen(*found) if s.problem.operation in operations]
+        module,
+        "worth_replacing",
+        lambda *found, **how: [s for s in chosen(*found, **how) if s.problem.operation in operations],
     )
 
 

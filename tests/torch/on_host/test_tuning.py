@@ -132,7 +132,9 @@ def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_
     )
     chosen = tuner_module.worth_replacing
     monkeypatch.setattr(
-        tuner_module, "worth_replacing", lambda *found: [s for s in chosen(*found) if s.problem.operation is replaced]
+        tuner_module,
+        "worth_replacing",
+        lambda *found, **how: [s for s in chosen(*found, **how) if s.problem.operation is replaced],
     )
     first = set()  # of each step: it is of the second layer, of which both gradients are wanted
     with one.enable():

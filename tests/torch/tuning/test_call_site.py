@@ -200,6 +200,43 @@ def replaced(saved, calls=1, parts=1):
     return site
 
 
+def test_a_kernel_that_takes_the_host_more_than_it_saves_the_device_is_not_adopted():
+    for host_ms, adopted in ((0.11, True), (0.19, True), (0.21, False)):
+        slow = candidate("a")
+        site = site_of(slow)
+        for each in (0.3, 0.1, 0.2):  # the least counts, because something else may delay the host
+            site.issued(None, each)
+            site.issued(slow, each + host_ms - 0.1)
+        run(site, {"a": 0.9})
+        assert (site.adopted is slow) is adopted
+        assert site.host_over_ms == pytest.approx(host_ms - 0.1 if adopted else 0.0)
+
+
+def test_a_fast_kernel_may_take_the_host_some_microseconds_and_an_unknown_time_counts_as_none():
+    site = site_of(candidate("a"), stock=0.05)
+    site.issued(None, 0.02)
+    run(site, {"a": 0.048}, stock=0.05)
+    assert site.adopted is not None
+    assert site.host_over_ms == 0
+    site.issued(site.adopted, 0.0245)
+    site.conclude()
+    assert site.adopted is not None, "0.0045 ms of the host for 0.002 of the device"
+
+
+def test_kernels_that_take_the_host_longest_for_what_they_save_are_not_replaced_beyond_what_it_may_take():
+    cheap, dear, free = sites = [replaced(saved) for saved in (0.6, 0.5, 0.1)]
+    for site, host_ms in zip(sites, (0.07, 0.08, 0.0), strict=True):
+        site.issued(None, 0.1)
+        site.issued(site.adopted, 0.1 + host_ms)
+    assert worth_replacing(sites, 10.0) == [free, cheap, dear]
+    assert worth_replacing(sites, 10.0, spares_host=True) == [free], "0.015 ms for 3 kernels"
+    dear.host_ms = 0.131
+    assert worth_replacing(sites, 10.0, spares_host=True) == [free, dear], "it saves ten times what it takes the host"
+    dear.host_ms = 0.1
+    for calls, replaces in ((28, [free, cheap, dear]), (26, [free, cheap])):  # 0.155 and 0.145 ms of the host
+        assert worth_replacing([*sites, site_of(stock=1.0, calls=calls)], 10.0, spares_host=True) == replaces
+
+
 def test_the_few_kernels_that_save_most_are_compared_beside_all_of_them():
     large, small, many = replaced(4.0), [replaced(0.1) for _ in range(4)], replaced(0.5, calls=8)
     everything = {site: site.adopted for site in (large, *small, many)}

@@ -97,10 +97,13 @@ class TwoClocks(Timeline):
             self.now = max(self.now, self.host) + time_ms / parts
 
     def mark(self):
-        return max(self.now, self.host), self.step
+        return max(self.now, self.host), self.step, self.host
 
     def has_reached(self, mark):
         return mark[0] <= self.host
+
+    def issue_ms(self, begin, end):
+        return end[2] - begin[2]
 
 
 class Listed:
@@ -390,6 +393,31 @@ def test_a_program_that_its_host_bounds_gets_plans_with_few_launches(launch_ms, 
     assert {each.name for each in tuner.kernels.values()} == {chosen}, "marks see how long a kernel waits for its host"
     for problem, kernel in tuner.kernels.items():
         assert tuner.sites[problem].adopted.configuration is kernel.configuration, "what the report shows runs"
+
+
+@pytest.mark.parametrize(
+    ("launch_ms", "replaced"), [(1e-4, 2), (0.005, 0), (0.02, 0)], ids=["few", "what it saves", "more than it saves"]
+)
+def test_kernels_that_take_the_host_too_long_for_what_they_save_do_not_replace_any(launch_ms, replaced):
+    program = TwoClocks(launch_ms, {"grouped": 24})
+
+    def wait_for_gpu(step):
+        program.spend(20.0)
+        program.host = max(program.host, program.now)
+        return 0.0
+
+    times = {each: {"grouped": 1.7} for each in (4, 5)}
+    tuner = Course({4: 2.0, 5: 2.0}, times, program=program, idle=wait_for_gpu).run()
+    assert not tuner.pace.bounds
+    assert len(tuner.kernels) == replaced, "the GPU is faster by them, and never waits for the host"
+    assert all(len(each.candidates[0].samples_ms) >= 5 for each in tuner.sites.values())
+
+
+def test_time_in_which_the_host_waits_for_a_place_in_the_queue_is_not_taken_for_that_of_a_launch():
+    program = TwoClocks(1e-4, {"grouped": 24})
+    tuner = Course({4: 2.0, 5: 2.0}, {each: {"grouped": 1.7} for each in (4, 5)}, program=program).run()
+    assert program.host < program.now - 90, "it is as far ahead as it may be"
+    assert len(tuner.kernels) == 2
 
 
 def test_the_report_shows_the_kernels_that_run_while_divided_ones_are_compared_with_undivided_ones():

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, NamedTuple, final
 
 from ucudnn.configuration import Configuration
-from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+from ucudnn.problem import ConvolutionProblem, Operation
 
 ENOUGH = 5
 """Samples of a time from which its median counts."""
@@ -30,18 +30,8 @@ _COSTLY_SHARE = 0.03  # of a step's time that a kernel could save, to have more 
 _LEAST_GAIN = 0.003  # of a step's time that must be saved in the forward pass, or in the backward pass, to replace any
 _LEAST_OF_GAIN = 0.8  # of the time that all adopted kernels save, which a few must save to be compared alone
 _MOST_OF_KERNELS = 0.5  # of the adopted kernels, which a few may be
+_HOST_MS, _MANY_TIMES = 0.005, 10.0  # by which each kernel of a step may take the host longer on average, or save more
 _MOST_SITES = 256
-
-TOLERANCES = {
-    DataType.FLOAT16: 1e-2,
-    DataType.BFLOAT16: 3e-2,
-    DataType.FLOAT32: 1e-2,
-    DataType.FLOAT64: 1e-9,
-}
-"""The largest relative L2 distance between two algorithms on a program's own data, which may cancel in sums."""
-
-FMA_TOLERANCE = 1e-3
-"""The same for float32 without TF32."""
 
 
 class CandidateState(Enum):
@@ -65,14 +55,15 @@ class Candidate:
         reason: why it was given up; '' if it was not.
         rough_ms: its time beside PyTorch's own kernel, where its output was checked.
         samples_ms: its times in place of PyTorch's own kernel.
+        host_ms: the least milliseconds that the host took to issue it.
         misses: number of calls at which no memory was free to check it.
         in_turn: whether it is checked in the memory of PyTorch's output, before that is computed.
         failures: number of steps in which it failed.
     """
 
     __slots__ = (
-        *("configuration", "failures", "in_turn", "misses", "reason", "rough_ms", "samples_ms", "state"),
-        "workspace_bytes",
+        *("configuration", "failures", "host_ms", "in_turn", "misses", "reason", "rough_ms", "samples_ms"),
+        *("state", "workspace_bytes"),
     )
 
     def __init__(self, configuration: Configuration, workspace_bytes: int) -> None:
@@ -82,6 +73,7 @@ class Candidate:
         self.reason = ""
         self.rough_ms = inf
         self.samples_ms: list[float] = []
+        self.host_ms = inf
         self.misses = 0
         self.in_turn = False
         self.failures = 0
@@ -137,6 +129,7 @@ class CallSite:
         room_bytes: the least workspace for which one of the calls has room.
         floor_ms: time in which the GPU reads and writes its tensors at its stated bandwidth; 0 if that is not known.
         stock_ms: times of PyTorch's own kernel.
+        host_ms: the least milliseconds that the host took to issue it.
         candidates: what may replace it; None if that is not known yet.
         pending: number of times that are not read yet.
         adopted: the candidate that replaces PyTorch's own kernel; None if that stays.
@@ -154,6 +147,7 @@ class CallSite:
         self.room_bytes: float = inf
         self.floor_ms = 0.0
         self.stock_ms: list[float] = []
+        self.host_ms = inf
         self.candidates: list[Candidate] | None = None
         self.pending = 0
         self.adopted: Candidate | None = None
@@ -175,7 +169,12 @@ class CallSite:
     @property
     def saved_ms(self) -> float:
         """Milliseconds that the adopted candidate saves in a call; 0 if there is none."""
-        return 0.0 if self.adopted is None else self.stock_median_ms - median(self.adopted.samples_ms)
+        return 0.0 if self.adopted is None else self._saved_ms(self.adopted)
+
+    @property
+    def host_over_ms(self) -> float:
+        """Milliseconds that the host takes longer to issue a call of the adopted candidate; 0 if there is none."""
+        return 0.0 if self.adopted is None else self._host_over_ms(self.adopted)
 
     @property
     def has_new(self) -> bool:
@@ -244,9 +243,18 @@ class CallSite:
         """Return the fastest of candidates that were timed often enough, if it is worth it."""
         checked = (each for each in candidates if each.state is CandidateState.CHECKED)
         timed = [each for each in checked if len(each.samples_ms) >= ENOUGH]
+        # A kernel of many launches, as where groups are computed one by one, may take the host more than it saves.
+        timed = [each for each in timed if self._host_over_ms(each) <= max(_HOST_MS, self._saved_ms(each))]
         best = min(timed, key=lambda each: median(each.samples_ms), default=None)
         worth = best is not None and median(best.samples_ms) <= _WORTH_ADOPTING * self.stock_median_ms
         return best if worth else None
+
+    def _saved_ms(self, candidate: Candidate) -> float:
+        return self.stock_median_ms - median(candidate.samples_ms)
+
+    def _host_over_ms(self, candidate: Candidate) -> float:
+        known = candidate.host_ms < inf and self.host_ms < inf
+        return max(0.0, candidate.host_ms - self.host_ms) if known else 0.0
 
     def _in_place(self, candidate: Candidate) -> Trial:
         stock = self.stock_median_ms
@@ -276,6 +284,11 @@ class CallSite:
             candidate.reject(NO_MEMORY)
         candidate.in_turn, candidate.misses = True, 0
 
+    def issued(self, candidate: Candidate | None, host_ms: float) -> None:
+        """Note how long the host took to issue a candidate, or PyTorch's own kernel (None), without waiting."""
+        kernel = self if candidate is None else candidate
+        kernel.host_ms = min(kernel.host_ms, host_ms)
+
     def sampled(self, candidate: Candidate | None, time_ms: float) -> None:
         """Note a time in the program, of a candidate or of PyTorch's own kernel (None)."""
         if candidate is None:
@@ -283,12 +296,6 @@ class CallSite:
             self.stock_ms.append(time_ms)
         else:
             candidate.samples_ms.append(time_ms)
-
-
-def tolerance(problem: ConvolutionProblem) -> float:
-    """Return the largest relative distance between the outputs of two algorithms that compute a problem."""
-    fma = problem.dtype is DataType.FLOAT32 and problem.math is MathMode.FMA
-    return FMA_TOLERANCE if fma else TOLERANCES[problem.dtype]
 
 
 @final
@@ -330,19 +337,28 @@ def priority(site: CallSite) -> float:
     return -site.hoped_ms / (1 + tried)
 
 
-def worth_replacing(sites: Collection[CallSite], step_ms: float) -> list[CallSite]:
+def worth_replacing(sites: Collection[CallSite], step_ms: float, *, spares_host: bool = False) -> list[CallSite]:
     """Return the sites whose kernel is replaced.
 
     If one kernel of a forward pass is replaced, each convolution there makes a detour through Python, and so for
     backward passes. So they save a part of the step together, or none is replaced.
+
+    Args:
+        sites: all sites.
+        step_ms: time of a step.
+        spares_host: whether the host may take a few microseconds longer for each kernel of a step, and no more, unless
+            it is for kernels that save many times as much. Those come first that save most for it.
     """
+    left_ms = _HOST_MS * sum(each.calls for each in sites) if spares_host else inf
+    affordable, adopted = [], [each for each in sites if each.adopted is not None]
+    for each in sorted(adopted, key=lambda each: each.host_over_ms / each.saved_ms):
+        over_ms = each.host_over_ms * each.calls
+        if over_ms <= max(0.0, left_ms) or each.saved_ms >= _MANY_TIMES * each.host_over_ms:
+            affordable.append(each)
+            left_ms -= over_ms
     found: list[CallSite] = []
     for forward in (True, False):
-        adopted = [
-            each
-            for each in sites
-            if each.adopted is not None and (each.problem.operation is Operation.FORWARD) is forward
-        ]
+        adopted = [each for each in affordable if (each.problem.operation is Operation.FORWARD) is forward]
         if sum(each.saved_ms * each.calls for each in adopted) >= _LEAST_GAIN * step_ms:
             found += adopted
     return found

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any, NamedTuple, final
 
 import torch
@@ -94,6 +95,10 @@ class Program(ABC):
         """Return whether the device has done all work before a mark; False where the host itself is the device."""
         return False
 
+    def issue_ms(self, begin: Any, end: Any) -> float:
+        """Return the milliseconds of the host between two marks; 0 where the host itself is the device."""
+        return 0.0
+
     @abstractmethod
     def live_bytes(self) -> int:
         """Return how many bytes are allocated now."""
@@ -140,6 +145,14 @@ class Program(ABC):
 
 
 @final
+class _Mark(NamedTuple):
+    """An event that the GPU reaches, and when the host had recorded it, in seconds of its clock."""
+
+    event: Any
+    host_s: float
+
+
+@final
 class ProgramOnGpu(Program):
     """A GPU through PyTorch.
 
@@ -153,22 +166,27 @@ class ProgramOnGpu(Program):
         self._distances = torch.empty(_MOST_DISTANCES, 2, dtype=torch.float64, pin_memory=True)
         self._next = 0
 
-    def mark(self) -> Any:
-        """Return an event that records a time."""
+    def mark(self) -> _Mark:
+        """Return an event that records a time, and the host's time."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._ordinal))
-        return event
+        return _Mark(event, perf_counter())
 
     def elapsed_ms(self, begin: Any, end: Any) -> float | None:
         """Return the milliseconds between two events; None if the GPU has not reached both.
 
         They may be in streams that do not wait for each other, so the later one may be reached first.
         """
-        return float(begin.elapsed_time(end)) if begin.query() and end.query() else None
+        first, last = begin.event, end.event
+        return float(first.elapsed_time(last)) if first.query() and last.query() else None
 
     def has_reached(self, mark: Any) -> bool:
         """Return whether the GPU has reached an event."""
-        return bool(mark.query())
+        return bool(mark.event.query())
+
+    def issue_ms(self, begin: Any, end: Any) -> float:
+        """Return the milliseconds of the host between two events, with what it takes to record one."""
+        return float(end.host_s - begin.host_s) * 1e3
 
     def live_bytes(self) -> int:
         """Return the bytes of PyTorch's blocks that are in use."""

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.torch.checking.tolerance import tolerance
 from ucudnn.torch.limits.plan_owner import Stated
 from ucudnn.torch.steps.host_pace import HostPace
 from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
@@ -19,7 +20,6 @@ from ucudnn.torch.tuning.call_site import (
     ranked,
     sets_to_compare,
     timed,
-    tolerance,
     worth_replacing,
 )
 from ucudnn.torch.tuning.candidate_source import Source
@@ -107,8 +107,7 @@ class Tuner:
         self._maker = KernelMaker(source, clock)
         self._clock = clock
         self._ranked: list[CallSite] | None = None  # that are not decided yet
-        self._held_bytes = 0
-        self._calls = 0
+        self._held_bytes = self._calls = 0
         self._guard = PeakGuard(program.peak_bytes)
         self._asked: dict[ConvolutionProblem, bool] = {}  # whether the answer is awaited
 
@@ -148,6 +147,8 @@ class Tuner:
     ) -> None:
         """Note marks around a kernel; they are read at the end of a later step."""
         site.pending += 1
+        if self._times.is_in_step():
+            site.issued(candidate, self.program.issue_ms(begin, end))
         known = end if distance is None else self.program.mark()
         self._readings.append(Reading(site, candidate, begin, end, distance, known))
 
@@ -360,7 +361,7 @@ class Tuner:
         for site in self.sites.values():
             if not site.finished and site.candidates is not None:
                 site.conclude()  # with what was found until now
-        chosen = worth_replacing(self.sites.values(), self.step_ms)
+        chosen = worth_replacing(self.sites.values(), self.step_ms, spares_host=self.owner is None)
         self._comparison.begin([self._made(each) for each in sets_to_compare(chosen)])
         self._enter(TuningPhase.COMPARING)
         self._obey_comparison()
@@ -395,6 +396,5 @@ class Tuner:
         self._maker.forget()
         self._guard.begin(self.watch.peak_bytes)
         self._enter(TuningPhase.SETTLED)
-        gain = "" if self.gain is None else f", a step takes {self.gain:.3f} of the time before"
-        seconds = self.ledger.elapsed_seconds, self.ledger.lost_seconds
-        _LOG.info(_SETTLED, len(self.kernels), len(self.sites), gain, *seconds)
+        gain, ledger = "" if self.gain is None else f", a step takes {self.gain:.3f} of the time before", self.ledger
+        _LOG.info(_SETTLED, len(self.kernels), len(self.sites), gain, ledger.elapsed_seconds, ledger.lost_seconds)
