@@ -16,14 +16,16 @@ OWN_MS = 100.0
 class Steps:
     """Steps of a program that takes a stated time with each set of kernels, and 100 ms without.
 
-    The first step with other kernels takes far longer. The device reaches a mark some steps later.
+    The first step with other kernels takes far longer. The device reaches a mark some steps later. A busy host makes
+    some steps longer.
     """
 
-    def __init__(self, takes_ms, lag=0):
+    def __init__(self, takes_ms, lag=0, busy_ms=lambda: 0.0):
         self.sets = [{"a problem": time_ms} for time_ms in takes_ms]
         self.ran = []
         self._marks = [0.0]
         self._lag = lag
+        self._busy_ms = busy_ms
         self._times = StepTimes(self, TrialLedger(0.5, lambda: 0.0))
         self.comparison = StepComparison(self._times)
         self._times.ended(TuningPhase.TRYING, uses_adopted=False, first=False, busy=False)
@@ -41,7 +43,7 @@ class Steps:
         ran = one.kernels["a problem"] if one.uses_kernels else OWN_MS
         changed = not self.ran or self.ran[-1] != ran
         self.ran.append(ran)
-        self._marks.append(self._marks[-1] + ran + 1000.0 * changed)
+        self._marks.append(self._marks[-1] + ran + self._busy_ms() + 1000.0 * changed)
         self._times.ended(TuningPhase.COMPARING, uses_adopted=one.uses_kernels, first=one.begins_block, busy=False)
         self._times.read()
         one.step_ended()
@@ -76,3 +78,28 @@ def test_a_set_and_pytorch_take_turns_in_blocks():
     while not steps.take():
         pass
     assert steps.ran == ([50.0] * 5 + [OWN_MS] * 5) * 3
+
+
+def compared(takes_ms, rng, busy_ms):
+    """Return the comparison of one set on a host that makes each step longer by up to some milliseconds."""
+    steps = Steps([takes_ms], busy_ms=lambda: rng.random() * busy_ms)
+    steps.comparison.begin(steps.sets)
+    assert any(steps.take() for _ in range(200)), "it ends"
+    return steps
+
+
+def test_kernels_that_gain_nothing_are_not_chosen_because_a_busy_host_made_steps_uneven():
+    rng = random.Random(0)
+    chosen = [bool(compared(OWN_MS, rng, 50.0).comparison.kernels) for _ in range(300)]
+    assert sum(chosen) <= 15, "one in twenty; where the medians alone decide, it is one in two"
+
+
+def test_a_gain_in_uneven_steps_is_compared_in_more_of_them_until_it_is_certain():
+    rng = random.Random(1)
+    found = [compared(70.0, rng, 50.0) for _ in range(100)]
+    assert sum(bool(each.comparison.kernels) for each in found) >= 95
+    assert {each.ran.count(70.0) for each in found} <= {15, 30, 60}
+    assert any(each.ran.count(70.0) > 15 for each in found)
+    even = compared(99.0, rng, 0.5)
+    assert even.comparison.kernels, "one per cent is enough where all steps take the same time"
+    assert even.ran.count(99.0) == 15

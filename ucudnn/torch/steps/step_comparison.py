@@ -8,7 +8,7 @@ from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 
 _WORTH_KEEPING = 0.995  # of PyTorch's step: else no call is to make a detour through Python
-_BLOCKS = 3  # of steps with the kernels of a set, and as many without
+_BLOCKS, _MOST_BLOCKS = 3, 12  # of steps with the kernels of a set, and as many without
 _BLOCK_STEPS = 5  # the first one of a block does not count
 
 KernelSet = dict[ConvolutionProblem, TunedKernel]
@@ -22,6 +22,9 @@ class StepComparison:
     A launch costs the host time that the times of kernels do not contain as long as the GPU has other work. So kernels
     of many launches are compared with kernels of one.
 
+    Where times of steps are far apart, as where a busy host bounds them, a set that seems faster is compared in more
+    steps. It is not chosen if it may be none the faster after all of them.
+
     Args:
         times: reads the times of steps.
 
@@ -30,7 +33,8 @@ class StepComparison:
             kernels stay.
         uses_kernels: whether that set runs in this step.
         is_over: whether nothing is left to be compared.
-        gain: time of a step with the chosen set over PyTorch's own; None if nothing was compared.
+        gain: time of a step with the chosen set over PyTorch's own, or with the set that seemed best if none was
+            chosen; None if nothing was compared.
     """
 
     def __init__(self, times: StepTimes) -> None:
@@ -40,7 +44,9 @@ class StepComparison:
         self.gain: float | None = None
         self._times = times
         self._left: list[KernelSet] = []
-        self._compared: list[tuple[float, KernelSet]] = []
+        self._better: list[tuple[float, KernelSet]] = []
+        self._gains: list[float] = []
+        self._blocks = _BLOCKS  # in which this set is compared
         self._steps = 0  # of this block that have ended
 
     @property
@@ -60,18 +66,25 @@ class StepComparison:
             return
         self._steps = 0
         self.uses_kernels = not self.uses_kernels
-        gain = self._times.gain(_BLOCKS * (_BLOCK_STEPS - 1))
-        if gain is not None:
-            self._compared.append((gain, self.kernels))
-            self._next()
+        gain = self._times.gain(self._blocks * (_BLOCK_STEPS - 1))
+        if gain is None:
+            return
+        is_better, is_certain = gain <= _WORTH_KEEPING, gain + self._times.doubt() < 1
+        if is_better and not is_certain and self._blocks < _MOST_BLOCKS:
+            self._blocks *= 2
+            return
+        self._gains.append(gain)
+        if is_better and is_certain:
+            self._better.append((gain, self.kernels))
+        self._next()
 
     def _next(self) -> None:
         if self._left:
             self.kernels = self._left.pop(0)
-            self.uses_kernels = True
+            self.uses_kernels, self._blocks = True, _BLOCKS
             self._times.compare_anew()
             return
         self.is_over, self.uses_kernels, self.kernels = True, False, {}
-        if self._compared:
-            self.gain, best = min(self._compared, key=lambda each: each[0])
-            self.kernels = best if self.gain <= _WORTH_KEEPING else {}
+        self.gain = min(self._gains, default=None)
+        if self._better:
+            self.gain, self.kernels = min(self._better, key=lambda each: each[0])

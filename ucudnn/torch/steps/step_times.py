@@ -1,10 +1,11 @@
 """How long whole steps take: marks at their ends are read later, so that nothing waits for the device."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from statistics import median
+from math import hypot, sqrt
+from statistics import median, quantiles
 from typing import Any, final
 
 from ucudnn.torch.tuning.program import Program
@@ -14,6 +15,9 @@ _MOST_TYPICAL = 30  # the latest steps without trials
 _UNSTEADY_STEPS = 2  # the first ones, which are not typical
 _MOST_TIMES = 3.0  # what trials may take longer than they were expected to
 _LEAST_PAUSE_SECONDS = 1.0
+_STANDARD_ERRORS = 2.5  # by which a gain may be wrong: in one of a hundred cases it is wrong by more
+_QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
+_OF_MEDIAN = 1.253  # the standard error of a median, in those of a mean
 
 
 class TuningPhase(Enum):
@@ -111,6 +115,13 @@ class StepTimes:
             self._reserved_seconds, self._behind_seconds = 0.0, reserved * (phase is TuningPhase.TRYING)
         self._mark = mark
 
+    def is_in_step(self) -> bool:
+        """Return whether the device has begun the step that the host issues.
+
+        Else the host may be so far ahead that it waits for a place in the device's queue.
+        """
+        return self._mark is not None and self._program.has_reached(self._mark)
+
     def interrupted(self) -> None:
         """Note that the step that runs is not followed to its end, so that its time is nobody's."""
         self._mark = None
@@ -154,6 +165,10 @@ class StepTimes:
         own_ms = median(own)
         return median(adopted) / own_ms if own_ms else 1.0  # a step may queue nothing
 
+    def doubt(self) -> float:
+        """Return by how much the gain may be wrong, from how far the times of steps are apart; 0 if they are alike."""
+        return _STANDARD_ERRORS * hypot(*map(_relative_error, self._compared_ms.values()))
+
     def _note(self, step: _OpenStep, time_ms: float) -> None:
         known = bool(self._typical_ms)
         lost_seconds = (time_ms - self.typical_ms) / 1e3 if known else step.reserved_seconds
@@ -176,3 +191,9 @@ class StepTimes:
             self._ledger.disturbed(min(lost_seconds, _MOST_TIMES * step.behind_seconds))
         else:  # the program's own pace may change, for which trials are not to blame
             self._typical_ms.append(time_ms)
+
+
+def _relative_error(times_ms: Sequence[float]) -> float:
+    """Return the standard error of a median relative to it, from the quartiles, which single slow steps do not move."""
+    low, middle, high = quantiles(times_ms, n=4)
+    return (high - low) / _QUARTILES_APART * _OF_MEDIAN / sqrt(len(times_ms)) / middle if middle else 0.0
