@@ -94,6 +94,35 @@ def test_faster_plans_replace_the_first_ones_within_the_limit_and_the_handle_com
         assert max(host.allocated) <= LIMIT + LATER
 
 
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_plans_of_tensors_that_are_copied_first_are_replaced_like_others(stated, gate_library, has_gate):
+    """As in networks that concatenate: the gradient of one part is a view of that of the whole."""
+    one = stated(library=gate_library if has_gate else None)
+
+    def as_view(grad):
+        whole = torch.full((len(grad), 2 * grad.shape[1], *grad.shape[2:]), float("nan"))
+        whole[:, : grad.shape[1]] = grad
+        return whole[:, : grad.shape[1]]
+
+    def viewed(module, given, out):
+        out.register_hook(as_view)
+
+    one.model[2].register_forward_hook(viewed)
+    one.x = torch.cat([one.x, one.x], 1)[:, :4]
+    assert not one.x.is_contiguous()
+    with one.enable():
+        run(one)
+        sites = one.tuner.sites.values()
+        assert len(sites) == 5, "none is left to its first plan"
+        assert all(each.stock_ms and each.candidates for each in sites)
+        adopted = [each.problem for each in sites if each.adopted is not None]
+        assert len(adopted) >= 4
+        assert all(origins(one, each) == {Origin.PROGRAM} for each in adopted)
+        for _ in range(40):
+            assert_near(one.step(), one.expected)
+        assert one.program.stock_calls == 0
+
+
 def test_the_peak_of_a_settled_program_is_higher_by_the_limit_at_most(stated, host):
     def peak(limit_bytes):
         one = stated(limit_bytes)

@@ -98,6 +98,32 @@ def test_algorithms_without_tensor_cores_are_no_candidates_of_large_kernels(smal
     assert [*candidates_within(Ranked(10, 0), problem, 40)][-1].parts[0].algorithm == "A1", "there are no tensor cores"
 
 
+@pytest.mark.parametrize(
+    ("operation", "batch", "dtype", "is_offered"),
+    [
+        (Operation.BACKWARD_FILTER, 4, DataType.FLOAT32, True),
+        (Operation.BACKWARD_FILTER, 4, DataType.FLOAT16, False),
+        (Operation.BACKWARD_FILTER, 1, DataType.FLOAT32, False),
+        (Operation.BACKWARD_FILTER, 16, DataType.FLOAT32, False),
+        (Operation.FORWARD, 4, DataType.FLOAT32, False),
+    ],
+)
+def test_a_filter_gradient_of_few_samples_is_also_offered_sample_by_sample(operation, batch, dtype, is_offered):
+    problem = make_problem(operation=operation, batch=batch, dtype=dtype)
+    found = [str(each) for each in candidates_within(Ranked(0, 0), problem, 20)]
+    single = [f"{batch}x1 A0"] * is_offered
+    assert found == [f"1x{batch} A0", *single, f"1x{batch} A1"], "by the first one only"
+
+
+def test_single_samples_that_need_more_than_there_is_room_for_are_not_offered():
+    class Larger(Ranked):
+        def algorithm(self, problem, name):
+            return replace(super().algorithm(problem, name), workspace_bytes=21)
+
+    problem = make_problem(operation=Operation.BACKWARD_FILTER, batch=4)
+    assert [str(each) for each in candidates_within(Larger(0), problem, 20)] == ["1x4 A0"]
+
+
 def test_each_micro_batch_and_each_slab_of_a_candidate_is_built(monkeypatch):
     problem = make_problem(batch=6, spatial=(40, 10), groups=1)
     room = min(each.workspace_bytes for each in CPU.algorithms(problem.part(1)) if each.workspace_bytes) // 2

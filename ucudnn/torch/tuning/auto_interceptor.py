@@ -195,6 +195,8 @@ class AutoInterceptor:
                 x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
                 benchmark, deterministic, enabled, allow_tf32,
             )  # fmt: skip
+        if call.copied is not None:  # before anything is timed, and also where the first plan computes then
+            x, weight = x.contiguous(memory_format=call.copied), weight.contiguous(memory_format=call.copied)
         stock = partial(
             self._pass_forward, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
             benchmark, deterministic, enabled, allow_tf32,
@@ -255,6 +257,8 @@ class AutoInterceptor:
             return self._pass_backward(
                 grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
             )
+        if call.copied is not None:
+            grad, x, weight = (each.contiguous(memory_format=call.copied) for each in (grad, x, weight))
         stock = partial(
             self._pass_backward, grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
             groups, *(() if self.planned is None else (output_mask,)),

@@ -54,10 +54,11 @@ class TunedCall:
         reason: why PyTorch computes them for good; '' if it need not.
         way: what they do in this step; None if they are passed on.
         aside: one number for the gate, which is 0 while they are passed on.
+        copied: the memory format in which tensors are copied first, because one has another one; None if none has.
         shapes: shapes of x and the weight.
     """
 
-    __slots__ = ("_free", "_outputs", "_tuner", "aside", "bias_as", "reason", "shapes", "transposed", "way")
+    __slots__ = ("_free", "_outputs", "_tuner", "aside", "bias_as", "copied", "reason", "shapes", "transposed", "way")
 
     def __init__(
         self,
@@ -67,12 +68,14 @@ class TunedCall:
         reason: str = "",
         transposed: bool = False,
         bias_as: tuple[Sizes, Sizes] = ((), ()),
+        copied: torch.memory_format | None = None,
     ) -> None:
         self._tuner = tuner
         self._outputs = outputs
         self.reason = reason
         self.transposed = transposed
         self.bias_as = bias_as
+        self.copied = copied
         self.shapes: tuple[Any, Any] = ((), ())
         self.way: _Way | None = None
         self.aside = array("q", [0])
@@ -299,12 +302,13 @@ def forward_of(
     call = asked_convolution(x, weight, geometry, flags, native=tuner.owner is None)
     if isinstance(call, str):
         return TunedCall(tuner, {}, reason=call)
-    reason = _reason(flags, aligned=missing_format(call, x, weight) is None)
+    copied = missing_format(call, x, weight)
+    reason = _reason(flags, tuner, copied)
     if reason or not bias_fits(bias, x, call):
         return TunedCall(tuner, {}, reason=reason or "the bias does not fit")
     problem = biased_problem(bias, call) or call.forward
     output = _Output(tuner.site(problem), OutputForm(problem, x.get_device()))
-    return TunedCall(tuner, {0: output}, transposed=call.transposed, bias_as=bias_form(bias, x.dim()))
+    return TunedCall(tuner, {0: output}, transposed=call.transposed, bias_as=bias_form(bias, x.dim()), copied=copied)
 
 
 def backward_of(
@@ -322,7 +326,8 @@ def backward_of(
         return TunedCall(tuner, {}, reason=call)
     if tuple(grad.shape) != call.out_shape or grad.dtype is not x.dtype or grad.device != x.device:
         return TunedCall(tuner, {}, reason="the gradient is of another shape or type")
-    reason = _reason(flags, aligned=missing_format(call, grad, x, weight) is None)
+    copied = missing_format(call, grad, x, weight)
+    reason = _reason(flags, tuner, copied)
     if reason:
         return TunedCall(tuner, {}, reason=reason)
     problems = {_DGRAD: call.backward_input, _WGRAD: call.backward_weight}
@@ -331,13 +336,14 @@ def backward_of(
         for at, problem in problems.items()
         if mask[at]
     }
-    return TunedCall(tuner, outputs, transposed=call.transposed)
+    return TunedCall(tuner, outputs, transposed=call.transposed, copied=copied)
 
 
-def _reason(flags: Flags, *, aligned: bool) -> str:
+def _reason(flags: Flags, tuner: Tuner, copied: torch.memory_format | None) -> str:
+    """Return why PyTorch computes calls for good; '' if it need not. First plans copy tensors as PyTorch does."""
     if flags.deterministic:
         return "deterministic algorithms are asked for, and nothing is tried among them"
-    return "" if aligned else "the tensors differ in their memory format"
+    return "" if copied is None or tuner.owner is not None else "the tensors differ in their memory format"
 
 
 def _computed(

@@ -147,7 +147,7 @@ class Tuner:
     ) -> None:
         """Note marks around a kernel; they are read at the end of a later step."""
         site.pending += 1
-        if self._times.is_in_step():
+        if self.owner is None and self._times.is_in_step():
             site.issued(candidate, self.program.issue_ms(begin, end))
         known = end if distance is None else self.program.mark()
         self._readings.append(Reading(site, candidate, begin, end, distance, known))
