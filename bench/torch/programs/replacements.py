@@ -7,10 +7,10 @@
 The first call trains until the program is tuned, and keeps its plans in a file. Each call trains with these plans. For
 each of the costliest kernels, every undivided and power-of-two plan within the limit is put in its place for some steps
 of the program, in which the kernel is timed. A kernel whose plan adds its bias gets other plans that add it. So that
-this takes minutes and not hours, each costly kernel has another plan in the same steps, and threads build the plans of
-later steps. Then the two fastest plans of a kernel that takes less time by them are put in its place one at a time, and
-whole steps with the plan and without take turns. A plan is better if the median of steps with it is lower by more than
---worth.
+this takes minutes and not hours, each costly kernel has another plan in the same steps, a plan that is slow in its
+first call computes no other one, and threads build the plans of later steps. Then the two fastest plans of a kernel
+that takes less time by them are put in its place one at a time, and whole steps with the plan and without take turns. A
+plan is better if the median of steps with it is lower by more than --worth.
 
 The answer has, for each kernel, its plan and time, the plans that were tried, and the best of them. The script ends
 with status 1 if a better plan was found, and with 0 if none was, or if its time was over; `complete` says which.
@@ -19,7 +19,7 @@ with status 1 if a better plan was found, and with 0 if none was, or if its time
 import json
 from argparse import ArgumentParser, Namespace
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ import torch
 import ucudnn.torch
 from bench.tools.results import load, save_case
 from bench.tools.script import add_backend, command_line, note, out_of, run_main
+from bench.torch.kernel_times import KernelTimes
 from bench.torch.network_setting import is_settled
 from bench.torch.network_step import FORMS, NETWORKS, step_of
 from bench.torch.network_times import Clock
@@ -46,9 +47,7 @@ from ucudnn.errors import UcudnnError
 from ucudnn.policy import powers_of_two
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.factory import _open_gpu
-from ucudnn.torch.fused_call import FusedCall
 from ucudnn.torch.interceptor import Interceptor
-from ucudnn.torch.kernel_call import KernelCall
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.units import parse_bytes
@@ -57,42 +56,8 @@ from ucudnn.workspace.spare import own_bytes
 _TIMED_STEPS = 3
 _BLOCK_STEPS = 6  # of whole steps with a plan, and as many without; the first one of a block does not count
 _BLOCKS = 3
+_SLOW = 1.5  # of the kernel's time: a plan that takes longer in its first call runs in no other one
 _FASTER, _MOST_COMPARED = 0.98, 2  # of the kernel's time, and plans of a kernel: then whole steps decide
-
-
-class KernelTimes:
-    """Times each kernel of a program while it is on, by marks around its calls."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._marks: dict[ConvolutionProblem, list[tuple[Any, Any]]] = {}
-        self.is_on = False
-        KernelCall.run = self._timed(KernelCall.run)  # type: ignore[method-assign]
-        FusedCall.run = self._timed(FusedCall.run)  # type: ignore[method-assign]
-
-    def _timed(self, run: Callable[..., bool]) -> Callable[..., bool]:
-        def timed(call: KernelCall | FusedCall, *tensors: torch.Tensor) -> bool:
-            if not self.is_on:
-                return run(call, *tensors)
-            begin = self._clock.mark()
-            done = run(call, *tensors)
-            if done:
-                self._marks.setdefault(call.problem, []).append((begin, self._clock.mark()))
-            return done
-
-        return timed
-
-    def take(self, step: Callable[[], Any], steps: int) -> dict[ConvolutionProblem, float]:
-        """Take steps, and return the milliseconds of each kernel in a step, by the median of its calls."""
-        self._marks.clear()
-        self.is_on = True
-        for _ in range(steps):
-            step()
-        self.is_on = False
-        return {
-            problem: median(self._clock.between_ms(list(pair))[0] for pair in marks) * len(marks) / steps
-            for problem, marks in self._marks.items()
-        }
 
 
 def plans_within(backend: ComputeBackend, problem: ConvolutionProblem, limit_bytes: int) -> Iterator[Configuration]:
@@ -154,6 +119,7 @@ class Program:
         assert isinstance(self.handle.backend, ComputeBackend)
         self.backend = self.handle.backend
         own = self.times.take(self.step, _TIMED_STEPS)
+        self.calls = dict(self.times.calls)
         self.costs = dict(sorted(own.items(), key=lambda each: -each[1])[: arguments.kernels])
         self.own = {each: self._plan_of(each) for each in self.costs}
 
@@ -178,16 +144,24 @@ class Program:
 
     def round(self, plans: dict[ConvolutionProblem, Configuration]) -> dict[ConvolutionProblem, float]:
         """Return the milliseconds of kernels in a step with other plans; those that fail are left out."""
-        put = [problem for problem, plan in plans.items() if self.put(problem, plan)]
+        put = {problem: plan for problem, plan in plans.items() if self.put(problem, plan)}
+        slow: dict[ConvolutionProblem, float] = {}
+
+        def called(problem: ConvolutionProblem, time_ms: float) -> None:
+            step_ms = time_ms * self.calls[problem]
+            if problem in put and self._plan_of(problem) == put[problem] and step_ms > _SLOW * self.costs[problem]:
+                slow[problem] = step_ms
+                self.put(problem, self.own[problem])
+
         try:
-            self.step()  # makes the plans ready
-            found = self.times.take(self.step, _TIMED_STEPS)
+            self.times.first_calls(self.step, called)  # makes the plans ready
+            found = self.times.take(self.step, _TIMED_STEPS) if slow.keys() != put.keys() else {}
         except UcudnnError as error:
             note(f"a plan failed: {error}")
             found = {}
-        changed = [problem for problem in put if self._plan_of(problem) != plans[problem]]  # it failed and was replaced
+        there = [problem for problem in put if self._plan_of(problem) == put[problem]]  # others failed or were slow
         self.restore()
-        return {problem: found[problem] for problem in put if problem in found and problem not in changed}
+        return {problem: found[problem] for problem in there if problem in found} | slow
 
     def gain(self, problem: ConvolutionProblem, plan: Configuration) -> float:
         """Return the time of a step with one other plan over that without, in turns."""
