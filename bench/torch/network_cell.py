@@ -48,7 +48,7 @@ from bench.tools.script import run_main
 from bench.torch.measuring import conditions, torch_command_line
 from bench.torch.network_code import ran
 from bench.torch.network_gpu import gpu_state
-from bench.torch.network_setting import PASSED, SETTINGS, database_of, is_settled, turned_on
+from bench.torch.network_setting import PASSED, SETTINGS, database_of, is_settled, phase_of, turned_on
 from bench.torch.network_step import FORMS, NETWORKS, Step, model_of, step_of
 from bench.torch.network_times import Clock, by_turns, host_ms, time_in_python
 from ucudnn.torch.overrides import process_overrides
@@ -59,11 +59,15 @@ _HIGH = 1000
 
 
 def warm(on: "ucudnn.torch.Enabled | None", step: Step, clock: Clock, arguments: Namespace) -> dict[str, object]:
-    """Take steps until all is tuned or the time is up, and at least those of --steps."""
-    marks, begin = [clock.mark()], perf_counter()
+    """Take steps until all is tuned or the time is up, and at least those of --steps.
+
+    Of the longest steps, the answer has the milliseconds, the number, and what the tuner did before and after them.
+    """
+    marks, begin, phases = [clock.mark()], perf_counter(), [phase_of(on)]
     for number in range(1, _MOST_TUNED_STEPS):
         step()
         marks.append(clock.mark())
+        phases.append(phase_of(on))
         if number % 5 == 0 or arguments.backend == "cpu":
             clock.wait()  # so that the host's time is that of the device
             late = perf_counter() - begin > arguments.tuning_seconds
@@ -75,7 +79,10 @@ def warm(on: "ucudnn.torch.Enabled | None", step: Step, clock: Clock, arguments:
         "tuning_steps": len(times),
         "tuning_s": perf_counter() - begin,
         "tuning_mean_ms": sum(times) / len(times),
-        "worst_steps_ms": sorted(times)[-5:],
+        "worst_steps": [
+            {"ms": ms, "step": number, "phase": phases[number], "next": phases[number + 1]}
+            for ms, number in sorted((ms, number) for number, ms in enumerate(times))[-5:]
+        ],
         "step_100_ms": median(times[95:105]) if len(times) >= 105 else None,
     }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 import ucudnn.torch
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
 SETTINGS = ("stock", "auto", "stock-off", "auto-off", "64MiB")
 PASSED = "passed"
@@ -28,6 +29,12 @@ def turned_on(setting: str, backend: str, database: str | None = None) -> "ucudn
 def is_settled(on: "ucudnn.torch.Enabled | None") -> bool:
     """Whether nothing is tried any more."""
     return on is None or all(each.phase == "settled" for each in on.report().tuned)
+
+
+def phase_of(on: "ucudnn.torch.Enabled | None") -> str:
+    """Return what the program's tuner does now; '' before there is one, or where nothing is tuned."""
+    tuners = [] if on is None or not isinstance(on._interceptor, AutoInterceptor) else on._interceptor.tuners().values()
+    return ", ".join(each.phase.value for each in tuners)
 
 
 def database_of(arguments: Namespace) -> str:

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.problems import make_problem, problems
-from ucudnn.benchmarking.assumed_time import assumed_ms, least_ms, plain_ms
+from ucudnn.benchmarking.assumed_time import assumed_ms, direct_ms, least_ms, plain_ms
 from ucudnn.problem import DataType, MathMode, Operation
+from ucudnn.profiles.format import load_profile
 from ucudnn.profiles.measurement import Algorithm
 
 PLAIN, TENSOR = (
@@ -56,3 +57,16 @@ def test_tensor_cores_are_faster_unless_they_have_few_channels(operation):
 def test_micro_batches_with_tensor_cores_beat_a_whole_mini_batch_without_where_each_of_them_has_enough_to_do():
     assert 8 * assumed_ms(large(256).part(1), TENSOR, 0) < assumed_ms(large(256), PLAIN, 0)
     assert 8 * assumed_ms(large(8).part(1), TENSOR, 0) > assumed_ms(large(8), PLAIN, 0)
+
+
+def test_no_recorded_time_of_the_direct_engine_is_less_than_the_least_that_is_assumed():
+    recorded = [
+        (direct_ms(problem, each.algorithm), each.time_ms)
+        for recording in load_profile("h200").recordings.values()
+        for problem, measured in recording.items()
+        for each in measured
+    ]
+    direct = [(least, took) for least, took in recorded if least]
+    assert len(direct) > 1000
+    assert all(least < took for least, took in direct)
+    assert sum(2 * least < took for least, took in direct) > len(direct) / 2, "most take far longer"

@@ -14,9 +14,11 @@ from ucudnn.profiles.measurement import Algorithm
 _CALL_MS = 0.03
 _TENSOR_CORE_PER_MS = 50e9  # multiplications
 _OTHERS_PER_MS = 20e9
+_DIRECT_PER_MS = 1.2e9  # by cuDNN's engine 0, at most: 1.1e9 is recorded, and 0.3e9 in half of the cases
 _CHANNELS = 8  # of which tensor cores compute a multiple
 _BUSY_OUTPUTS = 1e6
 _REDUCED = 512  # multiplications of a filter gradient that are summed to one of the outputs that keep a GPU busy
+_DIRECT = "eng0"
 _RANK = 0.01  # of the time, for each algorithm that heuristics name before
 
 
@@ -34,6 +36,15 @@ def assumed_ms(part: ConvolutionProblem, algorithm: Algorithm, rank: int) -> flo
 def uses_tensor_cores(algorithm: Algorithm) -> bool:
     """Return whether an algorithm computes on tensor cores, by cuDNN's notes."""
     return "TENSOR_CORE" in algorithm.notes
+
+
+def direct_ms(part: ConvolutionProblem, algorithm: Algorithm) -> float:
+    """Return the least time that cuDNN's engine 0 takes, which no other time that is assumed tells; 0 for others.
+
+    It is fast enough for depth-wise convolutions. Of others it may take a second.
+    """
+    is_direct = algorithm.name == _DIRECT or algorithm.name.startswith((f"{_DIRECT}_", f"{_DIRECT}+"))
+    return part.multiplications / _DIRECT_PER_MS if is_direct else 0.0
 
 
 def least_ms(part: ConvolutionProblem) -> float:

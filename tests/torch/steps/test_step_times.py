@@ -67,6 +67,9 @@ def test_a_trial_is_charged_with_what_it_took_and_a_pause_of_the_program_is_not_
     assert step(1300.0, reserved_seconds=0.1) == [1.2, 0], "a trial that was slower than expected"
     assert step(5600.0, work_seconds=4.5, reserved_seconds=0.01) == [5.5, 0], "the host built a plan"
     assert step(60_100.0, reserved_seconds=0.1) == [1.3, 58.7]
+    times.ran(2000.0)
+    assert step(6100.0, reserved_seconds=0.1) == [5.3, 0.7], "a candidate took two seconds, and may have run twice"
+    assert step(6100.0, reserved_seconds=0.1) == [1.3, 4.7], "in one step"
     assert step(60_100.0) == [1.0 if busy else 0.3, 59.0], "behind a trial of a tenth of a second"
     assert step(60_100.0) == [busy, 59.0]
 

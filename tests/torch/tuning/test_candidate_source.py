@@ -124,6 +124,20 @@ def test_single_samples_that_need_more_than_there_is_room_for_are_not_offered():
     assert [str(each) for each in candidates_within(Larger(0), problem, 20)] == ["1x4 A0"]
 
 
+@pytest.mark.parametrize(
+    ("name", "is_direct"), [("eng0", True), ("eng0_k1=2", True), ("eng0+added", True), ("eng01", False)]
+)
+def test_the_direct_engine_is_no_candidate_where_it_cannot_be_faster_than_the_kernel_now(name, is_direct):
+    class Direct(Ranked):
+        def leading(self, problem, most):
+            return [replace(each, name=name) for each in super().leading(problem, most)]
+
+    problem = make_problem(batch=8, channels=64, filters=64, spatial=(64, 64), kernel=(3, 3), groups=1)
+    least_ms = problem.multiplications / 1.2e9
+    for now_ms, is_tried in ((0.0, True), (1.01 * least_ms, True), (0.99 * least_ms, not is_direct)):
+        assert bool([*candidates_within(Direct(0), problem, 0, now_ms=now_ms)]) is is_tried
+
+
 def test_each_micro_batch_and_each_slab_of_a_candidate_is_built(monkeypatch):
     problem = make_problem(batch=6, spatial=(40, 10), groups=1)
     room = min(each.workspace_bytes for each in CPU.algorithms(problem.part(1)) if each.workspace_bytes) // 2

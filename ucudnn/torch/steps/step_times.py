@@ -14,6 +14,7 @@ from ucudnn.torch.tuning.trial_ledger import TrialLedger
 _MOST_TYPICAL = 30  # the latest steps without trials
 _UNSTEADY_STEPS = 2  # the first ones, which are not typical
 _MOST_TIMES = 3.0  # what trials may take longer than they were expected to
+_RUNS = 2  # of a candidate at most, beside a kernel
 _LEAST_PAUSE_SECONDS = 1.0
 _STANDARD_ERRORS = 2.5  # by which a gain may be wrong: in one of a hundred cases it is wrong by more
 _QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
@@ -52,7 +53,8 @@ class StepTimes:
     """Reads the times of steps, charges trials with what a step took longer, and compares steps with other kernels.
 
     A program may evaluate or save between two steps. So a step that took much longer than its trials explain is charged
-    with what they may have taken, and the rest is a pause of the program.
+    with what they may have taken, and the rest is a pause of the program. Trials explain a few times what they were
+    expected to take, and what their candidates took as it was measured.
 
     Args:
         program: the device.
@@ -77,6 +79,7 @@ class StepTimes:
         self._mark: Any = None
         self._reserved_seconds = 0.0
         self._behind_seconds = 0.0
+        self._ran_seconds = 0.0  # of candidates beside PyTorch's kernels, in steps whose time is not read yet
 
     @property
     def typical_count(self) -> int:
@@ -114,6 +117,10 @@ class StepTimes:
             self._open.append(_OpenStep(self._mark, mark, phase, uses_adopted, counts, reserved, *delays))
             self._reserved_seconds, self._behind_seconds = 0.0, reserved * (phase is TuningPhase.TRYING)
         self._mark = mark
+
+    def ran(self, time_ms: float) -> None:
+        """Note how long a candidate took beside PyTorch's kernel, in a step that has not been read yet."""
+        self._ran_seconds += time_ms / 1e3
 
     def is_in_step(self) -> bool:
         """Return whether the device has begun the step that the host issues.
@@ -173,6 +180,9 @@ class StepTimes:
         known = bool(self._typical_ms)
         lost_seconds = (time_ms - self.typical_ms) / 1e3 if known else step.reserved_seconds
         explained_seconds = _MOST_TIMES * step.reserved_seconds + step.worked_seconds
+        if step.reserved_seconds:
+            explained_seconds += _RUNS * self._ran_seconds
+            self._ran_seconds = 0.0
         pause_seconds = lost_seconds - explained_seconds - max(_LEAST_PAUSE_SECONDS, self.typical_ms / 1e3)
         if pause_seconds > 0 and known:
             self.paused_seconds += pause_seconds

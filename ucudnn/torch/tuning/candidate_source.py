@@ -15,7 +15,7 @@ from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
 from ucudnn.backends.cudnn.algorithms.summed import ROUNDED
-from ucudnn.benchmarking.assumed_time import uses_tensor_cores
+from ucudnn.benchmarking.assumed_time import direct_ms, uses_tensor_cores
 from ucudnn.benchmarking.request import request_of
 from ucudnn.benchmarking.storage.store import MachineStore
 from ucudnn.benchmarking.untimed_division import computed_pieces, divided_by, equal_parts
@@ -295,7 +295,7 @@ def candidates_within(
     Algorithms that need more workspace for the whole mini-batch compute micro-batches, or slabs of them. Where there is
     a bias, algorithms that add it take turns with those that do not, because heuristics do not compare them. Algorithms
     without tensor cores are left out where they are assumed to be much slower than one with, and slower than the kernel
-    that takes `now_ms`: a single trial of one may take longer than a step.
+    that takes `now_ms`: a single trial of one may take longer than a step. Where it must be slower, so is engine 0.
 
     Raises:
         UnsupportedProblemError: if the backend cannot compute the problem at all.
@@ -307,6 +307,8 @@ def candidates_within(
         found = list(_fitting(backend, problem, room_bytes, backend.algorithms(problem), *most))
     least_ms = min((each.time_ms for algorithm, each in found if uses_tensor_cores(algorithm)), default=inf)
     for algorithm, configuration in found:
+        if 0 < now_ms < direct_ms(problem, algorithm):
+            continue
         if uses_tensor_cores(algorithm) or configuration.time_ms <= max(_MOST_SLOWER * least_ms, now_ms):
             yield configuration
 

@@ -36,8 +36,7 @@ _SETTLED = "%d of %d kinds of kernels were replaced%s; tried for %.1f s, lost %.
 _WATCH_COST_SECONDS = 60e-6  # of the host, for each call that is watched
 _OPENING_SECONDS = 0.1  # of the host, for a handle of cuDNN
 _LISTING_SECONDS = 0.05  # of the host, for the heuristics of cuDNN
-_WARM_STEPS = 5  # before anything is watched; the first two are not typical
-_TYPICAL_STEPS, _WATCHED_STEPS = 3, 2
+_WARM_STEPS, _TYPICAL_STEPS, _WATCHED_STEPS = 5, 3, 2  # warm ones come before those that are watched; two are untypical
 _MOST_UNWATCHED = 64  # steps that run on other streams
 _MOST_SECONDS, _MOST_STEPS = 90.0, 3000  # of trying
 _MOST_AT_ONCE, _TRIAL_STRIDE = 16, 3  # trials in one step, and steps of which one may have trials
@@ -241,6 +240,7 @@ class Tuner:
                 site.sampled(candidate, time_ms)
             else:
                 site.checked(candidate, time_ms, distance(), tolerance(site.problem))
+                self._times.ran(time_ms)
 
     def _enter(self, phase: TuningPhase) -> None:
         self.phase, self._phase_steps, self._away_steps = phase, 0, 0
