@@ -170,8 +170,8 @@ def test_pytorchs_kernels_stay_where_nothing_is_faster_and_are_called_without_a_
         assert phases[-1] is TuningPhase.SETTLED
         assert TuningPhase.COMPARING not in phases
         (report,) = on.report().tuned
-        # The call with a bias has four candidates, two of which add it; after three slow ones the last is not tried. Both
-        # filter gradients have one more than the two others, sample by sample.
+        # The call with a bias has four candidates, two of which add it; after three slow ones the last is not tried.
+        # Both filter gradients have one more than the two others, sample by sample.
         assert report.outcomes == {"slow": 13, "new": 1}, "candidates were tried"
         assert not report.kernels
         assert one.made.operators() == (None, None)

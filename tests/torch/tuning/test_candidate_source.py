@@ -187,6 +187,9 @@ def test_a_paused_source_begins_no_other_engine_and_is_not_busy(monkeypatch):
     assert asked == problem
     assert len(configurations) == len(built) > 1
     source.pause(paused=True)
+    assert not source.is_busy
+    assert source.was_busy(), "since the last call"
+    assert not source.was_busy()
     source.ask(problem, 1 << 40)
     source.stop()
     source.join(300)

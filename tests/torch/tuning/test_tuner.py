@@ -135,6 +135,9 @@ class Listed:
         found, self._found = self._found, []
         return found
 
+    def was_busy(self):
+        return self.is_busy
+
     def keep(self, timed):
         self.kept = timed
 
@@ -159,6 +162,7 @@ class Compiling(Listed):
         self.paused = False
         self._asked = []
         self._left = 0
+        self._passed = False
 
     def ask(self, problem, room_bytes, **others):
         self._left = self._left or self.steps
@@ -174,12 +178,17 @@ class Compiling(Listed):
         """Note that a step has passed; return whether it was disturbed."""
         if not self._asked or self.paused:
             return False
+        self._passed = True
         self._left -= 1
         if not self._left:
             self._found.append(self._asked.pop(0))
             self._left = self.steps if self._asked else 0
             self.is_busy = bool(self._asked)
         return True
+
+    def was_busy(self):
+        passed, self._passed = self._passed, False
+        return passed or self.is_busy
 
 
 class Course:
@@ -381,6 +390,19 @@ def test_threads_that_disturb_the_program_stay_within_the_share_and_keep_no_tria
     assert worst < 0.06, "the share, and one step that was longer than estimated"
     assert {each.name for each in course.tuner.kernels.values()} == {"b"}
     assert len(course.tuner.kernels) == 8, "the largest gains come first, and all are found in time"
+
+
+def test_a_thread_that_holds_up_one_step_and_has_built_by_its_end_is_charged_with_it():
+    source = Compiling({4: {"a": 1.5}}, steps=4)
+    course = Course({4: 2.0}, source._times, source=source)
+
+    def until_built(step):
+        is_last = source._left == 1
+        return 520.0 if source.passed() and is_last else 20.0
+
+    course.idle = until_built
+    course.run()
+    assert course.ledger.lost_seconds == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,9 @@ class Source(Protocol):
     def is_busy(self) -> bool:
         """Whether candidates are being found now."""
 
+    def was_busy(self) -> bool:
+        """Return whether candidates are being found now, or were since the last call."""
+
     def open_one(self) -> None:
         """Open a part of what finds candidates, which takes time of the program."""
 
@@ -130,8 +133,9 @@ class CandidateSource:
         self._goes_on = Event()
         self._goes_on.set()
         self._building: set[int] = set()  # threads that build an engine now
-        self._asked = 0
+        self._asked = self._seen = 0
         self._answered = SimpleQueue[None]()
+        self._ended = SimpleQueue[None]()  # builds of engines
         self._kept: list[object] = []  # cuDNN compiles an engine again once no plan of it is left
         self.backend: ComputeBackend | None = None
         self.failed = False
@@ -150,6 +154,14 @@ class CandidateSource:
     def is_busy(self) -> bool:
         """Whether a thread builds, or is about to build something."""
         return bool(self._building) or (self._goes_on.is_set() and self._asked > self._answered.qsize())
+
+    def was_busy(self) -> bool:
+        """Return whether a thread builds, is about to, or has built since the last call.
+
+        Whoever builds may hold up the program until it has built.
+        """
+        before, self._seen = self._seen, self._ended.qsize()
+        return self._seen > before or self.is_busy
 
     def open_one(self) -> None:
         """Open the program's backend, or at later calls that of a thread, which begins to work.
@@ -276,6 +288,7 @@ class CandidateSource:
                 for call, _ in computed_pieces(asked, each):
                     self._kept.append(builder.prepare(*call))
                 found.append(each)
+            self._ended.put(None)
             self._building.discard(get_ident())
         return found
 

@@ -160,7 +160,7 @@ class Tuner:
         self._away_steps += away
         self.epoch += away  # another stream has other free blocks
         first = self._comparison.begins_block
-        self._times.ended(self.phase, uses_adopted=self.uses_adopted, first=first, busy=self.source.is_busy)
+        self._times.ended(self.phase, uses_adopted=self.uses_adopted, first=first, busy=self.source.was_busy())
         if self.phase in (TuningPhase.WARMING, TuningPhase.WATCHING):
             self.watch.step_ended(self.program.peak_bytes())
         self._read()
