@@ -189,6 +189,8 @@ def test_kernels_are_replaced_only_where_a_pass_gains_more_than_its_detour():
     assert worth_replacing(sites, 10.0) == sites
     assert worth_replacing(sites, 100.0) == sites[1:], "0.1 ms of 100 is nothing"
     assert worth_replacing(sites, 1000.0) == []
+    sites[2].stock_ms = [0.5]
+    assert worth_replacing(sites, 10.0) == sites[:2], "by later times it saves nothing"
 
 
 def replaced(saved, calls=1, parts=1):

@@ -350,7 +350,7 @@ def worth_replacing(sites: Collection[CallSite], step_ms: float, *, spares_host:
             it is for kernels that save many times as much. Those come first that save most for it.
     """
     left_ms = _HOST_MS * sum(each.calls for each in sites) if spares_host else inf
-    affordable, adopted = [], [each for each in sites if each.adopted is not None]
+    affordable, adopted = [], [each for each in sites if each.saved_ms > 0]
     for each in sorted(adopted, key=lambda each: each.host_over_ms / each.saved_ms):
         over_ms = each.host_over_ms * each.calls
         if over_ms <= max(0.0, left_ms) or each.saved_ms >= _MANY_TIMES * each.host_over_ms:
