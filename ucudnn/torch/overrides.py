@@ -121,13 +121,14 @@ class Overrides:
         for device_type in {each.device_type for each in (self.interceptor, *self.converted) if each is not None}:
             key = device_type.upper()
             gated = self._gated(device_type)
-            over_plans = gated is not None and gated.planned is not None
-            if over_plans:
+            is_below = gated is not None and gated.is_below_gate
+            if gated is not None and is_below:
+                gated.opener.keep(device_type)
                 self._libraries[key] = self._library(device_type)
             gate = None if gated is None else gated.open_gate()
             if gate is not None:
                 self._gates[key] = gate
-            elif not over_plans:
+            elif not is_below:
                 self._libraries[key] = self._library(device_type)
 
     def _library(self, device_type: str) -> torch.library.Library:

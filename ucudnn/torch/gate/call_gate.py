@@ -64,7 +64,8 @@ class GateRule(NamedTuple):
             a backward call at 0 and 1.
         bias_as: sizes and strides with which the bias of a forward call is added; () if there is none.
         fuses: whether the output's kernel adds the bias. Then it is given the address of the bias, too.
-        aside: one number. Calls are passed on while it is not 0. It may change at any time. None computes always.
+        aside: one number. Calls are passed on while it is not 0, also where there are outputs. It may change at any
+            time. None computes always.
     """
 
     look: Sequence[int]
@@ -106,6 +107,7 @@ class CallGate:
         backward: Sequence[GateRule],
         *,
         over_plans: bool = False,
+        over_trials: bool = False,
         again: bool = False,
     ) -> None:
         """Put the gate in front of the operators that have rules; called between the steps of a program.
@@ -119,6 +121,8 @@ class CallGate:
             backward: rules of aten::convolution_backward.
             over_plans: whether kernels in Python are registered now, which compute by plans within a stated limit. Then
                 the gate sums gradients of biases, and computes gradients of weights first, as they do.
+            over_trials: whether kernels in Python are registered now, which try something. Then only calls that are set
+                aside go to them, and all others to the kernels that were registered at `keep`.
             again: whether a gate that is open only gets other rules. No kernel is registered then, except the gate in
                 front of an operator that had no rules; PyTorch frees kernels by which other threads may compute.
 
@@ -134,7 +138,7 @@ class CallGate:
             for rule in rules:
                 self._add(is_backward, rule)
         try:
-            self._call("open", int(over_plans))
+            self._call("open", int(over_plans), int(over_trials))
         except RuntimeError:
             self.close()  # it may stand in front of one operator already
             raise
@@ -142,6 +146,14 @@ class CallGate:
         if self._library.ucudnn_gate_sets() == 1:
             self._earlier.clear()
             self._computes = {number: each for number, each in self._computes.items() if number >= first}
+
+    def keep(self, device_type: str) -> None:
+        """Keep the kernels that are registered for a device type now, for a gate that is opened over trials.
+
+        Raises:
+            RuntimeError: if PyTorch has none.
+        """
+        self._call("keep", device_type.upper().encode())
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -44,7 +44,17 @@ class GateLibrary:
         self._find = find
         self._thread: Thread | None = None
         self._begun = 0.0
+        self._is_built: bool | None = None  # None: not known yet
         self._gate: CallGate | None = None
+
+    def is_built(self) -> bool:
+        """Return whether an earlier process has built the library, so that to begin takes no time of a processor."""
+        if self._is_built is None:
+            try:
+                self._is_built = self._path().exists()
+            except (OSError, RuntimeError):
+                self._is_built = False
+        return self._is_built
 
     def begin(self) -> None:
         """Begin to build the library in a thread, unless that has begun; it waits for another process that builds."""
@@ -87,25 +97,33 @@ class GateLibrary:
             SubprocessError: if the library cannot be built.
             RuntimeError: if the user has no cache folder.
         """
-        compiler = next(filter(None, map(self._find, _COMPILERS)), None)
-        flags = _flags()
-        texts = [each.read_text() for each in sorted(_SOURCE.parent.iterdir())]
-        state = sha256("\0".join([*flags, torch.__version__, *texts]).encode()).hexdigest()[:16]
-        folder = default_folder() if self._folder is None else self._folder
-        library = folder / f"call_gate-{state}.so"
+        library = self._path()
         if library.exists():
             return library
+        compiler = next(filter(None, map(self._find, _COMPILERS)), None)
         if compiler is None:
             raise FileNotFoundError(f"no C++ compiler was found, none of {', '.join(_COMPILERS)}")
+        folder = library.parent
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"{library.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ranks begin at the same time
             if not library.exists():
                 unfinished = library.with_suffix(".unfinished")
-                command = [*self._polite(), compiler, *flags, str(_SOURCE), "-o", str(unfinished), *_links()]
+                command = [*self._polite(), compiler, *_flags(), str(_SOURCE), "-o", str(unfinished), *_links()]
                 subprocess.run(command, capture_output=True, timeout=_MOST_SECONDS, check=True)
                 unfinished.replace(library)
         return library
+
+    def _path(self) -> Path:
+        """Return the path of the library, which names all that it depends on.
+
+        Raises:
+            OSError: if a file cannot be read.
+            RuntimeError: if the user has no cache folder.
+        """
+        texts = [each.read_text() for each in sorted(_SOURCE.parent.iterdir())]
+        state = sha256("\0".join([*_flags(), torch.__version__, *texts]).encode()).hexdigest()[:16]
+        return (default_folder() if self._folder is None else self._folder) / f"call_gate-{state}.so"
 
     def _polite(self) -> list[str]:
         """Return what makes a command leave the processors to the program."""

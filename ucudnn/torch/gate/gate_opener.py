@@ -9,7 +9,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ucudnn.torch.gate.call_gate import CallGate, GateRule
 from ucudnn.torch.gate.gate_library import GateLibrary
-from ucudnn.torch.gate.gate_rules import beginning, rules_of
+from ucudnn.torch.gate.gate_rules import beginning, rules_of, tried_rules
 from ucudnn.torch.gate.plan_rules import plan_rules
 from ucudnn.torch.gpu import on_default_stream
 from ucudnn.torch.interceptor import Interceptor
@@ -23,6 +23,7 @@ _LOG = logging.getLogger("ucudnn.torch")
 _STEPS_TO_PLAN = 2  # before the gate computes by plans: in the first one, adopted plans are made
 _LEAST_STEPS = 16  # until the gate is opened again for the first time, and then twice as many each time
 _LOOKS_IN_A_STEP = 4  # another step for so many looks, because each takes 0.1 to 0.2 ms when the gate is opened
+_OVER_TRIALS = ("trials",)
 _LASTING = {TuningPhase.TRYING, TuningPhase.SETTLED}  # phases in which plans do not change
 
 
@@ -81,10 +82,26 @@ class GateOpener:
         """Whether there may be a gate."""
         return self._library is not None
 
+    @property
+    def is_over_trials(self) -> bool:
+        """Whether the gate that is wanted lets only calls come to Python in which something is tried."""
+        *_, gated = self.wanted
+        return gated == _OVER_TRIALS
+
+    def keep(self, device_type: str) -> None:
+        """Keep PyTorch's own kernels, if the gate is opened over trials; called while they are registered."""
+        gate = None if self._library is None or not self.is_over_trials else self._library.gate
+        if gate is None:
+            return
+        try:
+            gate.keep(device_type)
+        except RuntimeError as error:
+            self._refused(error)
+
     def open(self, device_type: str, first_is_called: Callable[[], None], *, again: bool = False) -> CallGate | None:
         """Put the gate in front of the operators, and return it; None if it is not wanted, or cannot be opened.
 
-        No kernel of ours may be registered then, except those of `planned`, which must be.
+        No kernel of ours may be registered then, except those of `planned`, or those that try something, which must be.
 
         Args:
             device_type: 'cuda' or 'cpu'.
@@ -95,19 +112,19 @@ class GateOpener:
         gate = None if self._library is None or not gated else self._library.gate
         if gate is None:
             return None
-        forward, backward = (rules_of(each.calls) for each in self._tables)
+        over_plans, over_trials = self._planned is not None, self.is_over_trials
+        forward, backward = (tried_rules(each.calls) if over_trials else rules_of(each.calls) for each in self._tables)
         if self._planned is not None:
             forward, backward = self._plan_rules(self._planned)
-        else:
+        elif not over_trials:
             self._opened_elsewhere = not self._on_default_streams()
             self._reopens_at = self._tracker.steps + (_LEAST_STEPS << self._reopened)
             if not self._tracker.by_optimizer:
                 forward = beginning(forward, first_is_called)
         try:
-            gate.open(device_type, forward, backward, over_plans=self._planned is not None, again=again)
+            gate.open(device_type, forward, backward, over_plans=over_plans, over_trials=over_trials, again=again)
         except RuntimeError as error:
-            _LOG.warning("calls that are passed on make a detour through Python: %s", error)
-            self._library = None
+            self._refused(error)
             return None
         return gate
 
@@ -151,7 +168,10 @@ class GateOpener:
         if (settled, tries) != (self.is_settled, self._tries):
             self._lasts_since = self._tracker.steps
         self.is_settled, self._tries = settled, tries
-        if self._planned is not None and (settled or (tries and self._tracker.by_optimizer)):
+        needs_gate = settled or (tries and self._tracker.by_optimizer)
+        if self._planned is None:  # while others are tried, nothing is built, because the program may gain nothing
+            needs_gate = tries and self._library is not None and self._library.is_built()
+        if needs_gate:
             self.awaits_gate()
 
     def refresh(self) -> None:
@@ -186,14 +206,29 @@ class GateOpener:
         if any(each.phase is TuningPhase.WATCHING for each in tuners) or not tuners:
             return True, True, ()
         forward, backward = (each.replaces for each in self._tables)
+        if self._gates_trials(tuners):  # from step to step, others are tried, and no operator is registered for that
+            return True, True, _OVER_TRIALS
         if self._needs_steps():  # calls by plans come to Python anyway, and may end steps there
             forward = True
         replaces = all(each.phase in (TuningPhase.COMPARING, TuningPhase.SETTLED) for each in tuners)
         gates = self._gates_plans() if self._planned is not None else replaces and (forward or backward)
-        if not gates or self._library is None or self._library.gate is None:
+        if not gates or not self._has_gate():
             return forward, backward, ()
         backward |= self._tries  # what is tried changes from step to step, and operators are not registered for that
         return forward, backward, tuple(tuple(map(id, each.kernels.values())) * each.uses_adopted for each in tuners)
+
+    def _refused(self, error: RuntimeError) -> None:
+        _LOG.warning("calls that are passed on make a detour through Python: %s", error)
+        self._library = None
+
+    def _gates_trials(self, tuners: list[Tuner]) -> bool:
+        """Return whether only calls come to Python in which something is tried; an optimizer must tell steps then."""
+        if self._planned is not None or not self._tracker.by_optimizer or not self._has_gate():
+            return False
+        return all(each.phase is TuningPhase.TRYING for each in tuners)
+
+    def _has_gate(self) -> bool:
+        return self._library is not None and self._library.gate is not None
 
     def _on_default_streams(self) -> bool:
         """Return whether this thread's current stream is the default one on each GPU of the program."""

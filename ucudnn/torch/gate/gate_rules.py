@@ -17,6 +17,15 @@ def rules_of(calls: Mapping[tuple[Any, ...], TunedCall]) -> list[GateRule]:
     return [rule for rule in rules if rule is not None]
 
 
+def tried_rules(calls: Mapping[tuple[Any, ...], TunedCall]) -> list[GateRule]:
+    """Return rules that compute nothing, and let only calls come to Python in which something is tried in this step.
+
+    Args:
+        calls: what becomes of calls, by their key.
+    """
+    return [GateRule(look_of(key), {}, aside=call.aside) for key, call in list(calls.items()) if not call.reason]
+
+
 def beginning(rules: list[GateRule], begins: Callable[[], object]) -> list[GateRule]:
     """Return rules of which the first one calls a function before it computes."""
     if not rules:

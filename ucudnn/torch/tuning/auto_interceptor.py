@@ -113,6 +113,11 @@ class AutoInterceptor:
         forward, backward, *_ = self.opener.wanted
         return self.forward if forward else idle[0], self.backward if backward else idle[1]
 
+    @property
+    def is_below_gate(self) -> bool:
+        """Whether kernels in Python are registered below the gate: they compute by plans, or try something."""
+        return self.planned is not None or self.opener.is_over_trials
+
     def open_gate(self, *, again: bool = False) -> CallGate | None:
         """Put the gate in front of the operators; see `GateOpener.open`."""
         return self.opener.open(self.device_type, self._first_is_called, again=again)

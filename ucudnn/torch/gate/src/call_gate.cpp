@@ -32,6 +32,7 @@ using Stack = torch::jit::Stack;
 struct Gate {
   std::unique_ptr<Rules> next;  // which is being stated
   std::shared_ptr<const Rules> now;  // read and written by atomic functions only
+  std::shared_ptr<const Stock> kept_forward, kept_backward;  // kernels over which others have been registered since
   std::unique_ptr<torch::Library> library;
   std::mutex handles;  // no two threads may use a handle at once
   int in_python = 0;   // threads that may use handles in Python; who waited for them could hold Python itself
@@ -98,11 +99,13 @@ class InPython final {
   InPython& operator=(const InPython&) = delete;
 };
 
-void pass_on(const Rules& rules, const Side& side, Stack* stack) {
+void pass_on_to(const Rules& rules, const Stock& kernel, Stack* stack) {
   std::optional<InPython> inside;
   if (rules.is_over_plans) inside.emplace();
-  side.stock->kernel.callBoxed(side.stock->handle, c10::DispatchKeySet(rules.key), stack);
+  kernel.kernel.callBoxed(kernel.handle, c10::DispatchKeySet(rules.key), stack);
 }
+
+void pass_on(const Rules& rules, const Side& side, Stack* stack) { pass_on_to(rules, *side.stock, stack); }
 
 // Passes on what is left of the gradients of a backward call, except for one of them, and adds the others to `found`.
 void pass_on_but(const Rules& rules, const Side& side, const c10::IValue* arguments, c10::List<bool>& left, int later,
@@ -121,7 +124,15 @@ void pass_on_but(const Rules& rules, const Side& side, const c10::IValue* argume
 
 const Rule* rule_of(const Side& side, const Numbers& look) {
   const auto found = side.rules.find(look);
-  return found == side.rules.end() || found->second.is_aside() ? nullptr : &found->second;
+  return found == side.rules.end() ? nullptr : &found->second;
+}
+
+// Passes on calls that nothing computes here, and returns whether that was done.
+bool passes(const Rules& rules, const Side& side, const Rule* rule, Stack* stack) {
+  const bool is_aside = rule != nullptr && rule->is_aside();  // once, because another thread may change it
+  if (rule != nullptr && !is_aside && rule->computes()) return false;
+  pass_on_to(rules, is_aside && side.tried != nullptr ? *side.tried : *side.stock, stack);
+  return true;
 }
 
 void forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
@@ -140,7 +151,7 @@ void forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
   add_geometry(look, arguments + 3);
   for (int place = 10; place < 13; ++place) look.push_back(arguments[place].toBool());  // all but `benchmark`
   const Rule* const rule = rule_of(side, look);
-  if (rule == nullptr) return pass_on(rules, side, stack);
+  if (passes(rules, side, rule, stack)) return;
   const at::Tensor* const fused = rule->fuses ? &arguments[2].toTensor() : nullptr;
   at::Tensor out = computed(rules, rule->outputs[0], x, &x, &weight, nullptr, arguments[6].toBool(), fused);
   if (!out.defined()) return pass_on(rules, side, stack);
@@ -168,7 +179,7 @@ void backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
   look.push_back(context.userEnabledCuDNN());
   look.push_back(precision_now());
   const Rule* const rule = rule_of(side, look);
-  if (rule == nullptr) return pass_on(rules, side, stack);
+  if (passes(rules, side, rule, stack)) return;
   const bool transposed = arguments[7].toBool();
   std::array<at::Tensor, 3> found;
   c10::List<bool> left = arguments[10].toBoolList().copy();
@@ -310,13 +321,23 @@ EXPORTED const char* ucudnn_gate_bias(const std::int64_t* look, std::int64_t len
 // Passes calls with a look on while a number is not 0, which may change at any time. It lives as long as the rules.
 EXPORTED const char* ucudnn_gate_aside(int is_backward, const std::int64_t* look, std::int64_t length,
                                        const std::int64_t* aside) {
-  return guarded([&] { next_side(is_backward).rules.at(list(look, length)).aside = aside; });
+  return guarded([&] { next_side(is_backward).rules[list(look, length)].aside = aside; });
+}
+
+// Keeps the kernels that are registered for a device type now, because others will be registered over them.
+EXPORTED const char* ucudnn_gate_keep(const char* device_type) {
+  return guarded([&] {
+    const c10::DispatchKey key = c10::parseDispatchKey(device_type);
+    gate().kept_forward = stock_of("aten::_convolution", key);
+    gate().kept_backward = stock_of("aten::convolution_backward", key);
+  });
 }
 
 // Opens the set of rules that was begun last, and puts the gate in front of the operators that have rules, unless it
 // stands there. What it passes on goes to the kernels that were registered when it was opened first, which must stay
-// until it is closed: those of PyTorch, or those in Python that compute by plans.
-EXPORTED const char* ucudnn_gate_open(int over_plans) {
+// until it is closed: those of PyTorch, or those in Python that compute by plans. With `over_trials` they try something
+// in Python, and only calls that are set aside go to them. All others go to the kernels that were kept then.
+EXPORTED const char* ucudnn_gate_open(int over_plans, int over_trials) {
   return guarded([&] {
     static Quiet quiet;
     const c10::WarningUtils::WarningHandlerGuard silence(&quiet);
@@ -334,6 +355,14 @@ EXPORTED const char* ucudnn_gate_open(int over_plans) {
     const bool backward_stands = before && before->backward.is_gated;
     next->forward.stock = before ? before->forward.stock : stock_of("aten::_convolution", next->key);
     next->backward.stock = before ? before->backward.stock : stock_of("aten::convolution_backward", next->key);
+    if (before) {
+      next->forward.tried = before->forward.tried;
+      next->backward.tried = before->backward.tried;
+    } else if (over_trials) {
+      TORCH_CHECK(one.kept_forward != nullptr && one.kept_backward != nullptr, "no kernels were kept");
+      next->forward.tried = std::exchange(next->forward.stock, one.kept_forward);
+      next->backward.tried = std::exchange(next->backward.stock, one.kept_backward);
+    }
     next->forward.is_gated = forward_stands || !next->forward.rules.empty();
     next->backward.is_gated = backward_stands || !next->backward.rules.empty();
     std::atomic_store_explicit(&one.now, std::shared_ptr<const Rules>(next), std::memory_order_release);

@@ -32,6 +32,7 @@ struct Rule {
   const std::int64_t* aside = nullptr;  // a number that is not 0 while such calls come to Python, which tries something
 
   bool is_aside() const { return aside != nullptr && *aside != 0; }
+  bool computes() const { return outputs[0].kernel >= 0 || outputs[1].kernel >= 0; }
 };
 
 // An operator, and the kernel that computes it where the gate does not.
@@ -43,6 +44,7 @@ struct Stock {
 struct Side {
   std::unordered_map<Numbers, Rule, Hash> rules;
   std::shared_ptr<const Stock> stock;
+  std::shared_ptr<const Stock> tried;  // to which calls go that are set aside; that of the others if it is null
   bool is_gated = false;  // whether the gate stands in front of the operator
 };
 
