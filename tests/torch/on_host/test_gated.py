@@ -48,6 +48,15 @@ def checked(one):
     assert_near(one.step(), one.expected)
 
 
+def settles_in_python(one, on):
+    """Settle, and check that all five kernels are replaced without a gate."""
+    settle(one, lambda: checked(one))
+    assert not one.is_gated
+    calls = on.report().calls
+    checked(one)
+    assert on.report().calls == calls + 5
+
+
 def only(monkeypatch, *operations):
     """Let only kernels of some operations be replaced."""
     chosen = module.worth_replacing
@@ -104,11 +113,7 @@ def test_steps_with_the_gate_and_without_are_compared_once_it_is_built(gated, ga
 def test_without_a_compiler_all_goes_through_python_as_before(gated, tmp_path):
     one = gated(library=GateLibrary(tmp_path, find=lambda name: None))
     with one.enable() as on:
-        settle(one, lambda: checked(one))
-        assert not one.is_gated
-        calls = on.report().calls
-        checked(one)
-        assert on.report().calls == calls + 5
+        settles_in_python(one, on)
 
 
 def test_a_program_that_gains_nothing_builds_nothing(gated, tmp_path):
@@ -329,11 +334,7 @@ def test_a_gate_that_pytorch_refuses_while_kernels_are_tried_leaves_them_in_pyth
     monkeypatch.setattr(CallGate, refused, refuse)
     one = gated()
     with one.enable() as on:
-        settle(one, lambda: checked(one))
-        assert not one.is_gated
-        calls = on.report().calls
-        checked(one)
-        assert on.report().calls == calls + 5
+        settles_in_python(one, on)
     assert "there is no such kernel" in caplog.text
 
 

@@ -113,10 +113,12 @@ class GateOpener:
         if gate is None:
             return None
         over_plans, over_trials = self._planned is not None, self.is_over_trials
-        forward, backward = (tried_rules(each.calls) if over_trials else rules_of(each.calls) for each in self._tables)
         if self._planned is not None:
             forward, backward = self._plan_rules(self._planned)
-        elif not over_trials:
+        elif over_trials:
+            forward, backward = (tried_rules(each.calls) for each in self._tables)
+        else:
+            forward, backward = (rules_of(each.calls) for each in self._tables)
             self._opened_elsewhere = not self._on_default_streams()
             self._reopens_at = self._tracker.steps + (_LEAST_STEPS << self._reopened)
             if not self._tracker.by_optimizer:

@@ -53,8 +53,8 @@ class StepTimes:
     """Reads the times of steps, charges trials with what a step took longer, and compares steps with other kernels.
 
     A program may evaluate or save between two steps. So a step that took much longer than its trials explain is charged
-    with what they may have taken, and the rest is a pause of the program. Trials explain a few times what they were
-    expected to take, and what their candidates took as it was measured.
+    with what they may have taken, and the rest is a pause of the program. A trial explains at most three times its
+    estimate, and twice the time that was measured of its candidate.
 
     Args:
         program: the device.
