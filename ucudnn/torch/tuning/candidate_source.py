@@ -136,6 +136,7 @@ class CandidateSource:
         self._asked = self._seen = 0
         self._answered = SimpleQueue[None]()
         self._ended = SimpleQueue[None]()  # builds of engines
+        self._listed: dict[tuple[ConvolutionProblem, str], Algorithm] = {}
         self._kept: list[object] = []  # cuDNN compiles an engine again once no plan of it is left
         self.backend: ComputeBackend | None = None
         self.failed = False
@@ -197,7 +198,9 @@ class CandidateSource:
         if self.backend is not None:
             # The backend may be that of a handle, on which other threads of the program plan.
             with suppress(UcudnnError, MemoryError, RuntimeError), self._device(), self.backend.lock:
-                found.extend(candidates_within(self.backend, problem, room_bytes, divided, times, now_ms))
+                for algorithm, configuration in _within(self.backend, problem, room_bytes, divided, times, now_ms):
+                    self._listed[problem, algorithm.name] = algorithm
+                    found.append(configuration)
         self._asked += 1
         self._work.put(partial(self._answer, problem, found, self._stops))
 
@@ -214,16 +217,17 @@ class CandidateSource:
             yield self._found.get()
 
     def keep(self, timed: Sequence[Timed]) -> None:
-        """Let a thread keep the times of undivided configurations, marked as taken in a program."""
-        if self.backend is None or self._store is None:
+        """Let a thread keep the times of undivided configurations, marked as taken in a program.
+
+        Heuristics are not asked about their algorithms again, because the program would wait for all of them.
+        """
+        store, items = self._store, []
+        if store is None:
             return
-        items = []
         for problem, configuration, samples_ms in timed:
-            name = configuration.parts[0].algorithm
-            found = next((each for each in self.backend.algorithms(problem) if each.name == name), None)
-            if found is not None and len(configuration.parts) == 1:
+            if len(configuration.parts) == 1:
+                found = self._listed[problem, configuration.parts[0].algorithm]
                 items.append((problem, Measurement.of(found, samples_ms)))
-        store = self._store
         self._work.put(lambda _: store.save(items))
 
     def stop(self) -> None:
@@ -301,7 +305,7 @@ def candidates_within(
     times: int = 1,
     now_ms: float = 0.0,
 ) -> Iterator[Configuration]:
-    """Yield configurations that fit into some bytes of workspace, in the order of the backend's heuristics.
+    """Return configurations that fit into some bytes of workspace, in the order of the backend's heuristics.
 
     There are `times` as many as usual. All algorithms are looked at only where the first ones give no configuration.
 
@@ -313,6 +317,13 @@ def candidates_within(
     Raises:
         UnsupportedProblemError: if the backend cannot compute the problem at all.
     """
+    return (found for _, found in _within(backend, problem, room_bytes, most_divided, times, now_ms))
+
+
+def _within(
+    backend: ComputeBackend, problem: ConvolutionProblem, room_bytes: int, most_divided: int, times: int, now_ms: float
+) -> Iterator[tuple[Algorithm, Configuration]]:
+    """Yield the algorithms of `candidates_within` with their configurations."""
     first = backend.leading(problem, _MOST_LISTED)
     most = times * (_MOST_WHOLE + _MOST_FUSED if problem.biased else _MOST_WHOLE), times * most_divided
     found = list(_fitting(backend, problem, room_bytes, first, *most))
@@ -323,7 +334,7 @@ def candidates_within(
         if 0 < now_ms < direct_ms(problem, algorithm):
             continue
         if uses_tensor_cores(algorithm) or configuration.time_ms <= max(_MOST_SLOWER * least_ms, now_ms):
-            yield configuration
+            yield algorithm, configuration
 
 
 def _fitting(
