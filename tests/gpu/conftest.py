@@ -21,7 +21,7 @@ def small_programs_are_tuned(monkeypatch):
         from ucudnn.torch.tuning.program import ProgramOnGpu
     except ImportError:  # there is no PyTorch, so nothing is tuned
         return
-    monkeypatch.setattr(ProgramOnGpu, "has_reached", lambda *_: False)
+    monkeypatch.setattr(ProgramOnGpu, "can_delay", False)
 
 
 @pytest.fixture(scope="session")

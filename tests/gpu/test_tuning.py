@@ -16,7 +16,7 @@ from ucudnn.torch.tuning.program import ProgramOnGpu  # noqa: E402
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 
 
-HAS_REACHED = ProgramOnGpu.has_reached
+CAN_DELAY = ProgramOnGpu.can_delay
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,9 @@ def as_before():
 
 @pytest.mark.parametrize(("batch", "side", "bounds"), [(1, 16, True), (256, 112, False)])
 def test_a_program_that_its_host_bounds_is_left_alone(monkeypatch, batch, side, bounds):
-    monkeypatch.setattr(ProgramOnGpu, "has_reached", HAS_REACHED)
+    monkeypatch.setattr(ProgramOnGpu, "can_delay", CAN_DELAY)
+    delay, delays = ProgramOnGpu.delay, []
+    monkeypatch.setattr(ProgramOnGpu, "delay", lambda self, time_ms: (delays.append(time_ms), delay(self, time_ms)))
     layers = [torch.nn.Conv2d(64, 64, 3, padding=1, bias=False) for _ in range(6)]
     program = TrainedProgram(torch.nn.Sequential(*layers).cuda(), torch.randn(batch, 64, side, side, device="cuda"))
     with ucudnn.torch.enable(trial_share=0.5) as on:
@@ -38,6 +40,11 @@ def test_a_program_that_its_host_bounds_is_left_alone(monkeypatch, batch, side, 
     assert report.host_bound is bounds
     assert bool(report.outcomes) is not bounds, "candidates are tried where the GPU bounds the program"
     sites = [each for tuner in on._interceptor._tuners.values() for each in tuner.sites.values()]
+    assert len(delays) == 10, "as many steps are delayed as not"
+    assert all(0 < each < 0.5 * report.step_ms for each in delays)
+    if bounds:
+        assert not any(each.stock_ms for each in sites), "nothing is timed"
+        return
     took_ms = [each.host_ms for each in sites if isfinite(each.host_ms)]
     assert took_ms, "how long the host takes is known of some"
     assert all(0 < each < 5 for each in took_ms), "milliseconds, of launches and not of kernels"

@@ -28,7 +28,7 @@ class Steps:
         self._busy_ms = busy_ms
         self._times = StepTimes(self, TrialLedger(0.5, lambda: 0.0))
         self.comparison = StepComparison(self._times)
-        self._times.ended(TuningPhase.TRYING, uses_adopted=False, first=False, busy=False)
+        self._times.ended(TuningPhase.TRYING, differs=False, first=False, busy=False)
 
     def mark(self):
         return self._marks[-1]
@@ -44,7 +44,7 @@ class Steps:
         changed = not self.ran or self.ran[-1] != ran
         self.ran.append(ran)
         self._marks.append(self._marks[-1] + ran + self._busy_ms() + 1000.0 * changed)
-        self._times.ended(TuningPhase.COMPARING, uses_adopted=one.uses_kernels, first=one.begins_block, busy=False)
+        self._times.ended(TuningPhase.COMPARING, differs=one.uses_kernels, first=one.begins_block, busy=False)
         self._times.read()
         one.step_ended()
         return one.is_over

@@ -27,7 +27,7 @@ def compare(times, clock, took):
     for uses_adopted, time_ms in zip((True, False), took, strict=True):
         for first in (True, False, False):
             clock.now += time_ms
-            times.ended(TuningPhase.COMPARING, uses_adopted=uses_adopted, first=first, busy=False)
+            times.ended(TuningPhase.COMPARING, differs=uses_adopted, first=first, busy=False)
 
 
 def test_steps_that_are_read_late_do_not_count_for_other_kernels():
@@ -57,7 +57,7 @@ def test_a_trial_is_charged_with_what_it_took_and_a_pause_of_the_program_is_not_
         worked[0] += work_seconds
         clock.now += time_ms
         clock.reached = clock.now
-        times.ended(phase, uses_adopted=False, first=False, busy=busy)
+        times.ended(phase, differs=False, first=False, busy=busy)
         times.read()
         return [round(each, 6) for each in (ledger.lost_seconds - lost, times.paused_seconds - paused)]
 
@@ -83,7 +83,7 @@ def test_a_step_behind_a_trial_is_charged_too_because_the_host_is_late_there():
         assert times.reserve(reserved_seconds)
         clock.now += time_ms
         clock.reached = clock.now
-        times.ended(TuningPhase.TRYING, uses_adopted=False, first=False, busy=False)
+        times.ended(TuningPhase.TRYING, differs=False, first=False, busy=False)
         times.read()
         return ledger.lost_seconds
 
@@ -119,7 +119,7 @@ def test_steps_of_another_kind_are_not_charged_with_what_they_take_longer(late):
         clock.now += time_ms
         ends.append(clock.now)
         clock.reached = ends[max(0, len(ends) - 1 - late)]
-        times.ended(TuningPhase.TRYING, uses_adopted=False, first=False, busy=busy)
+        times.ended(TuningPhase.TRYING, differs=False, first=False, busy=busy)
         times.read()
 
     for _ in range(10):

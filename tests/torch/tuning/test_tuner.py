@@ -16,7 +16,6 @@ from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.torch.steps.step_times import TuningPhase
 from ucudnn.torch.tuning import kernel_maker as module
-from ucudnn.torch.tuning.call_site import Candidate
 from ucudnn.torch.tuning.program import Program
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuner import Tuner
@@ -87,6 +86,7 @@ class TwoClocks(Timeline):
     def __init__(self, launch_ms, launches):
         super().__init__(late=1)
         self.host = 0.0
+        self.delayed = []
         self.launch_ms = launch_ms
         self.launches = launches
 
@@ -101,6 +101,12 @@ class TwoClocks(Timeline):
 
     def has_reached(self, mark):
         return mark[0] <= self.host
+
+    can_delay = True
+
+    def delay(self, time_ms):
+        self.delayed.append(time_ms)
+        self.now = max(self.now, self.host) + time_ms
 
     def issue_ms(self, begin, end):
         return end[2] - begin[2]
@@ -143,6 +149,9 @@ class Listed:
 
     def stop(self):
         self.stopped = True
+
+    def resume(self):
+        self.stopped = False
 
     def join(self, seconds):
         pass
@@ -260,10 +269,55 @@ def test_a_program_that_its_host_bounds_is_left_alone(launch_ms, bounds):
     assert report_tuning("cpu", tuner).host_bound is bounds
     told = "waits for the host" in "\n".join(report_tuning("cpu", tuner).lines())
     assert told is bounds
+    assert len(course.program.delayed) == 10
+    assert course.program.delayed == pytest.approx([0.2 * tuner.step_ms] * 10, rel=0.2)
     if bounds:
-        assert course.program.step < 100, "no longer than it takes to open what finds candidates, and to watch"
+        assert course.program.step < 100, "no longer than until the share of the time covers the delays"
         assert course.source.stopped
+        assert not course.source.is_ready, "nothing was opened"
         assert all(site.candidates is None for site in tuner.sites.values()), "nothing was asked for"
+        assert not any(site.stock_ms for site in tuner.sites.values()), "nothing was timed"
+
+
+def test_a_program_whose_inference_the_host_bounds_is_tuned_when_it_trains():
+    program = TwoClocks(1.5, {})
+    course = Course({4: 1.0, 5: 1.0}, {4: {"a": 0.1}, 5: {"a": 0.1}}, program=program)
+    assert course.run().pace.bounds
+    course.tuner.begin_anew(trains=True)
+    program.launch_ms = 0.05
+    tuner = course.run()
+    assert not tuner.pace.bounds
+    assert len(tuner.kernels) == 2
+    assert len(program.delayed) == 20
+
+
+def test_a_training_that_the_host_bounds_is_not_looked_at_again_after_each_evaluation():
+    program = TwoClocks(1.5, {})
+    course = Course({4: 1.0}, {4: {"a": 0.1}}, program=program)
+    course.tuner.begin_anew(trains=True)
+    assert course.run().pace.bounds
+    for _ in range(3):
+        course.tuner.begin_anew(trains=False)
+        course.tuner.begin_anew(trains=True)
+    assert course.tuner.phase is TuningPhase.SETTLED
+    assert len(program.delayed) == 10
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_steps_that_are_others_while_some_are_delayed_are_compared_anew(trains):
+    program = TwoClocks(0.05, {})
+    course = Course({4: 1.0, 5: 1.0}, {4: {"a": 0.1}, 5: {"a": 0.1}}, program=program)
+    while len(program.delayed) < 7:
+        course.step()
+    assert course.tuner.phase is TuningPhase.PACING
+    assert course.tuner.is_quiet
+    course.tuner.begin_anew(trains=trains)
+    assert course.tuner.phase is TuningPhase.WARMING
+    course.stock = {4: 3.0, 5: 3.0}
+    assert len(course.run().kernels) == 2
+    assert len(program.delayed) == 17
+    assert program.delayed[-1] > 1.1 * program.delayed[0], "it is a part of the steps that run now"
+    assert course.ledger.lost_seconds < 0.05 * course.ledger.elapsed_seconds
 
 
 @pytest.fixture(autouse=True)
@@ -452,37 +506,6 @@ def test_the_report_shows_the_kernels_that_run_while_divided_ones_are_compared_w
             seen.add(each.parts)
             assert {kernel.name for kernel in course.tuner.kernels.values()} == {each.configuration.split()[1]}
     assert seen == {1, 2}
-
-
-class Marked(Timeline):
-    """A device that reaches its marks one by one."""
-
-    def __init__(self):
-        super().__init__(late=0)
-        self.made = self.reached = 0
-
-    def mark(self):
-        self.made += 1
-        return self.made
-
-    def elapsed_ms(self, begin, end):
-        return 1.0 if end <= self.reached else None
-
-
-def test_a_distance_is_read_once_the_device_has_computed_it_and_not_with_the_times():
-    program = Marked()
-    tuner = Tuner(program, Listed({}), TrialLedger(0.05))
-    site, read = tuner.site(PROBLEM), []
-    part = MicroConfiguration(size=8, algorithm="a", time_ms=1.0, workspace_bytes=0)
-    candidate = Candidate(Configuration(parts=(part,)), 0)
-    tuner.measured(site, None, program.mark(), program.mark())
-    tuner.measured(site, candidate, program.mark(), program.mark(), lambda: read.append(program.reached) or 0.0)
-    while program.reached < program.made:
-        program.reached += 1
-        tuner._read()
-    assert site.stock_ms == [1.0]
-    assert read == [program.made] == [5], "after both marks around the candidate, the outputs are compared"
-    assert site.pending == 0
 
 
 times = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 20), max_size=4)

@@ -1,26 +1,85 @@
-"""Whether the host bounds a program: where the device waits for launches, faster kernels make no step faster."""
+"""Whether the host bounds a program: then a device that has more to do takes no longer for a step."""
 
 from typing import final
 
-_SHARE_OF_CALLS = 0.9
+from ucudnn.torch.steps.step_times import StepTimes
+from ucudnn.torch.steps.turns import BLOCK_STEPS, Turns
+from ucudnn.torch.tuning.program import Program
+from ucudnn.torch.tuning.trial_ledger import TrialLedger
+
+_BLOCKS = 2  # of steps that are delayed, and as many that are not
+_SHARE_OF_STEP = 0.2  # by which a step is delayed
+_WHOLE = 0.7  # of the delay: if a step takes longer by less, the device has waited for the host
+_STRIDE = 8  # of steps, one of which may begin, so that ranks of a program delay the same ones
 
 
 @final
 class HostPace:
-    """Counts the calls at which the device had nothing to do any more.
+    """Delays the device in some steps, and compares these with others.
 
-    A step of such a program takes as long as the host needs to issue it. Trials would only disturb the host.
+    Where a device waits for its host anywhere in a step, a delay takes the place of a wait, and the step ends when it
+    would have ended. No faster kernel makes such a step shorter, and trials would only disturb the host. Where the
+    device always has work, a step takes longer by the whole delay.
+
+    The share of the time that trials may lose covers the delays.
+
+    Args:
+        program: the device.
+        times: reads the times of steps.
+        ledger: bounds the time that is lost.
+
+    Attributes:
+        bounds: whether the host bounds the program: the device waits for it in a sixteenth of a step at least.
+        is_over: whether that is known, or cannot be found out.
+        delays: whether the step that runs is delayed.
     """
 
-    def __init__(self) -> None:
-        self._calls = self._idle = 0
-
-    def called(self, *, idle: bool) -> None:
-        """Note a call, and whether the device had done all work before it."""
-        self._calls += 1
-        self._idle += idle
+    def __init__(self, program: Program, times: StepTimes, ledger: TrialLedger) -> None:
+        self.bounds = False
+        self.is_over = not program.can_delay
+        self._program = program
+        self._times = times
+        self._ledger = ledger
+        self.delays = False
+        self._turns = Turns()
+        self._delay_ms = self._reserved_seconds = 0.0
+        self._left = _BLOCKS * BLOCK_STEPS  # steps that are to be delayed
 
     @property
-    def bounds(self) -> bool:
-        """Whether the device was idle at nearly all calls."""
-        return self._idle > 0 and self._idle >= _SHARE_OF_CALLS * self._calls
+    def begins_block(self) -> bool:
+        """Whether the step that runs is the first one after steps of the other kind."""
+        return self._turns.begins_block
+
+    def begin(self) -> bool:
+        """Delay the step that begins, and return whether the share of the time covers that."""
+        if self._times.count % _STRIDE:
+            return False
+        delay_ms = _SHARE_OF_STEP * self._times.typical_ms
+        seconds = self._left * delay_ms / 1e3
+        if not self._ledger.admit(seconds):
+            return False
+        self._delay_ms, self._reserved_seconds = delay_ms, seconds
+        self._times.compare_anew()
+        self._delay_next()
+        return True
+
+    def step_ended(self) -> None:
+        """End a step that was delayed or is compared with those, and delay the next one if it is its turn."""
+        self._turns.step_ended()
+        gain = None if self._left else self._times.gain(_BLOCKS * (BLOCK_STEPS - 1))
+        self._delay_next()
+        if gain is not None:
+            longer_ms = (gain - 1) * self._times.typical_ms
+            self.bounds, self.is_over = longer_ms < _WHOLE * self._delay_ms, True
+            self._ledger.settle(self._reserved_seconds, _BLOCKS * BLOCK_STEPS * longer_ms / 1e3)
+
+    def give_up(self) -> None:
+        """End it without an answer, because steps are others from now on; all delays are charged in full."""
+        self._ledger.settle(self._reserved_seconds, self._reserved_seconds)
+
+    def _delay_next(self) -> None:
+        """Delay the step that begins, if it is its turn; the last ones only wait until all times can be read."""
+        self.delays = self._turns.is_on and self._left > 0
+        if self.delays:
+            self._left -= 1
+            self._program.delay(self._delay_ms)

@@ -5,11 +5,11 @@ from typing import final
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.steps.step_times import StepTimes
+from ucudnn.torch.steps.turns import BLOCK_STEPS, Turns
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 
 _WORTH_KEEPING = 0.995  # of PyTorch's step: else no call is to make a detour through Python
 _BLOCKS, _MOST_BLOCKS = 3, 12  # of steps with the kernels of a set, and as many without
-_BLOCK_STEPS = 5  # the first one of a block does not count
 
 KernelSet = dict[ConvolutionProblem, TunedKernel]
 """The kernels that replace PyTorch's own, by problem."""
@@ -31,7 +31,6 @@ class StepComparison:
     Attributes:
         kernels: the set that is compared now; in the end the one that was chosen, which is empty if PyTorch's own
             kernels stay.
-        uses_kernels: whether that set runs in this step.
         is_over: whether nothing is left to be compared.
         gain: time of a step with the chosen set over PyTorch's own, or with the set that seemed best if none was
             chosen; None if nothing was compared.
@@ -39,7 +38,6 @@ class StepComparison:
 
     def __init__(self, times: StepTimes) -> None:
         self.kernels: KernelSet = {}
-        self.uses_kernels = False
         self.is_over = False
         self.gain: float | None = None
         self._times = times
@@ -47,12 +45,17 @@ class StepComparison:
         self._better: list[tuple[float, KernelSet]] = []
         self._gains: list[float] = []
         self._blocks = _BLOCKS  # in which this set is compared
-        self._steps = 0  # of this block that have ended
+        self._turns = Turns()
 
     @property
     def begins_block(self) -> bool:
         """Whether this step is the first one with other kernels than the step before."""
-        return self._steps == 0
+        return self._turns.begins_block
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether the set that is compared runs in this step."""
+        return self._turns.is_on and not self.is_over
 
     def begin(self, sets: Sequence[KernelSet]) -> None:
         """Begin to compare sets of kernels; empty ones are left out."""
@@ -61,12 +64,9 @@ class StepComparison:
 
     def step_ended(self) -> None:
         """End a step, and decide which kernels run in the next one."""
-        self._steps += 1
-        if self._steps < _BLOCK_STEPS:
+        if not self._turns.step_ended():
             return
-        self._steps = 0
-        self.uses_kernels = not self.uses_kernels
-        gain = self._times.gain(self._blocks * (_BLOCK_STEPS - 1))
+        gain = self._times.gain(self._blocks * (BLOCK_STEPS - 1))
         if gain is None:
             return
         is_better, is_certain = gain <= _WORTH_KEEPING, gain + self._times.doubt() < 1
@@ -81,10 +81,10 @@ class StepComparison:
     def _next(self) -> None:
         if self._left:
             self.kernels = self._left.pop(0)
-            self.uses_kernels, self._blocks = True, _BLOCKS
+            self._turns, self._blocks = Turns(), _BLOCKS
             self._times.compare_anew()
             return
-        self.is_over, self.uses_kernels, self.kernels = True, False, {}
+        self.is_over, self.kernels = True, {}
         self.gain = min(self._gains, default=None)
         if self._better:
             self.gain, self.kernels = min(self._better, key=lambda each: each[0])

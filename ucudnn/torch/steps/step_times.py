@@ -25,11 +25,16 @@ class TuningPhase(Enum):
     """What the tuner does in a step."""
 
     WARMING = "warming"
+    PACING = "pacing"
     OPENING = "opening"
     WATCHING = "watching"
     TRYING = "trying"
     COMPARING = "comparing"
     SETTLED = "settled"
+
+
+_COMPARED = TuningPhase.PACING, TuningPhase.COMPARING
+"""In which steps of two kinds take turns."""
 
 
 @final
@@ -40,7 +45,7 @@ class _OpenStep:
     begin: Any
     end: Any
     phase: TuningPhase
-    uses_adopted: bool
+    differs: bool
     counts: bool
     reserved_seconds: float
     worked_seconds: float
@@ -97,12 +102,12 @@ class StepTimes:
         self._reserved_seconds += seconds if admitted else 0.0
         return admitted
 
-    def ended(self, phase: TuningPhase, *, uses_adopted: bool, first: bool, busy: bool) -> None:
+    def ended(self, phase: TuningPhase, *, differs: bool, first: bool, busy: bool) -> None:
         """Note the end of a step.
 
         Args:
             phase: what it did.
-            uses_adopted: whether adopted kernels ran.
+            differs: whether adopted kernels ran, or the device was delayed.
             first: whether it was the first one of its phase, or of a block that is compared.
             busy: whether threads built meanwhile.
         """
@@ -111,10 +116,10 @@ class StepTimes:
         before, self._worked_seconds = self._worked_seconds, self._worked()
         if self._mark is not None:
             worked, reserved = self._worked_seconds - before, self._reserved_seconds
-            counts = not first if phase is TuningPhase.COMPARING else self.count > _UNSTEADY_STEPS
+            counts = not first if phase in _COMPARED else self.count > _UNSTEADY_STEPS
             # A trial delays the host, and so the launches of the step behind it.
             delays = worked, busy, self._behind_seconds
-            self._open.append(_OpenStep(self._mark, mark, phase, uses_adopted, counts, reserved, *delays))
+            self._open.append(_OpenStep(self._mark, mark, phase, differs, counts, reserved, *delays))
             self._reserved_seconds, self._behind_seconds = 0.0, reserved * (phase is TuningPhase.TRYING)
         self._mark = mark
 
@@ -156,21 +161,21 @@ class StepTimes:
             self._note(step, time_ms)
 
     def compare_anew(self) -> None:
-        """Forget the steps that were compared, because other kernels run from now on."""
+        """Forget the steps that were compared, because something else is compared from now on."""
         self._compared_ms = {True: [], False: []}
-        self._open = deque(each for each in self._open if each is None or each.phase is not TuningPhase.COMPARING)
+        self._open = deque(each for each in self._open if each is None or each.phase not in _COMPARED)
 
     def gain(self, least: int) -> float | None:
-        """Return the time of a step with adopted kernels over PyTorch's own; None before there are enough of both.
+        """Return the time of a step that differs over that of another one; None before there are enough of both.
 
         Args:
             least: number of steps of each that is enough.
         """
-        adopted, own = self._compared_ms[True], self._compared_ms[False]
-        if min(len(adopted), len(own)) < least:
+        others, own = self._compared_ms[True], self._compared_ms[False]
+        if min(len(others), len(own)) < least:
             return None
         own_ms = median(own)
-        return median(adopted) / own_ms if own_ms else 1.0  # a step may queue nothing
+        return median(others) / own_ms if own_ms else 1.0  # a step may queue nothing
 
     def doubt(self) -> float:
         """Return by how much the gain may be wrong, from how far the times of steps are apart; 0 if they are alike."""
@@ -187,9 +192,9 @@ class StepTimes:
         if pause_seconds > 0 and known:
             self.paused_seconds += pause_seconds
             lost_seconds -= pause_seconds
-        if step.phase is TuningPhase.COMPARING:
+        if step.phase in _COMPARED:
             if step.counts:
-                self._compared_ms[step.uses_adopted].append(time_ms)
+                self._compared_ms[step.differs].append(time_ms)
         elif step.phase is TuningPhase.WARMING:
             if step.counts:
                 self._typical_ms.append(time_ms)

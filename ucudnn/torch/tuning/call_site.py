@@ -1,10 +1,10 @@
 """What was learned about one kernel in the program: times of PyTorch's own, times of candidates, and the choice."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from enum import Enum
 from math import inf
 from statistics import median
-from typing import Any, NamedTuple, final
+from typing import final
 
 from ucudnn.configuration import Configuration
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -296,27 +296,6 @@ class CallSite:
             self.stock_ms.append(time_ms)
         else:
             candidate.samples_ms.append(time_ms)
-
-
-@final
-class Reading(NamedTuple):
-    """A time that is read later.
-
-    Attributes:
-        site: where it was taken.
-        candidate: whose time it is; None for PyTorch's own kernel.
-        begin: the mark before.
-        end: the mark after.
-        distance: returns how far the output is from PyTorch's; None for a run in place.
-        known: the mark after which the distance may be read, because outputs are compared after the times.
-    """
-
-    site: CallSite
-    candidate: Candidate | None
-    begin: Any
-    end: Any
-    distance: Callable[[], float] | None
-    known: Any
 
 
 def ranked(sites: Collection[CallSite], step_ms: float) -> list[CallSite]:

@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from time import perf_counter
 from typing import Any, NamedTuple, final
 
 import torch
 
-from ucudnn.torch.gpu import capturing
+from ucudnn.torch.gpu import TorchGpu, capturing
 
 _MOST_DISTANCES = 256  # that are not read yet
 _SMALL_BYTES = 1 << 20  # PyTorch keeps blocks up to this size in another pool, whose segments are small
@@ -99,6 +100,15 @@ class Program(ABC):
         """Return the milliseconds of the host between two marks; 0 where the host itself is the device."""
         return 0.0
 
+    @property
+    def can_delay(self) -> bool:
+        """Whether `delay` works; it does not where the host itself is the device."""
+        return False
+
+    def delay(self, time_ms: float) -> None:
+        """Keep the device busy for some milliseconds before what is queued next."""
+        raise NotImplementedError
+
     @abstractmethod
     def live_bytes(self) -> int:
         """Return how many bytes are allocated now."""
@@ -187,6 +197,19 @@ class ProgramOnGpu(Program):
     def issue_ms(self, begin: Any, end: Any) -> float:
         """Return the milliseconds of the host between two events, with what it takes to record one."""
         return float(end.host_s - begin.host_s) * 1e3
+
+    @cached_property
+    def _gpu(self) -> TorchGpu:
+        return TorchGpu(self._ordinal)
+
+    @property
+    def can_delay(self) -> bool:
+        """Whether the driver loads a kernel that waits."""
+        return self._gpu.can_delay
+
+    def delay(self, time_ms: float) -> None:
+        """Queue that kernel on the current stream."""
+        self._gpu.delay(time_ms)
 
     def live_bytes(self) -> int:
         """Return the bytes of PyTorch's blocks that are in use."""

@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.torch.checking.tolerance import tolerance
+from ucudnn.torch.checking.readings import Readings
 from ucudnn.torch.limits.plan_owner import Stated
 from ucudnn.torch.steps.host_pace import HostPace
 from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
@@ -14,7 +14,6 @@ from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
 from ucudnn.torch.tuning.call_site import (
     CallSite,
     Candidate,
-    Reading,
     Trial,
     priority,
     ranked,
@@ -88,7 +87,6 @@ class Tuner:
         self.phase = TuningPhase.WARMING
         self.sites: dict[ConvolutionProblem, CallSite] = {}
         self.watch: Room = MemoryWatch() if stated is None else stated.room
-        self.pace = HostPace()
         self.owner = None if stated is None else stated.owner
         self.uses_adopted = False
         self.trials: dict[ConvolutionProblem, tuple[Trial, TunedKernel | None]] = {}
@@ -97,10 +95,11 @@ class Tuner:
         self.gain: float | None = None
         self.awaits: Callable[[], bool] = lambda: False
         self.host_seconds = dict.fromkeys(("opening", "listing", "building", "slowest"), 0.0)
-        self._readings: list[Reading] = []
         self._trains = self._watched_training = False
         self._times = StepTimes(program, ledger, lambda: sum(map(self.host_seconds.__getitem__, _WORK)))
+        self._readings = Readings(program, self._times.ran)
         self._comparison = StepComparison(self._times)
+        self.pace = HostPace(program, self._times, ledger)
         self._phase_steps = self._away_steps = 0
         self._tried_since = self._paused_at = 0.0
         self._maker = KernelMaker(source, clock)
@@ -131,7 +130,6 @@ class Tuner:
     def watched(self, site: CallSite, live_bytes: int, begin: Any, end: Any) -> None:
         """Note a call of PyTorch's own kernel: the live bytes with its output, and the marks around it."""
         self.watch.called(live_bytes)
-        self.pace.called(idle=self.program.has_reached(begin))
         site.calls += 1
         site.room_bytes = min(site.room_bytes, -live_bytes)  # becomes room when the peak is known
         self.measured(site, None, begin, end)
@@ -145,11 +143,9 @@ class Tuner:
         distance: Callable[[], float] | None = None,
     ) -> None:
         """Note marks around a kernel; they are read at the end of a later step."""
-        site.pending += 1
         if self.owner is None and self._times.is_in_step():
             site.issued(candidate, self.program.issue_ms(begin, end))
-        known = end if distance is None else self.program.mark()
-        self._readings.append(Reading(site, candidate, begin, end, distance, known))
+        self._readings.add(site, candidate, begin, end, distance)
 
     def step_ended(self) -> None:
         """End a step: read what has been measured by now, and decide what the next one does."""
@@ -159,14 +155,16 @@ class Tuner:
         away = self.program.was_away()
         self._away_steps += away
         self.epoch += away  # another stream has other free blocks
-        first = self._comparison.begins_block
-        self._times.ended(self.phase, uses_adopted=self.uses_adopted, first=first, busy=self.source.was_busy())
+        turns = self.pace if self.phase is TuningPhase.PACING else self._comparison
+        differs, first = self.uses_adopted or self.pace.delays, turns.begins_block
+        self._times.ended(self.phase, differs=differs, first=first, busy=self.source.was_busy())
         if self.phase in (TuningPhase.WARMING, TuningPhase.WATCHING):
             self.watch.step_ended(self.program.peak_bytes())
-        self._read()
+        self._readings.read()
         self._times.read()
         {
             TuningPhase.WARMING: self._warm,
+            TuningPhase.PACING: self._pace,
             TuningPhase.OPENING: self._open,
             TuningPhase.WATCHING: self._watch,
             TuningPhase.TRYING: self._try,
@@ -185,14 +183,19 @@ class Tuner:
         self._times.begin_anew()
         self._trains = trains
         self._watched_training &= trains or self.phase is not TuningPhase.WATCHING
-        if trains and not self._watched_training and self.phase not in (TuningPhase.WARMING, TuningPhase.OPENING):
+        if self.phase is TuningPhase.PACING:
+            self.pace.give_up()
+        elif trains and not self._watched_training and self.phase not in (TuningPhase.WARMING, TuningPhase.OPENING):
             self.trials, self.kernels, self.uses_adopted = {}, {}, False
             self._ranked, self._asked, self._comparison = None, {}, StepComparison(self._times)
-            self._readings.clear()
+            self._readings.forget()
             for site in self.sites.values():
                 site.forget()
             self.source.resume()
-            self._enter(TuningPhase.OPENING)
+        else:
+            return
+        self.pace = HostPace(self.program, self._times, self.ledger)
+        self._enter(TuningPhase.WARMING)
 
     def pause(self) -> None:
         """End the work in the background, because the program is not followed any more."""
@@ -228,26 +231,24 @@ class Tuner:
         self.kernels, self.uses_adopted = {}, False
         return False
 
-    def _read(self) -> None:
-        while self._readings:
-            site, candidate, begin, end, distance, known = self._readings[0]
-            time_ms = self.program.elapsed_ms(begin, end)
-            if time_ms is None or (known is not end and self.program.elapsed_ms(begin, known) is None):
-                return
-            del self._readings[0]
-            site.pending -= 1
-            if distance is None or candidate is None:
-                site.sampled(candidate, time_ms)
-            else:
-                site.checked(candidate, time_ms, distance(), tolerance(site.problem))
-                self._times.ran(time_ms)
-
     def _enter(self, phase: TuningPhase) -> None:
         self.phase, self._phase_steps, self._away_steps = phase, 0, 0
 
     def _warm(self) -> None:
         if self._times.count >= _WARM_STEPS and self._times.typical_count >= _TYPICAL_STEPS and self._calls:
             self.ledger.begin()
+            if self.pace.is_over or self.owner is not None:  # a first plan may be what has too many launches
+                self._enter(TuningPhase.OPENING)
+            elif self.pace.begin():
+                self._enter(TuningPhase.PACING)
+
+    def _pace(self) -> None:
+        self.pace.step_ended()
+        if self.pace.bounds:
+            self._watched_training = self._trains
+            self.source.stop()
+            self._settle()
+        elif self.pace.is_over:
             self._enter(TuningPhase.OPENING)
 
     def _open(self) -> None:
@@ -258,7 +259,7 @@ class Tuner:
         elif not self.source.is_ready:
             self._open_one()
         elif self._times.reserve(self._calls * _WATCH_COST_SECONDS):
-            self._watched_training, self.pace = self._trains, HostPace()
+            self._watched_training = self._trains
             self._enter(TuningPhase.WATCHING)
 
     def _open_one(self) -> None:
@@ -271,10 +272,6 @@ class Tuner:
     def _watch(self) -> None:
         if self._phase_steps < _WATCHED_STEPS + min(self._away_steps, _MOST_UNWATCHED):
             self._times.reserve(self._calls * _WATCH_COST_SECONDS)
-            return
-        if self.pace.bounds and self.owner is None:  # a first plan may be what has too many launches
-            self.source.stop()
-            self._settle()
             return
         bytes_per_ms = self.program.bytes_per_ms()
         for site in self.sites.values():

@@ -45,7 +45,7 @@ class TuningReport:
 
     Attributes:
         device: 'cuda:0' or 'cpu'.
-        phase: what is done now: warming, watching, trying, comparing or settled.
+        phase: what is done now: warming, pacing, opening, watching, trying, comparing or settled.
         kernels: the kernels that replace PyTorch's own.
         seen: number of kinds of kernels in the program.
         finished: how many of them are decided.
@@ -56,7 +56,7 @@ class TuningReport:
         elapsed_seconds: time since tuning was turned on.
         host_seconds: time that the program's own thread took between steps, by purpose; see `Tuner`.
         peak_bytes: the peak that a step may reach.
-        host_bound: whether the host bounded the program when it was watched, so that no faster kernel would help.
+        host_bound: whether the host bounds the program, so that no faster kernel would help.
     """
 
     device: str
@@ -95,7 +95,7 @@ class TuningReport:
             f" {self.lost_seconds:.2f} s of {self.elapsed_seconds:.1f} s"
         ]
         if self.host_bound:
-            found.append("  the GPU waits for the host at most calls, so a faster kernel would not make a step faster")
+            found.append("  the GPU waits for the host in each step, so a faster kernel would not make a step faster")
         for each in self.kernels:
             found.append(
                 f"  {each.problem}: {each.configuration}, {format_ms(each.time_ms)} instead of"
