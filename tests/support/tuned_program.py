@@ -46,7 +46,10 @@ class HostProgram(Program):
         building_ms: time of the host for each plan, whatever else this machine does meanwhile.
         bandwidth: stated bandwidth of the memory, in bytes per millisecond; 0 if it is not known.
         live: returns how many bytes live; at first it is what ucudnn has allocated for outputs and workspaces.
+        can_delay: whether steps may be delayed; each of them then takes longer by that.
     """
+
+    can_delay = False
 
     def __init__(self, host, stock_ms, idle_ms):
         self.host = host
@@ -72,6 +75,11 @@ class HostProgram(Program):
 
     def now_ms(self):
         return self.passed_ms + self.host.stub.stub_clock() / 1e3
+
+    def delay(self, time_ms):
+        may = self.untouched()
+        self.passed_ms += time_ms * may
+        return may
 
     def mark(self):
         return None if self.host.captures else self.now_ms()

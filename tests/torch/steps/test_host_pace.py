@@ -6,9 +6,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+import torch
+
 from ucudnn.torch.steps.host_pace import HostPace
 from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
+
+MODEL = torch.nn.Identity()
 
 
 class Waiting:
@@ -18,19 +22,26 @@ class Waiting:
         step_ms: how long a step takes without a delay.
         wait_ms: how much of it the device waits.
         late: steps after which a mark can be read.
+        may_delay: returns whether a delay is queued, given the number of the step.
+        model: a module, which each step calls; None for a program without one.
     """
 
     can_delay = True
 
-    def __init__(self, step_ms, wait_ms, late):
-        self.step_ms, self.wait_ms, self.late = step_ms, wait_ms, late
+    def __init__(self, step_ms, wait_ms, late, may_delay=lambda step: True, model=MODEL):
+        self.step_ms, self.wait_ms, self.late, self.may_delay, self.model = step_ms, wait_ms, late, may_delay, model
         self.now, self.steps, self.delays, self._delay_ms = 0.0, 0, [], 0.0
 
     def delay(self, time_ms):
+        if not self.may_delay(self.steps):
+            return False
         self.delays.append(self.steps)
         self._delay_ms = time_ms
+        return True
 
     def take(self):
+        if self.model is not None:
+            self.model(self.model(None))
         self.now += self.step_ms + max(0.0, self._delay_ms - self.wait_ms)
         self._delay_ms = 0.0
         self.steps += 1
@@ -92,11 +103,33 @@ def test_a_device_that_cannot_be_delayed_is_not_asked():
     assert not pace.bounds
 
 
-def test_what_is_given_up_is_charged():
+@pytest.mark.parametrize("further", [1, 3, 7, 12])
+def test_what_is_given_up_is_charged_and_delays_no_more(further):
     program = Waiting(10.0, 10.0, 1)
-    pace, ledger, begun = paced(program, steps=60)
-    assert begun
+    pace, ledger, begun = paced(program, steps=40 + further)
+    assert begun == 40
     assert not pace.is_over
     pace.give_up()
-    assert ledger.lost_seconds == pytest.approx(10 * 2.0 / 1e3)
+    program.take()
+    assert len(program.delays) == {1: 1, 3: 3, 7: 5, 12: 7}[further]
+    assert ledger.lost_seconds == pytest.approx(2.0 * len(program.delays) / 1e3)
     assert ledger.left_seconds == pytest.approx(0.05 * program.now / 1e3 - ledger.lost_seconds), "nothing is reserved"
+
+
+@pytest.mark.parametrize("without", [{"model": None}, {"may_delay": lambda step: step < 42}], ids=["module", "stream"])
+def test_a_program_that_cannot_be_delayed_when_its_forward_pass_begins_is_not_taken_for_bounded(without):
+    program = Waiting(10.0, 10.0, 1, **without)
+    pace, ledger, begun = paced(program)
+    assert pace.is_over
+    assert not pace.bounds
+    assert program.steps == begun + 1 + len(program.delays), "it ends with the first step that was not delayed"
+    assert ledger.lost_seconds == pytest.approx(2.0 * len(program.delays) / 1e3)
+    assert ledger.left_seconds == pytest.approx(0.05 * program.now / 1e3 - ledger.lost_seconds), "nothing is reserved"
+
+
+def test_a_delay_begins_with_the_forward_pass_and_not_where_a_step_ends():
+    program = Waiting(10.0, 0.0, 1)
+    paced(program, steps=40)
+    assert not program.delays, "a program that waits for the device after a step would wait for it"
+    MODEL(None)
+    assert program.delays == [40]

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+import torch
+
 from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.torch.steps.step_times import TuningPhase
@@ -107,6 +109,7 @@ class TwoClocks(Timeline):
     def delay(self, time_ms):
         self.delayed.append(time_ms)
         self.now = max(self.now, self.host) + time_ms
+        return True
 
     def issue_ms(self, begin, end):
         return end[2] - begin[2]
@@ -200,6 +203,9 @@ class Compiling(Listed):
         return passed or self.is_busy
 
 
+MODEL = torch.nn.Identity()
+
+
 class Course:
     """Steps of a program with one kernel for each number of channels.
 
@@ -225,6 +231,7 @@ class Course:
 
     def step(self):
         tuner, program = self.tuner, self.program
+        MODEL(None)
         for channels, problem in self.problems.items():
             site = tuner.site(problem)
             trial, kernel = tuner.trials.get(problem, (None, None))

@@ -3,9 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any, Protocol, final
-
-from torch.nn.modules.module import register_module_forward_pre_hook
+from typing import Protocol, final
 
 from ucudnn.torch.gate.call_gate import CallGate, GateRule
 from ucudnn.torch.gate.gate_library import GateLibrary
@@ -13,6 +11,7 @@ from ucudnn.torch.gate.gate_rules import beginning, rules_of, tried_rules
 from ucudnn.torch.gate.plan_rules import plan_rules
 from ucudnn.torch.gpu import on_default_stream
 from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.steps.next_module import NextModule
 from ucudnn.torch.steps.step_times import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker
 from ucudnn.torch.tuning.call_table import CallTable
@@ -75,7 +74,7 @@ class GateOpener:
         self._reopened = 0
         self._reopens_at = 0
         self._opened_elsewhere = False  # on another stream than the default one, where no kernel does without Python
-        self._hook_of_modules: Any = None
+        self._next_module = NextModule()
 
     @property
     def may_open(self) -> bool:
@@ -189,19 +188,12 @@ class GateOpener:
         It is not done before all is settled, because steps would end unseen then. It must not be asked for if several
         threads compute, because one of them may always be inside a convolution.
         """
-        if self.is_settled and self._hook_of_modules is None and self._wants() != self.wanted:
-            self._hook_of_modules = register_module_forward_pre_hook(self._module_called)
+        if self.is_settled and not self._next_module.is_awaited and self._wants() != self.wanted:
+            self._next_module.wait(self.refresh)
 
     def forget_modules(self) -> None:
         """Wait for no call of a module any more."""
-        if self._hook_of_modules is not None:
-            self._hook_of_modules.remove()
-            self._hook_of_modules = None
-
-    def _module_called(self, *_: object) -> None:
-        if self._hook_of_modules is not None:  # or the interceptor has ended meanwhile
-            self.forget_modules()
-            self.refresh()
+        self._next_module.forget()
 
     def _wants(self) -> tuple[object, ...]:
         tuners = list(self._tuners.values())

@@ -2,6 +2,7 @@
 
 from typing import final
 
+from ucudnn.torch.steps.next_module import NextModule
 from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.turns import BLOCK_STEPS, Turns
 from ucudnn.torch.tuning.program import Program
@@ -20,6 +21,9 @@ class HostPace:
     Where a device waits for its host anywhere in a step, a delay takes the place of a wait, and the step ends when it
     would have ended. No faster kernel makes such a step shorter, and trials would only disturb the host. Where the
     device always has work, a step takes longer by the whole delay.
+
+    A program may wait for the device where a step ends, as to print the loss, and would wait for a delay, too. So a
+    delay begins with the forward pass, when a module is called.
 
     The share of the time that trials may lose covers the delays.
 
@@ -41,6 +45,8 @@ class HostPace:
         self._times = times
         self._ledger = ledger
         self.delays = False
+        self._next_module = NextModule()
+        self._has_delayed = False
         self._turns = Turns()
         self._delay_ms = self._reserved_seconds = 0.0
         self._left = _BLOCKS * BLOCK_STEPS  # steps that are to be delayed
@@ -65,6 +71,10 @@ class HostPace:
 
     def step_ended(self) -> None:
         """End a step that was delayed or is compared with those, and delay the next one if it is its turn."""
+        if self.delays and not self._has_delayed:  # no module was called, or not where trials may run
+            self.give_up()
+            self.is_over = True
+            return
         self._turns.step_ended()
         gain = None if self._left else self._times.gain(_BLOCKS * (BLOCK_STEPS - 1))
         self._delay_next()
@@ -74,12 +84,18 @@ class HostPace:
             self._ledger.settle(self._reserved_seconds, _BLOCKS * BLOCK_STEPS * longer_ms / 1e3)
 
     def give_up(self) -> None:
-        """End it without an answer, because steps are others from now on; all delays are charged in full."""
-        self._ledger.settle(self._reserved_seconds, self._reserved_seconds)
+        """End it without an answer, because steps are others from now on; delays are charged in full."""
+        self._next_module.forget()
+        made = _BLOCKS * BLOCK_STEPS - self._left - (self.delays and not self._has_delayed)
+        self._ledger.settle(self._reserved_seconds, made * self._delay_ms / 1e3)
+        self._reserved_seconds, self.delays = 0.0, False
 
     def _delay_next(self) -> None:
         """Delay the step that begins, if it is its turn; the last ones only wait until all times can be read."""
-        self.delays = self._turns.is_on and self._left > 0
+        self.delays, self._has_delayed = self._turns.is_on and self._left > 0, False
         if self.delays:
             self._left -= 1
-            self._program.delay(self._delay_ms)
+            self._next_module.wait(self._delay)
+
+    def _delay(self) -> None:
+        self._has_delayed = self._program.delay(self._delay_ms)

@@ -105,9 +105,9 @@ class Program(ABC):
         """Whether `delay` works; it does not where the host itself is the device."""
         return False
 
-    def delay(self, time_ms: float) -> None:
-        """Keep the device busy for some milliseconds before what is queued next."""
-        raise NotImplementedError
+    def delay(self, time_ms: float) -> bool:
+        """Keep the device busy for some milliseconds before what is queued next, and return whether it will be."""
+        return False
 
     @abstractmethod
     def live_bytes(self) -> int:
@@ -205,11 +205,19 @@ class ProgramOnGpu(Program):
     @property
     def can_delay(self) -> bool:
         """Whether the driver loads a kernel that waits."""
-        return self._gpu.can_delay
+        with torch.cuda.device(self._ordinal):
+            return self._gpu.can_delay
 
-    def delay(self, time_ms: float) -> None:
-        """Queue that kernel on the current stream."""
-        self._gpu.delay(time_ms)
+    def delay(self, time_ms: float) -> bool:
+        """Queue that kernel on the current stream, unless trials may not run there."""
+        if not self.untouched():
+            return False
+        try:
+            with torch.cuda.device(self._ordinal):
+                self._gpu.delay(time_ms)
+        except OSError:
+            return False
+        return True
 
     def live_bytes(self) -> int:
         """Return the bytes of PyTorch's blocks that are in use."""

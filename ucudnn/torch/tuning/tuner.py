@@ -100,12 +100,11 @@ class Tuner:
         self._readings = Readings(program, self._times.ran)
         self._comparison = StepComparison(self._times)
         self.pace = HostPace(program, self._times, ledger)
-        self._phase_steps = self._away_steps = 0
+        self._phase_steps = self._away_steps = self._held_bytes = self._calls = 0
         self._tried_since = self._paused_at = 0.0
         self._maker = KernelMaker(source, clock)
         self._clock = clock
         self._ranked: list[CallSite] | None = None  # that are not decided yet
-        self._held_bytes = self._calls = 0
         self._guard = PeakGuard(program.peak_bytes)
         self._asked: dict[ConvolutionProblem, bool] = {}  # whether the answer is awaited
 
@@ -184,7 +183,7 @@ class Tuner:
         self._trains = trains
         self._watched_training &= trains or self.phase is not TuningPhase.WATCHING
         if self.phase is TuningPhase.PACING:
-            self.pace.give_up()
+            self._pace_anew()
         elif trains and not self._watched_training and self.phase not in (TuningPhase.WARMING, TuningPhase.OPENING):
             self.trials, self.kernels, self.uses_adopted = {}, {}, False
             self._ranked, self._asked, self._comparison = None, {}, StepComparison(self._times)
@@ -192,15 +191,14 @@ class Tuner:
             for site in self.sites.values():
                 site.forget()
             self.source.resume()
-        else:
-            return
-        self.pace = HostPace(self.program, self._times, self.ledger)
-        self._enter(TuningPhase.WARMING)
+            self._pace_anew()
 
     def pause(self) -> None:
         """End the work in the background, because the program is not followed any more."""
         self._paused_at = self.ledger.elapsed_seconds
         self.source.stop()
+        if self.phase is TuningPhase.PACING:
+            self._pace_anew()
 
     def resume(self) -> None:
         """Go on after a pause; what was asked for and not answered is asked for again."""
@@ -241,6 +239,11 @@ class Tuner:
                 self._enter(TuningPhase.OPENING)
             elif self.pace.begin():
                 self._enter(TuningPhase.PACING)
+
+    def _pace_anew(self) -> None:
+        self.pace.give_up()
+        self.pace = HostPace(self.program, self._times, self.ledger)
+        self._enter(TuningPhase.WARMING)
 
     def _pace(self) -> None:
         self.pace.step_ended()
