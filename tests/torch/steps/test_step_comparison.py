@@ -94,6 +94,17 @@ def test_kernels_that_gain_nothing_are_not_chosen_because_a_busy_host_made_steps
     assert sum(chosen) <= 15, "one in twenty; where the medians alone decide, it is one in two"
 
 
+@pytest.mark.parametrize("first", range(5))
+def test_a_gain_is_certain_where_each_fifth_step_waits_for_the_device(first):
+    steps = Steps([95.0])
+    steps._busy_ms = lambda: 40.0 * (len(steps.ran) % 5 == first)
+    steps.comparison.begin(steps.sets)
+    while not steps.take():
+        pass
+    assert steps.comparison.kernels == {"a problem": 95.0}
+    assert steps.ran.count(95.0) == 15, "and it is at once"
+
+
 def test_a_gain_in_uneven_steps_is_compared_in_more_of_them_until_it_is_certain():
     rng = random.Random(1)
     found = [compared(70.0, rng, 50.0) for _ in range(100)]

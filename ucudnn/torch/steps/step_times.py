@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import hypot, sqrt
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, final
 
 from ucudnn.torch.tuning.program import Program
@@ -17,7 +17,7 @@ _MOST_TIMES = 3.0  # what trials may take longer than they were expected to
 _RUNS = 2  # of a candidate at most, beside a kernel
 _LEAST_PAUSE_SECONDS = 1.0
 _STANDARD_ERRORS = 2.5  # by which a gain may be wrong: in one of a hundred cases it is wrong by more
-_QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
+_FROM_MEDIAN = 0.6745  # of a normal distribution, the median distance in standard deviations
 _OF_MEDIAN = 1.253  # the standard error of a median, in those of a mean
 
 
@@ -209,6 +209,10 @@ class StepTimes:
 
 
 def _relative_error(times_ms: Sequence[float]) -> float:
-    """Return the standard error of a median relative to it, from the quartiles, which single slow steps do not move."""
-    low, middle, high = quantiles(times_ms, n=4)
-    return (high - low) / _QUARTILES_APART * _OF_MEDIAN / sqrt(len(times_ms)) / middle if middle else 0.0
+    """Return the standard error of a median relative to it, from the median distance from it.
+
+    A few slow steps do not move that: a program may wait for the device in each fifth step, as to print a loss.
+    """
+    middle = median(times_ms)
+    distance = median(abs(each - middle) for each in times_ms)
+    return distance / _FROM_MEDIAN * _OF_MEDIAN / sqrt(len(times_ms)) / middle if middle else 0.0
