@@ -16,7 +16,6 @@ from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
-from ucudnn.backends.cudnn.api.enums import HeuristicMode  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.benchmarking.storage.database import Database  # noqa: E402
 from ucudnn.benchmarking.storage.store import open_store  # noqa: E402
@@ -490,17 +489,18 @@ def test_pytorchs_own_kernels_obey_its_benchmark_flag_and_others_are_tried_eithe
 def test_times_are_kept_as_taken_in_a_program_and_order_the_candidates_of_the_next_one(tuned, tmp_path, monkeypatch):
     path = str(tmp_path / "measurements.db")
     one = tuned(50.0, share=0.5, database=path)
-    heuristics, asked = OperationGraph._heuristics, []
+    keep, timed = one.source.keep, []
 
-    def noted(graph, mode):
-        if graph.problem.operation is not Operation.FORWARD:  # where there is a bias, all modes are asked
-            asked.append(mode)
-        return heuristics(graph, mode)
+    def keep_without_a_list(found):
+        timed.extend(found)
+        with monkeypatch.context() as patch:
+            patch.setattr(CudnnBackend, "algorithms", lambda *_: pytest.fail("the program would wait for heuristics"))
+            keep(found)
 
-    monkeypatch.setattr(OperationGraph, "_heuristics", noted)
+    monkeypatch.setattr(one.source, "keep", keep_without_a_list)
     with one.enable():
         settled(one)
-    assert {*asked} == {HeuristicMode.A}, "the program waits for no other mode, not even to keep what was timed"
+    assert timed
     one.source.join(30)
     machines = Database(path).machines()
     assert [each.conditions["taken"] for each in machines] == ["in a program"]

@@ -78,6 +78,14 @@ def test_all_algorithms_are_looked_at_where_the_first_ones_give_nothing():
     assert [str(each) for each in candidates_within(backend, problem, 8)] == ["1x8 A25"]
 
 
+@pytest.mark.parametrize(("times", "whole"), [(1, 2), (3, 8)])
+def test_all_algorithms_of_a_costly_kernel_are_looked_at_where_few_of_the_first_ones_fit(times, whole):
+    backend, problem = Ranked(0, 0, *[1 << 20] * 18, *[0] * 6), make_problem(batch=8)
+    found = [each.parts[0].algorithm for each in candidates_within(backend, problem, 8, 0, times)]
+    assert found == [f"A{number}" for number in (0, 1, *range(20, 26))][:whole]
+    assert backend.lists == (times > 1)
+
+
 @pytest.mark.parametrize(("small", "kept"), [(256, {"A0"}), (16, {"A0", "A1"})])
 def test_algorithms_without_tensor_cores_are_no_candidates_of_large_kernels(small, kept):
     class Noted(Ranked):

@@ -134,8 +134,7 @@ class CandidateSource:
         self._goes_on.set()
         self._building: set[int] = set()  # threads that build an engine now
         self._asked = self._seen = 0
-        self._answered = SimpleQueue[None]()
-        self._ended = SimpleQueue[None]()  # builds of engines
+        self._answered, self._ended = SimpleQueue[None](), SimpleQueue[None]()  # requests, and builds of engines
         self._listed: dict[tuple[ConvolutionProblem, str], Algorithm] = {}
         self._kept: list[object] = []  # cuDNN compiles an engine again once no plan of it is left
         self.backend: ComputeBackend | None = None
@@ -307,7 +306,8 @@ def candidates_within(
 ) -> Iterator[Configuration]:
     """Return configurations that fit into some bytes of workspace, in the order of the backend's heuristics.
 
-    There are `times` as many as usual. All algorithms are looked at only where the first ones give no configuration.
+    There are `times` as many as usual. All algorithms are looked at only where the first ones give no configuration, or
+    fewer undivided ones than is usual for a kernel that is to have more.
 
     Algorithms that need more workspace for the whole mini-batch compute micro-batches, or slabs of them. Where there is
     a bias, algorithms that add it take turns with those that do not, because heuristics do not compare them. Algorithms
@@ -327,7 +327,7 @@ def _within(
     first = backend.leading(problem, _MOST_LISTED)
     most = times * (_MOST_WHOLE + _MOST_FUSED if problem.biased else _MOST_WHOLE), times * most_divided
     found = list(_fitting(backend, problem, room_bytes, first, *most))
-    if not found:
+    if not found or (times > 1 and sum(len(each.parts) == 1 for _, each in found) < _MOST_WHOLE):
         found = list(_fitting(backend, problem, room_bytes, backend.algorithms(problem), *most))
     least_ms = min((each.time_ms for algorithm, each in found if uses_tensor_cores(algorithm)), default=inf)
     for algorithm, configuration in found:
