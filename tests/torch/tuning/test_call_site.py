@@ -160,6 +160,14 @@ def test_a_kernel_that_could_save_much_of_a_step_is_costly():
     assert not site.is_costly(199.0)
 
 
+def test_the_twenty_costliest_kernels_are_costly_within_a_limit():
+    sites = [site_of(stock=1.0 + number, calls=1) for number in range(30)]
+    found = ranked(sites, 1000.0)
+    assert [each.rank for each in found] == list(range(len(found)))
+    assert [each for each in found if each.is_costly(1e9, limited=True)] == sites[:-21:-1]
+    assert not any(each.is_costly(1e9) for each in found)
+
+
 def test_a_kernel_that_reads_and_writes_at_the_bandwidth_of_the_memory_is_not_worth_trying():
     site = site_of(stock=1.0)
     touched = PROBLEM.x_bytes + PROBLEM.w_bytes + PROBLEM.y_bytes

@@ -22,11 +22,13 @@ class StepComparison:
     A launch costs the host time that the times of kernels do not contain as long as the GPU has other work. So kernels
     of many launches are compared with kernels of one.
 
-    Where times of steps are far apart, as where a busy host bounds them, a set that seems faster is compared in more
-    steps. It is not chosen if it may be none the faster after all of them.
+    Where times of steps are far apart, as where a busy host bounds them, a set that may be chosen is compared in more
+    steps. Where PyTorch's own kernels stay else, it is not chosen if it may be none the faster after all of them.
 
     Args:
         times: reads the times of steps.
+        must_be_certain: whether a set is chosen only if it is certainly faster. Where first plans stay else, what
+            kernels were timed at says more for a set than for those, because heuristics alone chose them.
 
     Attributes:
         kernels: the set that is compared now; in the end the one that was chosen, which is empty if PyTorch's own
@@ -36,11 +38,12 @@ class StepComparison:
             chosen; None if nothing was compared.
     """
 
-    def __init__(self, times: StepTimes) -> None:
+    def __init__(self, times: StepTimes, *, must_be_certain: bool) -> None:
         self.kernels: KernelSet = {}
         self.is_over = False
         self.gain: float | None = None
         self._times = times
+        self._must_be_certain = must_be_certain
         self._left: list[KernelSet] = []
         self._better: list[tuple[float, KernelSet]] = []
         self._gains: list[float] = []
@@ -69,12 +72,14 @@ class StepComparison:
         gain = self._times.gain(self._blocks * (BLOCK_STEPS - 1))
         if gain is None:
             return
-        is_better, is_certain = gain <= _WORTH_KEEPING, gain + self._times.doubt() < 1
-        if is_better and not is_certain and self._blocks < _MOST_BLOCKS:
+        doubt = self._times.doubt()
+        is_better, is_certain = gain <= _WORTH_KEEPING, abs(gain - 1) > doubt
+        may_be_chosen = is_better if self._must_be_certain else gain - doubt <= _WORTH_KEEPING
+        if may_be_chosen and not is_certain and self._blocks < _MOST_BLOCKS:
             self._blocks *= 2
             return
         self._gains.append(gain)
-        if is_better and is_certain:
+        if is_better and (is_certain or not self._must_be_certain):
             self._better.append((gain, self.kernels))
         self._next()
 

@@ -27,6 +27,7 @@ _IN_PLACE_COST = 0.1  # of PyTorch's time, at least
 _NEAR_FLOOR = 1.25  # of the time in which the GPU reads and writes the tensors at its stated bandwidth
 _LEAST_SHARE = 0.003  # of a step's time that a kernel could save, to be worth trying
 _COSTLY_SHARE = 0.03  # of a step's time that a kernel could save, to have more candidates
+_COSTLIEST = 20  # kernels that have more candidates within a stated limit, where first plans may be far from the best
 _LEAST_GAIN = 0.003  # of a step's time that must be saved in the forward pass, or in the backward pass, to replace any
 _LEAST_OF_GAIN = 0.8  # of the time that all adopted kernels save, which a few must save to be compared alone
 _MOST_OF_KERNELS = 0.5  # of the adopted kernels, which a few may be
@@ -126,6 +127,7 @@ class CallSite:
     Attributes:
         problem: what it computes.
         calls: number of calls in the steps that were watched.
+        rank: 0 for the kernel that could save the most time of a step, and so on.
         room_bytes: the least workspace for which one of the calls has room.
         floor_ms: time in which the GPU reads and writes its tensors at its stated bandwidth; 0 if that is not known.
         stock_ms: times of PyTorch's own kernel.
@@ -143,7 +145,7 @@ class CallSite:
 
     def forget(self) -> None:
         """Forget all that was learned."""
-        self.calls = 0
+        self.calls = self.rank = 0
         self.room_bytes: float = inf
         self.floor_ms = 0.0
         self.stock_ms: list[float] = []
@@ -186,9 +188,14 @@ class CallSite:
         """Milliseconds of a step that could be saved at best: all above the time that its tensors take to be moved."""
         return max(0.0, self.stock_median_ms - self.floor_ms) * self.calls
 
-    def is_costly(self, step_ms: float) -> bool:
-        """Return whether it could save so much of a step's time that more candidates are worth it."""
-        return self.hoped_ms > _COSTLY_SHARE * step_ms
+    def is_costly(self, step_ms: float, *, limited: bool = False) -> bool:
+        """Return whether it could save so much of a step's time that more candidates are worth it.
+
+        Args:
+            step_ms: time of a step.
+            limited: whether there is a stated limit.
+        """
+        return self.hoped_ms > _COSTLY_SHARE * step_ms or (limited and self.rank < _COSTLIEST)
 
     @property
     def is_near_floor(self) -> bool:
@@ -307,7 +314,10 @@ def ranked(sites: Collection[CallSite], step_ms: float) -> list[CallSite]:
     """
     hoped = {id(each): each.hoped_ms for each in sites}
     worth = [each for each in sites if hoped[id(each)] > _LEAST_SHARE * step_ms and not each.is_near_floor]
-    return sorted(worth, key=lambda each: -hoped[id(each)])[:_MOST_SITES]
+    found = sorted(worth, key=lambda each: -hoped[id(each)])[:_MOST_SITES]
+    for rank, each in enumerate(found):
+        each.rank = rank
+    return found
 
 
 def priority(site: CallSite) -> float:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, final
 
@@ -33,16 +34,14 @@ _LOG = logging.getLogger("ucudnn.torch")
 
 _SETTLED = "%d of %d kinds of kernels were replaced%s; tried for %.1f s, lost %.2f s"
 _WATCH_COST_SECONDS = 60e-6  # of the host, for each call that is watched
-_OPENING_SECONDS = 0.1  # of the host, for a handle of cuDNN
-_LISTING_SECONDS = 0.05  # of the host, for the heuristics of cuDNN
+_OPENING_SECONDS, _LISTING_SECONDS = 0.1, 0.05  # of the host, for a handle of cuDNN, and for its heuristics
 _WARM_STEPS, _TYPICAL_STEPS, _WATCHED_STEPS = 5, 3, 2  # warm ones come before those that are watched; two are untypical
 _MOST_UNWATCHED = 64  # steps that run on other streams
 _MOST_SECONDS, _MOST_STEPS = 90.0, 3000  # of trying
 _MOST_AT_ONCE, _TRIAL_STRIDE = 16, 3  # trials in one step, and steps of which one may have trials
 _WORK = "opening", "listing", "building"
 _LEAST_MADE, _QUICK_SECONDS = 2, 0.02  # kernels in one step, and the host's time in which further ones are made
-_MOST_ASKED = 4  # kernels whose candidates are looked for at a time
-_MOST_KNOWN = 1 << 13  # problems
+_MOST_ASKED, _MOST_KNOWN = 4, 1 << 13  # kernels whose candidates are looked for at a time, and problems
 
 
 @final
@@ -98,7 +97,8 @@ class Tuner:
         self._trains = self._watched_training = False
         self._times = StepTimes(program, ledger, lambda: sum(map(self.host_seconds.__getitem__, _WORK)))
         self._readings = Readings(program, self._times.ran)
-        self._comparison = StepComparison(self._times)
+        self._new_comparison = partial(StepComparison, self._times, must_be_certain=stated is None)
+        self._comparison = self._new_comparison()
         self.pace = HostPace(program, self._times, ledger)
         self._phase_steps = self._away_steps = self._held_bytes = self._calls = 0
         self._tried_since = self._paused_at = 0.0
@@ -186,7 +186,7 @@ class Tuner:
             self._pace_anew()
         elif trains and not self._watched_training and self.phase not in (TuningPhase.WARMING, TuningPhase.OPENING):
             self.trials, self.kernels, self.uses_adopted = {}, {}, False
-            self._ranked, self._asked, self._comparison = None, {}, StepComparison(self._times)
+            self._ranked, self._asked, self._comparison = None, {}, self._new_comparison()
             self._readings.forget()
             for site in self.sites.values():
                 site.forget()
@@ -343,8 +343,8 @@ class Tuner:
             if self._times.reserve(_LISTING_SECONDS * (1 + site.problem.biased)):
                 begin = self._clock()
                 self._asked[site.problem] = True
-                costly, now_ms = site.is_costly(self.step_ms), site.stock_median_ms
-                self.source.ask(site.problem, int(site.room_bytes), costly=costly, now_ms=now_ms)
+                costly = site.is_costly(self.step_ms, limited=self.owner is not None)
+                self.source.ask(site.problem, int(site.room_bytes), costly=costly, now_ms=site.stock_median_ms)
                 self.host_seconds["listing"] += self._clock() - begin
 
     def _assign(self, site: CallSite, trial: Trial) -> None:
