@@ -3,9 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from math import inf
 from queue import SimpleQueue
 from threading import Event, Thread, get_ident
@@ -13,30 +11,18 @@ from typing import Any, Protocol, final
 
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
-from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
-from ucudnn.backends.cudnn.algorithms.summed import ROUNDED
-from ucudnn.benchmarking.assumed_time import direct_ms, uses_tensor_cores
-from ucudnn.benchmarking.request import request_of
 from ucudnn.benchmarking.storage.store import MachineStore
-from ucudnn.benchmarking.untimed_division import computed_pieces, divided_by, equal_parts
+from ucudnn.benchmarking.untimed_division import computed_pieces
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
 from ucudnn.planning.float32_sums import summed
-from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Measurement
-from ucudnn.settings import Settings
+from ucudnn.torch.tuning.candidate_list import MOST_DIVIDED, candidates_within
 
 _LOG = logging.getLogger(__name__)
-_MOST_LISTED = 32  # algorithms that are looked at, those that cuDNN's heuristics find in a millisecond
-_MOST_WHOLE = 4
-_MOST_DIVIDED = 2
-_MOST_FUSED = 4  # on an H200, the fastest one is among the first four in 17 of 20 cases
 _MORE_IF_COSTLY = 3
-_FEW_SAMPLES = 8  # of which a filter gradient is also computed one by one: on an H100, that took a fifth of the time
-_MOST_SLOWER = 1.5  # than one with tensor cores: on a recorded H200, nothing is lost within 8 MiB, 64 MiB or 1 GiB
 _MOST_THREADS = 2
-_DIVISIONS = Settings(policy=BatchSizePolicy.POWER_OF_TWO)
 
 OpenBackend = Callable[[], ComputeBackend]
 """Opens a backend on the thread's current device."""
@@ -116,7 +102,7 @@ class CandidateSource:
         open_backend: OpenBackend,
         device: Callable[[], AbstractContextManager[object]],
         open_store: OpenStore = lambda _: None,
-        divided: int = _MOST_DIVIDED,
+        divided: int = MOST_DIVIDED,
         divided_fused: int = 0,
     ) -> None:
         self._open = open_backend
@@ -134,7 +120,8 @@ class CandidateSource:
         self._goes_on.set()
         self._building: set[int] = set()  # threads that build an engine now
         self._asked = self._seen = 0
-        self._answered, self._ended = SimpleQueue[None](), SimpleQueue[None]()  # requests, and builds of engines
+        self._answered = SimpleQueue[None]()
+        self._ended = SimpleQueue[None]()  # builds of engines
         self._listed: dict[tuple[ConvolutionProblem, str], Algorithm] = {}
         self._kept: list[object] = []  # cuDNN compiles an engine again once no plan of it is left
         self.backend: ComputeBackend | None = None
@@ -197,8 +184,10 @@ class CandidateSource:
         if self.backend is not None:
             # The backend may be that of a handle, on which other threads of the program plan.
             with suppress(UcudnnError, MemoryError, RuntimeError), self._device(), self.backend.lock:
-                for algorithm, configuration in _within(self.backend, problem, room_bytes, divided, times, now_ms):
-                    self._listed[problem, algorithm.name] = algorithm
+                offered = candidates_within(self.backend, problem, room_bytes, divided, times, now_ms)
+                for algorithm, configuration in offered:
+                    if len(configuration.parts) == 1:
+                        self._listed[problem, algorithm.name] = algorithm
                     found.append(configuration)
         self._asked += 1
         self._work.put(partial(self._answer, problem, found, self._stops))
@@ -294,107 +283,3 @@ class CandidateSource:
             self._ended.put(None)
             self._building.discard(get_ident())
         return found
-
-
-def candidates_within(
-    backend: ComputeBackend,
-    problem: ConvolutionProblem,
-    room_bytes: int,
-    most_divided: int = _MOST_DIVIDED,
-    times: int = 1,
-    now_ms: float = 0.0,
-) -> Iterator[Configuration]:
-    """Return configurations that fit into some bytes of workspace, in the order of the backend's heuristics.
-
-    There are `times` as many as usual. All algorithms are looked at only where the first ones give no configuration, or
-    fewer undivided ones than is usual for a kernel that is to have more.
-
-    Algorithms that need more workspace for the whole mini-batch compute micro-batches, or slabs of them. Where there is
-    a bias, algorithms that add it take turns with those that do not, because heuristics do not compare them. Algorithms
-    without tensor cores are left out where they are assumed to be much slower than one with, and slower than the kernel
-    that takes `now_ms`: a single trial of one may take longer than a step. Where it must be slower, so is engine 0.
-
-    Raises:
-        UnsupportedProblemError: if the backend cannot compute the problem at all.
-    """
-    return (found for _, found in _within(backend, problem, room_bytes, most_divided, times, now_ms))
-
-
-def _within(
-    backend: ComputeBackend, problem: ConvolutionProblem, room_bytes: int, most_divided: int, times: int, now_ms: float
-) -> Iterator[tuple[Algorithm, Configuration]]:
-    """Yield the algorithms of `candidates_within` with their configurations."""
-    first = backend.leading(problem, _MOST_LISTED)
-    most = times * (_MOST_WHOLE + _MOST_FUSED if problem.biased else _MOST_WHOLE), times * most_divided
-    found = list(_fitting(backend, problem, room_bytes, first, *most))
-    if not found or (times > 1 and sum(len(each.parts) == 1 for _, each in found) < _MOST_WHOLE):
-        found = list(_fitting(backend, problem, room_bytes, backend.algorithms(problem), *most))
-    least_ms = min((each.time_ms for algorithm, each in found if uses_tensor_cores(algorithm)), default=inf)
-    for algorithm, configuration in found:
-        if 0 < now_ms < direct_ms(problem, algorithm):
-            continue
-        if uses_tensor_cores(algorithm) or configuration.time_ms <= max(_MOST_SLOWER * least_ms, now_ms):
-            yield algorithm, configuration
-
-
-def _fitting(
-    backend: ComputeBackend,
-    problem: ConvolutionProblem,
-    room_bytes: int,
-    algorithms: Sequence[Algorithm],
-    most_whole: int,
-    most_divided: int,
-) -> Iterator[tuple[Algorithm, Configuration]]:
-    """Yield some algorithms with their configurations, at most so many undivided and divided ones."""
-    whole = divided = 0
-    for each in _in_turn(algorithms):
-        if each.workspace_bytes <= room_bytes:
-            if whole < most_whole:
-                whole += 1
-                yield each, equal_parts(problem, problem.batch, each)
-                single = _single_samples(backend, problem, each.name, room_bytes) if whole == 1 else None
-                if single is not None:
-                    yield each, single
-        elif divided < most_divided:
-            found = _divided(backend, problem, each.name, room_bytes)
-            if found is not None:
-                divided += 1
-                yield each, found
-
-
-def _in_turn(algorithms: Sequence[Algorithm]) -> Iterator[Algorithm]:
-    """Yield algorithms; those after which a kernel adds a bias take turns with a few that add it themselves."""
-    others = [each for each in algorithms if each.name.endswith(ADDED)]
-    if not others:
-        yield from algorithms
-        return
-    fused = [each for each in algorithms if not each.name.endswith(ADDED)][:_MOST_FUSED]
-    for pair in zip_longest(others, fused):
-        yield from (each for each in pair if each is not None)
-
-
-def _single_samples(
-    backend: ComputeBackend, problem: ConvolutionProblem, name: str, room_bytes: int
-) -> Configuration | None:
-    """Return a filter gradient sample by sample where there are few, as in mini-batches of volumes; else None.
-
-    An engine may take far less time so, because it divides long sums by the size of its mini-batch.
-    """
-    if problem.operation is not Operation.BACKWARD_FILTER or not 1 < problem.batch <= _FEW_SAMPLES:
-        return None
-    if problem.is_rounded_gradient:  # each part would round
-        return None
-    found = backend.algorithm(problem.part(1), name)
-    return None if found is None or found.workspace_bytes > room_bytes else equal_parts(problem, 1, found)
-
-
-def _divided(backend: ComputeBackend, problem: ConvolutionProblem, name: str, room_bytes: int) -> Configuration | None:
-    """Return a division whose workspace fits, or None; of a filter gradient of 16 bits, one that rounds once if any."""
-    total = backend.float32_sum(problem) if problem.is_rounded_gradient else None
-    if total is not None and total.size_bytes <= room_bytes:
-        request = request_of(summed(problem), _DIVISIONS, room_bytes - total.size_bytes)
-        # Of cuDNN's ways to add to a float32 sum, the one comes first that needs no other list of engines.
-        found = divided_by(backend, request, name + ROUNDED) or divided_by(backend, request, name)
-        if found is not None:
-            return replace(found, float32_sum=total)
-    return divided_by(backend, request_of(problem, _DIVISIONS, room_bytes), name)

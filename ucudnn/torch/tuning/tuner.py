@@ -8,6 +8,7 @@ from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.checking.readings import Readings
+from ucudnn.torch.limits.memory_watch import MemoryWatch, PeakGuard, Room
 from ucudnn.torch.limits.plan_owner import Stated
 from ucudnn.torch.steps.host_pace import HostPace
 from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
@@ -24,7 +25,6 @@ from ucudnn.torch.tuning.call_site import (
 )
 from ucudnn.torch.tuning.candidate_source import Source
 from ucudnn.torch.tuning.kernel_maker import KernelMaker
-from ucudnn.torch.tuning.memory_watch import MemoryWatch, PeakGuard, Room
 from ucudnn.torch.tuning.program import Program
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel

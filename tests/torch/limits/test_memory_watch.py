@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from ucudnn.torch.tuning.memory_watch import MemoryWatch
+from ucudnn.torch.limits.memory_watch import MemoryWatch
 
 MIB = 1 << 20
 
