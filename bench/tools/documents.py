@@ -510,10 +510,7 @@ def _fitted_cell(found: Mapping[str, Any] | None, stock_ms: float) -> str:
     return "below the floor" if "below the floor" in found["reason"] else "ran out of memory"
 
 
-# --- programs that are tuned while they run: torch/networks.json
-
-
-_LIMITS = ("64MiB",)
+# --- programs that are tuned while they run: torch/networks.json, torch/networks_64MiB.json
 
 
 def tuned_programs() -> Iterable[Row]:
@@ -531,18 +528,15 @@ def tuned_programs() -> Iterable[Row]:
 
 
 def limited_programs() -> Iterable[Row]:
-    """Yield each network and form within a stated limit beside PyTorch alone, the largest ratio first."""
-    found = [
-        each
-        for each in comparisons(results("torch/networks.json").get("cases", {}))
-        if each.setting.removesuffix("-off") in _LIMITS
-    ]
+    """Yield each network and form within 64 MiB beside PyTorch alone, the largest ratio first."""
+    cells = results("torch/networks_64MiB.json").get("cases", {})
+    found = [each for each in comparisons(cells) if each.setting == "64MiB"]
     for each in found:
         peak = f"{each.more_bytes('allocated') / MIB:+.0f} MiB"
-        title = f"{each.title}, {each.setting}"
-        yield [title, *_compared(each), peak, _first_step(each), each.replaced, _commits(each)]
+        turns = UNKNOWN if each.by_turns is None else f"{each.by_turns[1]:.3f}"
+        yield [each.title, *_compared(each), turns, peak, _first_step(each), each.replaced, _commits(each)]
     if not found:
-        yield [UNKNOWN, *[""] * 7]
+        yield [UNKNOWN, *[""] * 8]
 
 
 def programs_on_h100() -> Iterable[Row]:
@@ -652,7 +646,7 @@ TABLES = (
     Table(
         document="docs/results.md",
         head=(
-            *("a program within a stated limit", "PyTorch, no limit", "within the limit", "over PyTorch"),
+            *("a program within 64 MiB", "PyTorch, no limit", "within the limit", "over PyTorch", "by turns"),
             *("peak more: allocated", "first step", "replaced first plans", "commits"),
         ),
         rows=limited_programs,
