@@ -8,11 +8,20 @@ pytest.importorskip("torch")
 
 import torch
 
+from ucudnn.torch.steps import host_pace
 from ucudnn.torch.steps.host_pace import HostPace
 from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 
 MODEL = torch.nn.Identity()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_compiled():
+    """Let tests of this process that compile modules change nothing here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_pace, "has_compiled", lambda: False)
+        yield
 
 
 class Waiting:
@@ -127,9 +136,11 @@ def test_a_program_that_cannot_be_delayed_when_its_forward_pass_begins_is_not_ta
     assert ledger.left_seconds == pytest.approx(0.05 * program.now / 1e3 - ledger.lost_seconds), "nothing is reserved"
 
 
-def test_a_delay_begins_with_the_forward_pass_and_not_where_a_step_ends():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_delay_begins_with_the_forward_pass_but_where_modules_are_compiled(monkeypatch, compiled):
+    monkeypatch.setattr(host_pace, "has_compiled", lambda: compiled)
     program = Waiting(10.0, 0.0, 1)
     paced(program, steps=40)
-    assert not program.delays, "a program that waits for the device after a step would wait for it"
+    assert program.delays == [40] * compiled, "a program that waits for the device after a step would wait for it"
     MODEL(None)
     assert program.delays == [40]

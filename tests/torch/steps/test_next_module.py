@@ -1,5 +1,7 @@
 """A function is called once, before the next module is."""
 
+import subprocess
+import sys
 from threading import Thread
 
 import pytest
@@ -66,3 +68,17 @@ def test_any_thread_may_call_the_module():
     thread.start()
     thread.join()
     assert calls == ["action", "module"]
+
+
+def test_a_process_knows_whether_it_has_compiled_anything():
+    code = """
+import torch
+from ucudnn.torch.steps.next_module import has_compiled
+module = torch.nn.Linear(2, 2)
+torch.optim.SGD(module.parameters(), lr=0.1).step()
+assert not has_compiled()
+torch.compile(module, backend="eager")(torch.ones(1, 2))
+assert has_compiled()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

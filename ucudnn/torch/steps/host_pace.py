@@ -2,7 +2,7 @@
 
 from typing import final
 
-from ucudnn.torch.steps.next_module import NextModule
+from ucudnn.torch.steps.next_module import NextModule, has_compiled
 from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.turns import BLOCK_STEPS, Turns
 from ucudnn.torch.tuning.program import Program
@@ -23,7 +23,7 @@ class HostPace:
     device always has work, a step takes longer by the whole delay.
 
     A program may wait for the device where a step ends, as to print the loss, and would wait for a delay, too. So a
-    delay begins with the forward pass, when a module is called.
+    delay begins with the forward pass, when a module is called. In programs that compile modules it begins before.
 
     The share of the time that trials may lose covers the delays.
 
@@ -93,8 +93,12 @@ class HostPace:
     def _delay_next(self) -> None:
         """Delay the step that begins, if it is its turn; the last ones only wait until all times can be read."""
         self.delays, self._has_delayed = self._turns.is_on and self._left > 0, False
-        if self.delays:
-            self._left -= 1
+        if not self.delays:
+            return
+        self._left -= 1
+        if has_compiled():  # a compiled module warns its user of hooks
+            self._delay()
+        else:
             self._next_module.wait(self._delay)
 
     def _delay(self) -> None:

@@ -1,5 +1,6 @@
 """What is done when a module is called next: work of a step that must not come before its forward pass begins."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, final
 
@@ -34,3 +35,9 @@ class NextModule:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+
+def has_compiled() -> bool:
+    """Return whether PyTorch has compiled anything in this process; torch._dynamo counts that."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("frames"))
