@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from time import monotonic, sleep
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,3 +75,25 @@ def test_a_paused_source_begins_no_other_engine_and_is_not_busy(monkeypatch):
     source.stop()
     source.join(300)
     assert not any(each.is_alive() for each in source._threads), "a paused thread ends, too"
+
+
+def test_times_of_slabs_are_not_kept_and_those_of_whole_mini_batches_are():
+    problem, saved = make_problem(batch=1, spatial=(40, 10), groups=1), []
+    store = SimpleNamespace(save=saved.extend, load=lambda problems: [])
+    room = min(each.workspace_bytes for each in CPU.algorithms(problem) if each.workspace_bytes) // 2
+    source = CandidateSource(lambda: CPU, nullcontext, lambda backend: store)
+    source.open_one()
+    source.ask(problem, room)
+    source.open_one()
+    begin = monotonic()
+    while not (found := [each for _, configurations in source.take() for each in configurations]):
+        assert monotonic() - begin < 300
+    in_slabs = [each for each in found if each.parts[0].slabs]
+    assert in_slabs
+    assert all(len(each.parts) == 1 for each in found), "there is one sample"
+    source.keep([(problem, each, [1.0]) for each in found])
+    source.stop()
+    source.join(300)
+    assert [each.algorithm.name for _, each in saved] == [
+        each.parts[0].algorithm for each in found if not each.parts[0].slabs
+    ]

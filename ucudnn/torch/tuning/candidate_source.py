@@ -213,8 +213,8 @@ class CandidateSource:
         if store is None:
             return
         for problem, configuration, samples_ms in timed:
-            if len(configuration.parts) == 1:
-                found = self._listed[problem, configuration.parts[0].algorithm]
+            found = self._listed.get((problem, configuration.parts[0].algorithm))  # None of slabs
+            if found is not None and len(configuration.parts) == 1:
                 items.append((problem, Measurement.of(found, samples_ms)))
         self._work.put(lambda _: store.save(items))
 
