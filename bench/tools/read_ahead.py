@@ -7,6 +7,9 @@ from threading import Thread
 
 _CHUNK = 1 << 24
 
+MOST_READING_S = 30.0
+"""Seconds after which nobody waits for the files any more."""
+
 
 def libraries(package: Path) -> Iterator[Path]:
     """Yield the shared libraries of PyTorch and those of CUDA that are installed beside it, the largest first.

@@ -48,7 +48,7 @@ from typing import Any
 import torch
 
 from bench.tools.processors import for_preparing, move, shares
-from bench.tools.read_ahead import libraries, read_ahead
+from bench.tools.read_ahead import MOST_READING_S, libraries, read_ahead
 from bench.tools.results import ROOT, load, save_case
 from bench.tools.script import command_line, note, out_of, run_main
 from bench.torch import network_code
@@ -62,7 +62,6 @@ FIRST = ("resnet50", "efficientnet_b0", "regnety_032", "convnext_tiny")
 _AHEAD = 2
 """Processes that are prepared while one measures: to prepare may take longer than to measure."""
 
-_MOST_READING_S = 30.0
 _LOOK_S = 0.2  # between looks at signals
 
 
@@ -257,7 +256,7 @@ class Measuring:
         if self._cores:
             move(process.pid, self._cores[gpu])
         if self._reading is not None:
-            self._reading.join(_MOST_READING_S)
+            self._reading.join(MOST_READING_S)
             self._reading = None
         begin, seconds = monotonic(), min(self._seconds_left(), self._arguments.cell_seconds)
         answer = process.measure(seconds)

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bench.tools.read_ahead import libraries, read_ahead
+from bench.tools.read_ahead import MOST_READING_S, libraries, read_ahead
 from bench.tools.results import ROOT, save_case
 from bench.tools.script import add_backend, command_line, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions
@@ -37,7 +37,6 @@ from ucudnn.settings import VARIABLES
 _MOST_RATIO = 1.05
 _STOCK = "stock-off"
 _APART = 8  # pixels between two sizes
-_MOST_READING_S = 30.0
 _LATE = 2  # the steps of the second half count apart, because most sizes are known by then
 
 
@@ -95,7 +94,7 @@ def compare(arguments: Namespace) -> bool:
     """Run all settings, and return whether their steps take at most 1.05 of PyTorch's time."""
     runs = {}
     if arguments.backend != "cpu":  # or the first process, which is PyTorch's, would wait for the disk
-        read_ahead(libraries(Path(torch.__file__).parent)).join(_MOST_READING_S)
+        read_ahead(libraries(Path(torch.__file__).parent)).join(MOST_READING_S)
     for setting in (_STOCK, *(arguments.setting or ["auto-off", "64MiB-off"])):
         runs[setting] = found = run(arguments, setting)
         note(f"{setting}: {found['seconds']:.1f} s, step {found['median_ms']:.2f} ms, {found['kernels']} plans")

@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
-from ucudnn.torch.checking.readings import Readings
+from ucudnn.torch.checking.readings import Reading, Readings
 from ucudnn.torch.tuning.call_site import CallSite, Candidate
 
 
@@ -30,8 +30,8 @@ def test_a_distance_is_read_once_the_device_has_computed_it_and_not_with_the_tim
     candidate = Candidate(Configuration(parts=(part,)), 0)
     site.offer([candidate])
     readings = Readings(program, ran.append)
-    readings.add(site, None, program.mark(), program.mark())
-    readings.add(site, candidate, program.mark(), program.mark(), lambda: read.append(program.reached) or 0.0)
+    readings.add(Reading(site, None, program.mark(), program.mark()))
+    readings.add(Reading(site, candidate, program.mark(), program.mark(), lambda: read.append(program.reached) or 0.0))
     assert (len(readings), site.pending) == (2, 2)
     while program.reached < program.made:
         program.reached += 1
@@ -46,7 +46,7 @@ def test_a_distance_is_read_once_the_device_has_computed_it_and_not_with_the_tim
 def test_what_is_forgotten_is_not_told():
     program, site = Marked(), CallSite(PROBLEM)
     readings = Readings(program, pytest.fail)
-    readings.add(site, None, program.mark(), program.mark())
+    readings.add(Reading(site, None, program.mark(), program.mark()))
     readings.forget()
     program.reached = program.made
     readings.read()

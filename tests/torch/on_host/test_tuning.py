@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
+from tests.support.tuned_program import LIMIT, HostProgram, TunedProgram, end_programs  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
@@ -473,6 +473,16 @@ def test_inference_is_tuned_without_an_optimizer(tuned):
         before = on.report().calls
         assert_near([one.model(one.x)], [expected])
         assert on.report().calls == before + 2
+
+
+@pytest.mark.parametrize("limit", [None, LIMIT])
+def test_a_device_is_asked_whether_it_can_be_delayed_only_without_a_stated_limit(tuned, monkeypatch, limit):
+    asked = []
+    monkeypatch.setattr(HostProgram, "can_delay", property(lambda program: asked.append(program)))
+    one = tuned(50.0, share=0.5, limit_bytes=limit)
+    with one.enable():
+        one.until(lambda: one.tuner.phase is TuningPhase.WATCHING, assert_near)
+    assert bool(asked) is (limit is None), "a driver loads a kernel then, while the program waits"
 
 
 @pytest.mark.parametrize("benchmark", [False, True])

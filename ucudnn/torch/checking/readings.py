@@ -19,15 +19,13 @@ class Reading(NamedTuple):
         begin: the mark before.
         end: the mark after.
         distance: returns how far the output is from PyTorch's; None for a run in place.
-        known: the mark after which the distance may be read, because outputs are compared after the times.
     """
 
     site: CallSite
     candidate: Candidate | None
     begin: Any
     end: Any
-    distance: Callable[[], float] | None
-    known: Any
+    distance: Callable[[], float] | None = None
 
 
 @final
@@ -42,28 +40,21 @@ class Readings:
     def __init__(self, program: Program, ran: Callable[[float], None]) -> None:
         self._program = program
         self._ran = ran
-        self._awaited: deque[Reading] = deque()
+        self._awaited: deque[tuple[Reading, Any]] = deque()  # with marks after the comparisons of outputs
 
     def __len__(self) -> int:
         return len(self._awaited)
 
-    def add(
-        self,
-        site: CallSite,
-        candidate: Candidate | None,
-        begin: Any,
-        end: Any,
-        distance: Callable[[], float] | None = None,
-    ) -> None:
+    def add(self, reading: Reading) -> None:
         """Await what the marks around a kernel say, and how far its output is from PyTorch's."""
-        site.pending += 1
-        known = end if distance is None else self._program.mark()
-        self._awaited.append(Reading(site, candidate, begin, end, distance, known))
+        reading.site.pending += 1
+        known = reading.end if reading.distance is None else self._program.mark()
+        self._awaited.append((reading, known))
 
     def read(self) -> None:
         """Read what the device has reached."""
         while self._awaited:
-            site, candidate, begin, end, distance, known = self._awaited[0]
+            (site, candidate, begin, end, distance), known = self._awaited[0]
             time_ms = self._program.elapsed_ms(begin, end)
             if time_ms is None or (known is not end and self._program.elapsed_ms(begin, known) is None):
                 return

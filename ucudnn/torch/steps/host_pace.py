@@ -40,7 +40,7 @@ class HostPace:
 
     def __init__(self, program: Program, times: StepTimes, ledger: TrialLedger) -> None:
         self.bounds = False
-        self.is_over = not program.can_delay
+        self.is_over = False
         self._program = program
         self._times = times
         self._ledger = ledger
@@ -58,7 +58,8 @@ class HostPace:
 
     def begin(self) -> bool:
         """Delay the step that begins, and return whether the share of the time covers that."""
-        if self._times.count % _STRIDE:
+        self.is_over = not self._program.can_delay
+        if self.is_over or self._times.count % _STRIDE:
             return False
         delay_ms = _SHARE_OF_STEP * self._times.typical_ms
         seconds = self._left * delay_ms / 1e3

@@ -104,13 +104,16 @@ def _offered_in_parts(
 
     Their size is the most frequent one of the divided configurations that were found.
     """
-    sizes = [each.parts[0].size for _, each in found if len(each.parts) > 1 and each.float32_sum is None]
-    size = max(sizes, key=sizes.count, default=problem.batch)
-    if problem.biased or problem.is_rounded_gradient or problem.batch % size or size == problem.batch:
+    if problem.biased or problem.is_rounded_gradient:  # all modes would be asked, or each part would round
         return
-    names = {each.parts[0].algorithm for _, each in found if len(each.parts) > 1}
-    others = (each for each in backend.leading(problem.part(size), _MOST_LISTED) if each.name not in names)
-    for each in islice((each for each in others if each.workspace_bytes <= room_bytes), most):
+    firsts = [each.parts[0] for _, each in found if len(each.parts) > 1]
+    sizes, names = [each.size for each in firsts], {each.algorithm for each in firsts}
+    size = max(sizes, key=sizes.count, default=0)
+    if not size or problem.batch % size:
+        return
+    offered = backend.leading(problem.part(size), _MOST_LISTED)
+    fitting = (each for each in offered if each.name not in names and each.workspace_bytes <= room_bytes)
+    for each in islice(fitting, most):
         yield each, equal_parts(problem, size, each)
 
 

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.torch.checking.readings import Readings
+from ucudnn.torch.checking.readings import Reading, Readings
 from ucudnn.torch.limits.memory_watch import MemoryWatch, PeakGuard, Room
 from ucudnn.torch.limits.plan_owner import Stated
 from ucudnn.torch.steps.host_pace import HostPace
@@ -144,7 +144,7 @@ class Tuner:
         """Note marks around a kernel; they are read at the end of a later step."""
         if self.owner is None and self._times.is_in_step():
             site.issued(candidate, self.program.issue_ms(begin, end))
-        self._readings.add(site, candidate, begin, end, distance)
+        self._readings.add(Reading(site, candidate, begin, end, distance))
 
     def step_ended(self) -> None:
         """End a step: read what has been measured by now, and decide what the next one does."""
@@ -235,10 +235,10 @@ class Tuner:
     def _warm(self) -> None:
         if self._times.count >= _WARM_STEPS and self._times.typical_count >= _TYPICAL_STEPS and self._calls:
             self.ledger.begin()
-            if self.pace.is_over or self.owner is not None:  # a first plan may be what has too many launches
-                self._enter(TuningPhase.OPENING)
-            elif self.pace.begin():
+            if self.owner is None and self.pace.begin():  # a first plan may be what has too many launches
                 self._enter(TuningPhase.PACING)
+            elif self.owner is not None or self.pace.is_over:
+                self._enter(TuningPhase.OPENING)
 
     def _pace_anew(self) -> None:
         self.pace.give_up()
