@@ -68,6 +68,21 @@ def _alternating(cell: Cell, compared: Collection[Claim]) -> Claim:
     return limits if joins else cell.claim
 
 
+def together(todo: Collection[Cell], every: Collection[Cell], recent: Collection[str]) -> list[Cell]:
+    """Return what is to be measured, with all that belongs to the same groups and is not recent.
+
+    Otherwise PyTorch alone on one machine would be compared with `auto` on another one, whose host may be slower.
+
+    Args:
+        todo: cells that are missing.
+        every: the cells of a call, in their order.
+        recent: names of cells that were measured shortly before, or are not to be measured again.
+    """
+    groups_of_todo = (group for group in groups(every) if not set(todo).isdisjoint(group))
+    others = {cell for group in groups_of_todo for cell in group if str(cell) not in recent}
+    return [cell for cell in every if cell in others or cell in todo]
+
+
 def progress(every: Iterable[Cell], left: Collection[Cell]) -> str:
     """Return how many claims are complete, among all cells of a call of which some are left."""
     claims, open_ = {cell.claim for cell in every}, {cell.claim for cell in left}

@@ -11,6 +11,9 @@ What is worth most comes first: all repeats of stock and auto of a network in a 
 the same without cudnn.benchmark, and then limits. What lacks the fewest cells goes before what is not begun. Settings
 alternate. All cells of a network in a form run on one GPU. Other networks run on other GPUs at the same time.
 
+PyTorch alone is measured again with what is compared with it, and the other way round, unless it was measured in the
+last half hour: another machine may have a slower host.
+
 No cell starts that might not end in the time that is left, by what it took last and a quarter more, or by what cells of
 its setting took. Stock and auto of a network start together or not at all. Smaller cells fill the time.
 
@@ -42,7 +45,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import torch
@@ -52,7 +55,7 @@ from bench.tools.read_ahead import MOST_READING_S, libraries, read_ahead
 from bench.tools.results import ROOT, load, save_case
 from bench.tools.script import command_line, note, out_of, run_main
 from bench.torch import network_code
-from bench.torch.network_order import Cell, Durations, groups, progress
+from bench.torch.network_order import Cell, Durations, groups, progress, together
 from bench.torch.network_process import CellProcess
 from bench.torch.network_setting import SETTINGS
 from bench.torch.network_step import FORMS, NETWORKS, TRIAL
@@ -62,6 +65,7 @@ FIRST = ("resnet50", "efficientnet_b0", "regnety_032", "convnext_tiny")
 _AHEAD = 2
 """Processes that are prepared while one measures: to prepare may take longer than to measure."""
 
+_RECENT_S = 1800  # a machine is mostly the same for so long
 _LOOK_S = 0.2  # between looks at signals
 
 
@@ -111,9 +115,10 @@ def void(out: Path | None) -> dict[str, list[str]]:
 
 def missing(arguments: Namespace, out: Path, stale: Collection[str]) -> list[Cell]:
     """Return the cells that are to be measured; those whose code has changed are given."""
-    known = kept(out)
+    known, every, now = kept(out), list(cells(arguments)), time()
     done = {name for name, case in known.items() if name not in stale and not ("error" in case and arguments.again)}
-    return [cell for cell in cells(arguments) if str(cell) not in done]
+    recent = {name for name in done if "error" in known[name] or now - known[name].get("ended_unix_s", 0) < _RECENT_S}
+    return together([cell for cell in every if str(cell) not in done], every, recent)
 
 
 class Measuring:
@@ -283,7 +288,8 @@ class Measuring:
             code = network_code.digests(cell.network, files)
             digest, seconds = network_code.digest(code), answer["process_s"]
             save_case(code_path(self._out), digest, code)
-            save_case(self._out, str(cell), {"commit": self._commit, "digest": digest, **answer})
+            ended = {"commit": self._commit, "digest": digest, "ended_unix_s": int(time())}
+            save_case(self._out, str(cell), ended | answer)
         except OSError as error:
             note(f"error: {cell} cannot be kept: {error}")
             self._ended.set()

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from argparse import Namespace
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 
 import pytest
 
@@ -275,6 +275,24 @@ def test_what_lacks_the_fewest_cells_comes_before_what_is_not_begun():
     )
     assert progress(every, left) == "1 of 9 comparisons complete"
     assert progress(every, []) == "9 of 9 comparisons complete"
+
+
+def test_what_is_compared_is_measured_together_unless_it_was_measured_just_now(tmp_path):
+    out = tmp_path / "networks.json"
+    arguments = Namespace(network=["vgg16"], form=None, setting=["stock", "auto", "64MiB"], repeats=2, again=False)
+    old, new = {"ended_unix_s": time() - 7200}, {"ended_unix_s": time() - 60}
+
+    def left(**kept):
+        save(out, {"cases": {f"vgg16 nchw {name.replace('_', ' ')}": case for name, case in kept.items()}})
+        return [str(cell).removeprefix("vgg16 nchw ") for cell in networks.missing(arguments, out, ())]
+
+    limited = {"64MiB 0": old, "64MiB 1": old}
+    pairs = {"stock 0": old, "auto 0": old, "auto 1": new}
+    assert left(**pairs, **limited) == ["stock 1"], "the other one was measured just now"
+    assert left(**{**pairs, "auto 1": old}, **limited) == ["auto 1", "stock 1"], "repeat 0 is complete"
+    assert left(**{**pairs, "auto 1": {}}, **limited) == ["auto 1", "stock 1"], "nobody knows when"
+    assert left(**{**pairs, "auto 1": {"error": "no module", **old}}, **limited) == ["stock 1"]
+    assert left(**pairs, **{"stock 1": old, "64MiB 0": old}) == ["64MiB 1"], "limits go without PyTorch alone"
 
 
 def test_the_summary_says_where_the_time_of_processes_went():
