@@ -539,12 +539,9 @@ def limited_programs() -> Iterable[Row]:
         yield [UNKNOWN, *[""] * 8]
 
 
-def programs_on_h100() -> Iterable[Row]:
-    """Yield programs that are tuned while they run on an H100 beside PyTorch alone, the largest ratio first."""
-    found: list[tuple[float, str, str, str, str]] = []
-    for each in comparisons(results("torch/networks_h100.json")["cases"]):
-        stock, ours = (ms(middle(group, "step_ms")) for group in (each.stock, each.ours))
-        found.append((each.ratio, f"{each.title}, {_enabled(each.setting)}", stock, ours, _ratio(each)))
+def ranks_and_image_sizes() -> Iterable[Row]:
+    """Yield programs of two ranks, and those whose images change in size, the largest ratio over PyTorch first."""
+    found: list[tuple[float, str, str, str, str, str]] = []
     for name, case in results("torch/rank_training.json")["cases"].items():
         stock, ours = (
             median(rank["step_ms"] for setting, ranks in case["runs"] if setting == way for rank in ranks)
@@ -553,7 +550,7 @@ def programs_on_h100() -> Iterable[Row]:
         title = (
             f"{_network(name)} {case['batch']} for each of two ranks under DistributedDataParallel, {_enabled('auto')}"
         )
-        found.append((ours / stock, title, ms(stock), ms(ours), f"{ours / stock:.3f}"))
+        found.append((ours / stock, title, ms(stock), ms(ours), f"{ours / stock:.3f}", case["commit"]))
     for name, case in results("torch/image_sizes.json")["cases"].items():
         base, (_, batch, _, sizes, _) = case["runs"]["stock-off"], name.split()
         for setting, run in case["runs"].items():
@@ -562,7 +559,8 @@ def programs_on_h100() -> Iterable[Row]:
                 program = f"{_network(name)} {batch}, {sizes} image sizes in random order, {case['steps']} steps"
                 title = f"{program}, {_enabled(setting)}"
                 said = f"{ratio:.3f}, {late:.3f} in the second half"
-                found.append((ratio, title, f"{base['seconds']:.1f} s", f"{run['seconds']:.1f} s", said))
+                both = f"{base['seconds']:.1f} s", f"{run['seconds']:.1f} s"
+                found.append((ratio, title, *both, said, case["commit"]))
     for _, *row in sorted(found, reverse=True):
         yield row
 
@@ -623,7 +621,11 @@ TABLES = (
         ),
         rows=networks,
     ),
-    Table(document="docs/results.md", head=("on an H100", "PyTorch", "ucudnn", "over PyTorch"), rows=programs_on_h100),
+    Table(
+        document="docs/results.md",
+        head=("ranks and image sizes", "PyTorch", "ucudnn", "over PyTorch", "commit"),
+        rows=ranks_and_image_sizes,
+    ),
     Table(document="docs/results.md", head=("convolutions within 64 MiB", *STEPS), rows=ideas),
     Table(
         document="docs/results.md",

@@ -51,7 +51,7 @@ BASELINES = {  # the first cell of a table: what a user has without ucudnn, and 
     "3-D U-Net, 4 x 1 x 128³, under a cap on memory": ("PyTorch", "undivided, within 1 GiB"),
     "one sample": ("its workspace", "within 256 MiB"),  # the fastest algorithm is 100 %, undivided is in brackets
     "convolutions": ("PyTorch", "undivided"),
-    "on an H100": ("PyTorch", "ucudnn"),  # whole programs
+    "ranks and image sizes": ("PyTorch", "ucudnn"),  # whole programs
     "step within a budget, H100": ("PyTorch", "90 %"),  # nothing is divided
     "step within a budget, H200": ("PyTorch", "90 %"),
     "time steps": ("time: plain", "peak of the layer"),  # plain is PyTorch's; nothing is divided
@@ -185,15 +185,11 @@ def test_the_networks_are_those_that_are_compared():
         assert VARIANTS[name] == variant
 
 
-def test_programs_on_an_h100_stand_beside_pytorch_losers_first(monkeypatch):
-    step = {"peaks": {}, "commit": "0"}
+def test_ranks_and_image_sizes_stand_beside_pytorch_losers_first(monkeypatch):
     files = {
-        "torch/networks_h100.json": {
-            "vgg16 nchw stock 0": {**step, "step_ms": 10.0},
-            "vgg16 nchw 64MiB 0": {**step, "step_ms": 12.0, "settled": False},
-        },
         "torch/rank_training.json": {
             "resnet50 2 ranks": {
+                "commit": "0d8580f",
                 "batch": 128,
                 "runs": [
                     ["stock", [{"step_ms": 20.0}, {"step_ms": 20.0}]],
@@ -204,6 +200,7 @@ def test_programs_on_an_h100_stand_beside_pytorch_losers_first(monkeypatch):
         },
         "torch/image_sizes.json": {
             "resnet50 64 x 32 sizes": {
+                "commit": "3e71ae1",
                 "steps": 300,
                 "runs": {
                     "stock-off": {"seconds": 20.0, "late_ms": 8.0},
@@ -213,9 +210,8 @@ def test_programs_on_an_h100_stand_beside_pytorch_losers_first(monkeypatch):
         },
     }
     monkeypatch.setattr(documents, "results", lambda name: {"cases": files[name]})
-    assert ["|".join(row) for row in documents.programs_on_h100()] == [
-        'VGG-16 64, NCHW, `enable(workspace_limit="64MiB")`|10.0 ms|12.0 ms|1.200, not settled',
-        "ResNet-50 128 for each of two ranks under DistributedDataParallel, `enable()`|20.0 ms|20.0 ms|1.000",
+    assert ["|".join(row) for row in documents.ranks_and_image_sizes()] == [
+        "ResNet-50 128 for each of two ranks under DistributedDataParallel, `enable()`|20.0 ms|20.0 ms|1.000|0d8580f",
         "ResNet-50 64, 32 image sizes in random order, 300 steps, `enable()`|20.0 s|15.0 s|0.750,"
-        " 1.100 in the second half",
+        " 1.100 in the second half|3e71ae1",
     ]
