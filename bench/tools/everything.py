@@ -11,6 +11,10 @@ start if it would not end in time. A job that ended well is not run again, unles
 job that failed or was stopped is run again. The peers jobs, one for each GPU, share the pairs of network and variant.
 They measure what bench/results/peers/compare.json lacks; with --again they measure all pairs. Then
 `bench.peers.compare --merge` combines their files.
+
+No job: scripts of whole networks and budgets, which divide the GPUs or their time themselves (`bench.torch.networks`,
+`bench.torch.programs.replacements`, `bench.memory.execution`), those that need files or programs besides this project
+(`bench.torch.conformance`, `bench.caffe`), and further ones of bench/memory and bench/native.
 """
 
 import json
@@ -77,11 +81,13 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
         gpus: number of GPUs.
         again: whether the peers jobs also measure what bench/results has.
     """
-    several = _job(
-        "gpu.benchmarking", 110, "--devices 0,1", name="devices", out="gpu/benchmarking_devices.json", gpus=2
-    )
+    several = [
+        _job("gpu.benchmarking", 110, "--devices 0,1", name="devices", out="gpu/benchmarking_devices.json", gpus=2),
+        _job("torch.programs.rank_training", 130, name="rank_training", out="torch/rank_training.json", gpus=2),
+    ]
     return [
-        *([several] if gpus > 1 else []),
+        *(several if gpus > 1 else []),
+        _job("torch.programs.image_sizes", 90, name="image_sizes", out="torch/image_sizes.json"),
         _job("gpu.benchmarking", 220),
         _job("torch.step", 235, "--bounded", name="torch_step_adaptive", environment=ADAPTIVE, adds=True),
         _job("torch.step", 105, "--bounded", environment=OFF, adds=True),
