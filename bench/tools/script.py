@@ -1,11 +1,12 @@
 """What all scripts share: the command line, lines about the progress, and the end of the process."""
 
+import subprocess
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from bench.tools.results import RESULTS
+from bench.tools.results import RESULTS, ROOT
 from ucudnn.errors import UcudnnError
 
 
@@ -35,6 +36,21 @@ def out_of(arguments: Namespace) -> Path | None:
 def add_backend(parser: ArgumentParser) -> None:
     """Add the option --backend of scripts that execute."""
     parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out (%(default)s)")
+
+
+def add_commit(parser: ArgumentParser) -> None:
+    """Add the option --commit of scripts whose results name the commit at which they were measured."""
+    parser.add_argument("--commit", default="", help="commit of the code, where there is no repository")
+
+
+def commit_of(arguments: Namespace) -> str:
+    """Return the commit that is given, or else that of the working tree; '' where there is no repository."""
+    command = ["git", "rev-parse", "--short=12", "HEAD"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:  # there is no git
+        return str(arguments.commit)
+    return arguments.commit or done.stdout.strip()
 
 
 def add_names(parser: ArgumentParser, known: Collection[str]) -> None:

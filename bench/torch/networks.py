@@ -35,7 +35,6 @@ not, without --again.
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
@@ -52,8 +51,8 @@ import torch
 
 from bench.tools.processors import for_preparing, move, shares
 from bench.tools.read_ahead import MOST_READING_S, libraries, read_ahead
-from bench.tools.results import ROOT, load, save_case
-from bench.tools.script import command_line, note, out_of, run_main
+from bench.tools.results import load, save_case
+from bench.tools.script import add_commit, command_line, commit_of, note, out_of, run_main
 from bench.torch import network_code
 from bench.torch.network_order import Cell, Durations, groups, progress, together
 from bench.torch.network_process import CellProcess
@@ -83,15 +82,6 @@ def cells(arguments: Namespace) -> Iterator[Cell]:
             for repeat in range(arguments.repeats):
                 for setting in reversed(settings) if repeat % 2 else settings:
                     yield Cell(network, form, setting, repeat)
-
-
-def commit() -> str:
-    """Return the commit of the working tree; '' where there is no repository."""
-    command = ["git", "rev-parse", "--short=12", "HEAD"]
-    try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
 
 
 def code_path(out: Path) -> Path:
@@ -144,7 +134,7 @@ class Measuring:
         self._groups = groups(todo)
         self._gpus: dict[tuple[str, str], int] = {}  # of networks and forms
         self._durations = Durations(kept(out), arguments.cell_seconds)
-        self._commit = arguments.commit or commit()
+        self._commit = commit_of(arguments)
         self._lock = Lock()
         self._ended = Event()
         self._running: set[CellProcess] = set()
@@ -383,7 +373,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--cell-seconds", type=float, default=90, help="most seconds of a cell (%(default)s)")
     parser.add_argument("--keep-databases", action="store_true", help="repeats take the database of the first process")
     parser.add_argument("--preparing-cores", type=int, help="processors that prepare (an eighth of them; none of 7)")
-    parser.add_argument("--commit", default="", help="commit of the code, where there is no repository")
+    add_commit(parser)
     parser.add_argument("--summary", action="store_true", help="print the table of what is kept, and measure nothing")
     parser.add_argument("--picture", type=Path, help="draw what is kept into a file, and measure nothing")
     return parser

@@ -1,16 +1,22 @@
 """Every script of bench/ runs as a module from the repository's root, and its help says so."""
 
 import re
+import shutil
 import subprocess
 import sys
+from argparse import ArgumentParser
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from bench.tools.results import ROOT, load
+from bench.tools import script
+from bench.tools.results import ROOT, load, save_case
 from bench.tools.script import add_names, command_line, out_of, run_main, verdict
+from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.errors import UcudnnError
+from ucudnn.problem import ConvolutionProblem, DataType, Operation
 
 SCRIPTS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -162,3 +168,48 @@ def test_plans_of_a_program_are_replaced_without_a_gpu_and_none_twice(tmp_path):
     assert tried is not None
     known = load(tmp_path / "replacements.small.nchw.256KiB.json")["cases"]
     assert int(tried[1]) <= sum(len(each["tried"]) for name, each in known.items() if name not in cases)
+
+
+def test_what_was_tried_at_another_commit_or_beside_another_plan_is_tried_again(tmp_path):
+    pytest.importorskip("torch")
+    from bench.torch.programs.replacements import Search
+
+    problem = ConvolutionProblem(
+        operation=Operation.FORWARD,
+        batch=2,
+        channels=4,
+        spatial=(8, 8),
+        filters=4,
+        kernel=(3, 3),
+        dtype=DataType.FLOAT32,
+    )
+    begun, out = [], tmp_path / "replacements.json"
+    builders = SimpleNamespace(begin=lambda *each: begun.append(each))
+    program = SimpleNamespace(backend=CpuBackend(), costs={problem: 1.0}, own={problem: "1x2 GEMM"}, limit_bytes=2**20)
+
+    def waiting(commit):
+        (kernel,) = Search(program, builders, out, commit).kernels.values()
+        save_case(out, str(problem), kernel.case | {"tried": {str(each): 1.0 for each in list(kernel.waiting)[:3]}})
+        return len(kernel.waiting), kernel.case["commit"]
+
+    count, _ = waiting("one")
+    assert count > 3
+    assert waiting("one") == (count - 3, "one")
+    assert waiting("other") == (count, "other")
+    program.own[problem] = "1x2 FFT"
+    assert waiting("other") == (count, "other")
+    assert len(begun) == 4 * count - 3
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_results_name_the_commit_that_is_given_or_that_of_the_working_tree(tmp_path, monkeypatch):
+    parser = ArgumentParser()
+    script.add_commit(parser)
+    assert script.commit_of(parser.parse_args(["--commit", "0d8580f"])) == "0d8580f"
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    assert script.commit_of(parser.parse_args([])) == "", "there is no repository"
+    for command in (["init"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True, capture_output=True)
+    assert re.fullmatch("[0-9a-f]{12}", script.commit_of(parser.parse_args([])))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert script.commit_of(parser.parse_args([])) == "", "there is no git"

@@ -26,7 +26,7 @@ import torch
 
 from bench.tools.read_ahead import MOST_READING_S, libraries, read_ahead
 from bench.tools.results import ROOT, save_case
-from bench.tools.script import add_backend, command_line, note, out_of, run_main, verdict
+from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions
 from bench.torch.network_cell import memory_of
 from bench.torch.network_setting import turned_on
@@ -105,7 +105,8 @@ def compare(arguments: Namespace) -> bool:
             claims.append(verdict(f"{setting}: all steps", found["seconds"] / stock["seconds"], _MOST_RATIO))
             claims.append(verdict(f"{setting}: later steps", found["late_ms"] / stock["late_ms"], _MOST_RATIO))
     name = f"{arguments.network} {arguments.batch} x {arguments.sizes} sizes"
-    save_case(out_of(arguments), name, {"steps": arguments.steps, "runs": runs, "claims": claims})
+    case = {"commit": commit_of(arguments), "steps": arguments.steps, "runs": runs, "claims": claims}
+    save_case(out_of(arguments), name, case)
     return all(bool(each["met"]) for each in claims)
 
 
@@ -122,6 +123,7 @@ def main() -> bool | None:
 def _parser() -> ArgumentParser:
     parser = command_line(__doc__, __spec__.name, "torch/image_sizes.json")
     add_backend(parser)
+    add_commit(parser)
     parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
     parser.add_argument("--setting", action="append", help="of bench.torch.network_cell (auto-off and 64MiB-off)")
     parser.add_argument("--batch", type=int, default=64, help="images of a step (%(default)s)")

@@ -30,7 +30,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.tools.results import ROOT, save_case
-from bench.tools.script import add_backend, command_line, note, out_of, run_main, verdict
+from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions
 from bench.torch.network_cell import memory_of
 from bench.torch.network_setting import is_settled, turned_on
@@ -170,7 +170,8 @@ def compare(arguments: Namespace) -> bool:
         claims.append(verdict(f"{setting}: step over PyTorch's", ratio, _MOST_RATIO))
         claims.append(verdict(f"{setting}: losses from PyTorch's", max(nearest), _MOST_SPREAD * spread))
     told = conditions(torch.device("cpu" if arguments.backend == "cpu" else "cuda"))
-    case = {"conditions": told, "batch": arguments.batch, "runs": found, "spread": spread, "claims": claims}
+    case = {"commit": commit_of(arguments), "conditions": told, "batch": arguments.batch}
+    case |= {"runs": found, "spread": spread, "claims": claims}
     save_case(out_of(arguments), f"{arguments.network} {arguments.ranks} ranks", case)
     return all(bool(each["met"]) for each in claims)
 
@@ -188,6 +189,7 @@ def main() -> bool | None:
 def _parser() -> ArgumentParser:
     parser = command_line(__doc__, __spec__.name, "torch/rank_training.json")
     add_backend(parser)
+    add_commit(parser)
     parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
     parser.add_argument("--setting", action="append", help="of bench.torch.network_cell; may be repeated (auto)")
     parser.add_argument("--ranks", type=int, default=2, help="processes, each on a GPU of its own (%(default)s)")

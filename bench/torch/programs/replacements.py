@@ -12,8 +12,9 @@ first call computes no other one, and threads build the plans of later steps. Th
 that takes less time by them are put in its place one at a time, and whole steps with the plan and without take turns. A
 plan is better if the median of steps with it is lower by more than --worth.
 
-The answer has, for each kernel, its plan and time, the plans that were tried, and the best of them. The script ends
-with status 1 if a better plan was found, and with 0 if none was, or if its time was over; `complete` says which.
+The answer has, for each kernel, the commit, its plan and time, the plans that were tried, and the best of them. The
+script ends with status 1 if a better plan was found, and with 0 if none was, or if its time was over; `complete` says
+which.
 """
 
 import json
@@ -32,7 +33,7 @@ import torch
 
 import ucudnn.torch
 from bench.tools.results import load, save_case
-from bench.tools.script import add_backend, command_line, note, out_of, run_main
+from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main
 from bench.torch.kernel_times import KernelTimes
 from bench.torch.network_setting import is_settled
 from bench.torch.network_step import FORMS, NETWORKS, step_of
@@ -225,8 +226,9 @@ class Kernel:
     """What is known of one of the costliest kernels.
 
     Attributes:
-        case: the kernel's entry in the results: its plan, how many milliseconds of a step it takes by that plan and by
-            each plan that was tried, and how long a step with another plan takes, relative to a step without it.
+        case: the kernel's entry in the results: the commit, its plan, how many milliseconds of a step it takes by that
+            plan and by each plan that was tried, and how long a step with another plan takes, relative to a step
+            without it.
         waiting: the plans that have not been tried yet.
     """
 
@@ -247,9 +249,10 @@ class Search:
         program: the program.
         builders: build plans.
         out: file that keeps what was found; None keeps nothing.
+        commit: commit of the code; what was found at another one is looked for again.
     """
 
-    def __init__(self, program: Program, builders: Builders, out: Path | None) -> None:
+    def __init__(self, program: Program, builders: Builders, out: Path | None, commit: str) -> None:
         self._program = program
         self._builders = builders
         self._out = out
@@ -259,9 +262,10 @@ class Search:
         backend = program.backend
         begin = monotonic()
         for problem, own_ms in program.costs.items():
-            empty = {"plan": str(program.own[problem]), "tried": {}, "gains": {}}
-            case = known.get(str(problem), empty)
-            case = {**(case if case["plan"] == empty["plan"] else empty), "own_ms": own_ms}
+            begun = {"commit": commit, "plan": str(program.own[problem])}
+            case = known.get(str(problem), {})
+            goes_on = all(case.get(name) == value for name, value in begun.items())
+            case = {**(case if goes_on else {**begun, "tried": {}, "gains": {}}), "own_ms": own_ms}
             waiting: deque[Configuration] = deque()
             with backend.lock:
                 for each in plans_within(backend, problem, program.limit_bytes):
@@ -337,7 +341,7 @@ def main() -> bool:
     program = Program(arguments, plans, device)
     builders = builders_of(arguments, program.backend)
     try:
-        search = Search(program, builders, out)
+        search = Search(program, builders, out, commit_of(arguments))
         return report(search, arguments.worth, complete=search.run(deadline))
     finally:
         builders.end()
@@ -346,6 +350,7 @@ def main() -> bool:
 def _parser() -> ArgumentParser:
     parser = command_line(__doc__, __spec__.name, "torch/replacements.json")
     add_backend(parser)
+    add_commit(parser)
     parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
     parser.add_argument("--form", choices=FORMS, default=FORMS[0], help="form of the network (%(default)s)")
     parser.add_argument("--workspace", default="64MiB", help="limit of each kernel (%(default)s)")
