@@ -410,6 +410,10 @@ def test_the_hosts_time_is_that_by_turns_where_a_process_has_compared_it():
     (found,) = network_summary.comparisons(cases)
     assert (found.host_us, found.by_turns) == (3.5, (0.99, 1.01, 1.02))
     assert "| 1.010 (0.99 to 1.02) |" in next(network_summary.rows(cases))
+    pytest.importorskip("matplotlib")
+    assert "crosses: by turns in one process" in _words_of([found])
+    (cross,) = [each for each in network_summary._figure([found]).axes[0].lines if each.get_marker() == "x"]
+    assert list(cross.get_xdata()) == [1.01]
 
 
 def test_losers_come_first_and_first_steps_are_those_with_empty_databases(tmp_path):
@@ -437,8 +441,8 @@ def test_losers_come_first_and_first_steps_are_those_with_empty_databases(tmp_pa
     pytest.importorskip("matplotlib")
     explained = [_words_of([each]) for each in (off, on)]
     assert explained == [
-        "time of a step over PyTorch's; hollow: no kernel was replaced",
-        "time of a step over PyTorch's; grey: PyTorch's own processes; small points: single processes; "
+        "time of a step over PyTorch's; hollow: no kernel was replaced; orange: above 1.02 and above the grey",
+        "time of a step over PyTorch's; grey: PyTorch's own processes; small points: single processes\n"
         "hollow: no kernel was replaced",
     ]
     for some in (cases, {name: case for name, case in cases.items() if "-off" in name}):
