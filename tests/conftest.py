@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,28 @@ def pytest_collection_finish():
     Each step that is traced asks for a whole collection. With all tests and PyTorch in a process, that takes longer
     than to trace a small step.
     """
+    gc.collect()
+    gc.freeze()
+
+
+@cache
+def fit_one_step():
+    """Fit a small step once in this process, because the first fit imports hundreds of modules of PyTorch."""
+    if find_spec("torch") is not None:
+        from tests.support.small_networks import small_network
+        from ucudnn.memory import fit
+
+        model, (x, y), loss = small_network("inplace")
+        fit(model, (x, y), loss=loss, policy="stock")(x, y).backward()
+
+
+@pytest.fixture(scope="module")
+def older_objects_frozen():
+    """Let collections pass over what the first fit and the tests of other modules have left, too; see above.
+
+    A fit asks for three collections. They took 60 ms each, and take 10.
+    """
+    fit_one_step()
     gc.collect()
     gc.freeze()
 

@@ -14,7 +14,7 @@ from ucudnn.memory.torch.trials.budget_series import BudgetSeries
 from ucudnn.memory.torch.trials.trial import run_trial
 from ucudnn.memory.torch.trials.trial_series import TrialSeries
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "older_objects_frozen")
 
 
 def series_here(settings, members):

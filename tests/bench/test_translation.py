@@ -16,6 +16,8 @@ from ucudnn.memory.simulation.simulator import simulate  # noqa: E402
 from ucudnn.memory.torch.record import record  # noqa: E402
 from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("older_objects_frozen")
+
 
 def test_cellwise_layers_are_those_of_pytorch():
     torch.manual_seed(0)

@@ -24,6 +24,8 @@ from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.torch.execution.fit import fit
 from ucudnn.settings import VARIABLES
 
+pytestmark = pytest.mark.usefixtures("older_objects_frozen")
+
 UNET, GPT = "tests.support.training_steps:small_unet", "tests.support.training_steps:small_gpt"
 BROKEN = "tests.support.broken_models"
 GOOD = {  # models with what each takes
