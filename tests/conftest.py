@@ -91,7 +91,7 @@ def fit_one_step():
 def older_objects_frozen():
     """Let collections pass over what the first fit and the tests of other modules have left, too; see above.
 
-    A fit asks for three collections. They took 60 ms each, and take 10.
+    A fit asks for three collections. They took 60 ms each, and take 17.
     """
     fit_one_step()
     gc.collect()

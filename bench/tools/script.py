@@ -45,12 +45,13 @@ def add_commit(parser: ArgumentParser) -> None:
 
 def commit_of(arguments: Namespace) -> str:
     """Return the commit that is given, or else that of the working tree; '' where there is no repository."""
+    if arguments.commit:
+        return str(arguments.commit)
     command = ["git", "rev-parse", "--short=12", "HEAD"]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:  # there is no git
-        return str(arguments.commit)
-    return arguments.commit or done.stdout.strip()
+        return ""
 
 
 def add_names(parser: ArgumentParser, known: Collection[str]) -> None:

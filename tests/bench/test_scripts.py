@@ -14,9 +14,9 @@ import pytest
 from bench.tools import script
 from bench.tools.results import ROOT, load, save_case
 from bench.tools.script import add_names, command_line, out_of, run_main, verdict
+from tests.support.problems import make_problem
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.errors import UcudnnError
-from ucudnn.problem import ConvolutionProblem, DataType, Operation
 
 SCRIPTS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -174,18 +174,9 @@ def test_what_was_tried_at_another_commit_or_beside_another_plan_is_tried_again(
     pytest.importorskip("torch")
     from bench.torch.programs.replacements import Search
 
-    problem = ConvolutionProblem(
-        operation=Operation.FORWARD,
-        batch=2,
-        channels=4,
-        spatial=(8, 8),
-        filters=4,
-        kernel=(3, 3),
-        dtype=DataType.FLOAT32,
-    )
-    begun, out = [], tmp_path / "replacements.json"
+    problem, begun, out = make_problem(), [], tmp_path / "replacements.json"
     builders = SimpleNamespace(begin=lambda *each: begun.append(each))
-    program = SimpleNamespace(backend=CpuBackend(), costs={problem: 1.0}, own={problem: "1x2 GEMM"}, limit_bytes=2**20)
+    program = SimpleNamespace(backend=CpuBackend(), costs={problem: 1.0}, own={problem: "1x8 GEMM"}, limit_bytes=2**20)
 
     def waiting(commit):
         (kernel,) = Search(program, builders, out, commit).kernels.values()
@@ -196,7 +187,7 @@ def test_what_was_tried_at_another_commit_or_beside_another_plan_is_tried_again(
     assert count > 3
     assert waiting("one") == (count - 3, "one")
     assert waiting("other") == (count, "other")
-    program.own[problem] = "1x2 FFT"
+    program.own[problem] = "1x8 FFT"
     assert waiting("other") == (count, "other")
     assert len(begun) == 4 * count - 3
 
