@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 MARGIN = 1.25
 """By how much longer than the last time a cell may take."""
 
+APART_S = 1800
+"""How far apart the cells of a group may end, in seconds: a machine is mostly the same for so long."""
+
 Claim = tuple[int, str, str]
 """A rank, a network and a form."""
 
@@ -68,19 +71,21 @@ def _alternating(cell: Cell, compared: Collection[Claim]) -> Claim:
     return limits if joins else cell.claim
 
 
-def together(todo: Collection[Cell], every: Collection[Cell], recent: Collection[str]) -> list[Cell]:
-    """Return what is to be measured, with all that belongs to the same groups and is not recent.
+def together(todo: Collection[Cell], every: Collection[Cell], ended: Mapping[str, float], now: float) -> list[Cell]:
+    """Return what is to be measured, with all that belongs to the same groups and was measured much earlier.
 
-    Otherwise PyTorch alone on one machine would be compared with `auto` on another one, whose host may be slower.
+    Otherwise PyTorch alone on one machine would be compared with `auto` on another one, whose host may be slower. That
+    one of a group is older than the others happens also where a call was stopped between them.
 
     Args:
         todo: cells that are missing.
-        every: the cells of a call, in their order.
-        recent: names of cells that were measured shortly before, or are not to be measured again.
+        every: the cells of a call, in their order, without those that are not to be measured at all.
+        ended: when the cells that are kept ended, in seconds since 1970; 0 if nobody knows.
+        now: the present, in the same way.
     """
-    groups_of_todo = (group for group in groups(every) if not set(todo).isdisjoint(group))
-    others = {cell for group in groups_of_todo for cell in group if str(cell) not in recent}
-    return [cell for cell in every if cell in others or cell in todo]
+    times = {cell: now if cell in todo else ended[str(cell)] for cell in every}
+    latest = {cell: max(map(times.__getitem__, group)) for group in groups(every) for cell in group}
+    return [cell for cell in every if cell in todo or latest[cell] - times[cell] > APART_S]
 
 
 def progress(every: Iterable[Cell], left: Collection[Cell]) -> str:

@@ -11,8 +11,8 @@ What is worth most comes first: all repeats of stock and auto of a network in a 
 the same without cudnn.benchmark, and then limits. What lacks the fewest cells goes before what is not begun. Settings
 alternate. All cells of a network in a form run on one GPU. Other networks run on other GPUs at the same time.
 
-PyTorch alone is measured again with what is compared with it, and the other way round, unless it was measured in the
-last half hour: another machine may have a slower host.
+PyTorch alone is measured again with what is compared with it, and the other way round, unless the two ended within half
+an hour: another machine may have a slower host.
 
 No cell starts that might not end in the time that is left, by what it took last and a quarter more, or by what cells of
 its setting took. Stock and auto of a network start together or not at all. Smaller cells fill the time.
@@ -64,7 +64,6 @@ FIRST = ("resnet50", "efficientnet_b0", "regnety_032", "convnext_tiny")
 _AHEAD = 2
 """Processes that are prepared while one measures: to prepare may take longer than to measure."""
 
-_RECENT_S = 1800  # a machine is mostly the same for so long
 _LOOK_S = 0.2  # between looks at signals
 
 
@@ -105,10 +104,11 @@ def void(out: Path | None) -> dict[str, list[str]]:
 
 def missing(arguments: Namespace, out: Path, stale: Collection[str]) -> list[Cell]:
     """Return the cells that are to be measured; those whose code has changed are given."""
-    known, every, now = kept(out), list(cells(arguments)), time()
-    done = {name for name, case in known.items() if name not in stale and not ("error" in case and arguments.again)}
-    recent = {name for name in done if "error" in known[name] or now - known[name].get("ended_unix_s", 0) < _RECENT_S}
-    return together([cell for cell in every if str(cell) not in done], every, recent)
+    known = {name: case for name, case in kept(out).items() if name not in stale}
+    failed = set() if arguments.again else {name for name, case in known.items() if "error" in case}
+    every = [cell for cell in cells(arguments) if str(cell) not in failed]
+    todo = [cell for cell in every if str(cell) not in known or "error" in known[str(cell)]]
+    return together(todo, every, {name: case.get("ended_unix_s", 0) for name, case in known.items()}, time())
 
 
 class Measuring:

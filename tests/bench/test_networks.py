@@ -292,7 +292,12 @@ def test_what_is_compared_is_measured_together_unless_it_was_measured_just_now(t
     assert left(**{**pairs, "auto 1": old}, **limited) == ["auto 1", "stock 1"], "repeat 0 is complete"
     assert left(**{**pairs, "auto 1": {}}, **limited) == ["auto 1", "stock 1"], "nobody knows when"
     assert left(**{**pairs, "auto 1": {"error": "no module", **old}}, **limited) == ["stock 1"]
-    assert left(**pairs, **{"stock 1": old, "64MiB 0": old}) == ["64MiB 1"], "limits go without PyTorch alone"
+    alone = {"stock 0": old, "auto 0": old, "stock 1": old, "auto 1": old}
+    assert left(**alone, **{"64MiB 0": old}) == ["64MiB 1"], "limits go without PyTorch alone"
+    assert left(**alone, **limited) == []
+    assert left(**{**alone, "auto 1": new}, **limited) == ["stock 1"], "a call was stopped between the two"
+    assert left(**{**alone, "stock 0": {}}, **limited) == ["stock 0"], "it is older than what names its time"
+    assert left(**{name: {} for name in {**alone, **limited}}) == [], "nobody knows that they are apart"
 
 
 def test_the_summary_says_where_the_time_of_processes_went():
