@@ -101,3 +101,22 @@ def test_pieces_never_overlap_and_lie_on_mapped_pages(data):
         pages = {page for each, size in pieces.items() for page in range(each // PAGE, (each + size - 1) // PAGE + 1)}
         assert found.paged_bytes == PAGE * len(pages)
         assert found.mapped_bytes >= found.paged_bytes
+
+
+@given(st.data())
+def test_where_all_pages_are_mapped_the_smallest_hole_that_cannot_grow_is_taken_and_else_the_end(data):
+    found, pieces = GrowingRange(PAGE), {}
+    found.map(data.draw(st.integers(0, 60)))
+    for _ in range(20):
+        if pieces and data.draw(st.booleans()):
+            address = data.draw(st.sampled_from(sorted(pieces)))
+            found.give_back(address, pieces.pop(address))
+        else:
+            size = data.draw(st.integers(1, 35))
+            pieces[put(found, size)] = size
+        size = data.draw(st.integers(1, 40))
+        holes = [(end - begin, begin) for begin, end, is_hole in found.parts() if is_hole]
+        last = max((address + length for address, length in pieces.items()), default=0)
+        inner = sorted(hole for hole in holes if hole[0] >= size and hole[1] < last)
+        ends = [hole for hole in holes if hole[0] >= size and hole[1] == last]
+        assert found.find(size) == next((begin for _, begin in [*inner, *ends]), None)

@@ -41,6 +41,8 @@ class GrowingRange:
 
     def find(self, size: int) -> int | None:
         """Return the address of the hole of mapped bytes that a piece takes; None if none is large enough."""
+        if not self._absent:
+            return self._found(size)
         fitting = sorted((end - begin, begin, end) for begin, end in self._mapped_holes() if end - begin >= size)
         if not fitting:
             return None
@@ -50,6 +52,19 @@ class GrowingRange:
                 break
             chosen = larger
         return chosen[1]
+
+    def _found(self, size: int) -> int | None:
+        """Return what `find` does where all pages below the end of the range are mapped, so only the last hole grows.
+
+        It is asked for each tensor of each plan that is replayed, so it takes one look at each hole.
+        """
+        best, address = _ENDLESS, None
+        for begin, end in self._holes[:-1]:
+            if size <= end - begin < best:
+                best, address = end - begin, begin
+        if address is None and self._end * self._page - self._holes[-1][0] >= size:
+            address = self._holes[-1][0]
+        return address
 
     def grow(self, size: int) -> int:
         """Find the first hole that is large enough, map its missing pages, and return its address."""

@@ -64,6 +64,29 @@ def test_a_block_that_is_large_enough_needs_no_move_and_is_no_larger_than_that()
     assert (found.top, worth.top) == (198 * MIB, 118 * MIB)
 
 
+@pytest.mark.parametrize(("block", "replays"), [(200, [3]), (120, [2, 3])])
+def test_only_steps_in_which_something_moves_are_replayed_once_more_as_they_will_run(monkeypatch, block, replays):
+    """Moves are searched in two steps, and the third one tells how much moves in those after them."""
+    steps, follow = [], BlockReplay.follow
+    monkeypatch.setattr(BlockReplay, "follow", lambda self, *rest: steps.append(self) or follow(self, *rest))
+    builder = two_holes()
+    costs, plan = builder.costs(), plan_of(builder)
+    step = ReplayedPlan(plan, {}, simulate(plan, costs).delayed)
+    limits = BlockLimits(most_bytes=200 * MIB, live_bytes=200 * MIB, keeps_state=False)
+    found = compaction._Trial(step, costs, limits, None).run(block * MIB)
+    assert bool(found.moves) is (block == 120)
+    assert [steps.count(each) for each in dict.fromkeys(steps)] == replays
+
+
+def test_pieces_that_are_only_tried_leave_the_block_as_it_was():
+    block = TensorBlock(PAGE)
+    block.take(3 * MIB)
+    before = block.parts(), block.live, block.top
+    assert block.placed([8 * MIB, 4 * MIB, 9 * MIB]) == 2
+    assert (block.parts(), block.live, block.top) == before
+    assert block.top == 3 * MIB
+
+
 def test_a_block_is_tight_beside_what_lasts_and_is_lost():
     """Of 500 MiB that are alive at most, 380 last. Where 17 MiB are lost, a block of 120 makes that 1.034 of them."""
     builder = two_holes()

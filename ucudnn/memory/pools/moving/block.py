@@ -115,12 +115,13 @@ class TensorBlock:
 
     def placed(self, sizes: Sequence[int]) -> int:
         """Return how many pieces of these sizes find room one after another."""
-        taken: list[Piece] = []
+        taken, top = list[Piece](), self.top
         with suppress(NoRoomError):
             for size in sizes:
                 taken.append(self.take(size))
         for piece in reversed(taken):
             self.give_back(piece)
+        self.top = top  # nothing stays there
         return len(taken)
 
     def parts(self) -> list[tuple[int, int, bool]]:

@@ -149,16 +149,19 @@ class _Trial:
 
         What moves is searched in the first step, and in the second one, when the optimizer's state lies where the first
         one has left it. Then all is replayed from the first step on as it will run: the code of a plan is made once, so
-        where it runs in the first step already, the same storages move there.
+        where it runs in the first step already, the same storages move there. If nothing moves, both steps have already
+        run as they will.
         """
         try:
             searching = self._replay(block_bytes, kept)
             first, live = self._first or self._step, self._limits.first_live_bytes
             live = live if live is None else live + kept
             before, moves = searching.follow(first, None, live), searching.follow(self._step, None)
-            checking = self._replay(block_bytes, kept)
-            checking.follow(first, moves if self._first is None else before, live)
-            checking.follow(self._step, moves)
+            checking = searching
+            if before or moves:
+                checking = self._replay(block_bytes, kept)
+                checking.follow(first, moves if self._first is None else before, live)
+                checking.follow(self._step, moves)
             moved, copies = checking.moved_bytes, checking.copies
             checking.follow(self._step, moves)
         except NoRoomError:
