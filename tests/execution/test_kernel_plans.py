@@ -1,13 +1,17 @@
 """The kernels of a handle: shapes that change for ever are forgotten, and planned again if they recur."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.support.operands import QUICK
-from ucudnn.errors import UcudnnError
+from ucudnn.configuration import Configuration
+from ucudnn.errors import InfeasibleError, UcudnnError
 from ucudnn.execution import kernel_plans
 from ucudnn.handle import Handle
 from ucudnn.kernel import KernelKey
+from ucudnn.planning.choices import Origin
 from ucudnn.problem import ConvolutionProblem, Operation
 
 COMMON = {"operation": Operation.FORWARD, "batch": 2, "channels": 3, "filters": 4, "kernel": (3, 3), "padding": (1, 1)}
@@ -63,3 +67,74 @@ def test_seconds_are_those_of_decisions_only(monkeypatch):
     with pytest.raises(UcudnnError, match="nothing fits"):
         handle.plans.plan(KernelKey("", ConvolutionProblem(**COMMON, spatial=(7, 7)), 0, False))
     assert handle.plans.seconds == 3.0, "an error takes time, too"
+
+
+@pytest.fixture
+def planned():
+    """Return a handle within 1 MiB, a kernel that it has planned, and another configuration of that."""
+    handle = Handle(backend="cpu", database="off", effort=QUICK, workspace_limit="1MiB")
+    problem = ConvolutionProblem(**COMMON, spatial=(5, 6))
+    key = KernelKey("", problem, 0, False)
+    first, *others = handle.plans.plan(key).decision.configuration.parts
+    sizes = [2] if others else [1, 1]
+    return handle, key, Configuration(parts=tuple(replace(first, size=size) for size in sizes))
+
+
+def test_a_configuration_is_taken_for_a_while_and_the_one_before_comes_back(planned):
+    handle, key, other = planned
+    entry, plans = handle.plans.entries[key], handle.plans
+    before, epoch = entry.decision, plans.epoch
+    counts = len(before.configuration.parts), len(other.parts)
+    assert sorted(counts) == [1, 2]
+    rng = np.random.default_rng()
+    x, w = rng.random((2, 3, 5, 6), dtype=np.float32), rng.random((4, 3, 3, 3), dtype=np.float32)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    expected = np.einsum("nchwij,kcij->nkhw", windows, w.astype(np.float64))
+
+    def computed():
+        found = np.full((2, 4, 5, 6), np.nan, np.float32)
+        handle.convolve(key.problem, x, w, found)
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+        return len(entry.plan.steps)
+
+    assert computed() == counts[0]
+    plan = entry.plan
+    kept = plans.take(key.problem, other)
+    assert (entry.decision.configuration, entry.decision.origin, entry.plan) == (other, Origin.PROGRAM, None)
+    assert computed() == counts[1]
+    plans.put_back(kept)
+    assert entry.decision is before
+    assert entry.plan is plan, "nothing is compiled again"
+    assert computed() == counts[0]
+    assert plans.epoch == epoch + 2
+    plans.adopt(key.problem, other)
+    assert computed() == counts[1]
+
+
+def test_what_needs_more_than_the_limit_is_not_taken(planned):
+    handle, key, other = planned
+    large = replace(other, parts=tuple(replace(each, workspace_bytes=2**20 + 1) for each in other.parts))
+    before, epoch = handle.plans.entries[key].decision, handle.plans.epoch
+    with pytest.raises(InfeasibleError, match="needs more than 1048576 bytes"):
+        handle.plans.take(key.problem, large)
+    assert handle.plans.entries[key].decision is before
+    assert handle.plans.epoch == epoch
+
+
+def test_a_kernel_that_was_forgotten_meanwhile_is_not_put_back(planned):
+    handle, key, other = planned
+    kept = handle.plans.take(key.problem, other)
+    handle.plans.forget(key)
+    handle.plans.put_back(kept)
+    assert not handle.plans.entries
+
+
+def test_kernels_of_other_sizes_learn_from_what_is_adopted_and_not_from_what_is_taken_for_a_while(planned, monkeypatch):
+    handle, key, other = planned
+    learned = []
+    monkeypatch.setattr(handle.plans._benchmark.rule, "learn", lambda *found: learned.append(found))
+    handle.plans.put_back(handle.plans.take(key.problem, other))
+    assert not learned
+    handle.plans.adopt(key.problem, other)
+    assert learned == [(key.problem, 2**20, other)]

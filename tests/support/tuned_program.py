@@ -186,7 +186,7 @@ class TunedProgram:
         self.x = torch.randn(8, 4, 7, 6)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.source = CandidateSource(
-            self._opened, nullcontext, lambda backend: open_store(database, backend, in_program=True)
+            self._opened_for_trials, nullcontext, lambda backend: open_store(database, backend, in_program=True)
         )
         self._host = host
         self.memory = None if memory_bytes is None else MemoryLimit(memory_bytes, self.program.live_bytes)
@@ -210,6 +210,11 @@ class TunedProgram:
 
     def _opened(self):
         return CudnnBackend(library_path=self._host.stub._name, device=TorchGpu(0, self.memory))
+
+    def _opened_for_trials(self):
+        """Return the backend of the handle of first plans, which tries in the program's thread, and then others."""
+        shared = self.planned is not None and self.source.backend is None
+        return self.planned.handle(0).backend if shared else self._opened()
 
     def enable(self):
         process_overrides.use(self.made)

@@ -1,10 +1,10 @@
 """The kernels of one handle: which are registered, and which configuration each got."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import final
+from typing import NamedTuple, final
 
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import requests_of
@@ -13,10 +13,11 @@ from ucudnn.configuration import Configuration
 from ucudnn.errors import InfeasibleError
 from ucudnn.execution.dispatcher import Dispatcher
 from ucudnn.execution.entry import Entry
+from ucudnn.execution.plan import Plan
 from ucudnn.kernel import Kernel, KernelKey
 from ucudnn.planning.choices import Origin
 from ucudnn.planning.concurrency import Groups
-from ucudnn.planning.decision import Decisions, decide
+from ucudnn.planning.decision import Decision, Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan
 from ucudnn.planning.replanning import requests_behind
 from ucudnn.problem import ConvolutionProblem
@@ -27,6 +28,19 @@ from ucudnn.workspace.spare import own_bytes
 _MOST_KERNELS = 1 << 14  # of a program whose shapes change for ever; what is forgotten is planned again if it recurs
 
 _LOG = logging.getLogger("ucudnn.handle")  # users know plans as news of their handle
+
+
+class Replaced(NamedTuple):
+    """What a kernel had before it took another configuration for a while.
+
+    Attributes:
+        decision: its decision; None if it had none.
+        plan: its plan, which is kept because cuDNN compiles an engine again once no plan of it is left; None if it had
+            none.
+    """
+
+    decision: Decision | None
+    plan: Plan | None
 
 
 @final
@@ -42,7 +56,7 @@ class KernelPlans:
     Attributes:
         entries: the kernels by key.
         decisions: the decisions that hold, in the order in which they were made.
-        epoch: how often plans were adopted or loaded.
+        epoch: how often plans were adopted, taken for a while, put back or loaded.
         seconds: wall-clock time of all decisions, in which calls waited for plans.
     """
 
@@ -195,8 +209,21 @@ class KernelPlans:
         Raises:
             InfeasibleError: if it needs more workspace than the limit; then nothing changes.
         """
+        self.take(problem, configuration)
+        self._benchmark.rule.learn(problem, self._settings.workspace_limit_bytes, configuration)
+
+    def take(self, problem: ConvolutionProblem, configuration: Configuration) -> Mapping[KernelKey, Replaced]:
+        """Take a configuration as `adopt` does, for a while: kernels that are new meanwhile do not learn from it.
+
+        Returns:
+            What kernels had before, for `put_back`.
+
+        Raises:
+            InfeasibleError: if it needs more workspace than the limit; then nothing changes.
+        """
         limit_bytes = self._settings.workspace_limit_bytes
         planned = [*self._planned(problem.without_bias()), *(self._planned(problem) if problem.biased else ())]
+        taken: list[tuple[Entry, Decision]] = []
         for entry in planned:
             assert entry.decision is not None
             kernel = replace(entry.kernel, problem=problem)
@@ -215,11 +242,27 @@ class KernelPlans:
                     limit_bytes=within,
                     required_bytes=decision.workspace_bytes,
                 )
-            if problem.biased:
-                entry.drop_plan()  # calls that are bound to it are to look for the other one
-                entry = self.register(KernelKey(kernel.layer, problem, kernel.spare_bytes, kernel.fresh))
-            entry.decide(decision)
-        self._benchmark.rule.learn(problem, limit_bytes, configuration)
+            taken.append((entry, decision))
+        before: dict[KernelKey, Replaced] = {}
+        for entry, decision in taken:
+            own = self.register(_key(replace(entry.kernel, problem=problem)))
+            for each in (entry, own):
+                before.setdefault(_key(each.kernel), Replaced(each.decision, each.plan))
+            entry.drop_plan()  # calls that are bound to a plan without the bias are to look for the other one
+            own.decide(decision)
+        self.epoch += 1
+        return before
+
+    def put_back(self, before: Mapping[KernelKey, Replaced]) -> None:
+        """Take the decisions that `take` has replaced; a kernel that had none has no plan then."""
+        for key, replaced in before.items():
+            entry = self.entries.get(key)
+            if entry is not None and replaced.decision is not None:
+                entry.decide(replaced.decision)
+                entry.plan = replaced.plan
+            elif entry is not None:
+                entry.drop_plan()
+                del self.entries[key]
         self.epoch += 1
 
     def _planned(self, problem: ConvolutionProblem) -> list[Entry]:
@@ -250,3 +293,7 @@ class KernelPlans:
         one = decisions.kernels[0]
         what = f"{one.kernel}: {one.configuration}" if len(missing) == 1 else f"{len(missing)} kernels"
         _LOG.info("planned %s, in %.2f s", what, decisions.benchmark_seconds)
+
+
+def _key(kernel: Kernel) -> KernelKey:
+    return KernelKey(kernel.layer, kernel.problem, kernel.spare_bytes, kernel.fresh)

@@ -15,6 +15,7 @@ from ucudnn.planning.choices import Origin  # noqa: E402
 from ucudnn.problem import WITH_BIAS  # noqa: E402
 from ucudnn.torch.added_bias import is_fused  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.steps import step_comparison  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 
 CALLS = 5
@@ -93,6 +94,22 @@ def test_an_engine_that_adds_the_bias_replaces_the_first_plan_within_the_limit(s
         with handle_of(one).backend.lock:
             handle_of(one).plans.adopt(site.problem, added.configuration)
         assert additions(one) == 1, "by PyTorch, because cuDNN's kernel would add it once for each part"
+
+
+def test_where_no_set_is_chosen_the_bias_is_added_apart_again(stated, monkeypatch):
+    monkeypatch.setattr(step_comparison, "_WORTH_KEEPING", 0.0)
+    one = stated()
+    with one.enable():
+        one.until(lambda: one.tuner.phase is TuningPhase.COMPARING, assert_near)
+        seen = set()
+        while one.tuner.phase is TuningPhase.COMPARING:
+            uses = biased_site(one).problem in one.tuner._comparison.running
+            seen.add((uses, additions(one)))
+            assert_near(one.step(), one.expected)
+        assert seen == {(True, 0), (False, 1)}
+        assert not one.tuner.kernels
+        assert handle_of(one).plans.origins(biased_site(one).problem) == set()
+        assert additions(one) == 1
 
 
 @pytest.mark.usefixtures("refusing")

@@ -9,12 +9,14 @@ torch = pytest.importorskip("torch")
 import ucudnn.torch  # noqa: E402
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import LATER, LIMIT, TunedProgram, end_programs, python_calls, taken  # noqa: E402
+from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
 from ucudnn.problem import WITH_BIAS, Operation  # noqa: E402
 from ucudnn.torch.added_bias import is_fused  # noqa: E402
 from ucudnn.torch.gate.call_gate import CallGate  # noqa: E402
 from ucudnn.torch.gate.direct_kernel import direct_kernel  # noqa: E402
 from ucudnn.torch.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import Overrides, process_overrides  # noqa: E402
+from ucudnn.torch.steps import step_comparison  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
 
@@ -392,9 +394,71 @@ def test_only_calls_that_are_tried_come_to_python_while_others_are_computed_by_f
     assert max(host.allocated) <= LIMIT + LATER
     assert one.program.stock_calls == 0
     assert one.tuner.phase is TuningPhase.COMPARING
-    assert not one.is_gated, "whole steps are compared in Python"
     one.until(lambda: one.is_final, assert_near)
     assert one.tuner.kernels, "what was tried is adopted"
+
+
+def compared_steps(one, came, calls):
+    """Take the steps that are compared.
+
+    Returns:
+        For each whether its time counts, whether it has the plans that are compared, how many calls came to Python, and
+        how many calls of cuDNN it had.
+    """
+    found = []
+    while one.tuner.phase is TuningPhase.COMPARING:
+        counts, uses = not one.tuner._comparison.begins_block, one.tuner._comparison.uses_kernels
+        came.clear()
+        calls()
+        assert one.is_gated
+        assert_near(one.step(), one.expected)
+        found.append((counts, uses, len(came), len(calls())))
+    return found
+
+
+def test_whole_steps_are_compared_behind_the_gate_whose_plans_take_turns(trying, host, calls, monkeypatch):
+    one, came = trying
+    until_over(one, came)
+    host.forget()
+    built, build = [], OperationGraph.plan
+    monkeypatch.setattr(OperationGraph, "plan", lambda *rest: built.append(rest) or build(*rest))
+    seen = compared_steps(one, came, calls)
+    counted = [(uses, launched) for counts, uses, arrived, launched in seen if counts and not arrived]
+    assert len(counted) == sum(counts for counts, *_ in seen), "steps whose times count make no calls in Python"
+    assert len(counted) >= 3 * 2 * 4, "three blocks of four steps with a set, and as many without"
+    first, compared = ({launched for uses, launched in counted if uses is turn} for turn in (False, True))
+    assert len(first) == 1, "the first plans come back each time"
+    assert compared
+    assert compared.isdisjoint(first)
+    assert any(arrived for counts, _, arrived, _ in seen if not counts), "where plans change"
+    assert not built, "engines that are compiled would be so again"
+    assert max(host.allocated) <= LIMIT + LATER
+    assert one.program.stock_calls == 0
+
+
+def plans_of(one):
+    """Return the configurations of all kernels by which the handle computes."""
+    (handle,) = one.made.handles().values()
+    known = {key: each.decision for key, each in handle.plans.entries.items()}
+    return {key: decision.configuration for key, decision in known.items() if decision is not None}
+
+
+@pytest.mark.parametrize("worth", [0.0, 0.995])
+def test_the_first_plans_come_back_where_no_set_is_chosen(trying, monkeypatch, calls, worth):
+    one, came = trying
+    monkeypatch.setattr(step_comparison, "_WORTH_KEEPING", worth)
+    one.until(lambda: one.tuner.trials, assert_near)
+    before = plans_of(one)
+    until_over(one, came)
+    assert plans_of(one) != before, "the first block has the plans of a set"
+    compared_steps(one, came, calls)
+    assert one.tuner.phase is TuningPhase.SETTLED
+    assert (plans_of(one) == before) is (not one.tuner.kernels) is (worth == 0)
+    one.until(lambda: one.is_final, assert_near)
+    one.until(lambda: not taken(came), assert_near)
+    calls()
+    assert_near(one.step(), one.expected)
+    assert len(calls()) == parts_of(one)
 
 
 def test_shapes_that_are_new_while_others_are_tried_are_computed_by_the_gate_before_all_is_settled(trying):

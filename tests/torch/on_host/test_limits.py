@@ -123,6 +123,30 @@ def test_plans_of_tensors_that_are_copied_first_are_replaced_like_others(stated,
         assert one.program.stock_calls == 0
 
 
+def test_training_that_begins_while_plans_are_compared_in_inference_has_the_first_ones(stated):
+    one = stated()
+
+    def plans():
+        return {key: each.decision.configuration for key, each in handle_of(one).plans.entries.items()}
+
+    with one.enable():
+        for _ in range(400):
+            one.program.passed_ms += one.program.idle_ms
+            with torch.inference_mode():
+                one.model(one.x)
+            one.wait_for_threads()
+            if one.made.tuners() and one.tuner.phase is TuningPhase.COMPARING:
+                break
+            before = plans()
+        assert one.tuner.phase is TuningPhase.COMPARING
+        assert plans() != before
+        assert_near(one.step(), one.expected)
+        assert one.tuner.phase is TuningPhase.WARMING
+        assert {key: plans()[key] for key in before} == before
+        run(one)
+        assert one.tuner.kernels, "and other ones in the end"
+
+
 def test_the_peak_of_a_settled_program_is_higher_by_the_limit_at_most(stated, host):
     def peak(limit_bytes):
         one = stated(limit_bytes)

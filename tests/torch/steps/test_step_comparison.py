@@ -16,18 +16,19 @@ OWN_MS = 100.0
 class Steps:
     """Steps of a program that takes a stated time with each set of kernels, and 100 ms without.
 
-    The first step with other kernels takes far longer. The device reaches a mark some steps later. A busy host makes
+    The first steps with other kernels take far longer. The device reaches a mark some steps later. A busy host makes
     some steps longer.
     """
 
-    def __init__(self, takes_ms, lag=0, busy_ms=lambda: 0.0, certain=True):
+    def __init__(self, takes_ms, lag=0, busy_ms=lambda: 0.0, certain=True, unsteady=1):
         self.sets = [{"a problem": time_ms} for time_ms in takes_ms]
         self.ran = []
         self._marks = [0.0]
         self._lag = lag
         self._busy_ms = busy_ms
         self._times = StepTimes(self, TrialLedger(0.5, lambda: 0.0))
-        self.comparison = StepComparison(self._times, must_be_certain=certain)
+        self.comparison = StepComparison(self._times, must_be_certain=certain, unsteady_steps=unsteady)
+        self._unsteady = unsteady
         self._times.ended(TuningPhase.TRYING, differs=False, first=False, busy=False)
 
     def mark(self):
@@ -41,7 +42,7 @@ class Steps:
         """Take a step; return whether the comparison is over."""
         one = self.comparison
         ran = one.kernels["a problem"] if one.uses_kernels else OWN_MS
-        changed = not self.ran or self.ran[-1] != ran
+        changed = len({ran, *self.ran[-self._unsteady :]}) > 1 or len(self.ran) < self._unsteady
         self.ran.append(ran)
         self._marks.append(self._marks[-1] + ran + self._busy_ms() + 1000.0 * changed)
         self._times.ended(TuningPhase.COMPARING, differs=one.uses_kernels, first=one.begins_block, busy=False)
@@ -72,12 +73,15 @@ def test_nothing_is_compared_without_a_set():
     assert steps.comparison.kernels == {}
 
 
-def test_a_set_and_pytorch_take_turns_in_blocks():
-    steps = Steps([50.0])
+@pytest.mark.parametrize("unsteady", [1, 3])
+def test_a_set_and_pytorch_take_turns_in_blocks(unsteady):
+    steps = Steps([50.0], unsteady=unsteady)
+    assert not steps.comparison.uses_kernels
     steps.comparison.begin(steps.sets)
     while not steps.take():
         pass
-    assert steps.ran == ([50.0] * 5 + [OWN_MS] * 5) * 3
+    assert steps.ran == ([50.0] * (4 + unsteady) + [OWN_MS] * (4 + unsteady)) * 3
+    assert steps.comparison.gain == 0.5
 
 
 def compared(takes_ms, rng, busy_ms, certain=True):

@@ -11,6 +11,7 @@ from ucudnn.torch.gate.gate_rules import beginning, rules_of, tried_rules
 from ucudnn.torch.gate.plan_rules import plan_rules
 from ucudnn.torch.gpu import on_default_stream
 from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.limits.plan_owner import STEPS_TO_PLAN
 from ucudnn.torch.steps.next_module import NextModule
 from ucudnn.torch.steps.step_times import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker
@@ -19,11 +20,11 @@ from ucudnn.torch.tuning.tuner import Tuner
 
 _LOG = logging.getLogger("ucudnn.torch")
 
-_STEPS_TO_PLAN = 2  # before the gate computes by plans: in the first one, adopted plans are made
 _LEAST_STEPS = 16  # until the gate is opened again for the first time, and then twice as many each time
 _LOOKS_IN_A_STEP = 4  # another step for so many looks, because each takes 0.1 to 0.2 ms when the gate is opened
 _OVER_TRIALS = ("trials",)
-_LASTING = {TuningPhase.TRYING, TuningPhase.SETTLED}  # phases in which plans do not change
+_TRIES = {TuningPhase.TRYING}
+_TRIES_PLANS = {TuningPhase.TRYING, TuningPhase.COMPARING}  # phases in which the gate computes by plans before all ends
 
 
 class Refresh(Protocol):
@@ -73,6 +74,8 @@ class GateOpener:
         self._lasts_since = 0
         self._reopened = 0
         self._reopens_at = 0
+        self._changes = 0  # of plans that are compared
+        self._has_changed = False  # since the gate was opened
         self._opened_elsewhere = False  # on another stream than the default one, where no kernel does without Python
         self._next_module = NextModule()
 
@@ -135,14 +138,14 @@ class GateOpener:
         There may be calls or plans that it does not know. Or it was opened while another stream was the current one.
 
         Each time doubles the number of steps until the next one. So a program whose looks are always new is not held
-        up again and again.
+        up again and again. Where plans are compared, they change only a few times.
         """
-        misses = self._opened_elsewhere if self._planned is None else self._planned.has_unlent
+        misses = self._opened_elsewhere if self._planned is None else self._planned.has_unlent or self._has_changed
         if not misses or self._tracker.steps < self._reopens_at:
             return
         gate = None if self._library is None else self._library.gate
         if gate is not None and gate.is_open and self._on_default_streams():
-            self._reopened += 1
+            self._reopened += not self._has_changed
             self._changed(rules_only=True)
 
     def awaits_gate(self) -> bool:
@@ -162,10 +165,16 @@ class GateOpener:
         """Note what tuners do after a step; called until nothing is tried any more.
 
         First plans last while others are tried: only calls in which that is done come to Python then. Calls are watched
-        before, and whole steps are compared later, and both see all calls in Python.
+        before, which sees all of them in Python. Whole steps are compared later. Plans last for some steps then, behind
+        which the gate takes those that have changed. PyTorch's own kernels and others are compared in Python.
         """
         settled = phases == {TuningPhase.SETTLED}
-        tries = TuningPhase.TRYING in phases and phases <= _LASTING
+        trying = _TRIES if self._planned is None else _TRIES_PLANS
+        tries = not phases.isdisjoint(trying) and phases <= {*trying, TuningPhase.SETTLED}
+        changes = sum(each.owner.changes for each in self._tuners.values() if each.owner is not None)
+        if changes != self._changes:
+            self._changes, self._reopens_at = changes, self._tracker.steps + STEPS_TO_PLAN
+            self._has_changed = True
         if (settled, tries) != (self.is_settled, self._tries):
             self._lasts_since = self._tracker.steps
         self.is_settled, self._tries = settled, tries
@@ -231,6 +240,7 @@ class GateOpener:
         return all(map(on_default_stream, list(self._tuners)))
 
     def _plan_rules(self, planned: Interceptor) -> tuple[list[GateRule], list[GateRule]]:
+        self._has_changed = False
         planned.has_unlent = not planned.on_default_streams()  # first, because another thread may call meanwhile
         calls = {} if planned.has_unlent else planned.cached_calls()
         distance = max(_LEAST_STEPS, len(calls) // _LOOKS_IN_A_STEP) << self._reopened
@@ -261,5 +271,5 @@ class GateOpener:
         if self._planned is None or self._planned.names.any:
             return False
         lasts = self.is_settled or (self._tries and self._tracker.by_optimizer)
-        launched = lasts and self._tracker.steps >= self._lasts_since + _STEPS_TO_PLAN
+        launched = lasts and self._tracker.steps >= self._lasts_since + STEPS_TO_PLAN
         return launched and self._planned.on_default_streams()

@@ -1,14 +1,16 @@
 """The owner of plans while a program is tuned within a stated limit: the handle, which makes the first plans."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple, Protocol, final
 
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
+from ucudnn.execution.kernel_plans import Replaced
 from ucudnn.handle import Handle
+from ucudnn.kernel import KernelKey
 from ucudnn.planning.choices import Origin
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.added_bias import without_addition
@@ -16,12 +18,24 @@ from ucudnn.torch.limits.stated_room import StatedRoom
 
 _LOG = logging.getLogger("ucudnn.torch")
 
+STEPS_TO_PLAN = 2
+"""Steps in which calls come to Python after their plans have changed: these are made in the first one."""
+
+UNSTEADY_STEPS = STEPS_TO_PLAN + 1
+"""The same, and the step that waits while the gate is opened again."""
+
 
 class TimedConfiguration(Protocol):
     """A configuration, and its times in the program."""
 
     configuration: Configuration
     samples_ms: list[float]
+
+
+class ComparedKernel(Protocol):
+    """What may replace a first plan."""
+
+    configuration: Configuration
 
 
 class DecidedSite(Protocol):
@@ -42,11 +56,17 @@ class PlanOwner:
 
     Args:
         handle: returns the handle.
+
+    Attributes:
+        changes: how often plans were changed for a while.
     """
 
     def __init__(self, handle: Callable[[], Handle]) -> None:
+        self.changes = 0
         self._handle = handle
         self._known_plans = 0
+        self._compared: dict[ConvolutionProblem, Configuration] = {}
+        self._before: list[Mapping[KernelKey, Replaced]] = []
 
     def has_new_plans(self) -> bool:
         """Return whether the handle has planned kernels since this was last asked."""
@@ -68,6 +88,26 @@ class PlanOwner:
         with handle.backend.lock:
             planned = problem.biased and handle.plans.origins(problem)
             return bool(planned) or handle.plans.origins(plain) != {Origin.RULE}
+
+    def turn_to(self, kernels: Mapping[ConvolutionProblem, ComparedKernel]) -> None:
+        """Let the handle compute some problems by the configurations of kernels, and all others by what was there.
+
+        So all steps that are compared run in the same way, and none makes calls in Python that the others spare.
+        """
+        wanted = {problem: each.configuration for problem, each in kernels.items()}
+        if wanted == self._compared:
+            return
+        self._compared = wanted
+        self.changes += 1
+        handle = self._handle()
+        with handle.backend.lock:
+            while self._before:
+                handle.plans.put_back(self._before.pop())
+            for problem, configuration in sorted(wanted.items(), key=lambda each: not each[0].biased):
+                try:
+                    self._before.append(handle.plans.take(*without_addition(problem, configuration)))
+                except UcudnnError as error:  # the first plan stays
+                    _LOG.warning("%s: %s", problem, error)
 
     def adopt(self, sites: Iterable[DecidedSite]) -> None:
         """Let the handle compute problems by configurations that were faster in the program.

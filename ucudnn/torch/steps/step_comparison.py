@@ -29,6 +29,7 @@ class StepComparison:
         times: reads the times of steps.
         must_be_certain: whether a set is chosen only if it is certainly faster. Where first plans stay else, what
             kernels were timed at says more for a set than for those, because heuristics alone chose them.
+        unsteady_steps: the first steps with other kernels than before, whose times tell nothing.
 
     Attributes:
         kernels: the set that is compared now; in the end the one that was chosen, which is empty if PyTorch's own
@@ -38,27 +39,33 @@ class StepComparison:
             chosen; None if nothing was compared.
     """
 
-    def __init__(self, times: StepTimes, *, must_be_certain: bool) -> None:
+    def __init__(self, times: StepTimes, *, must_be_certain: bool, unsteady_steps: int = 1) -> None:
         self.kernels: KernelSet = {}
         self.is_over = False
         self.gain: float | None = None
         self._times = times
         self._must_be_certain = must_be_certain
+        self._unsteady_steps = unsteady_steps
         self._left: list[KernelSet] = []
         self._better: list[tuple[float, KernelSet]] = []
         self._gains: list[float] = []
         self._blocks = _BLOCKS  # in which this set is compared
-        self._turns = Turns()
+        self._turns = Turns(unsteady_steps)
 
     @property
     def begins_block(self) -> bool:
-        """Whether this step is the first one with other kernels than the step before."""
+        """Whether this step is one of the first ones with other kernels than before."""
         return self._turns.begins_block
 
     @property
     def uses_kernels(self) -> bool:
         """Whether the set that is compared runs in this step."""
-        return self._turns.is_on and not self.is_over
+        return bool(self.running)
+
+    @property
+    def running(self) -> KernelSet:
+        """The set that runs in this step; empty in steps of PyTorch's own kernels."""
+        return self.kernels if self._turns.is_on and not self.is_over else {}
 
     def begin(self, sets: Sequence[KernelSet]) -> None:
         """Begin to compare sets of kernels; empty ones are left out."""
@@ -86,7 +93,7 @@ class StepComparison:
     def _next(self) -> None:
         if self._left:
             self.kernels = self._left.pop(0)
-            self._turns, self._blocks = Turns(), _BLOCKS
+            self._turns, self._blocks = Turns(self._unsteady_steps), _BLOCKS
             self._times.compare_anew()
             return
         self.is_over, self.kernels = True, {}

@@ -326,6 +326,14 @@ def priority(site: CallSite) -> float:
     return -site.hoped_ms / (1 + tried)
 
 
+def concluded(sites: Collection[CallSite]) -> Collection[CallSite]:
+    """Return sites; those that have candidates and are not decided yet are, with what was found until now."""
+    for site in sites:
+        if not site.finished and site.candidates is not None:
+            site.conclude()
+    return sites
+
+
 def worth_replacing(sites: Collection[CallSite], step_ms: float, *, spares_host: bool = False) -> list[CallSite]:
     """Return the sites whose kernel is replaced.
 

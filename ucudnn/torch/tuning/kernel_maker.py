@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from time import perf_counter
 from typing import final
@@ -90,6 +90,11 @@ class KernelMaker:
             again = {each: known[each] for each in site.fastest if each in known}
             self._kernels[site.problem] = {**again, candidate: kernel}
         return kernel
+
+    def all_made(self, chosen: Mapping[CallSite, Candidate | None]) -> dict[ConvolutionProblem, TunedKernel]:
+        """Return the kernels of chosen candidates, by problem; those that cannot be made are left out."""
+        made = {site.problem: self.made(site, each) for site, each in chosen.items() if each is not None}
+        return {problem: kernel for problem, kernel in made.items() if kernel is not None}
 
     def forget(self) -> None:
         """Keep no kernel any more."""

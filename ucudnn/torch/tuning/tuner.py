@@ -9,7 +9,7 @@ from typing import Any, final
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.checking.readings import Reading, Readings
 from ucudnn.torch.limits.memory_watch import MemoryWatch, PeakGuard, Room
-from ucudnn.torch.limits.plan_owner import Stated
+from ucudnn.torch.limits.plan_owner import UNSTEADY_STEPS, Stated
 from ucudnn.torch.steps.host_pace import HostPace
 from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
 from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
@@ -17,6 +17,7 @@ from ucudnn.torch.tuning.call_site import (
     CallSite,
     Candidate,
     Trial,
+    concluded,
     priority,
     ranked,
     sets_to_compare,
@@ -97,7 +98,8 @@ class Tuner:
         self._trains = self._watched_training = False
         self._times = StepTimes(program, ledger, lambda: sum(map(self.host_seconds.__getitem__, _WORK)))
         self._readings = Readings(program, self._times.ran)
-        self._new_comparison = partial(StepComparison, self._times, must_be_certain=stated is None)
+        unsteady, certain = (1, True) if stated is None else (UNSTEADY_STEPS, False)
+        self._new_comparison = partial(StepComparison, self._times, must_be_certain=certain, unsteady_steps=unsteady)
         self._comparison = self._new_comparison()
         self.pace = HostPace(program, self._times, ledger)
         self._phase_steps = self._away_steps = self._held_bytes = self._calls = 0
@@ -155,7 +157,7 @@ class Tuner:
         self._away_steps += away
         self.epoch += away  # another stream has other free blocks
         turns = self.pace if self.phase is TuningPhase.PACING else self._comparison
-        differs, first = self.uses_adopted or self.pace.delays, turns.begins_block
+        differs, first = bool(self._comparison.running) or self.pace.delays, turns.begins_block
         self._times.ended(self.phase, differs=differs, first=first, busy=self.source.was_busy())
         if self.phase in (TuningPhase.WARMING, TuningPhase.WATCHING):
             self.watch.step_ended(self.program.peak_bytes())
@@ -185,8 +187,8 @@ class Tuner:
         if self.phase is TuningPhase.PACING:
             self._pace_anew()
         elif trains and not self._watched_training and self.phase not in (TuningPhase.WARMING, TuningPhase.OPENING):
-            self.trials, self.kernels, self.uses_adopted = {}, {}, False
-            self._ranked, self._asked, self._comparison = None, {}, self._new_comparison()
+            self.trials, self._ranked, self._asked, self._comparison = {}, None, {}, self._new_comparison()
+            self._run_compared()
             self._readings.forget()
             for site in self.sites.values():
                 site.forget()
@@ -299,8 +301,7 @@ class Tuner:
             self._asked[problem] = False
             self.sites[problem].offer(Candidate(each, own_bytes(problem, each)) for each in configurations)
         tried_seconds = self.ledger.elapsed_seconds - self._tried_since - self._times.paused_seconds
-        late = tried_seconds > _MOST_SECONDS or self._phase_steps > _MOST_STEPS
-        if late or self.source.failed or not sites:
+        if tried_seconds > _MOST_SECONDS or self._phase_steps > _MOST_STEPS or self.source.failed or not sites:
             if not (any(site.adopted for site in self.sites.values()) and self.awaits()):
                 self._end_trying()
             return
@@ -358,18 +359,10 @@ class Tuner:
         self._watched_training &= self._trains
         self.source.keep(timed(self.sites.values()))
         self.source.stop()
-        for site in self.sites.values():
-            if not site.finished and site.candidates is not None:
-                site.conclude()  # with what was found until now
-        chosen = worth_replacing(self.sites.values(), self.step_ms, spares_host=self.owner is None)
-        self._comparison.begin([self._made(each) for each in sets_to_compare(chosen)])
+        chosen = worth_replacing(concluded(self.sites.values()), self.step_ms, spares_host=self.owner is None)
+        self._comparison.begin([self._maker.all_made(each) for each in sets_to_compare(chosen)])
         self._enter(TuningPhase.COMPARING)
         self._obey_comparison()
-
-    def _made(self, chosen: dict[CallSite, Candidate | None]) -> KernelSet:
-        """Return the kernels of chosen candidates."""
-        kernels = {s.problem: self._maker.made(s, each) for s, each in chosen.items() if each is not None}
-        return {problem: kernel for problem, kernel in kernels.items() if kernel is not None}
 
     def _compare(self) -> None:
         self._comparison.step_ended()
@@ -377,7 +370,7 @@ class Tuner:
 
     def _obey_comparison(self) -> None:
         """Let those kernels run in the next step that are compared, or settle with those that were chosen."""
-        self.kernels, self.uses_adopted = self._comparison.kernels, self._comparison.uses_kernels
+        self._run_compared()
         if not self._comparison.is_over:
             return
         self.gain = self._comparison.gain
@@ -386,6 +379,13 @@ class Tuner:
             if site.undivided is not None and site.undivided.configuration is kernel.configuration:
                 site.adopted = site.undivided
         self._settle()
+
+    def _run_compared(self) -> None:
+        """Let the kernels of the comparison run in the next step if it is their turn; plans are the owner's."""
+        running, self.kernels = self._comparison.running, self._comparison.kernels
+        self.uses_adopted = bool(running) and self.owner is None
+        if self.owner is not None:
+            self.owner.turn_to(running)
 
     def _settle(self) -> None:
         self._watched_training &= self._trains

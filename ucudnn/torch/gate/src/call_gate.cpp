@@ -130,7 +130,9 @@ const Rule* rule_of(const Side& side, const Numbers& look) {
 // Passes on calls that nothing computes here, and returns whether that was done.
 bool passes(const Rules& rules, const Side& side, const Rule* rule, Stack* stack) {
   const bool is_aside = rule != nullptr && rule->is_aside();  // once, because another thread may change it
-  if (rule != nullptr && !is_aside && rule->computes()) return false;
+  // A part of a gradients' call would have a plan of its own in Python, so all of it goes there.
+  const bool is_whole = rule == nullptr || !rules.is_over_plans || rule->has_its_plans();
+  if (rule != nullptr && !is_aside && is_whole && rule->computes()) return false;
   pass_on_to(rules, is_aside && side.tried != nullptr ? *side.tried : *side.stock, stack);
   return true;
 }

@@ -33,6 +33,10 @@ struct Rule {
 
   bool is_aside() const { return aside != nullptr && *aside != 0; }
   bool computes() const { return outputs[0].kernel >= 0 || outputs[1].kernel >= 0; }
+  bool has_its_plans() const {
+    return std::all_of(outputs.begin(), outputs.end(),
+                       [](const Output& each) { return each.direct == nullptr || is_current(*each.direct); });
+  }
 };
 
 // An operator, and the kernel that computes it where the gate does not.
