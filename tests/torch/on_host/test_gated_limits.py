@@ -8,7 +8,15 @@ torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import LATER, LIMIT, TunedProgram, end_programs, python_calls, taken  # noqa: E402
+from tests.support.tuned_program import (  # noqa: E402
+    LATER,
+    LIMIT,
+    HostProgram,
+    TunedProgram,
+    end_programs,
+    python_calls,
+    taken,
+)
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
 from ucudnn.problem import WITH_BIAS, Operation  # noqa: E402
 from ucudnn.torch.added_bias import is_fused  # noqa: E402
@@ -434,6 +442,16 @@ def test_whole_steps_are_compared_behind_the_gate_whose_plans_take_turns(trying,
     assert not built, "engines that are compiled would be so again"
     assert max(host.allocated) <= LIMIT + LATER
     assert one.program.stock_calls == 0
+
+
+def test_calls_in_python_do_not_tell_which_plans_are_faster(trying, calls, monkeypatch):
+    """The host needs a minute for each call that comes to Python, and the GPU seconds for a step."""
+    one, came = trying
+    until_over(one, came)
+    monkeypatch.setattr(HostProgram, "idle_ms", property(lambda _: 1e3 + 6e4 * len(came)), raising=False)
+    compared_steps(one, came, calls)
+    assert one.tuner.kernels
+    assert one.tuner.gain < 0.7
 
 
 def plans_of(one):

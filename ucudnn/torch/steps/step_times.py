@@ -108,7 +108,7 @@ class StepTimes:
         Args:
             phase: what it did.
             differs: whether adopted kernels ran, or the device was delayed.
-            first: whether it was the first one of its phase, or of a block that is compared.
+            first: whether it was one of the first ones of its phase, or of a block that is compared.
             busy: whether threads built meanwhile.
         """
         self.count += 1
