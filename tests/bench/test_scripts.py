@@ -204,3 +204,20 @@ def test_results_name_the_commit_that_is_given_or_that_of_the_working_tree(tmp_p
     assert re.fullmatch("[0-9a-f]{12}", script.commit_of(parser.parse_args([])))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert script.commit_of(parser.parse_args([])) == "", "there is no git"
+
+
+def test_a_program_that_is_left_alone_is_compared_with_itself_before_beside_one_that_was_never_tuned(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "left_alone.json"
+    command = [sys.executable, "-m", "bench.torch.programs.left_alone", "--backend", "cpu", "--network", "small"]
+    command += ["--form", "nchw", "--setting", "64KiB", "--seconds", "0", "--repeats", "2", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    case = load(out)["cases"]["small nchw 64KiB"]
+    assert {setting: len(found) for setting, found in case["runs"].items()} == {"stock": 2, "64KiB": 2}
+    for found in [each for every in case["runs"].values() for each in every]:
+        assert found["settled"]
+        assert all(len(found[part]["steps_ms"]) == 20 for part in ("before", "within", "after"))
+        assert all(len(found[part]["hosts_ms"]) == 1 for part in ("before", "within", "after"))
+    assert re.search(r"64KiB +within +step +\d\.\d{3}, standard error \d\.\d{3}\n", done.stdout)
+    order = re.findall(r"^(stock|64KiB): before", done.stderr, re.MULTILINE)
+    assert order == ["stock", "64KiB", "64KiB", "stock"]
