@@ -29,6 +29,10 @@ class Kernel:
         """The operation of the problem."""
         return self.problem.operation
 
+    def key(self) -> "KernelKey":
+        """Return the key by which a handle finds its plan."""
+        return KernelKey(self.layer, self.problem, self.spare_bytes, self.fresh)
+
     def __str__(self) -> str:
         """Return for example 'conv2 (BackwardFilter)', or the problem if the layer has no name."""
         if self.layer.startswith("#"):

@@ -19,6 +19,11 @@ _RANKS = (("stock", "auto"), ("stock-off", "auto-off"))
 _LIMITS = len(_RANKS)
 
 
+def stock_of(setting: str) -> str:
+    """Return the setting of PyTorch alone with the same `cudnn.benchmark`."""
+    return "stock-off" if setting.endswith("-off") else "stock"
+
+
 class Cell(NamedTuple):
     """One process: a network in a form under a setting, for the n-th time."""
 

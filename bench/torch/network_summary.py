@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from bench.torch.network_order import stock_of
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def comparisons(cases: Mapping[str, Any]) -> list[Comparison]:
             groups.setdefault((network, form, setting, kind_of(case)), []).append(case)
     found = []
     for (network, form, setting, kind), group in groups.items():
-        base = groups.get((network, form, "stock-off" if setting.endswith("-off") else "stock", kind))
+        base = groups.get((network, form, stock_of(setting), kind))
         if base is not None and not setting.startswith("stock"):
             found.append(Comparison(network, form, setting, group, base))
     return sorted(found, key=lambda each: (-each.ratio, each.network, each.form, each.setting))

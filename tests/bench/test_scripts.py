@@ -129,12 +129,17 @@ def test_all_ways_under_caps_are_tried_in_one_run(tmp_path):
         assert all(re.match(r"1x2 \w+$", text) for text in plans) or not name.startswith("undivided")
 
 
+def run_small(program, out, *options):
+    """Run a program of bench.torch.programs with a small network on the CPU, and return what it said."""
+    command = [sys.executable, "-m", f"bench.torch.programs.{program}", "--backend", "cpu", "--network", "small"]
+    command += [*options, "--out", str(out)]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+
+
 def test_predicted_times_stand_beside_those_in_a_program_without_a_gpu(tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "whereabouts.json"
-    command = [sys.executable, "-m", "bench.torch.programs.whereabouts", "--backend", "cpu", "--network", "small"]
-    command += ["--steps", "2", "--repeats", "1", "--way", "stock", "--way", "64KiB", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    done = run_small("whereabouts", out, "--steps", "2", "--repeats", "1", "--way", "stock", "--way", "64KiB")
     cases = load(out)["cases"]
     stock, ours = cases["small nchw stock"]["places"], cases["small nchw 64KiB"]["places"]
     assert set(stock) == set(ours)
@@ -148,13 +153,12 @@ def test_predicted_times_stand_beside_those_in_a_program_without_a_gpu(tmp_path)
 def test_plans_of_a_program_are_replaced_without_a_gpu_and_none_twice(tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "replacements.json"
-    command = [sys.executable, "-m", "bench.torch.programs.replacements", "--backend", "cpu", "--network", "small"]
-    command += ["--workspace", "256KiB", "--kernels", "2", "--worth", "1", "--out", str(out)]
-    done = subprocess.run([*command, "--limit-seconds", "0"], cwd=ROOT, check=True, capture_output=True, text=True)
+    options = "--workspace", "256KiB", "--kernels", "2", "--worth", "1"
+    done = run_small("replacements", out, *options, "--limit-seconds", "0")
     assert '"complete": false' in done.stdout, "time is over before the first plan"
     plans = tmp_path / "replacements.small.plans.json"
     before = plans.read_bytes()
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    done = run_small("replacements", out, *options)
     assert '"complete": true' in done.stdout
     cases = load(tmp_path / "replacements.small.nchw.256KiB.json")["cases"]
     assert len(cases) == 2
@@ -162,7 +166,7 @@ def test_plans_of_a_program_are_replaced_without_a_gpu_and_none_twice(tmp_path):
         assert len(case["tried"]) > 4, "undivided and in micro-batches"
         assert {plan.partition("x")[0] for plan in case["tried"]} == {"1", "2", "4"}
         assert any(ms is not None for ms in case["tried"].values())
-    again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    again = run_small("replacements", out, *options)
     assert plans.read_bytes() == before
     tried = re.search(r"2 kernels, (\d+) plans to try", again.stderr)
     assert tried is not None
@@ -209,9 +213,7 @@ def test_results_name_the_commit_that_is_given_or_that_of_the_working_tree(tmp_p
 def test_a_program_that_is_left_alone_is_compared_with_itself_before_beside_one_that_was_never_tuned(tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "left_alone.json"
-    command = [sys.executable, "-m", "bench.torch.programs.left_alone", "--backend", "cpu", "--network", "small"]
-    command += ["--form", "nchw", "--setting", "64KiB", "--seconds", "0", "--repeats", "2", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    done = run_small("left_alone", out, "--form", "nchw", "--setting", "64KiB", "--seconds", "0", "--repeats", "2")
     case = load(out)["cases"]["small nchw 64KiB"]
     assert {setting: len(found) for setting, found in case["runs"].items()} == {"stock": 2, "64KiB": 2}
     for found in [each for every in case["runs"].values() for each in every]:

@@ -17,6 +17,13 @@ from ucudnn.problem import ConvolutionProblem, Operation
 COMMON = {"operation": Operation.FORWARD, "batch": 2, "channels": 3, "filters": 4, "kernel": (3, 3), "padding": (1, 1)}
 
 
+def convolved(x, w):
+    """Return the convolution of `COMMON` in float64."""
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    return np.einsum("nchwij,kcij->nkhw", windows, w.astype(np.float64))
+
+
 def test_only_the_latest_kernels_are_kept_and_older_ones_are_planned_again(monkeypatch):
     monkeypatch.setattr(kernel_plans, "_MOST_KERNELS", 4)
     handle = Handle(backend="cpu", database="off", effort=QUICK)
@@ -29,9 +36,7 @@ def test_only_the_latest_kernels_are_kept_and_older_ones_are_planned_again(monke
         found, other = (np.full((2, 4, height, 6), np.nan, np.float32) for _ in range(2))
         handle.convolve(problem, x, w, found)
         wide.convolve(problem, x, w, other, layer="one")
-        padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
-        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
-        expected = np.einsum("nchwij,kcij->nkhw", windows, w.astype(np.float64))
+        expected = convolved(x, w)
         np.testing.assert_allclose(found, expected, rtol=1e-4)
         np.testing.assert_allclose(other, expected, rtol=1e-4)
     assert [entry.kernel.problem.spatial[0] for entry in handle.plans.entries.values()] == [7, 8, 9, 4]
@@ -88,9 +93,7 @@ def test_a_configuration_is_taken_for_a_while_and_the_one_before_comes_back(plan
     assert sorted(counts) == [1, 2]
     rng = np.random.default_rng()
     x, w = rng.random((2, 3, 5, 6), dtype=np.float32), rng.random((4, 3, 3, 3), dtype=np.float32)
-    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
-    expected = np.einsum("nchwij,kcij->nkhw", windows, w.astype(np.float64))
+    expected = convolved(x, w)
 
     def computed():
         found = np.full((2, 4, 5, 6), np.nan, np.float32)

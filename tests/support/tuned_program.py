@@ -235,6 +235,12 @@ class TunedProgram:
         return self.made.opener.is_settled and self.is_gated
 
     @property
+    def configurations(self):
+        """Configurations by which the handle of first plans computes, by kernel."""
+        decisions = {key: each.decision for key, each in self.planned.handle(0).plans.entries.items()}
+        return {key: each.configuration for key, each in decisions.items() if each is not None}
+
+    @property
     def replaced_calls(self):
         return sum(kernel.calls for each in self.made.tuners().values() for kernel in each.kernels.values())
 

@@ -245,9 +245,9 @@ class KernelPlans:
             taken.append((entry, decision))
         before: dict[KernelKey, Replaced] = {}
         for entry, decision in taken:
-            own = self.register(_key(replace(entry.kernel, problem=problem)))
+            own = self.register(replace(entry.kernel, problem=problem).key())
             for each in (entry, own):
-                before.setdefault(_key(each.kernel), Replaced(each.decision, each.plan))
+                before.setdefault(each.kernel.key(), Replaced(each.decision, each.plan))
             entry.drop_plan()  # calls that are bound to a plan without the bias are to look for the other one
             own.decide(decision)
         self.epoch += 1
@@ -293,7 +293,3 @@ class KernelPlans:
         one = decisions.kernels[0]
         what = f"{one.kernel}: {one.configuration}" if len(missing) == 1 else f"{len(missing)} kernels"
         _LOG.info("planned %s, in %.2f s", what, decisions.benchmark_seconds)
-
-
-def _key(kernel: Kernel) -> KernelKey:
-    return KernelKey(kernel.layer, kernel.problem, kernel.spare_bytes, kernel.fresh)

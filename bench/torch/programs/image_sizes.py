@@ -10,32 +10,29 @@ setting take more than 1.05 of PyTorch's time.
 """
 
 import json
-import os
 import resource
-import subprocess
-import sys
 from argparse import ArgumentParser, Namespace
 from itertools import accumulate
 from pathlib import Path
 from random import Random
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from bench.tools.read_ahead import MOST_READING_S, libraries, read_ahead
-from bench.tools.results import ROOT, save_case
+from bench.tools.results import save_case
 from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions
 from bench.torch.network_cell import memory_of
 from bench.torch.network_setting import turned_on
 from bench.torch.network_step import CLASSES, NETWORKS, loss_of, model_of
 from bench.torch.network_times import Clock
-from ucudnn.settings import VARIABLES
+from bench.torch.programs.own_process import trained
 
 _MOST_RATIO = 1.05
 _STOCK = "stock-off"
+_PASSED_ON = "backend", "network", "batch", "sizes", "steps"  # to the process of a setting
 _APART = 8  # pixels between two sizes
 _LATE = 2  # the steps of the second half count apart, because most sizes are known by then
 
@@ -77,26 +74,13 @@ def train(arguments: Namespace) -> dict[str, object]:
     }
 
 
-def run(arguments: Namespace, setting: str) -> dict[str, Any]:
-    """Run a process under a setting, and return what it has measured."""
-    command = [sys.executable, "-m", __spec__.name, "--train", "--setting", setting]
-    for name in ("backend", "network", "batch", "sizes", "steps"):
-        command += [f"--{name}", str(getattr(arguments, name))]
-    environment = {**os.environ, VARIABLES["database"]: "off"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{setting}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
 def compare(arguments: Namespace) -> bool:
     """Run all settings, and return whether their steps take at most 1.05 of PyTorch's time."""
     runs = {}
     if arguments.backend != "cpu":  # or the first process, which is PyTorch's, would wait for the disk
         read_ahead(libraries(Path(torch.__file__).parent)).join(MOST_READING_S)
     for setting in (_STOCK, *(arguments.setting or ["auto-off", "64MiB-off"])):
-        runs[setting] = found = run(arguments, setting)
+        runs[setting] = found = trained(__spec__.name, arguments, setting, _PASSED_ON)
         note(f"{setting}: {found['seconds']:.1f} s, step {found['median_ms']:.2f} ms, {found['kernels']} plans")
     stock = runs[_STOCK]
     claims = []

@@ -14,35 +14,29 @@ of all of them.
 """
 
 import json
-import os
-import subprocess
-import sys
 from argparse import ArgumentParser, Namespace
-from math import exp, log
-from statistics import fmean, median, stdev
+from math import log
+from statistics import geometric_mean, median, stdev
 from time import perf_counter
 from typing import Any
 
 import torch
 
 import ucudnn.torch
-from bench.tools.results import ROOT, save_case
+from bench.tools.results import save_case
 from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main
 from bench.torch.measuring import conditions
+from bench.torch.network_order import stock_of
 from bench.torch.network_setting import is_settled, turned_on
 from bench.torch.network_step import FORMS, NETWORKS, Step, step_of
 from bench.torch.network_times import Clock, host_ms
-from ucudnn.settings import VARIABLES
+from bench.torch.programs.own_process import trained
 
 _PARTS = "before", "within", "after"
+_PASSED_ON = "backend", "network", "form", "seconds", "tuning_seconds"  # to each process
 _WARM_STEPS = 20
 _LEFT_STEPS = 100  # that PyTorch alone takes where a setting is turned on
 _CHUNK = 20  # steps, after which the host's time is asked
-
-
-def alone(setting: str) -> str:
-    """Return the setting of PyTorch alone with the same `cudnn.benchmark`."""
-    return "stock-off" if setting.endswith("-off") else "stock"
 
 
 def timed(step: Step, clock: Clock, seconds: float) -> dict[str, list[float]]:
@@ -64,7 +58,7 @@ def timed(step: Step, clock: Clock, seconds: float) -> dict[str, list[float]]:
 def train(arguments: Namespace) -> dict[str, object]:
     """Train in this process, and return what the parts took."""
     device = torch.device("cpu" if arguments.backend == "cpu" else "cuda")
-    turned_on(alone(arguments.setting), arguments.backend)
+    turned_on(stock_of(arguments.setting), arguments.backend)
     (step, _), clock = step_of(arguments, device), Clock(device)
     for _ in range(_WARM_STEPS):
         step()
@@ -84,19 +78,6 @@ def train(arguments: Namespace) -> dict[str, object]:
     return {"conditions": conditions(device), **found}
 
 
-def run(arguments: Namespace, setting: str) -> dict[str, Any]:
-    """Train in a process of its own, and return what it has measured."""
-    command = [sys.executable, "-m", __spec__.name, "--train", "--setting", setting]
-    for name in ("backend", "network", "form", "seconds", "tuning_seconds"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
-    environment = {**os.environ, VARIABLES["database"]: "off"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{setting}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
 def ratios(found: dict[str, Any], part: str, what: str) -> float:
     """Return the median time of a part over that before it; `what` is 'steps_ms' or 'hosts_ms'."""
     return median(found[part][what]) / median(found["before"][what])
@@ -104,10 +85,10 @@ def ratios(found: dict[str, Any], part: str, what: str) -> float:
 
 def compare(arguments: Namespace) -> None:
     """Run both kinds of processes by turns, and print what each part takes."""
-    runs: dict[str, list[dict[str, Any]]] = {alone(arguments.setting): [], arguments.setting: []}
+    runs: dict[str, list[dict[str, Any]]] = {stock_of(arguments.setting): [], arguments.setting: []}
     for number in range(arguments.repeats):
         for setting in reversed(runs) if number % 2 else runs:
-            found = run(arguments, setting)
+            found = trained(__spec__.name, arguments, setting, _PASSED_ON)
             runs[setting].append(found)
             told = ", ".join(f"{part} {median(found[part]['steps_ms']):.2f} ms" for part in _PARTS)
             note(f"{setting}: {told}; settled: {found['settled']}, after {found['steps']} steps")
@@ -124,9 +105,8 @@ def compare(arguments: Namespace) -> None:
 
 def _mean(values: list[float]) -> str:
     """Return the geometric mean of ratios, and its relative standard error if there are several."""
-    logarithms = [log(each) for each in values]
-    error = f", standard error {stdev(logarithms) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
-    return f"{exp(fmean(logarithms)):.3f}{error}"
+    told = f"{geometric_mean(values):.3f}"
+    return f"{told}, standard error {stdev(map(log, values)) / len(values) ** 0.5:.3f}" if len(values) > 1 else told
 
 
 def main() -> None:

@@ -415,7 +415,7 @@ def compared_steps(one, came, calls):
     """
     found = []
     while one.tuner.phase is TuningPhase.COMPARING:
-        counts, uses = not one.tuner._comparison.begins_block, one.tuner._comparison.uses_kernels
+        counts, uses = not one.tuner._comparison.begins_block, bool(one.tuner._comparison.running)
         came.clear()
         calls()
         assert one.is_gated
@@ -454,24 +454,17 @@ def test_calls_in_python_do_not_tell_which_plans_are_faster(trying, calls, monke
     assert one.tuner.gain < 0.7
 
 
-def plans_of(one):
-    """Return the configurations of all kernels by which the handle computes."""
-    (handle,) = one.made.handles().values()
-    known = {key: each.decision for key, each in handle.plans.entries.items()}
-    return {key: decision.configuration for key, decision in known.items() if decision is not None}
-
-
 @pytest.mark.parametrize("worth", [0.0, 0.995])
 def test_the_first_plans_come_back_where_no_set_is_chosen(trying, monkeypatch, calls, worth):
     one, came = trying
     monkeypatch.setattr(step_comparison, "_WORTH_KEEPING", worth)
     one.until(lambda: one.tuner.trials, assert_near)
-    before = plans_of(one)
+    before = one.configurations
     until_over(one, came)
-    assert plans_of(one) != before, "the first block has the plans of a set"
+    assert one.configurations != before, "the first block has the plans of a set"
     compared_steps(one, came, calls)
     assert one.tuner.phase is TuningPhase.SETTLED
-    assert (plans_of(one) == before) is (not one.tuner.kernels) is (worth == 0)
+    assert (one.configurations == before) is (not one.tuner.kernels) is (worth == 0)
     one.until(lambda: one.is_final, assert_near)
     one.until(lambda: not taken(came), assert_near)
     calls()

@@ -125,10 +125,6 @@ def test_plans_of_tensors_that_are_copied_first_are_replaced_like_others(stated,
 
 def test_training_that_begins_while_plans_are_compared_in_inference_has_the_first_ones(stated):
     one = stated()
-
-    def plans():
-        return {key: each.decision.configuration for key, each in handle_of(one).plans.entries.items()}
-
     with one.enable():
         for _ in range(400):
             one.program.passed_ms += one.program.idle_ms
@@ -137,12 +133,12 @@ def test_training_that_begins_while_plans_are_compared_in_inference_has_the_firs
             one.wait_for_threads()
             if one.made.tuners() and one.tuner.phase is TuningPhase.COMPARING:
                 break
-            before = plans()
+            before = one.configurations
         assert one.tuner.phase is TuningPhase.COMPARING
-        assert plans() != before
+        assert one.configurations != before
         assert_near(one.step(), one.expected)
         assert one.tuner.phase is TuningPhase.WARMING
-        assert {key: plans()[key] for key in before} == before
+        assert {key: one.configurations[key] for key in before} == before
         run(one)
         assert one.tuner.kernels, "and other ones in the end"
 

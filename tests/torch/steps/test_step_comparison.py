@@ -41,11 +41,11 @@ class Steps:
     def take(self):
         """Take a step; return whether the comparison is over."""
         one = self.comparison
-        ran = one.kernels["a problem"] if one.uses_kernels else OWN_MS
+        ran = one.kernels["a problem"] if one.running else OWN_MS
         changed = len({ran, *self.ran[-self._unsteady :]}) > 1 or len(self.ran) < self._unsteady
         self.ran.append(ran)
         self._marks.append(self._marks[-1] + ran + self._busy_ms() + 1000.0 * changed)
-        self._times.ended(TuningPhase.COMPARING, differs=one.uses_kernels, first=one.begins_block, busy=False)
+        self._times.ended(TuningPhase.COMPARING, differs=bool(one.running), first=one.begins_block, busy=False)
         self._times.read()
         one.step_ended()
         return one.is_over
@@ -61,7 +61,7 @@ def test_the_fastest_set_is_chosen_if_it_is_worth_a_detour(seed):
     best = min(takes_ms)
     assert steps.comparison.gain == pytest.approx(best / OWN_MS)
     assert steps.comparison.kernels == ({"a problem": best} if best / OWN_MS <= 0.995 else {})
-    assert not steps.comparison.uses_kernels
+    assert not steps.comparison.running
     assert all(steps.ran.count(each) >= 12 for each in takes_ms), "each set has run"
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_compared_without_a_set():
 @pytest.mark.parametrize("unsteady", [1, 3])
 def test_a_set_and_pytorch_take_turns_in_blocks(unsteady):
     steps = Steps([50.0], unsteady=unsteady)
-    assert not steps.comparison.uses_kernels
+    assert not steps.comparison.running
     steps.comparison.begin(steps.sets)
     while not steps.take():
         pass

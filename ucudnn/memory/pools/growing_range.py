@@ -43,7 +43,8 @@ class GrowingRange:
         """Return the address of the hole of mapped bytes that a piece takes; None if none is large enough."""
         if not self._absent:
             return self._found(size)
-        fitting = sorted((end - begin, begin, end) for begin, end in self._mapped_holes() if end - begin >= size)
+        mapped = (part for hole in self._holes for part in self._mapped(*hole))
+        fitting = sorted((end - begin, begin, end) for begin, end in mapped if end - begin >= size)
         if not fitting:
             return None
         chosen = fitting[0]
@@ -124,14 +125,6 @@ class GrowingRange:
             range(-(-begin // self._page), max(-(-begin // self._page), min(end // self._page, self._end)))
             for begin, end in self._holes
         ]
-
-    def _mapped_holes(self) -> list[tuple[int, int]]:
-        """Return (address, end) of all mapped bytes that nothing has, by address."""
-        if self._absent:
-            return [part for hole in self._holes for part in self._mapped(*hole)]
-        end = self._end * self._page
-        last = self._holes[-1][0]
-        return [*self._holes[:-1], *([(last, end)] if last < end else [])]
 
     def _grown(self, hole: tuple[int, int, int]) -> int:
         """Return what mapped bytes (bytes, address, end) count with those behind them that are not mapped."""

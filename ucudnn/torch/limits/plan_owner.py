@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, TypeVar, final
 
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
@@ -23,6 +23,8 @@ STEPS_TO_PLAN = 2
 
 UNSTEADY_STEPS = STEPS_TO_PLAN + 1
 """The same, and the step that waits while the gate is opened again."""
+
+_Taken = TypeVar("_Taken")
 
 
 class TimedConfiguration(Protocol):
@@ -99,33 +101,36 @@ class PlanOwner:
             return
         self._compared = wanted
         self.changes += 1
-        handle = self._handle()
-        with handle.backend.lock:
+        plans = self._handle().plans
+        with self._handle().backend.lock:
             while self._before:
-                handle.plans.put_back(self._before.pop())
-            for problem, configuration in sorted(wanted.items(), key=lambda each: not each[0].biased):
-                try:
-                    self._before.append(handle.plans.take(*without_addition(problem, configuration)))
-                except UcudnnError as error:  # the first plan stays
-                    _LOG.warning("%s: %s", problem, error)
+                plans.put_back(self._before.pop())
+            self._before += self._given(wanted, plans.take)
 
     def adopt(self, sites: Iterable[DecidedSite]) -> None:
-        """Let the handle compute problems by configurations that were faster in the program.
+        """Let the handle compute problems by configurations that were faster in the program."""
+        chosen = {site.problem: site.adopted for site in sites if site.adopted is not None}
+        timed = {problem: _timed(each.configuration, median(each.samples_ms)) for problem, each in chosen.items()}
+        self._given(timed, self._handle().plans.adopt)
+
+    def _given(
+        self,
+        configurations: Mapping[ConvolutionProblem, Configuration],
+        take: Callable[[ConvolutionProblem, Configuration], _Taken],
+    ) -> list[_Taken]:
+        """Give the handle configurations of problems, and return what it answers; where it refuses, a first plan stays.
 
         Where another kernel adds the bias, the configuration is that of the convolution without it. Calls that have no
         bias decide about that last.
         """
-        for site in sorted(sites, key=lambda each: not each.problem.biased):
-            adopted = site.adopted
-            if adopted is None:
-                continue
-            problem, configuration = without_addition(site.problem, adopted.configuration)
-            handle, configuration = self._handle(), _timed(configuration, median(adopted.samples_ms))
+        found = []
+        for problem, configuration in sorted(configurations.items(), key=lambda each: not each[0].biased):
             try:
-                with handle.backend.lock:
-                    handle.plans.adopt(problem, configuration)
-            except UcudnnError as error:  # the first plan stays
-                _LOG.warning("%s: %s", site.problem, error)
+                with self._handle().backend.lock:
+                    found.append(take(*without_addition(problem, configuration)))
+            except UcudnnError as error:
+                _LOG.warning("%s: %s", problem, error)
+        return found
 
 
 class Stated(NamedTuple):

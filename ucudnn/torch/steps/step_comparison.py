@@ -58,11 +58,6 @@ class StepComparison:
         return self._turns.begins_block
 
     @property
-    def uses_kernels(self) -> bool:
-        """Whether the set that is compared runs in this step."""
-        return bool(self.running)
-
-    @property
     def running(self) -> KernelSet:
         """The set that runs in this step; empty in steps of PyTorch's own kernels."""
         return self.kernels if self._turns.is_on and not self.is_over else {}
