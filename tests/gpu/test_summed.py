@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -245,3 +246,25 @@ def test_slabs_of_one_sample_have_the_error_of_the_undivided_kernel(cupy, cudnn,
     found = operands.error(cupy, operands.expected())
     assert np.isfinite(found)
     assert found <= SHARE[WIDENED] * undivided[1.0, 0.0]
+
+
+def test_a_thread_that_has_only_chosen_its_gpu_loads_the_kernels():
+    """Threads that build candidates of PyTorch's programs do nothing else with the GPU before."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch has no GPU")
+    from ucudnn.torch.gpu import TorchGpu
+
+    torch.zeros(1, device="cuda")
+    found = []
+
+    def load():
+        with torch.cuda.device(0):
+            device = TorchGpu(0)
+            found.extend([device.sum_kernels, device.copier, device.can_delay])
+
+    thread = Thread(target=load)
+    thread.start()
+    thread.join()
+    assert len(found) == 3
+    assert all(found)

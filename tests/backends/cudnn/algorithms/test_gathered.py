@@ -212,8 +212,9 @@ def test_without_the_copying_kernels_there_is_no_gathered_call(monkeypatch):
         raise OSError("CUDA error 218 from cuModuleLoadData")
 
     class Refusing(base.Gpu):
-        pass
+        ordinal = 0
 
+    monkeypatch.setattr(base, "make_context_current", lambda _: None)
     monkeypatch.setattr(strided_copy, "Function", refused)
     Refusing.__abstractmethods__ = frozenset()
     device = Refusing()

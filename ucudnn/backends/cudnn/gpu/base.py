@@ -1,5 +1,6 @@
 """The interface through which the cuDNN backend uses a GPU: memory, streams, events and properties."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -7,11 +8,11 @@ from functools import cache, cached_property
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
-from ucudnn.backends.cudnn.gpu.driver import DelayKernel, stream_id
+from ucudnn.backends.cudnn.gpu.driver import DelayKernel, make_context_current, stream_id
 from ucudnn.backends.cudnn.gpu.strided_copy import Copier
 from ucudnn.backends.cudnn.gpu.sum_kernels import SumKernels
 from ucudnn.backends.fork_locks import guard_cached_properties
@@ -21,8 +22,12 @@ from ucudnn.problem import DataType
 RANDOM_BLOCK = 1 << 20
 """Number of random elements that are drawn; larger tensors repeat them."""
 
+_LOG = logging.getLogger(__name__)
+
 _NULL_STREAMS = (0, 1)  # cudaStreamLegacy is 1
 _MOST_STREAMS = 1024  # whose numbers are remembered for captures
+
+_Kernels = TypeVar("_Kernels")
 
 
 @final
@@ -227,24 +232,26 @@ class Gpu(ABC):
     @cached_property
     def copier(self) -> Copier | None:
         """Kernels that copy the samples that strides read; None if the driver does not load them."""
-        try:
-            return Copier()
-        except OSError:
-            return None
+        return self._loaded(Copier)
 
     @cached_property
     def sum_kernels(self) -> SumKernels | None:
         """Kernels for sums in float32; None if the driver does not load them."""
-        try:
-            return SumKernels()
-        except OSError:
-            return None
+        return self._loaded(SumKernels)
 
     @cached_property
     def _delay_kernel(self) -> DelayKernel | None:
+        return self._loaded(DelayKernel)
+
+    def _loaded(self, load: Callable[[], _Kernels]) -> _Kernels | None:
+        """Return kernels of our own; None if the driver does not load them."""
         try:
-            return DelayKernel()
-        except OSError:
+            make_context_current(self.ordinal)
+            return load()
+        except OSError as error:
+            _LOG.warning(
+                "GPU %d: the driver does not load kernels of ucudnn, which does without: %s", self.ordinal, error
+            )
             return None
 
     def timed(self, run: Callable[[], object], lead: Callable[[], object] | None = None) -> Timed:

@@ -85,6 +85,30 @@ def stream_id(stream: int) -> int | None:
         exchange_capture_mode(mode)
 
 
+def make_context_current(ordinal: int) -> None:
+    """Make the primary context of a GPU the calling thread's current one, if the thread has none.
+
+    CUDA's runtime does that at a thread's first call that needs it, and not where a thread only chooses a GPU that is
+    the current one already. Functions of the driver never do it: in such a thread, the driver loads no kernel.
+
+    Args:
+        ordinal: number of the GPU, as CUDA's runtime counts them.
+
+    Raises:
+        OSError: if there is no driver, or it does not make the context current.
+    """
+    cuda, current, device = ctypes.CDLL(_NAME), ctypes.c_void_p(), ctypes.c_int()
+    try:
+        _check(cuda.cuCtxGetCurrent(ctypes.byref(current)), "cuCtxGetCurrent")
+        if current.value is None:
+            _check(cuda.cuDeviceGet(ctypes.byref(device), ordinal), "cuDeviceGet")
+            # Nobody releases the context, which lives as long as the process: the runtime keeps it, too.
+            _check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(current), device), "cuDevicePrimaryCtxRetain")
+            _check(cuda.cuCtxSetCurrent(current), "cuCtxSetCurrent")
+    except AttributeError as error:  # the library of this name is not a driver
+        raise OSError(str(error)) from None
+
+
 @final
 class Function:
     """A kernel in PTX, which the driver compiles for the current context, the primary one of a GPU.
