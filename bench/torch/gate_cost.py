@@ -49,10 +49,10 @@ from ucudnn.torch.gate.call_gate import CallGate, GateOutput, GateRule, look_of
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.candidate_source import CandidateSource
 from ucudnn.torch.tuning.program import FreeBlocks, Program
-from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuner import Tuner
 
 CALLS = 50  # so few that most samples are not interrupted by other processes

@@ -11,6 +11,7 @@ import ucudnn.torch  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.benchmarking.measurer import LocalMeasurer  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.tuning.candidate import WRONG, CandidateState  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 
@@ -81,6 +82,24 @@ def test_a_stated_limit_measures_nothing_first_and_keeps_the_limit_throughout():
         assert on.report().workspace_bytes <= LIMIT
         found = program.gradients()
     assert_same_gradients(found, program.gradients())
+
+
+def test_filter_gradients_of_16_bits_in_micro_batches_are_tried_with_a_sum_in_float32():
+    torch.manual_seed(0)
+    to = {"device": "cuda", "dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    convolutions = (torch.nn.Conv2d(96, 96, 3, padding=1, groups=4, bias=False) for _ in range(3))
+    program = TrainedProgram(torch.nn.Sequential(*convolutions).to(**to), torch.randn(64, 96, 56, 56).to(**to))
+    with ucudnn.torch.enable(workspace_limit="32MiB", trial_share=0.5, database="off") as on:
+        settle(program, on)
+        (tuner,) = on._interceptor.tuners().values()
+        tried = [
+            each
+            for site in tuner.sites.values()
+            for each in site.candidates or ()
+            if each.configuration.float32_sum is not None and each.state is not CandidateState.NEW
+        ]
+    assert any(len(each.configuration.parts) > 1 for each in tried), "threads have built them"
+    assert not any(each.reason == WRONG for each in tried)
 
 
 def test_live_bytes_and_workspace_together_keep_a_limit_of_memory():

@@ -1,6 +1,6 @@
 """Ledgers of trials for tests that begin where steps are steady."""
 
-from ucudnn.torch.tuning.trial_ledger import TrialLedger
+from ucudnn.torch.steps.trial_ledger import TrialLedger
 
 
 def begun(share, clock):

@@ -34,10 +34,10 @@ from ucudnn.torch.limits.memory_limit import MemoryLimit
 from ucudnn.torch.limits.plan_owner import PlanOwner, Stated
 from ucudnn.torch.limits.stated_room import StatedRoom
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides
+from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.candidate_source import CandidateSource
 from ucudnn.torch.tuning.program import ProgramOnGpu
-from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuner import Tuner
 from ucudnn.units import parse_bytes
 

@@ -7,7 +7,8 @@ pytest.importorskip("torch")
 from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.torch.checking.readings import Reading, Readings
-from ucudnn.torch.tuning.call_site import CallSite, Candidate
+from ucudnn.torch.tuning.call_site import CallSite
+from ucudnn.torch.tuning.candidate import Candidate
 
 
 class Marked:

@@ -24,7 +24,8 @@ from ucudnn.torch.call_cache import asked_convolution as asked  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 from ucudnn.torch.tuning import tuner as tuner_module  # noqa: E402
-from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG, CallSite  # noqa: E402
+from ucudnn.torch.tuning.call_site import CallSite  # noqa: E402
+from ucudnn.torch.tuning.candidate import NO_MEMORY, WRONG  # noqa: E402
 from ucudnn.torch.tuning.program import FreeBlocks  # noqa: E402
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel  # noqa: E402
 

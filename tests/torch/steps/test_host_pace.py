@@ -11,7 +11,7 @@ import torch
 from ucudnn.torch.steps import host_pace
 from ucudnn.torch.steps.host_pace import HostPace
 from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
-from ucudnn.torch.tuning.trial_ledger import TrialLedger
+from ucudnn.torch.steps.trial_ledger import TrialLedger
 
 MODEL = torch.nn.Identity()
 

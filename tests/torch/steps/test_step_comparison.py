@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from ucudnn.torch.steps.step_comparison import StepComparison
 from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
-from ucudnn.torch.tuning.trial_ledger import TrialLedger
+from ucudnn.torch.steps.trial_ledger import TrialLedger
 
 OWN_MS = 100.0
 

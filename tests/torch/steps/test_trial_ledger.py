@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from tests.support.ledgers import begun
-from ucudnn.torch.tuning.trial_ledger import TrialLedger
+from ucudnn.torch.steps.trial_ledger import TrialLedger
 
 
 class Clock:

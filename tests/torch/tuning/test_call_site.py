@@ -11,18 +11,8 @@ pytest.importorskip("torch")
 from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.problem import Operation
-from ucudnn.torch.tuning.call_site import (
-    ENOUGH,
-    FAILED,
-    SLOW,
-    WRONG,
-    CallSite,
-    Candidate,
-    priority,
-    ranked,
-    sets_to_compare,
-    worth_replacing,
-)
+from ucudnn.torch.tuning.call_site import ENOUGH, CallSite, priority, ranked, sets_to_compare, worth_replacing
+from ucudnn.torch.tuning.candidate import FAILED, SLOW, WRONG, Candidate
 
 
 def candidate(name, size=8):
@@ -104,6 +94,28 @@ def test_a_slow_candidate_is_never_in_place():
     assert site.candidates[0].reason == SLOW
 
 
+@pytest.mark.parametrize(
+    ("stock", "first", "second", "state", "runs"),
+    [
+        (2.0, 4.0, 0.6, "checked", 2),
+        (2.0, 4.0, 2.1, "rejected", 2),
+        (2.0, 7.1, 0.6, "rejected", 1),  # no code takes so long to load
+        (2.0, 1.9, 2.1, "checked", 1),
+        (1.0, 4.0, 0.6, "rejected", 1),  # it has run before it was timed
+    ],
+)
+def test_a_first_run_that_may_have_loaded_code_is_not_the_last_one(stock, first, second, state, runs):
+    one = candidate("a")
+    site, times = site_of(one, stock=stock), iter([first, second])
+    done = 0
+    while (trial := site.next_trial()) is not None and not trial.in_place:
+        site.checked(trial.candidate, next(times), 0.0, 1e-2)
+        done += 1
+    assert (one.state.value, done) == (state, runs)
+    if state == "checked":
+        assert one.rough_ms == min(first, second) < stock
+
+
 def test_a_candidate_that_fails_in_place_is_given_up():
     a = candidate("a")
     site = site_of(a)
@@ -149,7 +161,33 @@ def test_candidates_that_promise_less_are_not_run_after_slow_ones_in_turn():
     assert {name for name, in_place in done if not in_place} == set("abcde"), "one that was not slow begins anew"
     assert site.adopted is None
     many = dict.fromkeys(map(chr, range(97, 97 + 18)), 3.0)
-    assert len(run(site_of(*map(candidate, many)), many)) == 6, "a third of many"
+    assert len(run(site_of(*map(candidate, many)), many)) == 9, "half of many"
+
+
+def run_ones(site, times):
+    """Return the algorithms that were run beside PyTorch's own kernel, in their order."""
+    return [name for name, in_place in run(site, times) if not in_place]
+
+
+def test_of_many_candidates_none_is_run_of_a_kind_that_was_slow_and_other_engines_get_their_turn():
+    names = [f"eng{engine}_k2={knob}" for engine in (65, 10, 33) for knob in range(-1, 5)]
+    times = {name: 0.8 if name.startswith("eng33") else 1.5 for name in names}
+    assert run_ones(site_of(*map(candidate, names)), times) == ["eng65_k2=-1", "eng10_k2=-1", *names[12:]]
+    few = names[5:7] + names[11:14]
+    assert run_ones(site_of(*map(candidate, few)), times) == few[:3], "of few, three in turn"
+
+
+def test_a_kind_of_which_a_later_candidate_is_slow_was_worth_its_turn():
+    names = [f"eng65_k2={knob}" for knob in range(6)] + [f"eng9_k2={knob}" for knob in range(6)]
+    times = dict(zip(names, [0.9, 0.8, 1.1] + [0.1] * 3 + [1.2] * 6, strict=True))
+    assert run_ones(site_of(*map(candidate, names)), times) == [*names[:3], "eng9_k2=0"]
+
+
+def test_micro_batches_and_sums_of_a_slow_engine_are_kinds_of_their_own():
+    names = ["eng9_k2=1", "eng9_k2=1+rounded", *[f"a{number}" for number in range(10)]]
+    both = [candidate(names[0]), candidate(names[0], 4), *map(candidate, names[1:])]
+    assert len({each.kind for each in both}) == len(both)
+    assert len(run_ones(site_of(*both), dict.fromkeys(names, 2.0))) == 6, "half of twelve and more"
 
 
 def test_a_kernel_that_could_save_much_of_a_step_is_costly():

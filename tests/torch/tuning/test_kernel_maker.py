@@ -10,7 +10,8 @@ from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import CudnnError
 from ucudnn.torch.tuning import kernel_maker as module
-from ucudnn.torch.tuning.call_site import FAILED, SLOW_PLAN, CallSite, Candidate
+from ucudnn.torch.tuning.call_site import CallSite
+from ucudnn.torch.tuning.candidate import FAILED, SLOW_PLAN, Candidate
 from ucudnn.torch.tuning.kernel_maker import KernelMaker
 
 

@@ -8,14 +8,14 @@ import torch
 
 from ucudnn.torch.checking.output_sketch import distance_of, sketch, sketch_sizes
 from ucudnn.torch.output_form import OutputForm
-from ucudnn.torch.tuning.call_site import NO_MEMORY, CallSite, Candidate, Trial
+from ucudnn.torch.tuning.call_site import CallSite
+from ucudnn.torch.tuning.candidate import NO_MEMORY, Candidate, Trial
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 from ucudnn.torch.tuning.tuner import Tuner
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 """x, w, y and the bias."""
 
-_LONG_MS = 1.0  # the first run may load code; where PyTorch's own kernel takes less, a second run is timed
 _SCALARS_BYTES = 8 << 10  # at least as much as the tensors take that compare two outputs
 
 
@@ -105,7 +105,7 @@ class CandidateCheck:
         program = self._tuner.program
         out.fill_(float("nan"))
         program.poison(kernel.workspace_bytes)
-        done = self._site.stock_median_ms > _LONG_MS or kernel.run(*operands)
+        done = self._site.is_long or kernel.run(*operands)  # the first run may load code
         begin = program.mark()
         done = done and kernel.run(*operands)
         return (begin, program.mark()) if done else None

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 from ucudnn.torch.checking.tolerance import tolerance
-from ucudnn.torch.tuning.call_site import CallSite, Candidate
+from ucudnn.torch.tuning.call_site import CallSite
+from ucudnn.torch.tuning.candidate import Candidate
 from ucudnn.torch.tuning.program import Program
 
 

@@ -8,8 +8,8 @@ from math import hypot, sqrt
 from statistics import median
 from typing import Any, final
 
+from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.program import Program
-from ucudnn.torch.tuning.trial_ledger import TrialLedger
 
 _MOST_TYPICAL = 30  # the latest steps without trials
 _UNSTEADY_STEPS = 2  # the first ones, which are not typical

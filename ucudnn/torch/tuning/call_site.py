@@ -1,25 +1,22 @@
 """What was learned about one kernel in the program: times of PyTorch's own, times of candidates, and the choice."""
 
-from collections.abc import Collection, Iterable
-from enum import Enum
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
 from statistics import median
 from typing import final
 
 from ucudnn.configuration import Configuration
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.torch.tuning.candidate import NO_MEMORY, SLOW, WRONG, Candidate, CandidateState, Trial
 
 ENOUGH = 5
 """Samples of a time from which its median counts."""
 
-WRONG, SLOW, NO_MEMORY, FAILED = "wrong result", "slow", "no free memory for a check", "failed"
-SLOW_PLAN = "its plan takes too long to build"
-"""Why a candidate is given up."""
-
 _MOST_TIMED = 2  # candidates that are timed in the program, the fastest of those that were checked
-_MOST_FAILURES = 8  # steps in which a candidate fails: memory may be short for a while, or a tensor not aligned
-_MOST_SLOW = 3  # candidates in turn that are not worth timing, or a third of them: the others, which promise less, stay
+_MOST_SLOW = 3  # candidates in turn that are not worth timing: the others, which promise less, stay
+_MANY, _MOST_OF_MANY = 12, 2  # candidates, of which half may be slow in turn, but one of a kind
 _WORTH_TIMING = 1.0  # of PyTorch's time, in the one run beside it
+_LONG_MS, _LOADING_MS = 1.0, 5.0  # of PyTorch's time; and by which a first run may take longer, because it loads code
 _PROMISING = 0.9  # of PyTorch's time, in that run: it is timed in the program before others are run
 _WORTH_ADOPTING = 0.97  # of PyTorch's time: less may be noise
 _SHADOW_COST = 3.0  # of PyTorch's time: a run or two, a fill and two norms
@@ -33,88 +30,6 @@ _LEAST_OF_GAIN = 0.8  # of the time that all adopted kernels save, which a few m
 _MOST_OF_KERNELS = 0.5  # of the adopted kernels, which a few may be
 _HOST_MS, _MANY_TIMES = 0.005, 10.0  # by which each kernel of a step may take the host longer on average, or save more
 _MOST_SITES = 256
-
-
-class CandidateState(Enum):
-    """How far a candidate is: not run yet, its output checked, or given up."""
-
-    NEW = "new"
-    CHECKED = "checked"
-    REJECTED = "rejected"
-
-
-@final
-class Candidate:
-    """A configuration that may replace PyTorch's own kernel.
-
-    Args:
-        configuration: the configuration.
-        workspace_bytes: its workspace.
-
-    Attributes:
-        state: how far it is.
-        reason: why it was given up; '' if it was not.
-        rough_ms: its time beside PyTorch's own kernel, where its output was checked.
-        samples_ms: its times in place of PyTorch's own kernel.
-        host_ms: the least milliseconds that the host took to issue it.
-        misses: number of calls at which no memory was free to check it.
-        in_turn: whether it is checked in the memory of PyTorch's output, before that is computed.
-        failures: number of steps in which it failed.
-    """
-
-    __slots__ = (
-        *("configuration", "failures", "host_ms", "in_turn", "misses", "reason", "rough_ms", "samples_ms"),
-        *("state", "workspace_bytes"),
-    )
-
-    def __init__(self, configuration: Configuration, workspace_bytes: int) -> None:
-        self.configuration = configuration
-        self.workspace_bytes = workspace_bytes
-        self.state = CandidateState.NEW
-        self.reason = ""
-        self.rough_ms = inf
-        self.samples_ms: list[float] = []
-        self.host_ms = inf
-        self.misses = 0
-        self.in_turn = False
-        self.failures = 0
-
-    @property
-    def is_undivided(self) -> bool:
-        """Whether it computes the whole mini-batch at once."""
-        return len(self.configuration.parts) == 1
-
-    def failed(self) -> None:
-        """Note that it failed in a step; it is given up if it fails again and again."""
-        self.failures += 1
-        if self.failures >= _MOST_FAILURES:
-            self.reject(FAILED)
-
-    def reject(self, reason: str) -> None:
-        """Give it up."""
-        self.state, self.reason = CandidateState.REJECTED, reason
-
-
-@final
-class Trial:
-    """What a site does in one step.
-
-    Args:
-        candidate: what is tried; None times PyTorch's own kernel.
-        in_place: whether the candidate replaces PyTorch's own kernel; otherwise it runs beside it and is checked.
-        estimate_ms: the time that the trial is expected to lose.
-
-    Attributes:
-        started: whether the candidate has run beside PyTorch's own kernel in this step, or has failed.
-    """
-
-    __slots__ = ("candidate", "estimate_ms", "in_place", "started")
-
-    def __init__(self, candidate: Candidate | None, *, in_place: bool, estimate_ms: float) -> None:
-        self.candidate = candidate
-        self.in_place = in_place
-        self.estimate_ms = estimate_ms
-        self.started = False
 
 
 @final
@@ -157,6 +72,7 @@ class CallSite:
         self.finished = False
         self._median = 0, 0.0  # of so many times of PyTorch's own kernel
         self._slow = 0  # candidates in turn that were slow
+        self._slow_kinds: set[tuple[int, str]] = set()
         self._compared = 0  # samples of PyTorch's own kernel since candidates are timed in place
 
     @property
@@ -167,6 +83,11 @@ class CallSite:
             found = median(self.stock_ms)
             self._median = len(self.stock_ms), found
         return found
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a candidate is run once at a time; else a run before the one that is timed loads its code."""
+        return self.stock_median_ms > _LONG_MS
 
     @property
     def saved_ms(self) -> float:
@@ -228,8 +149,8 @@ class CallSite:
         promising = next((each for each in self.fastest if each.rough_ms < _PROMISING * stock), None)
         if promising is not None and len(promising.samples_ms) < ENOUGH:  # it saves time already while it is timed
             return self._in_place(promising)
-        new = next((each for each in self.candidates if each.state is CandidateState.NEW), None)
-        if new is not None and self._slow < max(_MOST_SLOW, len(self.candidates) // _MOST_SLOW):
+        new = self._next_new(self.candidates)
+        if new is not None:
             return Trial(new, in_place=False, estimate_ms=_SHADOW_COST * stock)
         timed = self.fastest
         missing = next((each for each in timed if len(each.samples_ms) < ENOUGH), None)
@@ -239,6 +160,14 @@ class CallSite:
             return Trial(None, in_place=True, estimate_ms=_IN_PLACE_COST * stock)
         self.conclude()
         return None
+
+    def _next_new(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """Return the next candidate to run; None if those that are left promise too little."""
+        many = len(candidates) >= _MANY
+        if self._slow >= (len(candidates) // _MOST_OF_MANY if many else _MOST_SLOW):
+            return None
+        new = (each for each in candidates if each.state is CandidateState.NEW)
+        return next((each for each in new if not many or each.kind not in self._slow_kinds), None)
 
     def conclude(self) -> None:
         """Adopt the fastest of the candidates that were timed often enough, if it is worth it."""
@@ -272,9 +201,12 @@ class CallSite:
         """Note the time of a candidate beside PyTorch's own kernel, and the relative distance of their outputs."""
         if not error <= tolerance:  # NaN is no distance
             candidate.reject(WRONG)
+        elif self.is_long and not candidate.was_slow and 0 < time_ms - self.stock_median_ms <= _LOADING_MS:
+            candidate.was_slow = True  # it is run once more
         elif time_ms > _WORTH_TIMING * self.stock_median_ms:
             candidate.reject(SLOW)
             self._slow += 1
+            self._slow_kinds.add(candidate.kind)
         else:
             self._slow = 0
             candidate.state, candidate.rough_ms = CandidateState.CHECKED, time_ms

@@ -275,11 +275,13 @@ class CandidateSource:
             if stops.is_set():
                 break
             self._building.add(get_ident())
-            with suppress(UcudnnError, MemoryError, RuntimeError):
+            try:
                 asked = problem if each.float32_sum is None else summed(problem)
                 for call, _ in computed_pieces(asked, each):
                     self._kept.append(builder.prepare(*call))
                 found.append(each)
+            except (UcudnnError, MemoryError, RuntimeError) as error:
+                _LOG.debug("%s: %s: %s", problem, each, error)
             self._ended.put(None)
             self._building.discard(get_ident())
         return found

@@ -10,7 +10,8 @@ from typing import final
 
 from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.torch.tuning.call_site import FAILED, SLOW_PLAN, CallSite, Candidate
+from ucudnn.torch.tuning.call_site import CallSite
+from ucudnn.torch.tuning.candidate import FAILED, SLOW_PLAN, Candidate
 from ucudnn.torch.tuning.candidate_source import Source
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 

@@ -23,7 +23,8 @@ from ucudnn.torch.gate.call_gate import GateOutput, GateRule
 from ucudnn.torch.output_form import OutputForm
 from ucudnn.torch.problem import Sizes
 from ucudnn.torch.steps.step_times import TuningPhase
-from ucudnn.torch.tuning.call_site import NO_MEMORY, CallSite, Trial
+from ucudnn.torch.tuning.call_site import CallSite
+from ucudnn.torch.tuning.candidate import NO_MEMORY, Trial
 from ucudnn.torch.tuning.program import FreeBlocks
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 from ucudnn.torch.tuning.tuner import Tuner

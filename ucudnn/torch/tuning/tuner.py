@@ -13,21 +13,12 @@ from ucudnn.torch.limits.plan_owner import UNSTEADY_STEPS, Stated
 from ucudnn.torch.steps.host_pace import HostPace
 from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
 from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
-from ucudnn.torch.tuning.call_site import (
-    CallSite,
-    Candidate,
-    Trial,
-    concluded,
-    priority,
-    ranked,
-    sets_to_compare,
-    timed,
-    worth_replacing,
-)
+from ucudnn.torch.steps.trial_ledger import TrialLedger
+from ucudnn.torch.tuning.call_site import CallSite, concluded, priority, ranked, sets_to_compare, timed, worth_replacing
+from ucudnn.torch.tuning.candidate import Candidate, Trial
 from ucudnn.torch.tuning.candidate_source import Source
 from ucudnn.torch.tuning.kernel_maker import KernelMaker
 from ucudnn.torch.tuning.program import Program
-from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 from ucudnn.workspace.spare import own_bytes
 

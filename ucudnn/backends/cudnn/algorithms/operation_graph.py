@@ -43,6 +43,7 @@ engines of cuDNN 9.19 leave NaN in the output if their workspace is aligned to 1
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"eng(\d+)((?:_k\d+=-?\d+)*)")
+_KNOB = re.compile(r"_k\d+=-?\d+")
 _MOST_NOTES = 32
 _MOST_KNOBS = 44  # CUDNN_KNOB_TYPE_COUNTS
 _KNOWN_NOTES = frozenset(note.value for note in NumericalNote)
@@ -366,6 +367,11 @@ def _parse(name: str) -> tuple[int, list[tuple[int, int]]]:
 def is_engine(name: str) -> bool:
     """Return whether this is the name of an engine configuration."""
     return _NAME.fullmatch(name) is not None
+
+
+def without_knobs(name: str) -> str:
+    """Return the name of an algorithm without the values of its engine's knobs."""
+    return _KNOB.sub("", name)
 
 
 def round_up(size_bytes: int) -> int:

@@ -1,0 +1,103 @@
+"""What may replace PyTorch's own kernel, how far it is tried, and what one step does with it."""
+
+from enum import Enum
+from math import inf
+from typing import final
+
+from ucudnn.backends.cudnn.algorithms.operation_graph import without_knobs
+from ucudnn.configuration import Configuration
+
+WRONG, SLOW, NO_MEMORY, FAILED = "wrong result", "slow", "no free memory for a check", "failed"
+SLOW_PLAN = "its plan takes too long to build"
+"""Why a candidate is given up."""
+
+_MOST_FAILURES = 8  # steps in which a candidate fails: memory may be short for a while, or a tensor not aligned
+
+
+class CandidateState(Enum):
+    """How far a candidate is: not run yet, its output checked, or given up."""
+
+    NEW = "new"
+    CHECKED = "checked"
+    REJECTED = "rejected"
+
+
+@final
+class Candidate:
+    """A configuration that may replace PyTorch's own kernel.
+
+    Args:
+        configuration: the configuration.
+        workspace_bytes: its workspace.
+
+    Attributes:
+        state: how far it is.
+        reason: why it was given up; '' if it was not.
+        rough_ms: its time beside PyTorch's own kernel, where its output was checked.
+        samples_ms: its times in place of PyTorch's own kernel.
+        host_ms: the least milliseconds that the host took to issue it.
+        misses: number of calls at which no memory was free to check it.
+        in_turn: whether it is checked in the memory of PyTorch's output, before that is computed.
+        failures: number of steps in which it failed.
+        was_slow: whether its first run was slow, which may have loaded its code.
+    """
+
+    __slots__ = (
+        *("configuration", "failures", "host_ms", "in_turn", "misses", "reason", "rough_ms", "samples_ms"),
+        *("state", "was_slow", "workspace_bytes"),
+    )
+
+    def __init__(self, configuration: Configuration, workspace_bytes: int) -> None:
+        self.configuration = configuration
+        self.workspace_bytes = workspace_bytes
+        self.state = CandidateState.NEW
+        self.reason = ""
+        self.rough_ms = inf
+        self.samples_ms: list[float] = []
+        self.host_ms = inf
+        self.misses = 0
+        self.in_turn = False
+        self.failures = 0
+        self.was_slow = False
+
+    @property
+    def is_undivided(self) -> bool:
+        """Whether it computes the whole mini-batch at once."""
+        return len(self.configuration.parts) == 1
+
+    @property
+    def kind(self) -> tuple[int, str]:
+        """Its number of parts and its engine, whose knobs change its time less than another engine does."""
+        return len(self.configuration.parts), without_knobs(self.configuration.parts[0].algorithm)
+
+    def failed(self) -> None:
+        """Note that it failed in a step; it is given up if it fails again and again."""
+        self.failures += 1
+        if self.failures >= _MOST_FAILURES:
+            self.reject(FAILED)
+
+    def reject(self, reason: str) -> None:
+        """Give it up."""
+        self.state, self.reason = CandidateState.REJECTED, reason
+
+
+@final
+class Trial:
+    """What a site does in one step.
+
+    Args:
+        candidate: what is tried; None times PyTorch's own kernel.
+        in_place: whether the candidate replaces PyTorch's own kernel; otherwise it runs beside it and is checked.
+        estimate_ms: the time that the trial is expected to lose.
+
+    Attributes:
+        started: whether the candidate has run beside PyTorch's own kernel in this step, or has failed.
+    """
+
+    __slots__ = ("candidate", "estimate_ms", "in_place", "started")
+
+    def __init__(self, candidate: Candidate | None, *, in_place: bool, estimate_ms: float) -> None:
+        self.candidate = candidate
+        self.in_place = in_place
+        self.estimate_ms = estimate_ms
+        self.started = False
