@@ -43,8 +43,12 @@ def direct_ms(part: ConvolutionProblem, algorithm: Algorithm) -> float:
 
     It is fast enough for depth-wise convolutions. Of others it may take a second.
     """
-    is_direct = algorithm.name == _DIRECT or algorithm.name.startswith((f"{_DIRECT}_", f"{_DIRECT}+"))
-    return part.multiplications / _DIRECT_PER_MS if is_direct else 0.0
+    return part.multiplications / _DIRECT_PER_MS if is_direct(algorithm.name) else 0.0
+
+
+def is_direct(name: str) -> bool:
+    """Return whether this is the name of cuDNN's engine 0, which launches a kernel for each group."""
+    return name == _DIRECT or name.startswith((f"{_DIRECT}_", f"{_DIRECT}+"))
 
 
 def least_ms(part: ConvolutionProblem) -> float:

@@ -373,7 +373,7 @@ def trying(host, gate_library, monkeypatch):
     came = python_calls(monkeypatch, AutoInterceptor)
     one = TunedProgram(host, 50.0, share=0.02, limit_bytes=LIMIT, library=gate_library)
     with one.enable():
-        one.until(lambda: one.is_gated, assert_near)
+        one.until(lambda: one.is_gated and one.tuner.phase is TuningPhase.TRYING, assert_near)
         came.clear()
         yield one, came
     end_programs([one])

@@ -24,7 +24,7 @@ _LEAST_STEPS = 16  # until the gate is opened again for the first time, and then
 _LOOKS_IN_A_STEP = 4  # another step for so many looks, because each takes 0.1 to 0.2 ms when the gate is opened
 _OVER_TRIALS = ("trials",)
 _TRIES = {TuningPhase.TRYING}
-_TRIES_PLANS = {TuningPhase.TRYING, TuningPhase.COMPARING}  # phases in which the gate computes by plans before all ends
+_TRIES_PLANS = {*TuningPhase} - {TuningPhase.WATCHING, TuningPhase.SETTLED}  # in which first plans last
 
 
 class Refresh(Protocol):
@@ -155,6 +155,15 @@ class GateOpener:
         self._library.begin()
         return self._library.is_awaited
 
+    def gates_now(self) -> bool | None:
+        """Return whether the gate computes by plans now; None if it may do so soon."""
+        if self._library is None or self._planned is None or not self._tracker.by_optimizer:
+            return False
+        gate = self._library.gate
+        if gate is None:
+            return None if self._library.is_awaited else False
+        return True if gate.is_open else None
+
     def has_new_gate(self) -> bool:
         """Return whether the gate was built after kernels in Python had been registered."""
         forward, backward, gated = self.wanted
@@ -164,9 +173,9 @@ class GateOpener:
     def step_ended(self, phases: AbstractSet[TuningPhase]) -> None:
         """Note what tuners do after a step; called until nothing is tried any more.
 
-        First plans last while others are tried: only calls in which that is done come to Python then. Calls are watched
-        before, which sees all of them in Python. Whole steps are compared later. Plans last for some steps then, behind
-        which the gate takes those that have changed. PyTorch's own kernels and others are compared in Python.
+        First plans last from the first step on: only calls in which others are tried come to Python. But all calls do
+        where they are watched. Whole steps are compared later. Plans last for some steps then, behind which the gate
+        takes those that have changed. PyTorch's own kernels and others are compared in Python.
         """
         settled = phases == {TuningPhase.SETTLED}
         trying = _TRIES if self._planned is None else _TRIES_PLANS

@@ -6,6 +6,9 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple, Protocol, TypeVar, final
 
+import torch
+
+from ucudnn.benchmarking.assumed_time import is_direct
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
 from ucudnn.execution.kernel_plans import Replaced
@@ -23,6 +26,8 @@ STEPS_TO_PLAN = 2
 
 UNSTEADY_STEPS = STEPS_TO_PLAN + 1
 """The same, and the step that waits while the gate is opened again."""
+
+_MOST_AWAITED = 64  # steps in which the gate is awaited: it is built once for each version of PyTorch on a machine
 
 _Taken = TypeVar("_Taken")
 
@@ -76,6 +81,30 @@ class PlanOwner:
         with handle.backend.lock:
             self._known_plans = len(handle.plans.entries)
         return self._known_plans != before
+
+    def paces(self, *, gated: bool | None, steps: int) -> bool | None:
+        """Return whether to find out if the host bounds the program, whose first plans stay then; None for not yet.
+
+        A plan of many launches may be what keeps the host busy, so that others are tried. Calls in Python may be, too.
+        And ranks have their gates in different steps, so that one would be delayed with another.
+
+        Args:
+            gated: whether the gate computes by plans; None if it may do so soon.
+            steps: number of steps since this was first asked, about.
+        """
+        if (torch.distributed.is_available() and torch.distributed.is_initialized()) or not self._launches_little():
+            return False
+        return False if gated is None and steps > _MOST_AWAITED else gated
+
+    def _launches_little(self) -> bool:
+        handle = self._handle()
+        with handle.backend.lock:
+            entries = list(handle.plans.entries.values())
+        plans = [(each.kernel.problem, each.decision.configuration) for each in entries if each.decision is not None]
+        return all(
+            plan.calls == 1 and not (problem.groups > 1 and is_direct(plan.parts[0].algorithm))
+            for problem, plan in plans
+        )
 
     def planned_seconds(self) -> float:
         """Return how long the handle has planned so far, while calls of the program waited."""

@@ -280,7 +280,7 @@ class AutoInterceptor:
         if tuner is None:
             with self._lock:
                 tuner = self._tuners.get(ordinal) or self._open_tuner(ordinal)
-                tuner.awaits = self.opener.awaits_gate
+                tuner.awaits, tuner.gated = self.opener.awaits_gate, self.opener.gates_now
                 if self._by_optimizer:  # it has stepped before the first convolution on the device
                     tuner.begin_anew(trains=True)
                 self._tuners[ordinal] = tuner

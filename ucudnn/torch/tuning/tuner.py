@@ -62,6 +62,7 @@ class Tuner:
             candidates ('listing'), for plans ('building'), and for the slowest plan ('slowest').
         gain: time of a step with adopted kernels over PyTorch's own; None if that was not compared.
         awaits: returns whether something is awaited that makes adopted kernels cheaper to call, before any comparison.
+        gated: returns whether calls by first plans cost what they do once all is settled; None if they may do so soon.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Tuner:
         self.epoch = 0
         self.gain: float | None = None
         self.awaits: Callable[[], bool] = lambda: False
+        self.gated: Callable[[], bool | None] = lambda: False
         self.host_seconds = dict.fromkeys(("opening", "listing", "building", "slowest"), 0.0)
         self._trains = self._watched_training = False
         self._times = StepTimes(program, ledger, lambda: sum(map(self.host_seconds.__getitem__, _WORK)))
@@ -228,9 +230,10 @@ class Tuner:
     def _warm(self) -> None:
         if self._times.count >= _WARM_STEPS and self._times.typical_count >= _TYPICAL_STEPS and self._calls:
             self.ledger.begin()
-            if self.owner is None and self.pace.begin():  # a first plan may be what has too many launches
+            paces = self.owner is None or self.owner.paces(gated=self.gated(), steps=self._phase_steps)
+            if paces and self.pace.begin():
                 self._enter(TuningPhase.PACING)
-            elif self.owner is not None or self.pace.is_over:
+            elif paces is False or self.pace.is_over:
                 self._enter(TuningPhase.OPENING)
 
     def _pace_anew(self) -> None:

@@ -1,0 +1,85 @@
+"""Programs within stated limits whose host bounds them: first plans of one launch stay, and nothing is tried."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.host_gpu import assert_near  # noqa: E402
+from tests.support.tuned_program import LIMIT, HostProgram, TunedProgram, end_programs  # noqa: E402
+from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+
+ROOM = 1 << 20
+"""Bytes of workspace within which no kernel is divided."""
+
+pytestmark = pytest.mark.usefixtures("restored")
+
+
+@pytest.fixture
+def restored():
+    """Let PyTorch compute by itself after each test."""
+    yield
+    end_programs([])
+
+
+@pytest.fixture
+def phases(host, gate_library, monkeypatch):
+    """Return a function that runs a program until it is settled, and returns it and its phases, with the gate's state.
+
+    The arguments are the limit, whether the host bounds the program, and whether there is a gate. The stand-in's first
+    plans have one launch.
+    """
+
+    def run(limit_bytes, *, host_bounds, has_gate=True):
+        monkeypatch.setattr(HostProgram, "can_delay", True)
+        if host_bounds:  # the GPU waits for the host in each step, and would do so without a delay
+            monkeypatch.setattr(HostProgram, "delay", lambda program, _: program.untouched())
+        library = gate_library if has_gate else None
+        one = TunedProgram(host, 50.0, share=0.5, limit_bytes=limit_bytes, library=library)
+        seen = []
+
+        def check(found, expected):
+            assert_near(found, expected)
+            seen.append((one.tuner.phase, one.is_gated))
+
+        with one.enable():
+            one.until(lambda: one.tuner.phase is TuningPhase.SETTLED, check)
+            if has_gate:
+                one.until(lambda: one.is_final, check)
+        return one, seen
+
+    return run
+
+
+def test_a_program_that_its_host_bounds_keeps_first_plans_of_one_launch(phases, host):
+    one, seen = phases(ROOM, host_bounds=True)
+    assert {each for each, _ in seen} == {TuningPhase.WARMING, TuningPhase.PACING, TuningPhase.SETTLED}
+    assert all(gated for phase, gated in seen if phase is TuningPhase.PACING), "calls in Python would bound the host"
+    assert one.tuner.pace.bounds
+    assert not any(each.candidates for each in one.tuner.sites.values()), "nothing is looked for"
+    assert not one.tuner.kernels
+    assert {each.calls for each in one.configurations.values()} == {1}
+    assert one.program.stock_calls == 0
+
+
+def test_a_program_that_the_gpu_bounds_is_tuned_within_a_limit_once_that_is_known(phases):
+    one, seen = phases(ROOM, host_bounds=False)
+    order = list(dict.fromkeys(each for each, _ in seen))
+    assert order[:2] == [TuningPhase.WARMING, TuningPhase.PACING]
+    assert TuningPhase.TRYING in order
+    assert not one.tuner.pace.bounds
+    assert any(each.candidates for each in one.tuner.sites.values())
+
+
+def test_calls_in_python_are_no_reason_to_leave_a_program_alone(phases):
+    _, seen = phases(ROOM, host_bounds=True, has_gate=False)
+    assert TuningPhase.PACING not in {each for each, _ in seen}
+    assert TuningPhase.TRYING in {each for each, _ in seen}
+
+
+def test_the_gate_computes_by_first_plans_before_calls_are_watched_and_after(phases):
+    _, seen = phases(LIMIT, host_bounds=False)
+    gated = {phase: {state for each, state in seen if each is phase} for phase, _ in seen}
+    assert True in gated[TuningPhase.WARMING]
+    assert gated[TuningPhase.WATCHING] <= {True, False}
+    assert False in gated[TuningPhase.WATCHING], "all calls are timed"
+    assert gated[TuningPhase.COMPARING] == {True}
