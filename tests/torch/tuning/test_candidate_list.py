@@ -12,7 +12,7 @@ from ucudnn.backends import open_backend
 from ucudnn.configuration import Float32Sum
 from ucudnn.problem import DataType, Operation
 from ucudnn.torch.tuning.candidate_list import candidates_within
-from ucudnn.workspace.spare import own_bytes
+from ucudnn.workspace.spare import own_bytes, tail_bytes
 
 CPU = open_backend("cpu")
 
@@ -154,3 +154,20 @@ def test_a_costly_kernel_has_algorithms_that_are_offered_for_a_micro_batch_only(
     rounded = offered(3, operation=Operation.BACKWARD_FILTER, dtype=DataType.FLOAT16)
     assert not any(each.startswith("2x4 A2") for each in rounded), "each part would round"
     assert "2x4 A2" not in offered(3, biased=True), "the whole list would be asked for"
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_costly_kernel_is_also_divided_into_equal_parts_beside_parts_of_several_sizes(times):
+    class Tail(Ranked):
+        """A division has a larger part first, because the tail of its output is workspace."""
+
+        def algorithm(self, problem, name):
+            return replace(super().algorithm(problem, name), workspace_bytes=1000 * (problem.batch > 1) + 10)
+
+    problem = make_problem(batch=8, filters=64, spatial=(16, 16))
+    assert tail_bytes(problem)[4] > 1010, "the output of four samples is workspace of the first ones"
+    found = configurations_within(Tail(1 << 20, 0), problem, 40, 2, times)
+    (mixed,) = (number for number, each in enumerate(found) if len({part.size for part in each.parts}) > 1)
+    equal = [number for number, each in enumerate(found) if str(each) == "8x1 A0"]
+    assert equal == [mixed + 1] * (times > 1), "right behind"
+    assert all(own_bytes(problem, each) <= 40 for each in found)

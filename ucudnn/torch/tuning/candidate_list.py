@@ -43,7 +43,7 @@ def candidates_within(
 
     There are `times` as many as usual. All algorithms are looked at only where the first ones give no configuration, or
     fewer undivided ones than is usual for a kernel that is to have more. Such a kernel also has algorithms that
-    heuristics offer for a micro-batch, and not for the whole.
+    heuristics offer for a micro-batch, and not for the whole, and equal micro-batches beside those of several sizes.
 
     Algorithms that need more workspace for the whole mini-batch compute micro-batches, or slabs of them. Where there is
     a bias, algorithms that add it take turns with those that do not, because heuristics do not compare them. Algorithms
@@ -59,7 +59,10 @@ def candidates_within(
     if not found or (times > 1 and sum(len(each.parts) == 1 for _, each in found) < _MOST_WHOLE):
         found = list(_fitting(backend, problem, room_bytes, backend.algorithms(problem), *most))
     if times > 1:
-        found += _offered_in_parts(backend, problem, room_bytes, found, most[1] // 2)
+        found = [
+            *_and_in_equal_parts(problem, found),
+            *_offered_in_parts(backend, problem, room_bytes, found, most[1] // 2),
+        ]
     least_ms = min((each.time_ms for algorithm, each in found if uses_tensor_cores(algorithm)), default=inf)
     for algorithm, configuration in found:
         if 0 < now_ms < direct_ms(problem, algorithm):
@@ -91,6 +94,22 @@ def _fitting(
             if found is not None:
                 divided += 1
                 yield each, found
+
+
+def _and_in_equal_parts(
+    problem: ConvolutionProblem, found: Sequence[tuple[Algorithm, Configuration]]
+) -> Iterator[tuple[Algorithm, Configuration]]:
+    """Yield algorithms with their configurations, and behind one in micro-batches of several sizes that in the last.
+
+    The first micro-batches of a division are larger, because the output of later ones is their workspace. An engine may
+    compute one size far slower than another.
+    """
+    for algorithm, each in found:
+        yield algorithm, each
+        last = each.parts[-1]
+        differ = any(part.size != last.size for part in each.parts)
+        if differ and each.float32_sum is None and not last.slabs and not problem.batch % last.size:
+            yield algorithm, Configuration(parts=(last,) * (problem.batch // last.size))
 
 
 def _offered_in_parts(
