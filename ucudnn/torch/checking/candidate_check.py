@@ -64,7 +64,7 @@ class CandidateCheck:
             self._site.missed(candidate)
             return False
         out = self._form.new()
-        marks = self._run(kernel, what.operands(out), out)
+        marks = self._run(kernel, candidate, what.operands(out), out)
         if marks is None:
             candidate.failed()
         else:
@@ -85,7 +85,7 @@ class CandidateCheck:
             self._site.missed(candidate)
             return None
         out, trial.started = self._form.new(), True
-        marks = self._run(kernel, what.operands(out), out)
+        marks = self._run(kernel, candidate, what.operands(out), out)
         if marks is None:
             candidate.failed()
             return None
@@ -100,12 +100,14 @@ class CandidateCheck:
 
         return compare
 
-    def _run(self, kernel: TunedKernel, operands: Operands, out: torch.Tensor) -> tuple[Any, Any] | None:
+    def _run(
+        self, kernel: TunedKernel, candidate: Candidate, operands: Operands, out: torch.Tensor
+    ) -> tuple[Any, Any] | None:
         """Compute an output that was poisoned, and return marks around that; None if it failed."""
         program = self._tuner.program
         out.fill_(float("nan"))
         program.poison(kernel.workspace_bytes)
-        done = self._site.is_long or kernel.run(*operands)  # the first run may load code
+        done = (self._site.is_long and not candidate.was_slow) or kernel.run(*operands)  # that may load code
         begin = program.mark()
         done = done and kernel.run(*operands)
         return (begin, program.mark()) if done else None

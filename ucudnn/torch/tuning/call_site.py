@@ -1,5 +1,6 @@
 """What was learned about one kernel in the program: times of PyTorch's own, times of candidates, and the choice."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from math import inf
 from statistics import median
@@ -14,9 +15,9 @@ ENOUGH = 5
 
 _MOST_TIMED = 2  # candidates that are timed in the program, the fastest of those that were checked
 _MOST_SLOW = 3  # candidates in turn that are not worth timing: the others, which promise less, stay
-_MANY, _MOST_OF_MANY = 12, 2  # candidates, of which half may be slow in turn, but one of a kind
+_MANY, _MOST_OF_MANY = 12, 2  # candidates, of which half may be slow in turn, and three of a kind
 _WORTH_TIMING = 1.0  # of PyTorch's time, in the one run beside it
-_LONG_MS, _LOADING_MS = 1.0, 5.0  # of PyTorch's time; and by which a first run may take longer, because it loads code
+_LONG_MS, _LOADING_MS = 1.0, 10.0  # of PyTorch's time; and by which a first run may take longer, because it loads code
 _PROMISING = 0.9  # of PyTorch's time, in that run: it is timed in the program before others are run
 _WORTH_ADOPTING = 0.97  # of PyTorch's time: less may be noise
 _SHADOW_COST = 3.0  # of PyTorch's time: a run or two, a fill and two norms
@@ -72,7 +73,7 @@ class CallSite:
         self.finished = False
         self._median = 0, 0.0  # of so many times of PyTorch's own kernel
         self._slow = 0  # candidates in turn that were slow
-        self._slow_kinds: set[tuple[int, str]] = set()
+        self._slow_of: Counter[tuple[int, str]] = Counter()  # the same of a kind
         self._compared = 0  # samples of PyTorch's own kernel since candidates are timed in place
 
     @property
@@ -86,7 +87,7 @@ class CallSite:
 
     @property
     def is_long(self) -> bool:
-        """Whether a candidate is run once at a time; else a run before the one that is timed loads its code."""
+        """Whether the first run of a candidate is timed; else one before it loads code, and makes launches ready."""
         return self.stock_median_ms > _LONG_MS
 
     @property
@@ -167,7 +168,7 @@ class CallSite:
         if self._slow >= (len(candidates) // _MOST_OF_MANY if many else _MOST_SLOW):
             return None
         new = (each for each in candidates if each.state is CandidateState.NEW)
-        return next((each for each in new if not many or each.kind not in self._slow_kinds), None)
+        return next((each for each in new if not many or self._slow_of[each.kind] < _MOST_SLOW), None)
 
     def conclude(self) -> None:
         """Adopt the fastest of the candidates that were timed often enough, if it is worth it."""
@@ -202,13 +203,13 @@ class CallSite:
         if not error <= tolerance:  # NaN is no distance
             candidate.reject(WRONG)
         elif self.is_long and not candidate.was_slow and 0 < time_ms - self.stock_median_ms <= _LOADING_MS:
-            candidate.was_slow = True  # it is run once more
+            candidate.was_slow = True  # it is checked once more
         elif time_ms > _WORTH_TIMING * self.stock_median_ms:
             candidate.reject(SLOW)
             self._slow += 1
-            self._slow_kinds.add(candidate.kind)
+            self._slow_of[candidate.kind] += 1
         else:
-            self._slow = 0
+            self._slow = self._slow_of[candidate.kind] = 0
             candidate.state, candidate.rough_ms = CandidateState.CHECKED, time_ms
 
     def missed(self, candidate: Candidate) -> None:
