@@ -90,7 +90,7 @@ class PlanOwner:
 
         Args:
             gated: whether the gate computes by plans; None if it may do so soon.
-            steps: number of steps since this was first asked, about.
+            steps: number of steps in which it may have been asked.
         """
         if (torch.distributed.is_available() and torch.distributed.is_initialized()) or not self._launches_little():
             return False

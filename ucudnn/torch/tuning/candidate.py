@@ -67,7 +67,7 @@ class Candidate:
 
     @property
     def kind(self) -> tuple[int, str]:
-        """Its number of parts and its engine, whose knobs change its time less than another engine does."""
+        """Its number of parts and its engine: heuristics name many knobs of an engine in a row."""
         return len(self.configuration.parts), without_knobs(self.configuration.parts[0].algorithm)
 
     def failed(self) -> None:
