@@ -249,9 +249,7 @@ class Gpu(ABC):
             make_context_current(self.ordinal)
             return load()
         except OSError as error:
-            _LOG.warning(
-                "GPU %d: the driver does not load kernels of ucudnn, which does without: %s", self.ordinal, error
-            )
+            _LOG.info("GPU %d does without kernels of ucudnn, which its driver does not load: %s", self.ordinal, error)
             return None
 
     def timed(self, run: Callable[[], object], lead: Callable[[], object] | None = None) -> Timed:
