@@ -8,11 +8,13 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import torch
 
+from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.torch.gate.direct_kernel import DirectKernel
 from ucudnn.torch.problem import Sizes
 
@@ -211,16 +213,21 @@ class CallGate:
 
 def _call_of(direct: DirectKernel) -> tuple[Any, ...]:
     """Return what the gate needs to compute a kernel."""
-    loaded: list[Any] = [direct.library.function(name) for name in _FUNCTIONS]
-    found = (ctypes.cast(each, ctypes.c_void_p) for each in loaded)
-    functions = (ctypes.c_void_p * len(_FUNCTIONS))(*(each.value for each in found))
     parts = [number for part in direct.parts for number in (part.plan, *part[1:4])]
     sizes = ctypes.c_int64(len(direct.parts)), ctypes.c_int64(direct.workspace_bytes)
     calls, _ = direct.calls.buffer_info()
     other_stream, _ = direct.other_stream.buffer_info()
     shared = ctypes.c_void_p(calls), ctypes.c_void_p(other_stream)
     most = ctypes.c_int64(-1 if direct.most_bytes is None else direct.most_bytes)
-    return functions, ctypes.c_void_p(direct.handle), _numbers(parts), *sizes, *shared, most
+    return _functions_of(direct.library), ctypes.c_void_p(direct.handle), _numbers(parts), *sizes, *shared, most
+
+
+@lru_cache(maxsize=16)
+def _functions_of(library: Library) -> Any:
+    """Return the addresses of a library's functions that the gate calls; a process has one library, or a few."""
+    loaded: list[Any] = [library.function(name) for name in _FUNCTIONS]
+    found = (ctypes.cast(each, ctypes.c_void_p) for each in loaded)
+    return (ctypes.c_void_p * len(_FUNCTIONS))(*(each.value for each in found))
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, *[ctypes.c_void_p] * 4)
@@ -235,20 +242,26 @@ def look_of(parts: Sequence[Any]) -> list[int]:
     Raises:
         KeyError: if a type is not one of cuDNN's.
     """
-    return [number for part in parts for number in _flat(part)]
+    found: list[int] = []
+    for part in parts:
+        _add_flat(found, part)
+    return found
 
 
-def _flat(part: Any) -> Iterator[int]:
-    if isinstance(part, tuple):
-        yield len(part)
+def _add_flat(found: list[int], part: Any) -> None:
+    """Add what a part of a look is as numbers; most parts are numbers, or tuples of them, which are short to add."""
+    if part.__class__ is int:
+        found.append(part)
+    elif isinstance(part, tuple):
+        found.append(len(part))
         for each in part:
-            yield from _flat(each)
+            _add_flat(found, each)
     elif isinstance(part, torch.dtype):
-        yield _CODES[part]
+        found.append(_CODES[part])
     elif isinstance(part, str):
-        yield _PRECISIONS.index(part) if part in _PRECISIONS else -1  # the gate has no such number
+        found.append(_PRECISIONS.index(part) if part in _PRECISIONS else -1)  # the gate has no such number
     else:
-        yield -1 if part is None else int(part)
+        found.append(-1 if part is None else int(part))
 
 
 def _numbers(values: Sequence[int]) -> Any:
