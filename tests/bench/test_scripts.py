@@ -223,3 +223,23 @@ def test_a_program_that_is_left_alone_is_compared_with_itself_before_beside_one_
     assert re.search(r"64KiB +within +step +\d\.\d{3}, standard error \d\.\d{3}\n", done.stdout)
     order = re.findall(r"^(stock|64KiB): before", done.stderr, re.MULTILINE)
     assert order == ["stock", "64KiB", "64KiB", "stock"]
+
+
+def test_what_was_timed_before_a_process_failed_is_kept(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from bench.torch.programs import left_alone
+
+    times = {part: {"steps_ms": [2.0], "hosts_ms": [1.0]} for part in ("before", "within", "after")}
+
+    def trained(module, arguments, setting, names):
+        if setting != "stock":
+            raise SystemExit(f"{setting}: out of memory")
+        return {**times, "settled": True, "steps": 100}
+
+    out = tmp_path / "left_alone.json"
+    monkeypatch.setattr(left_alone, "trained", trained)
+    with pytest.raises(SystemExit, match="out of memory"):
+        left_alone.compare(left_alone._parser().parse_args(["--setting", "64KiB", "--out", str(out)]))
+    case = load(out)["cases"]["mobilenetv3_large_100 bf16 64KiB"]
+    assert {setting: len(found) for setting, found in case["runs"].items()} == {"stock": 1, "64KiB": 0}
+    assert len(case["ratios"]) == 4

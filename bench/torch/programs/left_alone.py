@@ -9,12 +9,13 @@ first ("before"). Then the setting is turned on, and steps are taken until nothi
 timed ("within"), it is turned off, and PyTorch runs alone again ("after"). As many processes do the same with nothing
 turned on, because a host may be faster in the first seconds of a process. Both kinds alternate.
 
-The script prints what steps take in each part over those before, as geometric means of processes, and keeps the times
-of all of them.
+The script prints what steps take in each part over those before, as geometric means of processes. It keeps the times of
+each process as soon as that has ended.
 """
 
 import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
 from math import log
 from statistics import geometric_mean, median, stdev
 from time import perf_counter
@@ -92,15 +93,20 @@ def compare(arguments: Namespace) -> None:
             runs[setting].append(found)
             told = ", ".join(f"{part} {median(found[part]['steps_ms']):.2f} ms" for part in _PARTS)
             note(f"{setting}: {told}; settled: {found['settled']}, after {found['steps']} steps")
-    lines = [
+            case = {"commit": commit_of(arguments), "seconds": arguments.seconds, "runs": runs, "ratios": means(runs)}
+            save_case(out_of(arguments), f"{arguments.network} {arguments.form} {arguments.setting}", case)
+    print("\n".join(["over the time before:", *means(runs)]))
+
+
+def means(runs: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
+    """Return a line for each part and kind of time of the settings that have processes."""
+    return [
         f"{setting:9} {part:7} {what.removesuffix('s_ms'):5} {_mean([ratios(each, part, what) for each in found])}"
         for setting, found in runs.items()
+        if found
         for part in _PARTS[1:]
         for what in ("steps_ms", "hosts_ms")
     ]
-    print("\n".join(["over the time before:", *lines]))
-    case = {"commit": commit_of(arguments), "seconds": arguments.seconds, "runs": runs, "ratios": lines}
-    save_case(out_of(arguments), f"{arguments.network} {arguments.form} {arguments.setting}", case)
 
 
 def _mean(values: list[float]) -> str:
