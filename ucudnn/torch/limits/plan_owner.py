@@ -92,19 +92,14 @@ class PlanOwner:
             gated: whether the gate computes by plans; None if it may do so soon.
             steps: number of steps in which it may have been asked.
         """
-        if (torch.distributed.is_available() and torch.distributed.is_initialized()) or not self._launches_little():
+        late = gated is None and steps > _MOST_AWAITED
+        if gated is False or late or (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return False
-        return False if gated is None and steps > _MOST_AWAITED else gated
-
-    def _launches_little(self) -> bool:
         handle = self._handle()
         with handle.backend.lock:
-            entries = list(handle.plans.entries.values())
-        plans = [(each.kernel.problem, each.decision.configuration) for each in entries if each.decision is not None]
-        return all(
-            plan.calls == 1 and not (problem.groups > 1 and is_direct(plan.parts[0].algorithm))
-            for problem, plan in plans
-        )
+            decided = [(each.kernel.problem, each.decision) for each in handle.plans.entries.values()]
+        few = all(each is None or _is_one_launch(problem, each.configuration) for problem, each in decided)
+        return gated if few else False
 
     def planned_seconds(self) -> float:
         """Return how long the handle has planned so far, while calls of the program waited."""
@@ -172,6 +167,11 @@ class Stated(NamedTuple):
 
     room: StatedRoom
     owner: PlanOwner
+
+
+def _is_one_launch(problem: ConvolutionProblem, plan: Configuration) -> bool:
+    """Return whether a plan calls cuDNN once, and not by the engine that launches a kernel for each group."""
+    return plan.calls == 1 and not (problem.groups > 1 and is_direct(plan.parts[0].algorithm))
 
 
 def _timed(configuration: Configuration, time_ms: float) -> Configuration:

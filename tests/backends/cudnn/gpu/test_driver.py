@@ -1,11 +1,11 @@
 """The driver's context of a thread: functions of the driver load nothing in a thread that has none."""
 
-import ctypes
 import logging
 
 import pytest
 
 from ucudnn.backends.cudnn.gpu import base
+from ucudnn.backends.cudnn.gpu import driver as driver_module
 from ucudnn.backends.cudnn.gpu.base import Gpu
 from ucudnn.backends.cudnn.gpu.driver import make_context_current
 
@@ -51,7 +51,7 @@ def driver(monkeypatch):
     """Return a function that puts a driver in the place of the library."""
 
     def put(found):
-        monkeypatch.setattr(ctypes, "CDLL", lambda _: found)
+        monkeypatch.setattr(driver_module, "_driver", lambda: found)
         return found
 
     return put

@@ -42,8 +42,8 @@ WORKSPACE_UNIT = 256
 engines of cuDNN 9.19 leave NaN in the output if their workspace is aligned to 16 bytes only."""
 
 _LOG = logging.getLogger(__name__)
-_NAME = re.compile(r"eng(\d+)((?:_k\d+=-?\d+)*)")
 _KNOB = re.compile(r"_k\d+=-?\d+")
+_NAME = re.compile(rf"eng(\d+)((?:{_KNOB.pattern})*)")
 _MOST_NOTES = 32
 _MOST_KNOBS = 44  # CUDNN_KNOB_TYPE_COUNTS
 _KNOWN_NOTES = frozenset(note.value for note in NumericalNote)

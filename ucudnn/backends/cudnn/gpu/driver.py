@@ -97,16 +97,13 @@ def make_context_current(ordinal: int) -> None:
     Raises:
         OSError: if there is no driver, or it does not make the context current.
     """
-    cuda, current, device = ctypes.CDLL(_NAME), ctypes.c_void_p(), ctypes.c_int()
-    try:
-        _check(cuda.cuCtxGetCurrent(ctypes.byref(current)), "cuCtxGetCurrent")
-        if current.value is None:
-            _check(cuda.cuDeviceGet(ctypes.byref(device), ordinal), "cuDeviceGet")
-            # Nobody releases the context, which lives as long as the process: the runtime keeps it, too.
-            _check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(current), device), "cuDevicePrimaryCtxRetain")
-            _check(cuda.cuCtxSetCurrent(current), "cuCtxSetCurrent")
-    except AttributeError as error:  # the library of this name is not a driver
-        raise OSError(str(error)) from None
+    current, device = ctypes.c_void_p(), ctypes.c_int()
+    _call("cuCtxGetCurrent", ctypes.byref(current))
+    if current.value is None:
+        _call("cuDeviceGet", ctypes.byref(device), ordinal)
+        # Nobody releases the context, which lives as long as the process: the runtime keeps it, too.
+        _call("cuDevicePrimaryCtxRetain", ctypes.byref(current), device)
+        _call("cuCtxSetCurrent", current)
 
 
 @final
@@ -122,15 +119,10 @@ class Function:
     """
 
     def __init__(self, source: bytes, name: str) -> None:
-        cuda = ctypes.CDLL(_NAME)
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        try:
-            _check(cuda.cuModuleLoadData(ctypes.byref(self._module), source), "cuModuleLoadData")
-            status = cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
-            _check(status, "cuModuleGetFunction")
-            self._launch: Any = cuda.cuLaunchKernel
-        except AttributeError as error:  # the library of this name is not a driver
-            raise OSError(str(error)) from None
+        _call("cuModuleLoadData", ctypes.byref(self._module), source)
+        _call("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
+        self._launch = _loaded("cuLaunchKernel")
 
     def bound(self, blocks: int, threads: int, argument: bytes) -> Callable[[int], None]:
         """Return a launch that is called with the address of a stream; it raises OSError if the driver refuses it."""
@@ -163,6 +155,23 @@ class DelayKernel:
             OSError: if the driver refuses the launch.
         """
         self._function.bound(1, 1, round(time_ms * 1e6).to_bytes(8, sys.byteorder))(stream)
+
+
+def _loaded(name: str) -> Any:
+    """Return a function of the driver.
+
+    Raises:
+        OSError: if there is no driver, or the library of its name has no such function.
+    """
+    try:
+        return getattr(_driver(), name)
+    except AttributeError as error:
+        raise OSError(str(error)) from None
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call a function of the driver; OSError if there is none, or if it fails."""
+    _check(_loaded(name)(*arguments), name)
 
 
 def _check(status: int, name: str) -> None:
