@@ -55,6 +55,32 @@ def test_only_the_first_slab_of_a_filter_gradient_overwrites_it(operation):
     assert overwrites == ([0] if operation is Operation.BACKWARD_FILTER else [*range(len(steps))])
 
 
+@pytest.mark.parametrize(
+    ("sizes", "rows", "start", "adds"),
+    [((4,), 0, 0, False), ((2, 2), 0, 0, True), ((4,), 2, 0, True), ((2,), 0, 2, True)],
+)
+def test_adding_to_a_filter_gradient_is_prepared_where_a_plan_adds(monkeypatch, sizes, rows, start, adds):
+    """Because cuDNN may compile an engine once more for it."""
+    problem = make_problem(batch=4, operation=Operation.BACKWARD_FILTER, spatial=(6, 6))
+    asked, own = [], CpuBackend.prepare
+    monkeypatch.setattr(
+        CpuBackend, "prepare", lambda self, *call, adds: asked.append(adds) or own(self, *call, adds=adds)
+    )
+
+    def of(size):
+        slabs = slabs_of(problem.part(size), rows) if rows else ()
+        return part(
+            size,
+            slabs=tuple(
+                SlabConfiguration(slab=slab, algorithm="GEMM", time_ms=1.0, workspace_bytes=0) for slab in slabs
+            ),
+        )
+
+    make_plan(problem, configuration_of([of(size) for size in sizes]), CpuBackend(), start)
+    assert asked
+    assert set(asked) == {adds}
+
+
 def test_a_part_that_cannot_be_prepared_is_an_error_before_any_launch():
     def refuse(problem, algorithm):
         if algorithm == "FFT":

@@ -195,7 +195,7 @@ def test_slabs_that_a_failure_left_are_computed_by_other_algorithms(hungry, monk
     state = {"left": 10**6, "broken": set()}
     prepare = type(hungry).prepare
     monkeypatch.setattr(
-        type(hungry), "prepare", lambda self, part, name: Failing(prepare(self, part, name), name, state)
+        type(hungry), "prepare", lambda self, part, name, **_: Failing(prepare(self, part, name), name, state)
     )
     limit = least(hungry, problem.part(1)) * 2 // 3
     handle = Handle(backend=hungry, workspace_limit=limit, effort=QUICK)
@@ -223,7 +223,7 @@ def test_rejected_configurations_are_not_chosen_after_a_failure(hungry, monkeypa
 
     monkeypatch.setattr(CpuBench, "measure", rejecting)
     monkeypatch.setattr(
-        type(hungry), "prepare", lambda self, part, name: Failing(prepare(self, part, name), name, broken)
+        type(hungry), "prepare", lambda self, part, name, **_: Failing(prepare(self, part, name), name, broken)
     )
     handle = Handle(backend=hungry, workspace_limit=limit, effort=QUICK, slabs=slabs)
     rng = np.random.default_rng()

@@ -60,7 +60,7 @@ class Counting:
     def __getattr__(self, name):
         return getattr(CPU, name)
 
-    def prepare(self, problem, algorithm):
+    def prepare(self, problem, algorithm, *, adds=True):
         call = CPU.prepare(problem, algorithm)
         launch = call.launch
 
@@ -156,7 +156,7 @@ class Failing:
     def __getattr__(self, name):
         return getattr(CPU, name)
 
-    def prepare(self, problem, algorithm):
+    def prepare(self, problem, algorithm, *, adds=True):
         call = CPU.prepare(problem, algorithm)
         launch = call.launch
 

@@ -63,7 +63,7 @@ class AddressBackend(ComputeBackend):
     def set_stream(self, stream):
         self.streams.append(stream)
 
-    def prepare(self, problem, algorithm):
+    def prepare(self, problem, algorithm, *, adds=True):
         return AddressCall(self.cpu.prepare(problem, algorithm), problem)
 
     def conditions(self):

@@ -63,7 +63,7 @@ class FaultyBackend(ComputeBackend):
             raise MemoryError("no room for operands")
         return self._cpu.bench(problem)
 
-    def prepare(self, problem, algorithm):
+    def prepare(self, problem, algorithm, *, adds=True):
         self.prepare_hook()
         if algorithm in self.unprepared:
             raise UnsupportedProblemError(f"{algorithm} cannot be prepared")

@@ -272,8 +272,14 @@ class ComputeBackend(Backend):
         return False
 
     @abstractmethod
-    def prepare(self, problem: ConvolutionProblem, algorithm: str) -> PreparedCall:
+    def prepare(self, problem: ConvolutionProblem, algorithm: str, *, adds: bool = True) -> PreparedCall:
         """Make an algorithm ready for a problem, so that a launch costs as little as possible.
+
+        Args:
+            problem: the problem at micro-batch size.
+            algorithm: name of the algorithm.
+            adds: whether a filter gradient may be added to what is there, as in micro-batches; if not, a first launch
+                with beta = 1 may take long.
 
         Raises:
             UnsupportedProblemError: if the algorithm cannot compute the problem.
@@ -356,14 +362,9 @@ class ComputeBackend(Backend):
         return True
 
     def spare(self, bound: Tensor, size_bytes: int) -> Spare | None:
-        """Return the memory of a dense tensor as a workspace.
+        """Return the memory of a dense tensor of some bytes as a workspace; None if it is too small or not dense.
 
-        Args:
-            bound: the tensor, or the form of it that `bind` returns.
-            size_bytes: size of the tensor.
-
-        Returns:
-            The memory, of the same size for all tensors of one size; None if the tensor is too small or not dense.
+        The tensor comes as it is, or as `bind` returns it. Tensors of one size give workspaces of one size.
         """
         return None
 

@@ -203,7 +203,8 @@ def make_plan(
         asked, total = replace(problem, float32_sum=True), backend.prepare_sum(problem)
         if start:
             raise BackendError(f"a float32 sum of {problem} begins at sample {start}, not at the first")
-    steps = steps_of(asked, parts, backend.prepare, start)
+    adds = start > 0 or configuration.calls > 1
+    steps = steps_of(asked, parts, partial(backend.prepare, adds=adds), start)
     if fresh:
         starts = accumulate((part.size for part in parts), initial=start)
         in_tail = {first for first, found in zip(starts, parts_in_tail(problem, configuration), strict=False) if found}

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import PROBLEM  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
-from ucudnn.backends.base import OVERWRITE  # noqa: E402
+from ucudnn.backends.base import ACCUMULATE, OVERWRITE  # noqa: E402
 from ucudnn.backends.candidates import Candidates  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
@@ -24,7 +24,7 @@ from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.backends.cudnn.gpu.base import Timed  # noqa: E402
 from ucudnn.backends.prefetch import PrefetchRequest  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
-from ucudnn.problem import MathMode  # noqa: E402
+from ucudnn.problem import MathMode, Operation  # noqa: E402
 from ucudnn.torch.gpu import TorchGpu  # noqa: E402
 
 
@@ -74,6 +74,18 @@ def test_legacy_algorithms_that_the_graph_api_lacks_are_measured(host, calls, mo
     plain = ALGORITHMS[problem.operation]["IMPLICIT_GEMM"]  # the reference for the others
     legacy = {call.algorithm for call in calls() if call.api} - {plain}
     assert legacy == {ALGORITHMS[problem.operation][name] for name in wanted}
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("adds", [False, True])
+def test_only_filter_gradients_that_add_have_a_second_plan(host, monkeypatch, operation, adds):
+    asked, prepare = [], Preparer.prepare
+    monkeypatch.setattr(Preparer, "prepare", lambda self, *call: asked.append(call[2]) or prepare(self, *call))
+    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+    problem = replace(PROBLEM, operation=operation)
+    backend.prepare(problem, backend.algorithms(problem)[0].name, adds=adds)
+    filters = operation is Operation.BACKWARD_FILTER
+    assert asked == [(OVERWRITE, ACCUMULATE) if adds and filters else (OVERWRITE,)]
 
 
 def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):

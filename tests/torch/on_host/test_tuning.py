@@ -296,7 +296,7 @@ def test_only_the_programs_own_thread_asks_the_heuristics_of_cudnn(tuned, monkey
         CudnnBackend, "algorithms", lambda *arguments: asked.append(current_thread()) or ask(*arguments)
     )
     monkeypatch.setattr(
-        CudnnBackend, "prepare", lambda *arguments: built.append(current_thread().name) or prepare(*arguments)
+        CudnnBackend, "prepare", lambda *call, **how: built.append(current_thread().name) or prepare(*call, **how)
     )
     one = tuned(50.0, share=0.5)
     with one.enable() as on:

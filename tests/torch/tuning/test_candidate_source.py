@@ -27,12 +27,34 @@ def test_each_micro_batch_and_each_slab_of_a_candidate_is_built(monkeypatch):
     assert all(own_bytes(problem, each) <= room for each in found)
     built = []
     prepare = type(CPU).prepare
-    monkeypatch.setattr(type(CPU), "prepare", lambda self, *asked: built.append(asked) or prepare(self, *asked))
+    monkeypatch.setattr(
+        type(CPU), "prepare", lambda self, *asked, **how: built.append(asked) or prepare(self, *asked, **how)
+    )
     source = CandidateSource(lambda: CPU, nullcontext)
     assert source._build(CPU, problem, found, source._stops) == found
     needed = {call for each in found for call, _ in computed_pieces(problem, each)}
     assert needed <= set(built)
     assert any(piece.spatial != problem.spatial for piece, _ in needed)
+
+
+def test_what_adds_to_a_filter_gradient_is_built_for_divided_candidates_only(monkeypatch):
+    problem = make_problem(batch=6, spatial=(40, 10), groups=1)
+    room = min(each.workspace_bytes for each in CPU.algorithms(problem.part(1)) if each.workspace_bytes) // 2
+    within = (room, 1 << 30)  # slabs, and the whole mini-batch
+    found = [each for limit_bytes in within for _, each in candidates_within(CPU, problem, limit_bytes)]
+    assert {each.calls > 1 for each in found} == {False, True}
+    built, prepare = [], type(CPU).prepare
+
+    def noted(self, *asked, adds):
+        built.append(adds)
+        return prepare(self, *asked, adds=adds)
+
+    monkeypatch.setattr(type(CPU), "prepare", noted)
+    source = CandidateSource(lambda: CPU, nullcontext)
+    for each in found:
+        assert source._build(CPU, problem, [each], source._stops) == [each]
+        assert set(built) == {each.calls > 1}
+        built.clear()
 
 
 def test_a_source_asks_for_more_candidates_of_a_costly_kernel():
@@ -50,7 +72,9 @@ def test_a_source_asks_for_more_candidates_of_a_costly_kernel():
 def test_a_paused_source_begins_no_other_engine_and_is_not_busy(monkeypatch):
     built = []
     prepare = type(CPU).prepare
-    monkeypatch.setattr(type(CPU), "prepare", lambda self, *asked: built.append(asked) or prepare(self, *asked))
+    monkeypatch.setattr(
+        type(CPU), "prepare", lambda self, *asked, **how: built.append(asked) or prepare(self, *asked, **how)
+    )
     source = CandidateSource(lambda: CPU, nullcontext)
     source.open_one()
     source.open_one()

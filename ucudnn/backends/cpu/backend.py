@@ -116,7 +116,7 @@ class CpuBackend(ComputeBackend):
         _applicable(problem)
         return nullcontext(CpuBench(problem, self.prepare, self.allocate))
 
-    def prepare(self, problem: ConvolutionProblem, algorithm: str) -> CpuCall | BiasedCpuCall:
+    def prepare(self, problem: ConvolutionProblem, algorithm: str, *, adds: bool = True) -> CpuCall | BiasedCpuCall:
         """Plan an algorithm for a problem.
 
         Raises:

@@ -278,7 +278,7 @@ class CandidateSource:
             try:
                 asked = problem if each.float32_sum is None else summed(problem)
                 for call, _ in computed_pieces(asked, each):
-                    self._kept.append(builder.prepare(*call))
+                    self._kept.append(builder.prepare(*call, adds=each.calls > 1))
                 found.append(each)
             except (UcudnnError, MemoryError, RuntimeError) as error:
                 _LOG.debug("%s: %s: %s", problem, each, error)

@@ -1,6 +1,7 @@
 """The graphs that cuDNN is given, and the tensors with which their plans are executed."""
 
 import gc
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from tests.support.described_graphs import DescribingLibrary
 from tests.support.problems import make_problem
 from ucudnn.arrays import BiasedFilters
-from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, Scaling
+from ucudnn.backends.base import ACCUMULATE, BEGIN, OVERWRITE, Offset, Scaling
+from ucudnn.backends.cudnn.algorithms import graph_call
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
 from ucudnn.backends.cudnn.api.enums import DATA_FLOAT, DATA_TYPES, POINTWISE_ADD, Attribute, DescriptorType
@@ -41,6 +43,30 @@ def launched(problem, w, offset=BEGIN):
 
 def identity(tensor):
     return tensor[Attribute.TENSOR_UNIQUE_ID][0]
+
+
+def test_a_plan_that_a_first_launch_builds_does_not_end_a_capture(monkeypatch):
+    """Whatever it compiles and loads: a plan with other factors may be needed first in a capture."""
+    within, built = [], []
+
+    @contextmanager
+    def noted():
+        within.append(True)
+        yield
+        within.pop()
+
+    monkeypatch.setattr(graph_call, "relaxed", noted)
+    build = GraphCall._build
+    monkeypatch.setattr(
+        GraphCall, "_build", lambda self, scaling: built.append((scaling, bool(within))) or build(self, scaling)
+    )
+    call, library = call_of(PROBLEM)
+    for _ in range(2):
+        call.launch(4096, 6144, 8192, WORKSPACE)
+        call.launch(4096, 6144, 8192, WORKSPACE, scaling=ACCUMULATE)
+    assert built == [(OVERWRITE, False), (ACCUMULATE, True)]
+    assert len(library.executed) == 4
+    assert not within
 
 
 def test_without_a_bias_the_graph_is_the_convolution():

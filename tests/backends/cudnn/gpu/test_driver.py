@@ -7,7 +7,7 @@ import pytest
 from ucudnn.backends.cudnn.gpu import base
 from ucudnn.backends.cudnn.gpu import driver as driver_module
 from ucudnn.backends.cudnn.gpu.base import Gpu
-from ucudnn.backends.cudnn.gpu.driver import make_context_current
+from ucudnn.backends.cudnn.gpu.driver import RELAXED, make_context_current, relaxed
 
 OTHER, PRIMARY = 0x70, 0xC0
 """Addresses of contexts: another one, and the primary one of GPU 3."""
@@ -55,6 +55,33 @@ def driver(monkeypatch):
         return found
 
     return put
+
+
+def test_a_capture_goes_on_while_a_thread_is_relaxed(driver):
+    modes, present = [], [1]
+
+    class Modes:
+        def cuThreadExchangeStreamCaptureMode(self, mode):  # noqa: N802
+            mode._obj.value, present[0] = present[0], mode._obj.value
+            modes.append(present[0])
+            return 0
+
+    driver(Modes())
+    with pytest.raises(MemoryError), relaxed():
+        raise MemoryError
+    assert modes == [RELAXED, 1], "also after an error"
+    assert present == [1]
+
+
+def test_without_a_driver_there_are_no_captures(monkeypatch):
+    def missing():
+        raise OSError("no driver")
+
+    monkeypatch.setattr(driver_module, "_driver", missing)
+    ran = []
+    with relaxed():
+        ran.append(True)
+    assert ran
 
 
 def test_a_thread_without_a_context_gets_the_primary_one_of_its_gpu(driver):

@@ -14,6 +14,7 @@ from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor, variant_pack
 from ucudnn.backends.cudnn.api.enums import Attribute, Type
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
+from ucudnn.backends.cudnn.gpu.driver import relaxed
 from ucudnn.bounded import BoundedDict
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
@@ -176,7 +177,10 @@ class GraphCall(PreparedCall):
 
     def _plan_within(self, scaling: Scaling, workspace_bytes: int) -> "_ExecutionPlan":
         """Return the plan of an alpha and a beta, which has some bytes of workspace."""
-        plan = self._plans.get(scaling) or self._build(scaling)
+        plan = self._plans.get(scaling)
+        if plan is None:
+            with relaxed():  # a program may capture the first call with these factors
+                plan = self._build(scaling)
         if workspace_bytes < plan.workspace_bytes:
             raise UnsupportedProblemError(
                 f"{self._algorithm} needs {plan.workspace_bytes} bytes of workspace with alpha {scaling.alpha} and beta"

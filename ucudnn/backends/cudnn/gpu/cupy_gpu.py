@@ -18,7 +18,7 @@ from ucudnn.backends.cudnn.gpu.base import (
     driver_version,
     random_block,
 )
-from ucudnn.backends.cudnn.gpu.driver import RELAXED, exchange_capture_mode
+from ucudnn.backends.cudnn.gpu.driver import relaxed
 from ucudnn.errors import BackendError, BackendUnavailableError, InvalidProblemError, UcudnnError
 from ucudnn.problem import DataType
 
@@ -191,11 +191,8 @@ class CupyGpu(Gpu):
         with self._stream():  # the allocator may reuse memory that was freed on this stream, in its order
             if not self.capturing(self.stream()):
                 return self._buffer(self._cupy.cuda.alloc, size_bytes)
-            mode = exchange_capture_mode(RELAXED)  # else the capture fails if the allocator has to ask CUDA for memory
-            try:
+            with relaxed():  # else the capture fails if the allocator has to ask CUDA for memory
                 return self._buffer(self._cupy.cuda.alloc, size_bytes)
-            finally:
-                exchange_capture_mode(mode)
 
     @contextmanager
     def scratch(self) -> Iterator[Callable[[int], DeviceBuffer]]:

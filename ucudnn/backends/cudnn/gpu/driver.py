@@ -5,7 +5,8 @@ In the backend only this module and `library`, for libcudnn, use ctypes.
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, final
 
@@ -44,6 +45,20 @@ def exchange_capture_mode(mode: int) -> int:
     return value.value
 
 
+@contextmanager
+def relaxed() -> Iterator[None]:
+    """Let this thread compile and allocate within a capture of a CUDA graph, which would else end by that."""
+    try:
+        mode = exchange_capture_mode(RELAXED)
+    except OSError:  # there is no driver, so there are no captures
+        yield
+        return
+    try:
+        yield
+    finally:
+        exchange_capture_mode(mode)
+
+
 @cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL(_NAME)
@@ -78,11 +93,8 @@ def stream_id(stream: int) -> int | None:
     if get is None:
         return None
     found = ctypes.c_ulonglong()
-    mode = exchange_capture_mode(RELAXED)
-    try:
+    with relaxed():
         return None if get(ctypes.c_void_p(stream), ctypes.byref(found)) else found.value
-    finally:
-        exchange_capture_mode(mode)
 
 
 def make_context_current(ordinal: int) -> None:
