@@ -208,6 +208,29 @@ def test_a_plan_is_captured_and_replayed(cupy, operation, candidates):
         assert operands.error(cupy, operands.expected()) <= tolerance(problem)
 
 
+def test_the_first_call_that_adds_may_be_captured(cupy):
+    """A plan with other factors is built then, by an engine that cuDNN compiles, too: for groups of 16 bits it is."""
+    problem = replace(
+        PROBLEM, operation=Operation.BACKWARD_FILTER, batch=16, filters=32, groups=32, dtype=DataType.BFLOAT16,
+        layout=Layout.NHWC,
+    )  # fmt: skip
+    operands = Operands.random(cupy, problem)
+    each = handle(Candidates.GRAPH, policy="undivided", workspace_limit="64MiB")
+    run(each, operands)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        operands.restore(cupy)
+        stream.synchronize()
+        stream.begin_capture()
+        run(each, operands, beta=1.0)
+        graph = stream.end_capture()
+        operands.restore(cupy)
+    cupy.cuda.Device().synchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    assert operands.error(cupy, operands.expected(1.0, 1.0)) <= tolerance(problem)
+
+
 def test_planning_in_a_capture_is_refused_and_harmless(cupy):
     operands = Operands.random(cupy, replace(PROBLEM, channels=24))
     each = handle()

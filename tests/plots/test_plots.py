@@ -97,14 +97,14 @@ def check_legible(figure):
     """Check that texts are large enough, lie inside the picture, and do not overlap."""
     figure.draw_without_rendering()
     width, height = figure.bbox.size
-    boxes = [(each.get_text(), each.get_window_extent()) for each in texts(figure)]
+    boxes = [(each.get_text(), each.get_window_extent().extents.tolist()) for each in texts(figure)]
     assert min(each.get_fontsize() for each in texts(figure)) >= 7
-    for text, box in boxes:
-        assert -1 <= box.x0 <= box.x1 <= width + 1, text
-        assert -1 <= box.y0 <= box.y1 <= height + 1, text
-    for (text, box), (other, beside) in combinations(boxes, 2):
-        across = min(box.x1, beside.x1) - max(box.x0, beside.x0)
-        down = min(box.y1, beside.y1) - max(box.y0, beside.y0)
+    for text, (left, bottom, right, top) in boxes:
+        assert -1 <= left <= right <= width + 1, text
+        assert -1 <= bottom <= top <= height + 1, text
+    for (text, (left, bottom, right, top)), (other, beside) in combinations(boxes, 2):
+        across = min(right, beside[2]) - max(left, beside[0])
+        down = min(top, beside[3]) - max(bottom, beside[1])
         assert across <= 1 or down <= 1, f"{text!r} is upon {other!r}"
     covered = figure.axes[0].get_window_extent()
     for legend in figure.legends:
