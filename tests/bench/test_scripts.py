@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +171,8 @@ def test_plans_of_a_program_are_replaced_without_a_gpu_and_none_twice(tmp_path):
     tried = re.search(r"2 kernels, (\d+) plans to try", again.stderr)
     assert tried is not None
     known = load(tmp_path / "replacements.small.nchw.256KiB.json")["cases"]
+    shared = run_small("replacements", out, *options, "--share", "2/2")
+    assert "1 kernels, " in shared.stderr
     assert int(tried[1]) <= sum(len(each["tried"]) for name, each in known.items() if name not in cases)
 
 
@@ -194,6 +196,56 @@ def test_what_was_tried_at_another_commit_or_beside_another_plan_is_tried_again(
     program.own[problem] = "1x8 FFT"
     assert waiting("other") == (count, "other")
     assert len(begun) == 4 * count - 3
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(8.0, 2), (1e9, None)])
+def test_time_is_left_to_compare_the_plans_that_promise_most(tmp_path, monkeypatch, seconds, rounds):
+    pytest.importorskip("torch")
+    from bench.torch.programs import replacements
+
+    now, compared, ran = [0.0], [], []
+    problems = [make_problem(channels=channels, groups=1) for channels in (4, 6)]
+
+    def gain(problem, plan):
+        now[0] += 0.5
+        compared.append((problem, str(plan)))
+        return 0.9
+
+    def one_round(plans):
+        """Let each plan take less time than those before, and save more of the second kernel's."""
+        now[0] += 2.0
+        ran.append(plans)
+        return {problem: 9 - len(ran) / 10 - problems.index(problem) for problem in plans}
+
+    program = SimpleNamespace(
+        backend=CpuBackend(), costs=dict.fromkeys(problems, 10.0), own=dict.fromkeys(problems, "1x8 GEMM"),
+        limit_bytes=2**20, step_seconds=0.5 / 36, round=one_round, gain=gain,
+    )  # fmt: skip
+    monkeypatch.setattr(replacements, "monotonic", lambda: now[0])
+    builders = SimpleNamespace(begin=lambda *each: None, take=lambda *each: [])
+    search = replacements.Search(program, builders, None, "one")
+    count = max(len(each.waiting) for each in search.kernels.values())
+    assert count > 4
+    assert search.run(seconds) == (rounds is None)
+    assert len(ran) == (rounds or count)
+    assert [problem for problem, _ in compared] == [problems[1]] * 2 + [problems[0]] * 2
+    fastest = {str(plans[problems[1]]) for plans in ran[-2:]}
+    assert {name for _, name in compared[:2]} == fastest, "the latest ones take least"
+    assert now[0] <= seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("1/4", (0, 4)), ("4/4", (3, 4)), ("0/4", None), ("5/4", None), ("2", None), ("-1/2", None)]
+)
+def test_kernels_are_shared_among_calls(text, share):
+    pytest.importorskip("torch")
+    from bench.torch.programs.replacements import _share
+
+    if share is None:
+        with pytest.raises(ArgumentTypeError, match=f"{text!r} is no share"):
+            _share(text)
+    else:
+        assert _share(text) == share
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")

@@ -2,6 +2,7 @@
 
     python -m bench.torch.programs.replacements                         ResNet-50 within 64 MiB
     python -m bench.torch.programs.replacements --limit-seconds 240     continues where it was stopped
+    python -m bench.torch.programs.replacements --share 2/4             the second of four shares, for as many GPUs
     python -m bench.torch.programs.replacements --backend cpu --network small --workspace 256KiB --kernels 2
 
 The first call trains until the program is tuned, and keeps its plans in a file. Each call trains with these plans. For
@@ -10,7 +11,11 @@ of the program, in which the kernel is timed. A kernel whose plan adds its bias 
 this takes minutes and not hours, each costly kernel has another plan in the same steps, a plan that is slow in its
 first call computes no other one, and threads build the plans of later steps. Then the two fastest plans of a kernel
 that takes less time by them are put in its place one at a time, and whole steps with the plan and without take turns. A
-plan is better if the median of steps with it is lower by more than --worth.
+plan is better if the median of steps with it is lower by more than --worth. If --limit-seconds is too short for all, as
+much of it is left as these comparisons take, and those that promise most come first.
+
+The kernels may be shared among calls, each on a GPU of its own (CUDA_VISIBLE_DEVICES), which keep what they find in one
+file. A call with --limit-seconds 0 makes the plans before.
 
 The answer has, for each kernel, the commit, its plan and time, the plans that were tried, and the best of them. The
 script ends with status 1 if a better plan was found, and with 0 if none was, or if its time was over; `complete` says
@@ -18,7 +23,7 @@ which.
 """
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -119,9 +124,12 @@ class Program:
         (self.handle,) = planned.handles().values()
         assert isinstance(self.handle.backend, ComputeBackend)
         self.backend = self.handle.backend
+        begin = monotonic()
         own = self.times.take(self.step, _TIMED_STEPS)
+        self.step_seconds = (monotonic() - begin) / _TIMED_STEPS
         self.calls = dict(self.times.calls)
-        self.costs = dict(sorted(own.items(), key=lambda each: -each[1])[: arguments.kernels])
+        first, shares = arguments.share
+        self.costs = dict(sorted(own.items(), key=lambda each: -each[1])[: arguments.kernels][first::shares])
         self.own = {each: self._plan_of(each) for each in self.costs}
 
     def _plan_of(self, problem: ConvolutionProblem) -> Configuration:
@@ -180,9 +188,7 @@ class Program:
 
 
 class Builders:
-    """Builds plans in threads, because the program would wait for up to a second for each.
-
-    The program runs the plans that they lend it. What a thread has built is kept until the program has taken it.
+    """Builds plans in threads, which lend them to the program: it would wait for up to a second for each.
 
     Args:
         backends: one for each thread; none if plans are built in no time, as on the CPU.
@@ -214,7 +220,7 @@ class Builders:
         backend = self._free.get()
         try:
             with torch.cuda.device(0):
-                return [backend.prepare(*call) for call, _ in computed_pieces(problem, plan)]
+                return [backend.prepare(*call, adds=plan.calls > 1) for call, _ in computed_pieces(problem, plan)]
         except UcudnnError:
             return []  # the program will see it
         finally:
@@ -278,18 +284,35 @@ class Search:
         note(f"{len(self.kernels)} kernels, {left} plans to try; listed in {monotonic() - begin:.0f} s")
 
     def run(self, deadline: float) -> bool:
-        """Try plans until a time, and return whether all were tried and compared."""
+        """Try and compare plans until a time, and return whether that was done with all."""
+        gain_seconds = 2 * _BLOCKS * _BLOCK_STEPS * self._program.step_seconds
+        begin, round_seconds = monotonic(), 0.0
         while any(each.waiting for each in self.kernels.values()):
+            if begin + round_seconds + gain_seconds * len(self._to_compare()) >= deadline:
+                break
+            self._round()
+            begin, round_seconds = monotonic(), monotonic() - begin
+        compared = self._to_compare()
+        left = sum(len(each.waiting) for each in self.kernels.values())
+        note(
+            f"{left} plans are left to try; {len(compared)} are compared, in some {gain_seconds * len(compared):.0f} s"
+        )
+        for problem, name in compared:
             if monotonic() >= deadline:
                 return False
-            self._round()
-        for problem, kernel in self.kernels.items():
-            for name in kernel.to_compare():
-                if monotonic() >= deadline:
-                    return False
-                kernel.case["gains"][name] = self._program.gain(problem, self._plans[problem, name])
-                save_case(self._out, str(problem), kernel.case)
-        return True
+            case = self.kernels[problem].case
+            case["gains"][name] = self._program.gain(problem, self._plans[problem, name])
+            save_case(self._out, str(problem), case)
+        return not left
+
+    def _to_compare(self) -> list[tuple[ConvolutionProblem, str]]:
+        """Return the kernels and plans whose steps are to be compared; those that may save most come first."""
+        saved = {
+            (problem, name): kernel.case["own_ms"] - kernel.case["tried"][name]
+            for problem, kernel in self.kernels.items()
+            for name in kernel.to_compare()
+        }
+        return sorted(saved, key=lambda each: -saved[each])
 
     def _round(self) -> None:
         """Put another plan in the place of each kernel that has one left."""
@@ -328,6 +351,14 @@ def builders_of(arguments: Namespace, program: ComputeBackend) -> Builders:
     return Builders(backends)
 
 
+def _share(text: str) -> tuple[int, int]:
+    """Return the number of a share, from 0, and how many there are, of '1/4' and the like."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ArgumentTypeError(f"{text!r} is no share: say 1/4 for the first of four")
+    return int(number) - 1, int(count)
+
+
 def main() -> bool:
     """Keep the program's plans, or try to beat them."""
     arguments = _parser().parse_args()
@@ -357,6 +388,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--tune", choices=("first", "program"), help="how the program's plans are made")
     parser.add_argument("--plans", type=Path, help="file of the program's plans; it is made if it is not there")
     parser.add_argument("--kernels", type=int, default=20, help="number of kernels, the costliest (%(default)s)")
+    parser.add_argument("--share", type=_share, default=(0, 1), help="which of how many shares of them (1/1)")
     parser.add_argument("--builders", type=int, default=12, help="threads that build plans on a GPU (%(default)s)")
     parser.add_argument("--worth", type=float, default=0.003, help="least gain of a better plan (%(default)s)")
     parser.add_argument("--tuning-seconds", type=float, default=60, help="most seconds of tuning (%(default)s)")
