@@ -209,7 +209,7 @@ def test_a_plan_is_captured_and_replayed(cupy, operation, candidates):
 
 
 def test_the_first_call_that_adds_may_be_captured(cupy):
-    """A plan with other factors is built then, by an engine that cuDNN compiles, too: for groups of 16 bits it is."""
+    """Its plan is built in the capture, where cuDNN may compile and load: it does for most groups of 16 bits."""
     problem = replace(
         PROBLEM, operation=Operation.BACKWARD_FILTER, batch=16, filters=32, groups=32, dtype=DataType.BFLOAT16,
         layout=Layout.NHWC,

@@ -60,7 +60,7 @@ class PlanStep(Generic[CallT]):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that a launch needs; nothing is left to decide, to prepare or to allocate.
+    """Everything that a launch needs; nothing is left to decide or allocate, or to prepare but for a new alpha or beta.
 
     Attributes:
         problem: the problem at mini-batch size.

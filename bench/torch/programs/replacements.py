@@ -188,7 +188,9 @@ class Program:
 
 
 class Builders:
-    """Builds plans in threads, which lend them to the program: it would wait for up to a second for each.
+    """Builds plans in threads, because the program would wait for up to a second for each.
+
+    The program runs the plans that they lend it. What a thread has built is kept until the program has taken it.
 
     Args:
         backends: one for each thread; none if plans are built in no time, as on the CPU.
@@ -280,23 +282,21 @@ class Search:
                         waiting.append(each)
                         builders.begin(problem, each)
             self.kernels[problem] = Kernel(case, waiting)
-        left = sum(len(each.waiting) for each in self.kernels.values())
-        note(f"{len(self.kernels)} kernels, {left} plans to try; listed in {monotonic() - begin:.0f} s")
+        note(f"{len(self.kernels)} kernels, {self._left()} plans to try; listed in {monotonic() - begin:.0f} s")
 
     def run(self, deadline: float) -> bool:
         """Try and compare plans until a time, and return whether that was done with all."""
         gain_seconds = 2 * _BLOCKS * _BLOCK_STEPS * self._program.step_seconds
-        begin, round_seconds = monotonic(), 0.0
-        while any(each.waiting for each in self.kernels.values()):
+        round_seconds = 0.0
+        while self._left():
+            begin = monotonic()
             if begin + round_seconds + gain_seconds * len(self._to_compare()) >= deadline:
                 break
             self._round()
-            begin, round_seconds = monotonic(), monotonic() - begin
-        compared = self._to_compare()
-        left = sum(len(each.waiting) for each in self.kernels.values())
-        note(
-            f"{left} plans are left to try; {len(compared)} are compared, in some {gain_seconds * len(compared):.0f} s"
-        )
+            round_seconds = monotonic() - begin
+        compared, left = self._to_compare(), self._left()
+        seconds = gain_seconds * len(compared)
+        note(f"{left} plans are left to try; {len(compared)} are compared, which takes some {seconds:.0f} s")
         for problem, name in compared:
             if monotonic() >= deadline:
                 return False
@@ -304,6 +304,10 @@ class Search:
             case["gains"][name] = self._program.gain(problem, self._plans[problem, name])
             save_case(self._out, str(problem), case)
         return not left
+
+    def _left(self) -> int:
+        """Return the number of plans that have not been tried yet."""
+        return sum(len(each.waiting) for each in self.kernels.values())
 
     def _to_compare(self) -> list[tuple[ConvolutionProblem, str]]:
         """Return the kernels and plans whose steps are to be compared; those that may save most come first."""
@@ -388,7 +392,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--tune", choices=("first", "program"), help="how the program's plans are made")
     parser.add_argument("--plans", type=Path, help="file of the program's plans; it is made if it is not there")
     parser.add_argument("--kernels", type=int, default=20, help="number of kernels, the costliest (%(default)s)")
-    parser.add_argument("--share", type=_share, default=(0, 1), help="which of how many shares of them (1/1)")
+    parser.add_argument("--share", type=_share, default="1/1", help="which of how many shares of them (%(default)s)")
     parser.add_argument("--builders", type=int, default=12, help="threads that build plans on a GPU (%(default)s)")
     parser.add_argument("--worth", type=float, default=0.003, help="least gain of a better plan (%(default)s)")
     parser.add_argument("--tuning-seconds", type=float, default=60, help="most seconds of tuning (%(default)s)")
