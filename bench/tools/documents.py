@@ -8,6 +8,7 @@ cuDNN, or the first algorithm that cuDNN's heuristics offer) and what the same c
 yet` stands where the results lack a figure. Square brackets hold the least and the most of all rounds or steps.
 """
 
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,16 @@ from bench.peers.ways import (
 )
 from bench.tools.results import RESULTS, ROOT, load
 from bench.tools.script import command_line, run_main
-from bench.torch.network_summary import TITLES, Comparison, comparisons, geometric_mean, middle, promised
+from bench.torch.network_summary import (
+    TITLES,
+    Comparison,
+    by_setting,
+    comparisons,
+    geometric_mean,
+    kind_of,
+    middle,
+    promised,
+)
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.gathered import skips
 from ucudnn.networks.tables import load_network
@@ -520,10 +530,11 @@ def tuned_programs() -> Iterable[Row]:
         peaks = ", ".join(f"{each.more_bytes(kind) / MIB:+.0f}" for kind in ("allocated", "reserved"))
         steps = f"{middle(each.stock, 'first_step_s'):.1f} s, {_first_step(each)}"
         switch = "on" if each.benchmark else "off"
-        yield [each.title, switch, *_compared(each), f"{peaks} MiB", steps, each.replaced, _commits(each)]
-    if found:
-        yield [f"geometric mean of {len(found)}", "", "", "", f"{geometric_mean(found):.3f}", "", "", "", ""]
-    else:
+        yield [each.title, switch, *_compared(each), f"{peaks} MiB", steps, each.replaced, _measured_at(each)]
+    for group in by_setting(found).values():
+        switch = "on" if group[0].benchmark else "off"
+        yield [f"geometric mean of {len(group)}", switch, "", "", f"{geometric_mean(group):.3f}", "", "", "", ""]
+    if not found:
         yield [UNKNOWN, *[""] * 8]
 
 
@@ -534,7 +545,7 @@ def limited_programs() -> Iterable[Row]:
     for each in found:
         peak = f"{each.more_bytes('allocated') / MIB:+.0f} MiB"
         turns = UNKNOWN if each.by_turns is None else f"{each.by_turns[1]:.3f}"
-        yield [each.title, *_compared(each), turns, peak, _first_step(each), each.replaced, _commits(each)]
+        yield [each.title, *_compared(each), turns, peak, _first_step(each), each.replaced, _measured_at(each)]
     if not found:
         yield [UNKNOWN, *[""] * 8]
 
@@ -593,10 +604,11 @@ def _processes(group: Sequence[Mapping[str, Any]]) -> str:
     return f" {spread([case['step_ms'] for case in group])}" if len(group) > 1 else ""
 
 
-def _commits(each: Comparison) -> str:
-    """Return the commits of the processes, those of PyTorch alone first, each once."""
+def _measured_at(each: Comparison) -> str:
+    """Return the commits of the processes, those of PyTorch alone first, each once, and the GPU of them all."""
     known = dict.fromkeys(case["commit"][:7] for case in (*each.stock, *each.ours) if case.get("commit"))
-    return ", ".join(known)
+    gpu = re.search(r"\b[A-Z]+\d+\b", kind_of(each.ours[0]))
+    return ", ".join(known if gpu is None else [*known, gpu.group()])
 
 
 TABLES = (
@@ -641,7 +653,7 @@ TABLES = (
         document="docs/results.md",
         head=(
             *("a program that is tuned while it runs", "`cudnn.benchmark`", "PyTorch", "`auto`", "over PyTorch"),
-            *("peaks more: allocated, reserved", "first step: PyTorch, `auto`", "replaced kernels", "commits"),
+            *("peaks more: allocated, reserved", "first step: PyTorch, `auto`", "replaced kernels", "commits, GPU"),
         ),
         rows=tuned_programs,
     ),
@@ -649,7 +661,7 @@ TABLES = (
         document="docs/results.md",
         head=(
             *("a program within 64 MiB", "PyTorch, no limit", "within the limit", "over PyTorch", "by turns"),
-            *("peak more: allocated", "first step", "replaced first plans", "commits"),
+            *("peak more: allocated", "first step", "replaced first plans", "commits, GPU"),
         ),
         rows=limited_programs,
     ),

@@ -1,7 +1,7 @@
 """The table and the picture of the cells of `bench.torch.networks`, losers first. Not a script."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import exp, fsum, log
 from pathlib import Path
@@ -203,6 +203,14 @@ def middle(group: list[Any], field: str) -> float:
     return float(median(case[field] for case in group))
 
 
+def by_setting(found: Iterable[Comparison]) -> dict[str, list[Comparison]]:
+    """Return comparisons by their settings, which promise different things."""
+    settings: dict[str, list[Comparison]] = {}
+    for each in found:
+        settings.setdefault(each.setting, []).append(each)
+    return dict(sorted(settings.items()))
+
+
 def geometric_mean(found: Collection[Comparison]) -> float:
     """Return the geometric mean of ratios."""
     return exp(fsum(log(each.ratio) for each in found) / len(found))
@@ -229,12 +237,11 @@ def _spread(low: float, middle: float, high: float) -> str:
 
 
 def show(cases: Mapping[str, Any], void: Mapping[str, Collection[str]]) -> None:
-    """Print the table, the geometric mean, the errors, and the cells whose code has changed since, with the files."""
+    """Print the table, the mean of each setting, the errors, and the cells whose code has changed since, with files."""
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
     print("\n".join(rows(cases)))
-    found = comparisons(cases)
-    if found:
-        print(f"geometric mean {geometric_mean(found):.4f}, {len(found)} cells")
+    for setting, found in by_setting(comparisons(cases)).items():
+        print(f"{setting}: geometric mean {geometric_mean(found):.4f} of {len(found)} cells")
     for name, case in cases.items():
         if "error" in case:
             print(f"{name}: {case['error']}")

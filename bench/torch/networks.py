@@ -88,6 +88,24 @@ def code_path(out: Path) -> Path:
     return out.with_name(f"{out.stem}_code.json")
 
 
+def visible(count: int) -> list[str]:
+    """Return how CUDA_VISIBLE_DEVICES names the first GPUs of this call, or their numbers if it does not say which.
+
+    Raises:
+        SystemExit: if it names fewer.
+    """
+    said = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    seen = [each for each in said.split(",") if each] or [str(gpu) for gpu in range(count)]
+    if len(seen) < count:
+        raise SystemExit(f"error: --gpus {count}: CUDA_VISIBLE_DEVICES={said} names only {len(seen)}")
+    return seen[:count]
+
+
+def lock_path(device: str) -> Path:
+    """Return the file that is locked while a process measures on a GPU, which calls of other GPUs do not wait for."""
+    return Path(tempfile.gettempdir()) / f"ucudnn-networks-{os.getuid()}-{device.replace('/', '-')}.lock"
+
+
 def kept(path: Path | None) -> Mapping[str, Any]:
     """Return the cells that are kept."""
     found: Mapping[str, Any] = load(path)["cases"] if path is not None and path.exists() else {}
@@ -126,6 +144,7 @@ class Measuring:
         self._out = out
         self._folder = folder
         self._cores = cores
+        self._devices = visible(arguments.gpus)
         self._begin = monotonic()
         self._stale = set(void(out))
         todo = missing(arguments, out, self._stale)
@@ -228,10 +247,9 @@ class Measuring:
         command = [sys.executable, "-m", "bench.torch.network_cell", "--network", cell.network, "--form", cell.form]
         command += ["--setting", cell.setting, "--backend", arguments.backend, "--steps", str(arguments.steps)]
         command += ["--tuning-seconds", str(arguments.tuning_seconds), "--database", str(self._database(cell))]
-        command += ["--wait", "--lock", str(Path(tempfile.gettempdir()) / f"ucudnn-networks-{os.getuid()}-{gpu}.lock")]
-        command += ["--turns"] * (cell.repeat == 0)
-        seen = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": seen[gpu] if gpu < len(seen) else str(gpu)}
+        device = self._devices[gpu]
+        command += ["--wait", "--lock", str(lock_path(device)), *["--turns"] * (cell.repeat == 0)]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": device}
         if self._cores:
             environment.setdefault("OMP_NUM_THREADS", str(len(self._cores[gpu])))  # not those on which it prepares
         process = CellProcess(cell, command, environment)

@@ -68,10 +68,11 @@ def test_programs_that_are_tuned_stand_beside_pytorch_losers_first(monkeypatch):
     case = {"step_ms": 10.0, "first_step_s": 1.0, "commit": "0123456789ab", "peaks": {"allocated": 0, "reserved": 0}}
     peaks = {"allocated": -(2**21), "reserved": 20 * 2**20}
     tuned = [{"seen": 9, "kernels": [{"parts": 1}, {"parts": 4}]}]
+    gpu = {"conditions": {"device": "NVIDIA H100 80GB HBM3"}}
     cases = {
-        "vgg16 nchw stock 0": case,
-        "vgg16 nchw stock 1": {**case, "step_ms": 12.0},
-        "vgg16 nchw auto 0": {**case, "tuned": tuned, "settled": False, "peaks": peaks, "database": "kept"},
+        "vgg16 nchw stock 0": case | gpu,
+        "vgg16 nchw stock 1": {**case, **gpu, "step_ms": 12.0},
+        "vgg16 nchw auto 0": {**case, **gpu, "tuned": tuned, "settled": False, "peaks": peaks, "database": "kept"},
         "small bf16 stock-off 0": case,
         "small bf16 auto-off 0": {**case, "step_ms": 11.0, "first_step_s": 3.0, "commit": "ba9876543210"},
         "small bf16 auto 0": case,  # nothing to compare with
@@ -82,8 +83,9 @@ def test_programs_that_are_tuned_stand_beside_pytorch_losers_first(monkeypatch):
     assert ["|".join(row) for row in documents.tuned_programs()] == [
         "small, NHWC bfloat16|off|10.0 ms|11.0 ms|1.100|+0, +0 MiB|1.0 s, 3.0 s|0 (0 divided) of 0|0123456, ba98765",
         "VGG-16 64, NCHW|on|11.0 ms [10, 12]|10.0 ms|0.909, not settled|-2, +20 MiB|1.0 s, not measured yet|"
-        "2 (1 divided) of 9|0123456",
-        "geometric mean of 2||||1.000||||",
+        "2 (1 divided) of 9|0123456, H100",
+        "geometric mean of 1|on|||0.909||||",
+        "geometric mean of 1|off|||1.100||||",
     ]
     monkeypatch.setattr(documents, "results", lambda name: {})
     assert list(documents.tuned_programs()) == [[documents.UNKNOWN, *[""] * 8]]

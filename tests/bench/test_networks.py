@@ -334,6 +334,34 @@ def case_of(step_ms, **others):
     }  # fmt: skip
 
 
+def test_calls_with_different_gpus_do_not_wait_for_one_another(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert networks.visible(2) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,MIG-a/1/0")
+    assert networks.visible(1) == ["2"]
+    paths = [networks.lock_path(each) for each in networks.visible(2)]
+    assert paths[0] != paths[1]
+    assert all(each.parent.is_dir() for each in paths), "a name with slashes does not ask for folders"
+    with pytest.raises(SystemExit, match=r"error: --gpus 3: CUDA_VISIBLE_DEVICES=2,MIG-a/1/0 names only 2"):
+        networks.visible(3)
+
+
+def test_each_setting_has_a_mean_of_its_own(capsys):
+    ours = {"auto": (5.0, 20.0), "64MiB": (12.0,)}
+    cases = {f"{name} nchw stock 0": case_of(10.0) for name in "ab"}
+    cases |= {
+        f"{name} nchw {setting} 0": case_of(took)
+        for setting, times in ours.items()
+        for name, took in zip("ab", times, strict=False)
+    }
+    network_summary.show(cases, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [each for each in lines if "geometric mean" in each] == [
+        "64MiB: geometric mean 1.2000 of 1 cells",
+        "auto: geometric mean 1.0000 of 2 cells",
+    ]
+
+
 def test_processes_on_different_kinds_of_gpu_are_not_compared(capsys):
     h100, h200 = ({"conditions": {"device": f"NVIDIA {name}"}} for name in ("H100", "H200"))
     cases = {
