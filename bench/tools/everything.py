@@ -89,6 +89,9 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
         *(several if gpus > 1 else []),
         _job("torch.programs.image_sizes", 90, name="image_sizes", out="torch/image_sizes.json"),
         _job("torch.programs.left_alone", 370, name="left_alone", out="torch/left_alone.json"),
+        _job(
+            "torch.programs.host_turns", 90, "--way passed --batch 16", name="host_turns", out="torch/host_turns.json"
+        ),
         _job("gpu.benchmarking", 220),
         _job("torch.step", 235, "--bounded", name="torch_step_adaptive", environment=ADAPTIVE, adds=True),
         _job("torch.step", 105, "--bounded", environment=OFF, adds=True),
