@@ -140,6 +140,11 @@ class Configuration:
         """The number of calls, each of which computes a micro-batch or a slab of one."""
         return sum(len(part.slabs) or 1 for part in self.parts)
 
+    @property
+    def adds(self) -> bool:
+        """Whether BackwardFilter adds the output of one call to that of another, which needs a beta of 1."""
+        return self.calls > 1
+
     def __str__(self) -> str:
         """Return for example '4x64 FFT_TILING', '3x64 GEMM + 1x8 FFT', or '4x1 [2x32 rows FFT]' for slabs."""
         groups = groupby(self.parts, key=lambda part: (part.size, part.algorithm))

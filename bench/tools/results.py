@@ -32,10 +32,15 @@ def save(path: Path | None, answer: object) -> None:
 
 def save_case(path: Path | None, name: str, case: Mapping[str, object]) -> None:
     """Write one case into a file of several: the case replaces its predecessor of that name, the others stay."""
+    save_cases(path, {name: case})
+
+
+def save_cases(path: Path | None, cases: Mapping[str, Mapping[str, object]]) -> None:
+    """Write cases into a file of several at once, as `save_case` writes one."""
     if path is not None:
         with _locked(path):
-            cases = load(path)["cases"] if path.exists() else {}
-            save(path, {"cases": {**cases, name: case}})
+            known = load(path)["cases"] if path.exists() else {}
+            save(path, {"cases": {**known, **cases}})
 
 
 def save_run(path: Path | None, run: Mapping[str, object]) -> None:

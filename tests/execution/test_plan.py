@@ -1,5 +1,7 @@
 """The steps of a plan cover the mini-batch once, in order, and share calls for equal parts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,10 +11,10 @@ from tests.support.operands import PROBLEM, direct, operands, poison, relative, 
 from tests.support.problems import make_problem
 from ucudnn.backends.base import Offset, Scaling
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.configuration import MicroConfiguration, SlabConfiguration, configuration_of
+from ucudnn.configuration import Float32Sum, MicroConfiguration, SlabConfiguration, configuration_of
 from ucudnn.errors import StepError, UnsupportedProblemError
-from ucudnn.execution.plan import aligned, make_plan, steps_of
-from ucudnn.problem import Operation
+from ucudnn.execution.plan import aligned, make_plan, prepared, steps_of
+from ucudnn.problem import DataType, Operation
 from ucudnn.slabs import piece_of, slabs_of
 
 
@@ -79,6 +81,27 @@ def test_adding_to_a_filter_gradient_is_prepared_where_a_plan_adds(monkeypatch, 
     make_plan(problem, configuration_of([of(size) for size in sizes]), CpuBackend(), start)
     assert asked
     assert set(asked) == {adds}
+
+
+@pytest.mark.parametrize("total", [None, Float32Sum(size_bytes=1 << 12, time_ms=1.0)], ids=["in place", "in float32"])
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (3, 1)])
+def test_what_is_prepared_ahead_is_what_a_plan_prepares(monkeypatch, sizes, total):
+    problem = make_problem(batch=4, operation=Operation.BACKWARD_FILTER, dtype=DataType.FLOAT16)
+    asked, own = [], CpuBackend.prepare
+
+    def noted(self, *call, adds):
+        asked.append((*call, adds))
+        return own(self, *call, adds=adds)
+
+    monkeypatch.setattr(CpuBackend, "prepare", noted)
+    configuration = replace(configuration_of([part(size) for size in sizes]), float32_sum=total)
+    calls = prepared(problem, configuration, CpuBackend())
+    ahead = set(asked)
+    asked.clear()
+    plan = make_plan(problem, configuration, CpuBackend())
+    assert len(calls) == len(plan.steps) == len(sizes)
+    assert ahead == set(asked)
+    assert {each.float32_sum for each, _, _ in ahead} == {total is not None}
 
 
 def test_a_part_that_cannot_be_prepared_is_an_error_before_any_launch():

@@ -203,7 +203,7 @@ def make_plan(
         asked, total = replace(problem, float32_sum=True), backend.prepare_sum(problem)
         if start:
             raise BackendError(f"a float32 sum of {problem} begins at sample {start}, not at the first")
-    adds = start > 0 or configuration.calls > 1
+    adds = start > 0 or configuration.adds
     steps = steps_of(asked, parts, partial(backend.prepare, adds=adds), start)
     if fresh:
         starts = accumulate((part.size for part in parts), initial=start)
@@ -211,6 +211,22 @@ def make_plan(
         steps = [_with_tail(each, problem, backend) if each.offset.start in in_tail else each for each in steps]
     own = own_bytes(problem, configuration, fresh=fresh)
     return Plan(problem=problem, configuration=configuration, steps=tuple(steps), workspace_bytes=own, total=total)
+
+
+def prepared(problem: ConvolutionProblem, configuration: Configuration, backend: ComputeBackend) -> list[object]:
+    """Return the calls of a configuration; while they are kept, another backend of the GPU compiles no engine of them.
+
+    Args:
+        problem: the problem at mini-batch size.
+        configuration: computes the problem.
+        backend: prepares the calls.
+
+    Raises:
+        StepError: if an algorithm cannot compute its part.
+    """
+    asked = problem if configuration.float32_sum is None else replace(problem, float32_sum=True)
+    steps = steps_of(asked, configuration.parts, partial(backend.prepare, adds=configuration.adds))
+    return [each.call for each in steps]
 
 
 def steps_of(

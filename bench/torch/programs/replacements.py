@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 import ucudnn.torch
-from bench.tools.results import load, save_case
+from bench.tools.results import load, save_case, save_cases
 from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main
 from bench.torch.kernel_times import KernelTimes
 from bench.torch.network_setting import is_settled
@@ -47,9 +47,9 @@ from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
-from ucudnn.benchmarking.untimed_division import computed_pieces
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import UcudnnError
+from ucudnn.execution.plan import prepared
 from ucudnn.policy import powers_of_two
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.factory import _open_gpu
@@ -222,7 +222,7 @@ class Builders:
         backend = self._free.get()
         try:
             with torch.cuda.device(0):
-                return [backend.prepare(*call, adds=plan.calls > 1) for call, _ in computed_pieces(problem, plan)]
+                return prepared(problem, plan, backend)
         except UcudnnError:
             return []  # the program will see it
         finally:
@@ -325,9 +325,8 @@ class Search:
         found = self._program.round(plans)
         del built
         for problem, plan in plans.items():
-            case = self.kernels[problem].case
-            case["tried"][str(plan)] = found.get(problem)
-            save_case(self._out, str(problem), case)
+            self.kernels[problem].case["tried"][str(plan)] = found.get(problem)
+        save_cases(self._out, {str(problem): self.kernels[problem].case for problem in plans})  # once: it is large
 
 
 def report(search: Search, worth: float, *, complete: bool) -> bool:

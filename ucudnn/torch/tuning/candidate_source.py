@@ -12,10 +12,9 @@ from typing import Any, Protocol, final
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
 from ucudnn.benchmarking.storage.store import MachineStore
-from ucudnn.benchmarking.untimed_division import computed_pieces
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
-from ucudnn.planning.float32_sums import summed
+from ucudnn.execution.plan import prepared
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.torch.tuning.candidate_list import MOST_DIVIDED, candidates_within
@@ -276,9 +275,7 @@ class CandidateSource:
                 break
             self._building.add(get_ident())
             try:
-                asked = problem if each.float32_sum is None else summed(problem)
-                for call, _ in computed_pieces(asked, each):
-                    self._kept.append(builder.prepare(*call, adds=each.calls > 1))
+                self._kept += prepared(problem, each, builder)
                 found.append(each)
             except (UcudnnError, MemoryError, RuntimeError) as error:
                 _LOG.debug("%s: %s: %s", problem, each, error)

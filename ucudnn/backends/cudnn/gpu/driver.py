@@ -93,8 +93,11 @@ def stream_id(stream: int) -> int | None:
     if get is None:
         return None
     found = ctypes.c_ulonglong()
-    with relaxed():
+    mode = exchange_capture_mode(RELAXED)  # not `relaxed`, which takes twice as long: this is asked at each launch
+    try:
         return None if get(ctypes.c_void_p(stream), ctypes.byref(found)) else found.value
+    finally:
+        exchange_capture_mode(mode)
 
 
 def make_context_current(ordinal: int) -> None:
