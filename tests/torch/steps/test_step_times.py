@@ -91,12 +91,48 @@ def test_a_step_behind_a_trial_is_charged_too_because_the_host_is_late_there():
         assert step(100.0) == 0
     assert step(120.0, reserved_seconds=0.01) == pytest.approx(0.02)
     assert step(130.0) == pytest.approx(0.05)
-    assert step(130.0) == pytest.approx(0.05), "the program's own pace may change"
+    assert step(130.0) == pytest.approx(0.05), "that is known once there are more of them"
     assert times.typical_ms == 100.0
     assert step(100.0, reserved_seconds=0.01) == pytest.approx(0.05)
     assert step(90.0) == pytest.approx(0.04), "the device has caught up"
     assert step(100.0, reserved_seconds=0.01) == pytest.approx(0.04)
     assert step(900.0) == pytest.approx(0.07), "all beyond three times the trial is something else, as an evaluation"
+
+
+def test_steps_between_trials_are_charged_with_what_they_take_longer_than_those_in_which_all_rests():
+    clock = Clock()
+    ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
+    times = StepTimes(clock, ledger)
+
+    def step(time_ms, reserved_seconds=0.0, busy=False):
+        assert times.reserve(reserved_seconds)
+        clock.now += time_ms
+        clock.reached = clock.now
+        times.ended(TuningPhase.TRYING, differs=False, first=False, busy=busy)
+        times.read()
+        return ledger.lost_seconds
+
+    def turn(third_ms):
+        """Take a step with a trial, the one behind it, and a third one, which is slower than it should be."""
+        step(100.0, reserved_seconds=0.01)
+        step(100.0)
+        return step(third_ms)
+
+    for _ in range(6):
+        step(100.0)
+    assert [turn(each) for each in (120.0, 120.0, 900.0, 120.0)] == [0, 0, 0, 0]
+    assert turn(130.0) == pytest.approx(0.1), "five times the median, whatever the program has done in one of them"
+    assert times.typical_ms == 100.0
+    for _ in range(2):
+        assert step(140.0) == pytest.approx(0.1), "it rests, but the host may still be late"
+    for _ in range(40):
+        step(140.0)
+    assert times.typical_ms == 140.0, "the program's own pace may change"
+    assert ledger.lost_seconds == pytest.approx(0.1)
+    step(100.0, busy=True)
+    for time_ms in (150.0, 150.0, 150.0):
+        step(time_ms)
+    assert times.typical_ms == 140.0, "threads have built"
 
 
 def test_steps_in_which_the_device_does_nothing_gain_nothing():

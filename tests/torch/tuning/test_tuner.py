@@ -3,6 +3,7 @@
 import gc
 from collections import Counter
 from dataclasses import replace
+from itertools import groupby
 from types import SimpleNamespace
 from weakref import WeakSet
 
@@ -434,6 +435,46 @@ def test_a_program_that_slows_down_is_tuned_all_the_same_and_trials_are_not_to_b
     assert len(course.tuner.kernels) == 2, "each step takes half as long again as those before tuning"
     assert course.ledger.lost_seconds < 0.05 * course.ledger.elapsed_seconds
     assert course.tuner.step_ms == pytest.approx(33)
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_what_trials_cost_the_host_in_the_steps_behind_them_stays_within_the_share(behind):
+    stock = {4 + number: 1.5 for number in range(20)}
+    course = Course(stock, {each: {"a": 1.8, "b": 1.3, "c": 0.8} for each in stock})
+    tried_at = [-9]
+
+    def idle(step):  # of a program whose host is nearly as slow as its device
+        if course.tuner.trials:
+            tried_at.append(step)
+        return 20.0 if step - tried_at[-1] <= behind else 10.0
+
+    course.idle = idle
+    tuner = course.run()
+    assert len(tuner.kernels) == 20
+    assert {each.name for each in tuner.kernels.values()} == {"c"}
+    slower_ms = 10.0 * len({step + late for step in tried_at[1:] for late in range(behind + 1)})
+    candidates_ms = sum(sum(each.samples_ms) for site in tuner.sites.values() for each in site.candidates)
+    assert slower_ms > 1000
+    assert slower_ms + candidates_ms <= 0.055 * course.ledger.elapsed_seconds * 1e3, "what the program has really lost"
+    assert course.tuner.step_ms == pytest.approx(40.0), "no slow step is taken for one of the program's own"
+
+
+def test_some_steps_rest_so_that_the_programs_own_pace_is_known_while_much_is_tried():
+    stock = {4 + number: 1.0 for number in range(60)}
+    course = Course(stock, {each: {"a": 1.2, "b": 0.9, "c": 0.5} for each in stock})
+    course.ledger._share = 1.0  # nothing else keeps trials from steps
+    course.idle = lambda step: 40.0 if step < 40 else 20.0
+    tried, paces = [], set()
+    while course.tuner.phase is not TuningPhase.SETTLED:
+        if course.tuner.phase is TuningPhase.TRYING:
+            tried.append(bool(course.tuner.trials))
+            paces.add(course.tuner.step_ms)
+        course.step()
+    assert {80.0, 100.0} <= paces <= {80.0, 90.0, 100.0}
+    spans = [len(list(steps)) for is_tried, steps in groupby(tried) if not is_tried]
+    assert max(spans) >= 8, "between them, there are two steps without trials"
+    assert sum(tried) > 0.25 * len(tried)
+    assert len(course.tuner.kernels) == 60
 
 
 @pytest.mark.parametrize("pace", [lambda step: 20.0, lambda step: 20.0 if step < 12 else 24.0], ids=["even", "slower"])

@@ -15,6 +15,8 @@ _MOST_TYPICAL = 30  # the latest steps without trials
 _UNSTEADY_STEPS = 2  # the first ones, which are not typical
 _MOST_TIMES = 3.0  # what trials may take longer than they were expected to
 _RUNS = 2  # of a candidate at most, beside a kernel
+_RESTED_STEPS = 3  # after a trial or work of threads, until a step is one of the program's own again
+_GROUP = 5  # steps between trials that are charged together
 _LEAST_PAUSE_SECONDS = 1.0
 _STANDARD_ERRORS = 2.5  # by which a gain may be wrong: in one of a hundred cases it is wrong by more
 _FROM_MEDIAN = 0.6745  # of a normal distribution, the median distance in standard deviations
@@ -51,6 +53,7 @@ class _OpenStep:
     worked_seconds: float
     busy: bool
     behind_seconds: float  # what the trials of the step before were expected to take
+    rests: bool  # whether nothing was tried or built in this step and those before
 
 
 @final
@@ -60,6 +63,9 @@ class StepTimes:
     A program may evaluate or save between two steps. So a step that took much longer than its trials explain is charged
     with what they may have taken, and the rest is a pause of the program. A trial explains at most three times its
     estimate, and twice the time that was measured of its candidate.
+
+    Where the host is nearly as slow as the device, what trials and threads cost it makes steps between trials longer,
+    too. So these are charged with what they take longer than steps in which all rests.
 
     Args:
         program: the device.
@@ -85,6 +91,9 @@ class StepTimes:
         self._reserved_seconds = 0.0
         self._behind_seconds = 0.0
         self._ran_seconds = 0.0  # of candidates beside PyTorch's kernels, in steps whose time is not read yet
+        self._stirred_at = 0  # the latest step in which something was tried or built
+        # What steps behind trials, and others between trials, took longer; they are not charged with it yet.
+        self._between_seconds: dict[bool, list[float]] = {True: [], False: []}
 
     @property
     def typical_count(self) -> int:
@@ -118,7 +127,10 @@ class StepTimes:
             worked, reserved = self._worked_seconds - before, self._reserved_seconds
             counts = not first if phase in _COMPARED else self.count > _UNSTEADY_STEPS
             # A trial delays the host, and so the launches of the step behind it.
-            delays = worked, busy, self._behind_seconds
+            stirs = busy or reserved > 0 or self._behind_seconds > 0
+            self._stirred_at = self.count if stirs else self._stirred_at
+            rests = phase is not TuningPhase.TRYING or self.count - self._stirred_at >= _RESTED_STEPS
+            delays = worked, busy, self._behind_seconds, rests
             self._open.append(_OpenStep(self._mark, mark, phase, differs, counts, reserved, *delays))
             self._reserved_seconds, self._behind_seconds = 0.0, reserved * (phase is TuningPhase.TRYING)
         self._mark = mark
@@ -153,6 +165,7 @@ class StepTimes:
             if step is None:
                 self._open.popleft()
                 self._typical_ms.clear()
+                self._between_seconds = {True: [], False: []}
                 continue
             time_ms = self._program.elapsed_ms(step.begin, step.end)
             if time_ms is None:
@@ -202,10 +215,25 @@ class StepTimes:
             self._ledger.settle(step.reserved_seconds, lost_seconds)
         elif step.busy and known:
             self._ledger.disturbed(lost_seconds)
-        elif step.behind_seconds and known:  # the program may also evaluate there
-            self._ledger.disturbed(min(lost_seconds, _MOST_TIMES * step.behind_seconds))
+        elif not step.rests and known:
+            self._charge_between(step, lost_seconds)
         else:  # the program's own pace may change, for which trials are not to blame
             self._typical_ms.append(time_ms)
+
+    def _charge_between(self, step: _OpenStep, lost_seconds: float) -> None:
+        """Charge a step between trials, and at once if there were trials in the step before it.
+
+        What those do not explain is charged where more such steps take it, too: the program may also evaluate in one.
+        """
+        if step.behind_seconds:
+            explained_seconds = min(lost_seconds, _MOST_TIMES * step.behind_seconds)
+            self._ledger.disturbed(explained_seconds)
+            lost_seconds -= explained_seconds
+        group = self._between_seconds[step.behind_seconds > 0]
+        group.append(lost_seconds)
+        if len(group) == _GROUP:
+            self._ledger.disturbed(_GROUP * median(group))
+            group.clear()
 
 
 def _relative_error(times_ms: Sequence[float]) -> float:

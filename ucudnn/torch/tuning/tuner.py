@@ -31,6 +31,7 @@ _WARM_STEPS, _TYPICAL_STEPS, _WATCHED_STEPS = 5, 3, 2  # warm ones come before t
 _MOST_UNWATCHED = 64  # steps that run on other streams
 _MOST_SECONDS, _MOST_STEPS = 90.0, 3000  # of trying
 _MOST_AT_ONCE, _TRIAL_STRIDE = 16, 3  # trials in one step, and steps of which one may have trials
+_REST_STRIDE, _REST_STEPS = 72, 9  # steps of which the first ones have no trials, and tell the program's own pace
 _WORK = "opening", "listing", "building"
 _LEAST_MADE, _QUICK_SECONDS = 2, 0.02  # kernels in one step, and the host's time in which further ones are made
 _MOST_ASKED, _MOST_KNOWN = 4, 1 << 13  # kernels whose candidates are looked for at a time, and problems
@@ -283,9 +284,11 @@ class Tuner:
 
     def _try(self) -> None:
         self.trials = {}
-        if has_new_plans := self.owner is not None and self.owner.has_new_plans():
+        rests = self._times.count % _REST_STRIDE < _REST_STEPS  # in all ranks the same steps
+        if (has_new_plans := self.owner is not None and self.owner.has_new_plans()) or rests:
             self.source.pause(paused=True)  # plans wait while a thread compiles
-        if not self._is_turn or (not self._asked and self._readings):
+        self._tried_since += self.step_ms / 1e3 * rests
+        if rests or not self._is_turn or (not self._asked and self._readings):
             return  # it is another step's turn, or what was watched is not read yet
         self._look_at_memory()
         if self._ranked is None:
