@@ -119,6 +119,7 @@ def test_a_program_is_tuned_without_options_and_calls_go_through_the_gate():
         assert not process_overrides.is_gated("cuda") or report.kernels
         if report.kernels:  # this needs a C++ compiler
             assert process_overrides.is_gated("cuda")
+            assert process_overrides._gates["CUDA"].passes_to_own()
             calls = on.report().calls
             program.step()
             assert on.report().calls == calls + sum(each.layers for each in report.kernels)

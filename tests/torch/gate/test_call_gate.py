@@ -183,6 +183,44 @@ def test_calls_that_are_set_aside_are_passed_on_whole_until_they_are_not(gate, p
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("mask", [(True, True, True), (True, False, True), (False, True, False)])
+def test_calls_without_a_rule_are_pytorchs_own_whether_its_kernels_or_others_are_registered(gate, name, mask):
+    call = Call(name)
+    expected, without_bias = call.forward(bias=call.bias), call.forward()
+    grad = torch.randn_like(expected)
+    gradients = call.backward(grad, mask)
+    kernels, came = AtenKernels("CPU"), []
+
+    def check(passes_to_own):
+        rules = [GateRule([0], {0: output_of(expected, writer([], 2, expected.numel()))})]
+        gate.open("cpu", rules, rules)
+        assert gate.passes_to_own() is passes_to_own
+        assert torch.equal(call.forward(bias=call.bias), expected)
+        assert torch.equal(call.forward(), without_bias)
+        for found, wanted in zip(call.backward(grad, mask), gradients, strict=True):
+            assert (found is None) == (wanted is None)
+            assert found is None or torch.equal(found, wanted)
+        gate.close()
+        assert not gate.passes_to_own()
+
+    check(passes_to_own=True)
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, and this test replaces two
+        library.impl("_convolution", lambda *rest: came.append(rest) or kernels.forward(*rest), "CPU")
+        library.impl("convolution_backward", lambda *rest: came.append(rest) or kernels.backward(*rest), "CPU")
+    check(passes_to_own=False)
+    library._destroy()
+    forward, unbiased, backward = came
+    assert unbiased[2] is None
+    assert forward[3:] == (*map(list, call.geometry[:3]), call.geometry[3], [*call.geometry[4]], call.geometry[5],
+                           False, *call.flags, True)  # fmt: skip
+    assert backward[3:] == ([*call.bias.shape], *forward[3:9], list(mask))
+    assert all(map(torch.equal, forward[:3], (call.x, call.weight, call.bias)))
+    assert all(map(torch.equal, backward[:3], (grad, call.x, call.weight)))
+
+
 @pytest.fixture
 def passed_on():
     """Return a list that gets the mask of each backward call that comes to PyTorch, which computes it."""

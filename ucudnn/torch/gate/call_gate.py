@@ -149,6 +149,13 @@ class CallGate:
             self._earlier.clear()
             self._computes = {number: each for number, each in self._computes.items() if number >= first}
 
+    def passes_to_own(self) -> bool:
+        """Return whether a gate that is open passes calls on to PyTorch's own kernels, which it calls as functions.
+
+        Kernels in Python take a list of arguments, and to make that takes the host microseconds for each call.
+        """
+        return self.is_open and bool(self._library.ucudnn_gate_passes_to_own())
+
     def keep(self, device_type: str) -> None:
         """Keep the kernels that are registered for a device type now, for a gate that is opened over trials.
 

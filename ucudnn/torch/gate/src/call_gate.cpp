@@ -27,7 +27,7 @@
 
 namespace {
 
-using Stack = torch::jit::Stack;
+constexpr int NONE = -1;  // of the gradients
 
 struct Gate {
   std::unique_ptr<Rules> next;  // which is being stated
@@ -99,26 +99,25 @@ class InPython final {
   InPython& operator=(const InPython&) = delete;
 };
 
-void pass_on_to(const Rules& rules, const Stock& kernel, Stack* stack) {
+// Passes a call on to a kernel.
+template <typename Call>
+auto pass_on_to(const Rules& rules, const Stock& kernel, const Call& call) {
   std::optional<InPython> inside;
   if (rules.is_over_plans) inside.emplace();
-  kernel.kernel.callBoxed(kernel.handle, c10::DispatchKeySet(rules.key), stack);
+  return goes_on(kernel, rules.key, call);
 }
 
-void pass_on(const Rules& rules, const Side& side, Stack* stack) { pass_on_to(rules, *side.stock, stack); }
-
 // Passes on what is left of the gradients of a backward call, except for one of them, and adds the others to `found`.
-void pass_on_but(const Rules& rules, const Side& side, const c10::IValue* arguments, c10::List<bool>& left, int later,
-                 std::array<at::Tensor, 3>& found) {
-  Stack stack(arguments, arguments + 11);
-  c10::List<bool> now = left.copy();
-  now.set(later, false);
-  stack[10] = now;
-  pass_on(rules, side, &stack);
+void pass_on_but(const Rules& rules, const Backward& call, Mask& left, int later, std::array<at::Tensor, 3>& found) {
+  Backward now = call;
+  now.mask = left;
+  if (later != NONE) now.mask[later] = false;
+  auto [near, filters, bias] = pass_on_to(rules, *rules.backward.stock, now);
+  const std::array<at::Tensor*, 3> passed{&near, &filters, &bias};
   for (int at = 0; at < 3; ++at) {
-    if (!now.get(at)) continue;
-    found[at] = stack[at].toTensor();
-    left.set(at, false);
+    if (!now.mask[at]) continue;
+    found[at] = std::move(*passed[at]);
+    left[at] = false;
   }
 }
 
@@ -127,100 +126,96 @@ const Rule* rule_of(const Side& side, const Numbers& look) {
   return found == side.rules.end() ? nullptr : &found->second;
 }
 
-// Passes on calls that nothing computes here, and returns whether that was done.
-bool passes(const Rules& rules, const Side& side, const Rule* rule, Stack* stack) {
+// Returns the kernel to which a call goes on that nothing computes here; null if something does.
+const Stock* passes(const Rules& rules, const Side& side, const Rule* rule) {
   const bool is_aside = rule != nullptr && rule->is_aside();  // once, because another thread may change it
   // A part of a gradients' call would have a plan of its own in Python, so all of it goes there.
   const bool is_whole = rule == nullptr || !rules.is_over_plans || rule->has_its_plans();
-  if (rule != nullptr && !is_aside && is_whole && rule->computes()) return false;
-  pass_on_to(rules, is_aside && side.tried != nullptr ? *side.tried : *side.stock, stack);
-  return true;
+  if (rule != nullptr && !is_aside && is_whole && rule->computes()) return nullptr;
+  return is_aside && side.tried != nullptr ? side.tried.get() : side.stock.get();
 }
 
-void forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+at::Tensor forward(const Forward& call) {
   const std::shared_ptr<const Rules> held = rules_now();
   const Rules& rules = *held;
-  const Side& side = rules.forward;
-  const c10::IValue* const arguments = stack->data() + stack->size() - 13;
-  const at::Tensor& x = arguments[0].toTensor();
-  const at::Tensor& weight = arguments[1].toTensor();
   Numbers& look = empty_look();
-  add(look, x);
-  add(look, weight);
-  const bool biased = !arguments[2].isNone() && arguments[2].toTensor().defined();
+  add(look, call.x);
+  add(look, call.weight);
+  const bool biased = call.bias.has_value() && call.bias->defined();
   look.push_back(biased ? 4 : -1);
-  if (biased) add(look, arguments[2].toTensor());
-  add_geometry(look, arguments + 3);
-  for (int place = 10; place < 13; ++place) look.push_back(arguments[place].toBool());  // all but `benchmark`
-  const Rule* const rule = rule_of(side, look);
-  if (passes(rules, side, rule, stack)) return;
-  const at::Tensor* const fused = rule->fuses ? &arguments[2].toTensor() : nullptr;
-  at::Tensor out = computed(rules, rule->outputs[0], x, &x, &weight, nullptr, arguments[6].toBool(), fused);
-  if (!out.defined()) return pass_on(rules, side, stack);
-  if (biased && fused == nullptr) out.add_(arguments[2].toTensor().as_strided(rule->bias_sizes, rule->bias_strides));
-  torch::jit::drop(*stack, 13);
-  stack->emplace_back(std::move(out));
+  if (biased) add(look, *call.bias);
+  add(look, call.geometry);
+  look.insert(look.end(), {call.deterministic, call.enabled, call.tf32});  // all but `benchmark`
+  const Rule* const rule = rule_of(rules.forward, look);
+  if (const Stock* const kernel = passes(rules, rules.forward, rule)) return pass_on_to(rules, *kernel, call);
+  const at::Tensor* const fused = rule->fuses ? &*call.bias : nullptr;
+  at::Tensor out =
+      computed(rules, rule->outputs[0], call.x, &call.x, &call.weight, nullptr, call.geometry.transposed, fused);
+  if (!out.defined()) return pass_on_to(rules, *rules.forward.stock, call);
+  if (biased && fused == nullptr) out.add_(call.bias->as_strided(rule->bias_sizes, rule->bias_strides));
+  return out;
 }
 
-void backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+Gradients backward(const Backward& call) {
   const std::shared_ptr<const Rules> held = rules_now();
   const Rules& rules = *held;
-  const Side& side = rules.backward;
-  c10::IValue* const arguments = stack->data() + stack->size() - 11;
-  const at::Tensor& grad = arguments[0].toTensor();
-  const at::Tensor& x = arguments[1].toTensor();
-  const at::Tensor& weight = arguments[2].toTensor();
   Numbers& look = empty_look();
-  add(look, grad);
-  add(look, x);
-  add(look, weight);
-  add_geometry(look, arguments + 4);
-  add_mask(look, arguments[10]);
+  add(look, call.grad);
+  add(look, call.x);
+  add(look, call.weight);
+  add(look, call.geometry);
+  add(look, call.mask);
   const auto& context = at::globalContext();
   look.push_back(context.deterministicCuDNN() || context.deterministicAlgorithms());
   look.push_back(context.userEnabledCuDNN());
   look.push_back(precision_now());
-  const Rule* const rule = rule_of(side, look);
-  if (passes(rules, side, rule, stack)) return;
-  const bool transposed = arguments[7].toBool();
+  const Rule* const rule = rule_of(rules.backward, look);
+  if (const Stock* const kernel = passes(rules, rules.backward, rule)) return pass_on_to(rules, *kernel, call);
   std::array<at::Tensor, 3> found;
-  c10::List<bool> left = arguments[10].toBoolList().copy();
+  Mask left = call.mask;
   const bool over_plans = rules.is_over_plans;
-  if (over_plans && left.get(2)) {
+  if (over_plans && left[2]) {
     std::vector<std::int64_t> all_but_channels{0};
-    for (std::int64_t axis = 2; axis < grad.dim(); ++axis) all_but_channels.push_back(axis);
-    found[2] = grad.sum(all_but_channels);
-    left.set(2, false);
+    for (std::int64_t axis = 2; axis < call.grad.dim(); ++axis) all_but_channels.push_back(axis);
+    found[2] = call.grad.sum(all_but_channels);
+    left[2] = false;
   }
   // PyTorch's order, so that memory is taken in the same order. Plans have the gradient of the weight first, because
   // its workspace may be where the other gradient will be.
   const std::array<int, 2> order = over_plans ? std::array<int, 2>{1, 0} : std::array<int, 2>{0, 1};
   for (const int at : order) {
-    const bool is_ours = rule->outputs[at].kernel >= 0;
-    if (is_ours) {
+    if (rule->outputs[at].kernel >= 0) {
       const bool of_input = at == 0;
-      const at::Tensor* const near = of_input ? nullptr : &x;
-      const at::Tensor* const filters = of_input ? &weight : nullptr;
-      found[at] = computed(rules, rule->outputs[at], x, near, filters, &grad, transposed);
-      left.set(at, !found[at].defined());
+      found[at] = computed(rules, rule->outputs[at], call.x, of_input ? nullptr : &call.x,
+                           of_input ? &call.weight : nullptr, &call.grad, call.geometry.transposed);
+      left[at] = !found[at].defined();
     }
-    if (!over_plans && at == 0 && left.get(0) && left.get(1) && rule->outputs[1].kernel >= 0) {
+    if (!over_plans && at == 0 && left[0] && left[1] && rule->outputs[1].kernel >= 0) {
       // Now, because after the other gradient that would be live while this kernel has its workspace. A plan is not
       // asked for a part of a call, because that has a plan of its own.
-      pass_on_but(rules, side, arguments, left, 1, found);
+      pass_on_but(rules, call, left, 1, found);
     }
   }
-  if (left.get(0) || left.get(1) || left.get(2)) {
-    arguments[10] = left;
-    pass_on(rules, side, stack);
-    for (int at = 0; at < 3; ++at) {
-      if (left.get(at)) found[at] = (stack->end() - 3 + at)->toTensor();
-    }
-    torch::jit::drop(*stack, 3);
-  } else {
-    torch::jit::drop(*stack, 11);
-  }
-  for (at::Tensor& each : found) stack->emplace_back(std::move(each));
+  if (left[0] || left[1] || left[2]) pass_on_but(rules, call, left, NONE, found);
+  return {std::move(found[0]), std::move(found[1]), std::move(found[2])};
+}
+
+// The kernels that are registered, with the arguments of the operators' schemas.
+
+at::Tensor gated_forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                         c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                         bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups, bool benchmark,
+                         bool deterministic, bool enabled, bool tf32) {
+  return forward({x, weight, bias, geometry_of(stride, padding, dilation, transposed, output_padding, groups),
+                  benchmark, deterministic, enabled, tf32});
+}
+
+Gradients gated_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                         at::OptionalSymIntArrayRef bias_sizes, c10::SymIntArrayRef stride,
+                         c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+                         c10::SymIntArrayRef output_padding, c10::SymInt groups, Mask mask) {
+  return backward({grad, x, weight, bias_sizes ? at::OptionalIntArrayRef(whole(*bias_sizes)) : std::nullopt,
+                   geometry_of(stride, padding, dilation, transposed, output_padding, groups), mask});
 }
 
 class Quiet final : public c10::WarningHandler {
@@ -230,7 +225,8 @@ class Quiet final : public c10::WarningHandler {
 
 std::shared_ptr<const Stock> stock_of(const char* name, c10::DispatchKey key) {
   const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-  return std::make_shared<const Stock>(Stock{handle, handle.getComputedKernelForDispatchKey(key)});
+  const c10::SafeKernelFunction kernel = handle.getComputedKernelForDispatchKey(key);
+  return std::make_shared<const Stock>(Stock{handle, kernel, is_own(kernel)});
 }
 
 // Returns a side of the set of rules that is being stated.
@@ -372,10 +368,10 @@ EXPORTED const char* ucudnn_gate_open(int over_plans, int over_trials) {
       one.library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", next->key, __FILE__, __LINE__);
     }
     if (next->forward.is_gated && !forward_stands) {
-      one.library->impl("_convolution", torch::CppFunction::makeFromBoxedFunction<&forward>());
+      one.library->impl("_convolution", TORCH_FN(gated_forward));
     }
     if (next->backward.is_gated && !backward_stands) {
-      one.library->impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&backward>());
+      one.library->impl("convolution_backward", TORCH_FN(gated_backward));
     }
   });
 }
@@ -383,6 +379,12 @@ EXPORTED const char* ucudnn_gate_open(int over_plans, int over_trials) {
 // Returns how many sets of rules exist: the one that is open or was open last, one that was begun, and earlier ones by
 // which other threads still compute.
 EXPORTED std::int64_t ucudnn_gate_sets() { return sets_of_rules; }
+
+// Returns whether all calls that are passed on go to PyTorch's own kernels, without a list of arguments.
+EXPORTED int ucudnn_gate_passes_to_own() {
+  const std::shared_ptr<const Rules> rules = rules_now();
+  return rules->forward.stock->is_own && rules->backward.stock->is_own;
+}
 
 // Lets no kernel be computed by its handle here (1), and ends that (-1).
 EXPORTED const char* ucudnn_gate_in_python(int change) {

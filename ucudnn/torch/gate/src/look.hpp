@@ -5,11 +5,12 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "calls.hpp"
 
 namespace {
 
@@ -35,21 +36,14 @@ void add(Numbers& look, const at::Tensor& tensor) {
   look.push_back(tensor.is_cpu() ? 0 : tensor.get_device());  // the CPU stands for a GPU in tests
 }
 
-void add(Numbers& look, const c10::IValue& list) {
-  const auto found = list.toIntList();
-  look.push_back(static_cast<std::int64_t>(found.size()));
-  for (const std::int64_t each : found) look.push_back(each);
-}
-
-// The six arguments from the stride on: stride, padding, dilation, transposed, output_padding, groups.
-void add_geometry(Numbers& look, const c10::IValue* arguments) {
+void add(Numbers& look, const Geometry& geometry) {
   look.push_back(6);
-  add(look, arguments[0]);
-  add(look, arguments[1]);
-  add(look, arguments[2]);
-  look.push_back(arguments[3].toBool());
-  add(look, arguments[4]);
-  look.push_back(arguments[5].toInt());
+  add(look, geometry.stride);
+  add(look, geometry.padding);
+  add(look, geometry.dilation);
+  look.push_back(geometry.transposed);
+  add(look, geometry.output_padding);
+  look.push_back(geometry.groups);
 }
 
 // Numbers of PyTorch's ways to compute convolutions of float32; the names are those that Python sees.
@@ -67,10 +61,9 @@ std::int64_t precision_now() {
   return -2;
 }
 
-void add_mask(Numbers& look, const c10::IValue& mask) {
-  const auto found = mask.toBoolList();
-  look.push_back(static_cast<std::int64_t>(found.size()));
-  for (const bool each : found) look.push_back(each);
+void add(Numbers& look, const Mask& mask) {
+  look.push_back(static_cast<std::int64_t>(mask.size()));
+  look.insert(look.end(), mask.begin(), mask.end());
 }
 
 Numbers& empty_look() {

@@ -1,8 +1,6 @@
 // Rules of the gate: what is computed here of calls that look the same.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -10,6 +8,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "calls.hpp"
 #include "direct.hpp"
 #include "look.hpp"
 
@@ -38,12 +37,6 @@ struct Rule {
     return std::all_of(outputs.begin(), outputs.end(),
                        [](const Output& each) { return each.direct == nullptr || is_current(*each.direct); });
   }
-};
-
-// An operator, and the kernel that computes it where the gate does not.
-struct Stock {
-  c10::OperatorHandle handle;
-  c10::SafeKernelFunction kernel;
 };
 
 struct Side {
