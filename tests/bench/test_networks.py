@@ -330,6 +330,7 @@ def test_durations_are_those_of_the_last_time_of_repeats_or_of_the_setting():
 def case_of(step_ms, **others):
     return {
         "step_ms": step_ms, "host_ms": 1.0, "first_step_s": 1.0, "tuning_s": 3.0, "kernels": 5,
+        "tuning_steps": 100, "tuning_mean_ms": 12.0,
         "peaks": {"allocated": 2**20, "reserved": 2**21}, **others,
     }  # fmt: skip
 
@@ -344,6 +345,16 @@ def test_calls_with_different_gpus_do_not_wait_for_one_another(monkeypatch):
     assert all(each.parent.is_dir() for each in paths), "a name with slashes does not ask for folders"
     with pytest.raises(SystemExit, match=r"error: --gpus 3: CUDA_VISIBLE_DEVICES=2,MIG-a/1/0 names only 2"):
         networks.visible(3)
+
+
+def test_what_all_steps_of_tuning_lost_stands_beside_what_trials_count():
+    tuned = [{"lost_seconds": 0.1, "step_ms": 10.0, "kernels": []}]
+    known = {"a nchw stock 0": case_of(10.0), "a nchw auto 0": case_of(9.0, tuned=tuned, database="empty")}
+    (row,) = network_summary.rows(known)
+    assert "| 0.10 (0.20) of 3 |" in row
+    tuned[0]["step_ms"] = None
+    (row,) = network_summary.rows(known)
+    assert "| 0.10 (0.00) of 3 |" in row, "no step of the program's own is known"
 
 
 def test_each_setting_has_a_mean_of_its_own(capsys):
