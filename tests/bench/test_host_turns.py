@@ -18,7 +18,10 @@ OPTIONS = ["--backend", "cpu", "--network", "small"]
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Return a function that runs the script, and returns its status, what it keeps, and what it prints."""
+    """Return a function that runs the script.
+
+    It returns whether the script is satisfied, the name and the figures of what it has kept, and what it has printed.
+    """
 
     def run_script(*options):
         out = tmp_path / "turns.json"

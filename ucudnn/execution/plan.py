@@ -198,9 +198,9 @@ def make_plan(
         BackendError: if the backend keeps no float32 sum, but the configuration has one.
     """
     parts = configuration.parts if fresh else aligned(configuration.parts)
-    asked, total = problem, None
+    asked, total = _asked(problem, configuration), None
     if configuration.float32_sum is not None:
-        asked, total = replace(problem, float32_sum=True), backend.prepare_sum(problem)
+        total = backend.prepare_sum(problem)
         if start:
             raise BackendError(f"a float32 sum of {problem} begins at sample {start}, not at the first")
     adds = start > 0 or configuration.adds
@@ -224,9 +224,13 @@ def prepared(problem: ConvolutionProblem, configuration: Configuration, backend:
     Raises:
         StepError: if an algorithm cannot compute its part.
     """
-    asked = problem if configuration.float32_sum is None else replace(problem, float32_sum=True)
-    steps = steps_of(asked, configuration.parts, partial(backend.prepare, adds=configuration.adds))
-    return [each.call for each in steps]
+    prepare = partial(backend.prepare, adds=configuration.adds)
+    return [each.call for each in steps_of(_asked(problem, configuration), configuration.parts, prepare)]
+
+
+def _asked(problem: ConvolutionProblem, configuration: Configuration) -> ConvolutionProblem:
+    """Return the problem of which the parts are computed; parts of a float32 sum are asked for as such."""
+    return problem if configuration.float32_sum is None else replace(problem, float32_sum=True)
 
 
 def steps_of(

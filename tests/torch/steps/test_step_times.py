@@ -30,6 +30,20 @@ def compare(times, clock, took):
             times.ended(TuningPhase.COMPARING, differs=uses_adopted, first=first, busy=False)
 
 
+def trying(times, clock, ledger):
+    """Return a function that ends a step whose time is read at once, and returns what was lost so far."""
+
+    def step(time_ms, reserved_seconds=0.0, busy=False):
+        assert times.reserve(reserved_seconds)
+        clock.now += time_ms
+        clock.reached = clock.now
+        times.ended(TuningPhase.TRYING, differs=False, first=False, busy=busy)
+        times.read()
+        return ledger.lost_seconds
+
+    return step
+
+
 def test_steps_that_are_read_late_do_not_count_for_other_kernels():
     clock = Clock()
     times = StepTimes(clock, begun(0.5, lambda: 0.0))
@@ -79,14 +93,7 @@ def test_a_step_behind_a_trial_is_charged_too_because_the_host_is_late_there():
     ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
     times = StepTimes(clock, ledger)
 
-    def step(time_ms, reserved_seconds=0.0):
-        assert times.reserve(reserved_seconds)
-        clock.now += time_ms
-        clock.reached = clock.now
-        times.ended(TuningPhase.TRYING, differs=False, first=False, busy=False)
-        times.read()
-        return ledger.lost_seconds
-
+    step = trying(times, clock, ledger)
     for _ in range(5):
         assert step(100.0) == 0
     assert step(120.0, reserved_seconds=0.01) == pytest.approx(0.02)
@@ -104,13 +111,7 @@ def test_steps_between_trials_are_charged_with_what_they_take_longer_than_those_
     ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
     times = StepTimes(clock, ledger)
 
-    def step(time_ms, reserved_seconds=0.0, busy=False):
-        assert times.reserve(reserved_seconds)
-        clock.now += time_ms
-        clock.reached = clock.now
-        times.ended(TuningPhase.TRYING, differs=False, first=False, busy=busy)
-        times.read()
-        return ledger.lost_seconds
+    step = trying(times, clock, ledger)
 
     def turn(third_ms):
         """Take a step with a trial, the one behind it, and a third one, which is slower than it should be."""

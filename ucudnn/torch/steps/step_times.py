@@ -127,8 +127,8 @@ class StepTimes:
             worked, reserved = self._worked_seconds - before, self._reserved_seconds
             counts = not first if phase in _COMPARED else self.count > _UNSTEADY_STEPS
             # A trial delays the host, and so the launches of the step behind it.
-            stirs = busy or reserved > 0 or self._behind_seconds > 0
-            self._stirred_at = self.count if stirs else self._stirred_at
+            if busy or reserved > 0 or self._behind_seconds > 0:
+                self._stirred_at = self.count
             rests = phase is not TuningPhase.TRYING or self.count - self._stirred_at >= _RESTED_STEPS
             delays = worked, busy, self._behind_seconds, rests
             self._open.append(_OpenStep(self._mark, mark, phase, differs, counts, reserved, *delays))
@@ -165,7 +165,8 @@ class StepTimes:
             if step is None:
                 self._open.popleft()
                 self._typical_ms.clear()
-                self._between_seconds = {True: [], False: []}
+                for group in self._between_seconds.values():
+                    group.clear()
                 continue
             time_ms = self._program.elapsed_ms(step.begin, step.end)
             if time_ms is None:

@@ -286,7 +286,7 @@ class Tuner:
         self.trials = {}
         rests = self._times.count % _REST_STRIDE < _REST_STEPS  # in all ranks the same steps
         if (has_new_plans := self.owner is not None and self.owner.has_new_plans()) or rests:
-            self.source.pause(paused=True)  # plans wait while a thread compiles
+            self.source.pause(paused=True)  # plans wait while a thread compiles; a rest is undisturbed
         self._tried_since += self.step_ms / 1e3 * rests
         if rests or not self._is_turn or (not self._asked and self._readings):
             return  # it is another step's turn, or what was watched is not read yet
