@@ -37,7 +37,7 @@ import torch
 from bench.native.cache import STUB, compiled
 from bench.tools.results import save_run
 from bench.tools.script import out_of, run_main, verdict
-from bench.torch.measuring import conditions, device_of, torch_command_line
+from bench.torch.measuring import built_gate, conditions, device_of, torch_command_line
 from bench.torch.overhead import sample_us
 from tests.support.direct_call import DirectCall
 from tests.support.host_gpu import Host
@@ -46,7 +46,6 @@ from ucudnn.native import build
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.torch.fast_tensors import empty_of
 from ucudnn.torch.gate.call_gate import CallGate, GateOutput, GateRule, look_of
-from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.steps.trial_ledger import TrialLedger
@@ -299,12 +298,8 @@ def main() -> None:
     arguments = parser.parse_args()
     device = device_of(arguments)
     torch.set_num_threads(1)
-    library = GateLibrary()
-    library.begin()
-    library.join(600)
-    if library.gate is None:
-        raise SystemExit("error: the gate cannot be built here: is there a C++ compiler?")
-    found = measured(library.gate, Calls(device), device, arguments.samples)
+    gate = built_gate()
+    found = measured(gate, Calls(device), device, arguments.samples)
     required = []
     for name, count in (("forward", 1), ("backward", 2)):
         stock = found[name]["pytorch"]["us"]
@@ -313,7 +308,7 @@ def main() -> None:
             required.append(verdict(f"{name}, {way} through the gate: each, over PyTorch's", over, most, " us"))
     run = {"conditions": conditions(device), "calls_us": found, "required": required}
     if device.type == "cpu":
-        run["computed_us"] = computed(library.gate, arguments.samples)
+        run["computed_us"] = computed(gate, arguments.samples)
     save_run(out_of(arguments), run)
 
 

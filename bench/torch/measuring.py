@@ -14,9 +14,12 @@ from bench.tools.script import add_backend, command_line
 from ucudnn.backends.cudnn.gpu.base import driver_version
 from ucudnn.torch.aten_kernels import held_bytes
 from ucudnn.torch.factory import open_interceptor
+from ucudnn.torch.gate.call_gate import CallGate
+from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.interceptor import Interceptor
 
 MIB = 2**20
+_BUILDING_S = 600
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default)
 _BACKWARD = torch.ops.aten.convolution_backward.default
 
@@ -52,6 +55,20 @@ def device_of(arguments: Namespace) -> torch.device:
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cuda.matmul.allow_tf32 = True
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def built_gate() -> CallGate:
+    """Return the gate, which is built if no earlier program has built it.
+
+    Raises:
+        SystemExit: if it cannot be built.
+    """
+    library = GateLibrary()
+    library.begin()
+    library.join(_BUILDING_S)
+    if library.gate is None:
+        raise SystemExit("error: the gate cannot be built here: is there a C++ compiler?")
+    return library.gate
 
 
 def interceptor_for(arguments: Namespace, limit: str, **options: object) -> Interceptor:

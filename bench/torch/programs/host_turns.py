@@ -36,18 +36,16 @@ import torch
 import ucudnn.torch
 from bench.tools.results import save_case
 from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main, verdict
-from bench.torch.measuring import conditions, device_of
+from bench.torch.measuring import built_gate, conditions, device_of
 from bench.torch.network_setting import is_settled, turned_on
 from bench.torch.network_step import FORMS, NETWORKS, Step, step_of
 from bench.torch.network_times import Clock, host_ms
 from ucudnn.torch.gate.call_gate import CallGate, GateOutput, GateRule
-from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.overrides import process_overrides
 
 PASSED = "passed"
 MOST_PASSED_US = 3.0
 MOST_US = 5.0
-_BUILDING_S = 600
 _MEDIANS_ERROR = 1.2533 / 1.349
 """The standard error of a median of normal values, over their quartiles' distance and the root of their number."""
 
@@ -144,12 +142,7 @@ def measure(arguments: Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"batch": batch, "kernels": kernels}
     with TemporaryDirectory(prefix="ucudnn-host-turns-") as folder:
         if arguments.way == PASSED:
-            library = GateLibrary()
-            library.begin()
-            library.join(_BUILDING_S)
-            if library.gate is None:
-                raise SystemExit("error: the gate cannot be built here: is there a C++ compiler?")
-            way = passing(library.gate, device)
+            way = passing(built_gate(), device)
         else:
             on = tuned(arguments, step, clock, Path(folder) / "database.sqlite")
             found["tuned"] = [each.to_dict() for each in on.report().tuned]

@@ -7,14 +7,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench.tools.results import load  # noqa: E402
-from bench.torch import gate_cost  # noqa: E402
+from bench.torch import gate_cost, measuring  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 WAYS = {"pytorch", "python, passed", "gate, passed", "python, replaced", "gate, replaced"}
 
 
 def test_each_way_of_a_call_is_measured(tmp_path, monkeypatch, capsys, gate_library):
-    monkeypatch.setattr(gate_cost, "GateLibrary", lambda: gate_library)
+    monkeypatch.setattr(measuring, "GateLibrary", lambda: gate_library)
     out = tmp_path / "gate_cost.json"
     monkeypatch.setattr(sys, "argv", ["gate_cost", "--backend", "cpu", "--samples", "3", "--out", str(out)])
     threads = torch.get_num_threads()
