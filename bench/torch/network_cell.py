@@ -7,7 +7,6 @@
 
     stock       PyTorch with cudnn.benchmark       stock-off   the same without cudnn.benchmark
     auto        workspace_limit="auto" over stock   auto-off    over stock-off
-    passed      "auto" that tries nothing, over stock: each convolution makes the detour through Python and is passed on
     64MiB       ucudnn.torch.enable(workspace_limit="64MiB"), as any other size
     64MiB-first the same with tune="first", which measures before the first step
 
@@ -48,7 +47,7 @@ from bench.tools.script import run_main
 from bench.torch.measuring import conditions, torch_command_line
 from bench.torch.network_code import ran
 from bench.torch.network_gpu import gpu_state
-from bench.torch.network_setting import PASSED, SETTINGS, database_of, is_settled, phase_of, turned_on
+from bench.torch.network_setting import SETTINGS, database_of, is_settled, phase_of, turned_on
 from bench.torch.network_step import FORMS, NETWORKS, Step, model_of, step_of
 from bench.torch.network_times import Clock, by_turns, host_ms, time_in_python
 from ucudnn.torch.overrides import process_overrides
@@ -71,7 +70,7 @@ def warm(on: "ucudnn.torch.Enabled | None", step: Step, clock: Clock, arguments:
         if number % 5 == 0 or arguments.backend == "cpu":
             clock.wait()  # so that the host's time is that of the device
             late = perf_counter() - begin > arguments.tuning_seconds
-            if number >= arguments.steps and (late or is_settled(on) or arguments.setting == PASSED):
+            if number >= arguments.steps and (late or is_settled(on)):
                 break
     times = clock.between_ms(marks)
     return {
@@ -221,7 +220,7 @@ def _parser() -> ArgumentParser:
     parser = torch_command_line(__doc__, __spec__.name)
     parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
     parser.add_argument("--form", choices=FORMS, default="nchw", help="type and layout (%(default)s)")
-    parser.add_argument("--setting", default="auto", help=f"{', '.join(SETTINGS)}, {PASSED}, or a size (%(default)s)")
+    parser.add_argument("--setting", default="auto", help=f"{', '.join(SETTINGS)}, or a size (%(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="timed steps (%(default)s)")
     parser.add_argument("--tuning-seconds", type=float, default=30, help="most seconds of tuning (%(default)s)")
     parser.add_argument("--database", help="file of the database; it is empty if the file is not there (default place)")

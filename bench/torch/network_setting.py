@@ -9,7 +9,6 @@ import ucudnn.torch
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
 SETTINGS = ("stock", "auto", "stock-off", "auto-off", "64MiB")
-PASSED = "passed"
 FIRST = "-first"
 
 
@@ -20,8 +19,6 @@ def turned_on(setting: str, backend: str, database: str | None = None) -> "ucudn
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     if way == "stock":
         return None
-    if way == PASSED:
-        return ucudnn.torch.enable(workspace_limit="auto", trial_share=0, database=database)
     options = {"database": database, **({"tune": FIRST.removeprefix("-")} if way.endswith(FIRST) else {})}
     return ucudnn.torch.enable(backend=backend, workspace_limit=way.removesuffix(FIRST), **options)
 
