@@ -11,11 +11,13 @@
     64MiB-first the same with tune="first", which measures before the first step
 
 The forms are nchw and last (float32 with TF32, channels first and last) and bf16 (channels last, bfloat16 autocast).
-Times of steps are those between events at their ends. Nothing waits for the GPU between timed steps. The host's time is
-that of the forward pass, the backward pass and the optimizer, each issued to an idle device: a whole step may be more
-than the queue of the device holds, and then the host waits. With --turns, `by_turns` has steps and the host's time with
-and without ucudnn by turns in one process, for some seconds: `step` is the ratio of steps, and `over_us` by how many
-microseconds each convolution and gradient takes the host longer. The second command above is a trial of the script.
+Times of steps are those between events at their ends. Nothing waits for the GPU between steps, those of tuning
+included: a host that is nearly as slow as the GPU would lose its lead at each wait, and bound the steps. The host's
+time is that of the forward pass, the backward pass and the optimizer, each issued to an idle device: a whole step may
+be more than the queue of the device holds, and then the host waits. With --turns, `by_turns` has steps and the host's
+time with and without ucudnn by turns in one process, for some seconds: `step` is the ratio of steps, and `over_us` by
+how many microseconds each convolution and gradient takes the host longer. The second command above is a trial of the
+script.
 
 With --wait, the process imports all and makes its model on the CPU, with one thread, and then waits for a line of
 input. Nothing touches CUDA before, so another process can measure meanwhile; if something does, the cell ends in an
@@ -68,7 +70,6 @@ def warm(on: "ucudnn.torch.Enabled | None", step: Step, clock: Clock, arguments:
         marks.append(clock.mark())
         phases.append(phase_of(on))
         if number % 5 == 0 or arguments.backend == "cpu":
-            clock.wait()  # so that the host's time is that of the device
             late = perf_counter() - begin > arguments.tuning_seconds
             if number >= arguments.steps and (late or is_settled(on)):
                 break
