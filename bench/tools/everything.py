@@ -92,6 +92,7 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
         _job(
             "torch.programs.host_turns", 90, "--way passed --batch 16", name="host_turns", out="torch/host_turns.json"
         ),
+        _job("torch.programs.trial_turns", 170, name="trial_turns", out="torch/trial_turns.json"),
         _job("gpu.benchmarking", 220),
         _job("torch.step", 235, "--bounded", name="torch_step_adaptive", environment=ADAPTIVE, adds=True),
         _job("torch.step", 105, "--bounded", environment=OFF, adds=True),

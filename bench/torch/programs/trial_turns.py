@@ -1,0 +1,152 @@
+"""Measures what a program loses while kernels are tried in it, by turns with PyTorch alone in one process.
+
+    python -m bench.torch.programs.trial_turns                        ResNet-50 with cudnn.benchmark, two minutes
+    python -m bench.torch.programs.trial_turns --network regnety_032 --form bf16
+    python -m bench.torch.programs.trial_turns --network vgg16 --setting 64MiB --seconds 240
+    python -m bench.torch.programs.trial_turns --backend cpu --network small --setting 64KiB --seconds 2
+
+Trials are charged with what steps take longer than the program's own, which is known from steps in which all rests. If
+trials made these slower, too, their count would be too low. Here PyTorch alone trains for some steps, then the setting
+is on for as many, and so on, until nothing is tried any more. Each turn is compared with the mean of PyTorch's turns
+before and after it: what its steps take longer is lost. The time of all turns counts as that of the program, because
+the share that may be lost is that of the time since ucudnn was turned on.
+
+The script ends with status 1 if more than 5 % of the time was lost. Within a limit it only tells what was lost, because
+plans run from the first step on there, and what these take longer than PyTorch's kernels is not lost in trials.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import ucudnn.torch
+from bench.tools.results import save_case
+from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main, verdict
+from bench.torch.measuring import conditions, device_of
+from bench.torch.network_order import stock_of
+from bench.torch.network_setting import is_settled, turned_on
+from bench.torch.network_step import FORMS, NETWORKS, Step, step_of
+from bench.torch.network_times import Clock
+from ucudnn.torch.overrides import process_overrides
+
+MOST_LOST = 0.05
+_WARM_STEPS = 20
+_LEAST_TURNS = 2
+
+
+def turns(
+    on: "ucudnn.torch.Enabled", step: Step, clock: Clock, arguments: Namespace
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the milliseconds of the steps of each turn, and of PyTorch's turns, one of which is more."""
+    interceptor = on._interceptor
+
+    def turn(whose: Any) -> list[float]:
+        process_overrides.use(whose)
+        marks = [clock.mark()]
+        for _ in range(arguments.steps):
+            step()
+            marks.append(clock.mark())
+        return clock.between_ms(marks)
+
+    ours: list[list[float]] = []
+    stock = [turn(None)]
+    begin = perf_counter()
+    while len(ours) < _LEAST_TURNS or (not is_settled(on) and perf_counter() - begin < arguments.seconds):
+        ours.append(turn(interceptor))
+        stock.append(turn(None))
+    process_overrides.use(interceptor)
+    return ours, stock
+
+
+def lost(ours: Sequence[Sequence[float]], stock: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return what turns took longer than PyTorch's around them.
+
+    Args:
+        ours: milliseconds of the steps of each turn.
+        stock: those of PyTorch's turns, one more.
+
+    Returns:
+        'turns_s', the seconds of all turns but PyTorch's first one; 'lost_s', those that were lost, and 'lost', their
+        share; 'step', the median of the ratios of the turns' median steps; 'ours_ms' and 'stock_ms', the mean step of
+        each turn.
+    """
+    longer_s = [(sum(each) - fmean(map(sum, around))) / 1e3 for each, around in zip(ours, pairwise(stock), strict=True)]
+    turns_s = sum(map(sum, [*ours, *stock[1:]])) / 1e3
+    ratios = [median(each) / fmean(map(median, around)) for each, around in zip(ours, pairwise(stock), strict=True)]
+    return {
+        "turns_s": turns_s,
+        "lost_s": sum(longer_s),
+        "lost": sum(longer_s) / turns_s,
+        "step": median(ratios),
+        "ours_ms": [fmean(each) for each in ours],
+        "stock_ms": [fmean(each) for each in stock],
+    }
+
+
+def measure(arguments: Namespace) -> dict[str, Any]:
+    """Tune a network by turns with PyTorch alone, and return what is kept.
+
+    Raises:
+        SystemExit: if the setting turns nothing on.
+    """
+    device = device_of(arguments)
+    turned_on(stock_of(arguments.setting), arguments.backend)
+    (step, _), clock = step_of(arguments, device), Clock(device)
+    for _ in range(_WARM_STEPS):
+        step()
+    clock.wait()
+    with TemporaryDirectory(prefix="ucudnn-trial-turns-") as folder:
+        on = turned_on(arguments.setting, arguments.backend, str(Path(folder) / "database.sqlite"))
+        if on is None:
+            raise SystemExit(f"error: --setting {arguments.setting} turns nothing on: try auto, or a size")
+        ours, stock = turns(on, step, clock, arguments)
+        tuned = [each.to_dict() for each in on.report().tuned]
+        settled = is_settled(on)
+        ucudnn.torch.disable()
+    found = {"steps": arguments.steps, "settled": settled, "tuned": tuned, **lost(ours, stock)}
+    return {"commit": commit_of(arguments), "conditions": conditions(device), **found}
+
+
+def told(found: Mapping[str, Any]) -> str:
+    """Return a line about what was lost, and what was counted."""
+    counted = sum(each["lost_seconds"] for each in found["tuned"])
+    kernels = sum(len(each["kernels"]) for each in found["tuned"])
+    return (
+        f"{len(found['ours_ms'])} turns of {found['steps']} steps, {'' if found['settled'] else 'not '}settled, "
+        f"{kernels} kernels replaced; lost {found['lost_s']:.2f} s of {found['turns_s']:.1f}, counted {counted:.2f}; "
+        f"a step takes {found['step']:.3f} of PyTorch's"
+    )
+
+
+def main() -> bool:
+    """Measure, print and write."""
+    arguments = _parser().parse_args()
+    found = measure(arguments)
+    note(told(found))
+    name = f"{arguments.network} {arguments.form} {arguments.setting}"
+    claims = []
+    if arguments.setting in ("auto", "auto-off"):
+        claims.append(verdict(f"{name}: share of the time that trials lose", found["lost"], MOST_LOST))
+    save_case(out_of(arguments), name, {**found, "claims": claims})
+    return all(claim["met"] for claim in claims)
+
+
+def _parser() -> ArgumentParser:
+    parser = command_line(__doc__, __spec__.name, "torch/trial_turns.json")
+    add_backend(parser)
+    add_commit(parser)
+    parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
+    parser.add_argument("--form", choices=FORMS, default="nchw", help="type and layout (%(default)s)")
+    parser.add_argument("--setting", default="auto", help="of bench.torch.networks (%(default)s)")
+    parser.add_argument("--steps", type=int, default=24, help="of a turn (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=120, help="most seconds of all turns (%(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,74 @@
+"""bench.torch.programs.trial_turns on the CPU: turns alternate with PyTorch's, and what they take longer is lost."""
+
+import sys
+
+import pytest
+
+from bench.tools.results import load
+
+pytest.importorskip("torch")
+
+from bench.torch.programs import trial_turns
+from ucudnn.torch.overrides import process_overrides
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Return a function that runs the script.
+
+    It returns whether the script is satisfied, the name and the figures of what it has kept, and what it has printed.
+    """
+
+    def run_script(*options):
+        out = tmp_path / "turns.json"
+        options = ["--backend", "cpu", "--network", "small", "--steps", "3", "--out", str(out), *options]
+        monkeypatch.setattr(sys, "argv", ["trial_turns", *options])
+        met = trial_turns.main()
+        ((name, case),) = load(out)["cases"].items()
+        return met, name, case, capsys.readouterr()
+
+    yield run_script
+    process_overrides.clear()
+
+
+def test_what_a_turn_takes_longer_than_those_of_pytorch_around_it_is_lost():
+    stock = [[100.0, 100.0], [100.0, 120.0], [100.0, 100.0]]
+    ours = [[110.0, 150.0], [100.0, 110.0]]
+    found = trial_turns.lost(ours, stock)
+    assert found["lost_s"] == pytest.approx((260 - 210 + 210 - 210) / 1e3)
+    assert found["turns_s"] == pytest.approx((260 + 210 + 220 + 200) / 1e3)
+    assert found["lost"] == pytest.approx(50 / 890)
+    assert found["step"] == pytest.approx((130 / 105 + 105 / 105) / 2)
+    assert found["ours_ms"] == [130, 105]
+    assert found["stock_ms"] == [100, 110, 100]
+
+
+def test_turns_alternate_with_those_of_pytorch_alone(run, monkeypatch):
+    seen = []
+    real = trial_turns.Clock.mark
+
+    def mark(clock):
+        seen.append(process_overrides.interceptor is not None)
+        return real(clock)
+
+    monkeypatch.setattr(trial_turns.Clock, "mark", mark)
+    met, name, case, said = run("--setting", "64KiB", "--seconds", "0")
+    assert seen == [each for whose in (False, True, False, True, False) for each in [whose] * 4]
+    assert met, "within a limit nothing is asked"
+    assert (name, case["settled"], case["claims"]) == ("small nchw 64KiB", True, [])
+    assert "2 turns of 3 steps, settled, 0 kernels replaced; lost " in said.err
+    assert process_overrides.interceptor is None, "nothing is left on"
+
+
+def test_more_than_a_twentieth_is_too_much(run, monkeypatch):
+    monkeypatch.setattr(trial_turns, "measure", lambda arguments: found)
+    for lost, expected in ((0.049, True), (0.051, False)):
+        found = {"lost": lost, "lost_s": lost, "turns_s": 1.0, "step": 1.0, "steps": 3, "settled": True}
+        found |= {"ours_ms": [1.0], "stock_ms": [1.0, 1.0], "tuned": []}
+        met, _, case, _ = run("--setting", "auto")
+        assert (met, case["claims"][0]["met"]) == (expected, expected)
+
+
+def test_a_setting_that_turns_nothing_on_is_refused(run):
+    with pytest.raises(SystemExit, match="--setting stock turns nothing on: try auto, or a size"):
+        run("--setting", "stock")
