@@ -239,7 +239,7 @@ def train_in_turn(
     folder: Path,
     iterations: int,
     runs: Mapping[str, dict[str, str]],
-    found: dict[str, object],
+    found: dict[str, Any],
 ) -> Iterator[dict[str, object]]:
     """Train once with each handle, and compare with the first."""
     first: list[float] = []

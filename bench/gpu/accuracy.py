@@ -60,7 +60,7 @@ def common(offers: list[dict[str, MicroConfiguration]], kind: str = "") -> str:
     return min((each for each in names if each.endswith(kind)), key=lambda name: offers[-1][name].time_ms, default="")
 
 
-def error_of(operands: Operands, expected: Any, configuration: Configuration, backend: ComputeBackend) -> float:
+def error_of(operands: Any, expected: Any, configuration: Configuration, backend: ComputeBackend) -> float:
     """Return the error of a configuration on a poisoned output."""
     workspace = backend.allocate(configuration.workspace_bytes)
     operands.poison()

@@ -10,6 +10,7 @@ fastest undivided algorithm with copies and the fastest one without, in turn on 
 """
 
 from dataclasses import replace
+from typing import Any
 
 from bench.tools import script
 from bench.tools.backends import measured, open_computing, undivided
@@ -36,9 +37,7 @@ def fastest(benchmark: Benchmark, problem: ConvolutionProblem) -> Configuration:
     return undivided(measured(benchmark, problem, BatchSizePolicy.UNDIVIDED), problem)[-1]
 
 
-def row_of(
-    kernel: Kernel, benchmarks: dict[str, Benchmark], backend: ComputeBackend, repeats: int
-) -> dict[str, object]:
+def row_of(kernel: Kernel, benchmarks: dict[str, Benchmark], backend: ComputeBackend, repeats: int) -> dict[str, Any]:
     """Run a kernel in both ways; print and return the results."""
     chosen = {way: fastest(benchmark, kernel.problem) for way, benchmark in benchmarks.items()}
     times = times_in_turn(kernel.problem, chosen, backend, repeats)

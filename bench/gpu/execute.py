@@ -100,8 +100,8 @@ class Rig:
         decisions = decide(case.kernels(), self.benchmark, settings)
         if any(skips(each.kernel.problem) for each in decisions.kernels):
             alone = replace(settings, policy=BatchSizePolicy.UNDIVIDED)
-            both = [replace(each, undivided=self._undivided(each.kernel, alone)) for each in decisions.kernels]
-            decisions = replace(decisions, kernels=both)
+            both = (replace(each, undivided=self._undivided(each.kernel, alone)) for each in decisions.kernels)
+            decisions = replace(decisions, kernels=tuple(both))
         kernels: list[KernelReport] = []
         for decision in decisions.kernels:
             kernels.append(execute(decision, self.backend, self._repeats))
@@ -127,7 +127,7 @@ def row(case: Case, report: Report) -> str:
     """Return the totals of a case as a line of the table."""
     undivided, micro = report.total("undivided_executed_ms"), report.total("executed_ms")
     before, predicted = report.total("undivided_ms"), report.total("micro_batched_ms")
-    if None in (undivided, micro, before, predicted):
+    if undivided is None or micro is None or before is None or predicted is None:
         return f"{case.network:10} {case.workspace:>8}  some kernel has no undivided algorithm within the limit"
     return (
         f"{case.network:10} {case.workspace:>8} {case.candidates.value:>10} {case.math.value:>5} {case.policy:>10}"

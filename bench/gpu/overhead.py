@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 from bench.tools import script
 from bench.tools.backends import open_computing
@@ -33,19 +34,20 @@ SMALL = ConvolutionProblem(
 CALLS = 200
 
 
-def itself(handle: Handle, problem: ConvolutionProblem, layer: str = "") -> Callable[[], int]:
+def itself(handle: Handle, problem: ConvolutionProblem, layer: str = "") -> Callable[[], None]:
     """Return cuDNN's own call with the execution plan and the variant pack of the handle's last call."""
     entry = handle._entries[KernelKey(layer, problem)]
     assert entry.plan is not None
     (step,) = entry.plan.steps
-    plan, pack = step.call._plans[OVERWRITE], list(step.call._packs.values())[-1]
-    return partial(step.call._execute, step.call._handle, plan.address, pack.address)
+    call: Any = step.call
+    plan, pack = call._plans[OVERWRITE], list(call._packs.values())[-1]
+    return partial(call._execute, call._handle, plan.address, pack.address)
 
 
-def gpu_time(backend: ComputeBackend, batch: int, repeats: int) -> list[dict[str, object]]:
+def gpu_time(backend: ComputeBackend, batch: int, repeats: int) -> list[dict[str, Any]]:
     """Return each kernel's time through the handle and by cuDNN itself."""
     handle = Handle(backend=backend, policy="undivided", workspace_limit="64MiB", effort=Effort(repeats=3))
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for kernel in load_network("alexnet", batch).kernels():
         problem, layer = kernel.problem, kernel.layer
         tensors = backend.operands(problem)

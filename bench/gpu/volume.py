@@ -7,6 +7,8 @@ buffers (medians): the fastest undivided algorithm, the fastest undivided algori
 micro-batched plan.
 """
 
+from typing import Any
+
 from bench.tools import script
 from bench.tools.backends import measured, open_computing, undivided
 from bench.tools.results import save
@@ -36,7 +38,7 @@ def problem_of(operation: Operation, batch: int, side: int) -> ConvolutionProble
 
 def measure(
     backend: ComputeBackend, benchmark: Benchmark, problem: ConvolutionProblem, limits: list[int], repeats: int
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Execute the three plans of one operation at each limit."""
     found = measured(benchmark, problem)
     front, whole = desirable_set(found, problem.batch), undivided(found, problem)

@@ -132,7 +132,7 @@ class Trainer:
 
     def __init__(self, name: str, steps: int, sizes: Sizes, device: torch.device) -> None:
         self.steps, self.sizes, self.device = steps, sizes, device
-        made = Translator(ATTENTIONS[name], sizes.width, sizes.layers, sizes.words)  # type: ignore[arg-type]
+        made = Translator(ATTENTIONS[name], sizes.width, sizes.layers, sizes.words)
         self.model = made.to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
 

@@ -24,7 +24,7 @@ CLAIMS = {
 """What the papers say of the time of a step, as multiples of their base's; on a Titan X, a GTX 970 and an M40."""
 
 
-def budget_rows(cases: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> list[str]:
+def budget_rows(cases: Sequence[Mapping[str, Any]], base: Mapping[tuple[str, str], Any]) -> list[str]:
     """Return a line for each cell with a budget: those that failed first, then the slowest."""
     lines = []
     for case in sorted(cases, key=lambda each: (_rank(each), -_slowdown(each, base))):
@@ -44,7 +44,7 @@ def budget_rows(cases: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> 
     return lines
 
 
-def _slowdown(case: Mapping[str, Any], base: Mapping[str, Any]) -> float:
+def _slowdown(case: Mapping[str, Any], base: Mapping[tuple[str, str], Any]) -> float:
     return float(case.get("step_ms", 0) / base[_key(case)]["step_ms"])
 
 
@@ -100,7 +100,7 @@ def hidden_rows(cases: Sequence[Mapping[str, Any]]) -> list[str]:
         stock = plain[_key(case)]
         link = case["forward_ms"] * case["to_host_bytes_per_ms"]
         share, measured = case["offloaded"] / link, case.get("contention")
-        kept = share >= LEAST_OF_LINK and bool(measured) and measured["within"]
+        kept = share >= LEAST_OF_LINK and bool(measured and measured["within"])
         line = (
             f"| {case['network']} | {_MATHS[_math(case)]} | {case['offloaded'] / GIB:.2f} | {link / GIB:.2f} |"
             f" {share:.0%} | {_turns(case, stock, measured)} |"

@@ -40,8 +40,9 @@ from ucudnn.execution.plan import make_plan
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution
 from ucudnn.memory.torch.convolutions.step_kernel import StepKernel
-from ucudnn.memory.torch.execution.fit import fit, fit_plan, step_subject
+from ucudnn.memory.torch.execution.fit import fit, fit_plan
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
+from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
 from ucudnn.memory.torch.tracer import TracedTensor
 from ucudnn.problem import Operation
 from ucudnn.torch.gpu import TorchGpu

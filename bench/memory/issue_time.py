@@ -87,8 +87,8 @@ def measure(network: str, device: str, runs: int, operators: int) -> dict[str, A
     ]
     for name in (EAGER, POLICIES[0]) if operators else ():
         print(f"{network}, {name}:\n{_profile(steps[name], operators, wait)}", flush=True)
-    for each in planned.values():
-        each.close()  # the next network has host memory of its own
+    for fitted in planned.values():
+        fitted.close()  # the next network has host memory of its own
     return {"conditions": conditions(torch.device(device)), "runs": runs, "rows": rows}
 
 

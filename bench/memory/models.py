@@ -79,7 +79,7 @@ class Residual(nn.Module):
         out = width * expansion
         shapes = ((channels, width, 3, stride), (width, width, 3, 1))
         if expansion > 1:
-            shapes = ((channels, width, 1, 1), (width, width, 3, stride), (width, out, 1, 1))
+            shapes = ((channels, width, 1, 1), (width, width, 3, stride), (width, out, 1, 1))  # type: ignore[assignment]
         self.depth = len(shapes)
         for index, (before, after, kernel, step) in enumerate(shapes, 1):
             convolution = nn.Conv2d(before, after, kernel, step, kernel // 2, bias=False)
@@ -392,7 +392,7 @@ class UNet(nn.Module):
         super().__init__()
         kinds = (nn.Conv2d, nn.BatchNorm2d, nn.ConvTranspose2d, nn.MaxPool2d)
         if dimensions == 3:
-            kinds = (nn.Conv3d, nn.BatchNorm3d, nn.ConvTranspose3d, nn.MaxPool3d)
+            kinds = (nn.Conv3d, nn.BatchNorm3d, nn.ConvTranspose3d, nn.MaxPool3d)  # type: ignore[assignment]
         convolution, norm, raised, pool = kinds
 
         def double(channels: int, first: int, second: int) -> nn.Module:

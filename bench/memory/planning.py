@@ -8,6 +8,7 @@ medians and extremes of repeated runs. `waste` is the share by which a pool is l
 """
 
 from functools import partial
+from typing import Any
 
 from bench.paper.planning import timed_ms
 from bench.tools.results import cpu_conditions, json_text, save
@@ -21,6 +22,7 @@ from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy
 from ucudnn.memory.pools.best_fit import BestFitPool
+from ucudnn.memory.pools.placement import Pool
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
 from ucudnn.memory.simulation.simulator import simulate
@@ -104,7 +106,7 @@ def residual_step(operations: int) -> tuple[StepGraph, Costs]:
     return graph, costs
 
 
-def plan_case(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int | None) -> dict[str, object]:
+def plan_case(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int | None) -> dict[str, Any]:
     """Time a policy, and the simulation and the placement of its plan; return what they predict, too."""
     try:
         plan = policy.plan(graph, costs, budget)
@@ -124,12 +126,16 @@ def plan_case(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int 
 def placements(plan: MemoryPlan, costs: Costs) -> dict[str, object]:
     """Return what each pool wastes for a plan; how long planned placement takes, too."""
     lifetimes = simulate(plan, costs).lifetimes
-    pools = {"best_fit": BestFitPool(), "two_ended": TwoEndedPool(mobility_in(plan)), "planned": PlannedPool()}
+    pools: dict[str, Pool] = {
+        "best_fit": BestFitPool(),
+        "two_ended": TwoEndedPool(mobility_in(plan)),
+        "planned": PlannedPool(),
+    }
     wasted = {name: pool.place(lifetimes).waste for name, pool in pools.items()}
     return {"waste": wasted, "planned": timed_ms(partial(pools["planned"].place, lifetimes))}
 
 
-def step_case(graph: StepGraph, costs: Costs) -> dict[str, object]:
+def step_case(graph: StepGraph, costs: Costs) -> dict[str, Any]:
     """Return the figures of a step: its peak and floor, and each policy's plans without and within budgets."""
     liveness = measure_liveness(graph, costs)
     cases = {name: plan_case(policy, graph, costs, None) for name, policy in POLICIES.items()}

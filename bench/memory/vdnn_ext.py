@@ -83,7 +83,7 @@ def milliseconds(policy: str) -> Figure:
 
     def figure(network: str, batch: int) -> float | None:
         found = run(network, batch, policy)
-        return found and found.time_ms
+        return None if found is None else found.time_ms
 
     return figure
 
@@ -93,7 +93,7 @@ def mebibytes(policy: str, *, smallest: bool = False) -> Figure:
 
     def figure(network: str, batch: int) -> float | None:
         found = run(network, batch, policy, smallest=smallest)
-        return found and found.peak_bytes / MIB
+        return None if found is None else found.peak_bytes / MIB
 
     return figure
 
@@ -116,7 +116,7 @@ def more_than_base(policy: str) -> Figure:
 
     def figure(network: str, batch: int) -> float | None:
         found, base = run(network, batch, policy), run(network, batch, "base", smallest=True)
-        return found and base and found.time_ms - base.time_ms
+        return None if found is None or base is None else found.time_ms - base.time_ms
 
     return figure
 
@@ -126,7 +126,7 @@ def speed(policy: str, *, smallest: bool) -> Figure:
 
     def figure(network: str, batch: int) -> float | None:
         found, base = run(network, batch, policy), run(network, batch, "base", smallest=smallest)
-        return found and base and 100 * base.time_ms / found.time_ms
+        return None if found is None or base is None else 100 * base.time_ms / found.time_ms
 
     return figure
 
@@ -136,7 +136,7 @@ def less_than_base(policy: str, *, smallest: bool) -> Figure:
 
     def figure(network: str, batch: int) -> float | None:
         found, base = run(network, batch, policy), run(network, batch, "base", smallest=smallest)
-        return found and base and 100 * (1 - found.peak_bytes / base.peak_bytes)
+        return None if found is None or base is None else 100 * (1 - found.peak_bytes / base.peak_bytes)
 
     return figure
 
@@ -258,18 +258,18 @@ def time_rows() -> list[PaperRow]:
         "AlexNet of 2012 without normalization: (p) 89 and 98 %, (m) 94 and 99 %. All copies of vDNNExt hide where the"
         " classifier fetches; the study's threads and locks cost time."
     )
-    for suffix, paper in (("p", (87, 95)), ("m", (94, 98))):
-        for kind, percent in zip(("vdnn", "vdnn-ext"), paper, strict=True):
+    for suffix, percents in (("p", (87, 95)), ("m", (94, 98))):
+        for kind, percent in zip(("vdnn", "vdnn-ext"), percents, strict=True):
             title = "vDNN" if kind == "vdnn" else "vDNNExt"
             figure = speed(f"{kind}-all-{suffix}", smallest=suffix == "m")
             what = f"AlexNet 128, {title} all ({suffix}): speed of base"
             rows.append(row(what, f"{percent} %", both_readings(ALEXNETS), 128, figure, why, "{:.0f} %"))
     both = [("p", "46 to 65 %"), ("m", "42 to 64 %")]
-    for suffix, paper in both:
+    for suffix, part in both:
         values = {name: regained(suffix)(network, 128) for name, network in both_readings(ALEXNETS).items()}
         values |= {name: regained(suffix)(network, 16) for name, network in both_readings(VGG).items()}
         what = f"part of the loss of all ({suffix}) that vDNNExt wins back"
-        rows.append(PaperRow(what, paper, values, "No thread or lock costs time in the simulation.", "{:.0f} %"))
+        rows.append(PaperRow(what, part, values, "No thread or lock costs time in the simulation.", "{:.0f} %"))
     return rows
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 from bench.tools.results import save
 from bench.tools.script import command_line, out_of, run_main
@@ -41,7 +42,7 @@ class Plain(ctypes.Structure):
 
 def both(
     native: ctypes.CDLL, handle: ctypes.c_void_p, backend: CudnnBackend, problem: ConvolutionProblem
-) -> dict[str, Callable[[], object]]:
+) -> dict[str, Callable[[], None]]:
     """Return the call of the handle, and cuDNN's own call with the same algorithm."""
     own = LegacyDescriptors(backend.library, problem)
     asked = Descriptors(own.x, own.w, own.convolution, own.y)
@@ -63,15 +64,15 @@ def both(
     if through():
         raise SystemExit(f"{problem}: the handle failed")
     planner = next(iter(bridge._ATTACHED[-1][1]._planners.values()))
-    (configuration,) = [found for (known, _), found in planner._decided.items() if known == problem]
-    (part,) = configuration.parts
+    (decision,) = [found for (known, _), found in planner._decided.items() if known == problem]
+    (part,) = decision.configuration.parts
     workspace = backend.allocate(part.workspace_bytes)
     first, second, output = {
         Operation.FORWARD: ((own.x, x), (own.w, w), (own.y, y)),
         Operation.BACKWARD_DATA: ((own.w, w), (own.y, y), (own.x, x)),
         Operation.BACKWARD_FILTER: ((own.x, x), (own.y, y), (own.w, w)),
     }[problem.operation]
-    plain = partial(
+    plain: Any = partial(
         backend.library.function(f"cudnnConvolution{problem.operation.value}"),
         native.ucudnn_cudnn_handle(handle),
         one.address,
@@ -109,7 +110,7 @@ def main() -> None:
     handle = ctypes.c_void_p()
     if native.ucudnn_create(ctypes.byref(handle)):
         raise SystemExit("no handle")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for kernel in load_network("alexnet", options.batch).kernels():
         runs = both(native, handle, backend, kernel.problem)
         times = alternate(runs, backend, options.repeats)

@@ -40,7 +40,7 @@ def ways(network: Network, each_mib: int, benchmark: Benchmark, plain: Benchmark
     kernels = network.kernels()
     total = each_mib * MIB * sum(kernel.count for kernel in kernels)
 
-    def plan(policy: str, groups: Any = (), **limits: int) -> Decisions:
+    def plan(policy: str, groups: Any = (), **limits: Any) -> Decisions:
         settings = Settings.load({}, policy=policy, **limits)
         return decide(kernels, plain if policy == "undivided" else benchmark, settings, groups)
 

@@ -10,8 +10,9 @@ The figure has all kernels of AlexNet 256, and beside the paper's two bars a thi
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.paper.figures import Bench, Row, Table, beside, by_plan, note, parse, show
+from bench.paper.figures import Bench, Row, Table, beside, by_plan, parse, show
 from bench.tools.backends import measured, undivided
+from bench.tools.script import note
 from ucudnn.plots import draw_groups
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within

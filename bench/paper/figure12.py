@@ -11,7 +11,8 @@ the same in more ways, and Inception-v3.
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.paper.figures import MIB, Bench, Row, Table, beside, note, parse, show
+from bench.paper.figures import MIB, Bench, Row, Table, beside, parse, show
+from bench.tools.script import note
 from ucudnn.errors import UcudnnError
 from ucudnn.plots import draw_division, draw_layers
 

@@ -10,7 +10,8 @@ Each bar is one plan, divided into its micro-batches.
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.paper.figures import MIB, Bench, Row, Table, beside, by_plan, note, parse, parts_text, show
+from bench.paper.figures import MIB, Bench, Row, Table, beside, by_plan, parse, parts_text, show
+from bench.tools.script import note
 from ucudnn.planning.decision import decide
 from ucudnn.plots import draw_configurations
 from ucudnn.problem import Operation

@@ -284,7 +284,7 @@ def _report(rows: Iterable[Mapping[str, str]]) -> Report:
         )
         for row in rows
     )
-    none = {"network": "", "batch": None, "policy": "", "backend": "", "conditions": dict[str, str]()}
+    none: dict[str, Any] = {"network": "", "batch": None, "policy": "", "backend": "", "conditions": {}}
     return Report(**none, method=Method.WR, limit_bytes=0, kernels=kernels, benchmark_seconds=0.0, solver_seconds=0.0)
 
 

@@ -153,8 +153,8 @@ def gains(answer: Answer, orders: Sequence[Sequence[str]] = ()) -> list[str]:
 
 def _ratio(slow: Row | None, fast: Row | None) -> str:
     """Return how many times as fast one way is as the other; a dash if one has no time."""
-    times = [None if row is None else row.get("executed_ms") for row in (slow, fast)]
-    return "–" if None in times else f"{times[0] / times[1]:.2f}"
+    slow_ms, fast_ms = (None if row is None else row.get("executed_ms") for row in (slow, fast))
+    return "–" if slow_ms is None or fast_ms is None else f"{slow_ms / fast_ms:.2f}"
 
 
 def _cases(answer: Answer, orders: Sequence[Sequence[str]]) -> dict[Key, dict[str, Row]]:

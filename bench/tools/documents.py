@@ -370,14 +370,14 @@ def readme() -> Iterable[Row]:
     faster = f"{_against(capped['pytorch'], ours)} than PyTorch, and runs at 34 GiB"
     runs = [trials[f"{way} batch 4 cap {36 * 2**30}"]["samples_ms"] for way in ("pytorch", "undivided", "ucudnn")]
     yield ["3-D U-Net in PyTorch under a cap of 36 GiB, training step", *steps_ms, faster, _widest(runs)]
-    for limit in (64, 8):
-        plain, undivided, divided = (_caffe(f"{way}, {limit} MiB") for way in ("plain", "undivided", "powerOfTwo"))
+    for granted in (64, 8):
+        plain, undivided, divided = (_caffe(f"{way}, {granted} MiB") for way in ("plain", "undivided", "powerOfTwo"))
         assert plain is not None
         assert divided is not None
         all_ms = [ms(None if each is None else each["iteration ms"]) for each in (plain, undivided, divided)]
         faster = f"{_against(plain['iteration ms'], divided['iteration ms'])} than Caffe"
         runs = [each["iterations of each run ms"] for each in (plain, undivided, divided) if each is not None]
-        yield [f"AlexNet 256 in Caffe, {limit} MiB, iteration", *all_ms, faster, _widest(runs)]
+        yield [f"AlexNet 256 in Caffe, {granted} MiB, iteration", *all_ms, faster, _widest(runs)]
 
 
 def _widest(samples_ms: Iterable[Sequence[float] | None]) -> str:

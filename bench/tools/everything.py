@@ -30,6 +30,7 @@ from math import inf
 from pathlib import Path
 from shutil import copyfile
 from time import monotonic, sleep
+from typing import Any
 
 from bench.tools.results import RESULTS, ROOT
 from bench.tools.script import command_line, note, run_main
@@ -128,7 +129,7 @@ def _job(
     name: str = "",
     out: str = "",
     adds: bool = False,
-    **attributes: object,
+    **attributes: Any,
 ) -> Job:
     """Return the job of a module of bench/.
 

@@ -119,7 +119,7 @@ class Operands:
         self.addend = self.bias.view(-1, *[1] * len(problem.spatial))
         self._ends = [0, problem.batch - 1]
         convolve = torch.nn.functional.conv2d if len(problem.spatial) == 2 else torch.nn.functional.conv3d
-        exact = (each.double() for each in (self.x[self._ends], self.w, self.bias))
+        exact = self.x[self._ends].double(), self.w.double(), self.bias.double()
         with torch.backends.cudnn.flags(enabled=problem.groups == 1, benchmark=False):
             self._expected = convolve(*exact, problem.stride, problem.padding, 1, problem.groups)
 
@@ -181,9 +181,7 @@ def times_of(ways: list[Way], backend: CudnnBackend, gpu: TorchGpu) -> dict[str,
             calls = max(1, min(MOST_CALLS, int(SAMPLE_MS / way.rough_ms)))
             for what, run in (("with_bias", way.with_bias), ("alone", way.alone)):
                 if run is not None:
-                    time_ms = backend.elapsed_ms(
-                        lambda r=run, n=calls: _repeat(r, n), partial(gpu.delay, 0.1 + 0.1 * calls)
-                    )
+                    time_ms = backend.elapsed_ms(partial(_repeat, run, calls), partial(gpu.delay, 0.1 + 0.1 * calls))
                     samples.setdefault((way.algorithm.name, what), []).append(time_ms / calls)
     found: dict[str, dict[str, float]] = {}
     for (name, what), taken in samples.items():
@@ -206,7 +204,7 @@ def measure(
     case: dict[str, object] = {"problem": str(problem), "math": problem.math.value}
     texts = []
     for limit, size in LIMITS.items():
-        row: dict[str, object] = {}
+        row: dict[str, dict[str, Any]] = {}
         for kind, ways in (("added", others), ("fused", fused)):
             fit = [each for each in ways if each.algorithm.workspace_bytes <= size]
             best = min(fit, key=lambda each: times[each.algorithm.name]["with_bias"], default=None)
@@ -217,9 +215,9 @@ def measure(
                     **times[best.algorithm.name],
                 }
         case[limit] = row
-        both = [row[kind]["with_bias"] if kind in row else None for kind in ("added", "fused")]  # type: ignore[index]
-        ratio = f"{both[1] / both[0]:.3f}" if None not in both else "-"
-        texts.append(f"{limit}: added {both[0]} fused {both[1]} ms, {ratio}")
+        added, joined = (row.get(kind, {}).get("with_bias") for kind in ("added", "fused"))
+        ratio = "-" if added is None or joined is None else f"{joined / added:.3f}"
+        texts.append(f"{limit}: added {added} fused {joined} ms, {ratio}")
     print(f"{name:34} {'   '.join(texts)}", flush=True)
     return case
 

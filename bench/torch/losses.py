@@ -83,7 +83,7 @@ def train(arguments: Namespace, device: torch.device, layout: torch.memory_forma
     """Return the losses of one run."""
     torch.manual_seed(0)
     on_gpu = device.type == "cuda"
-    model: nn.Module = (small_resnet() if on_gpu else small_resnet(4, 1)).to(device, memory_format=layout)
+    model: nn.Module = (small_resnet() if on_gpu else small_resnet(4, 1)).to(device, memory_format=layout)  # type: ignore[call-overload]
     batch = arguments.batch if on_gpu else 8
     random = torch.Generator().manual_seed(1)
     templates = torch.randn(10, 3, 32, 32, generator=random)

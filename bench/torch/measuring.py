@@ -73,7 +73,9 @@ def built_gate() -> CallGate:
 
 def interceptor_for(arguments: Namespace, limit: str, **options: object) -> Interceptor:
     """Return the interceptor that `ucudnn.torch.enable` would turn on to measure before the first step."""
-    return open_interceptor(arguments.backend, {"workspace_limit": limit, "tune": "first", **options})
+    found = open_interceptor(arguments.backend, {"workspace_limit": limit, "tune": "first", **options})
+    assert isinstance(found, Interceptor)
+    return found
 
 
 def training_step(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, rate: float = 1e-3) -> Callable[[], Any]:

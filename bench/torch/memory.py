@@ -62,8 +62,8 @@ def trial(arguments: Namespace) -> dict[str, object]:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         step()
-        answer["samples_ms"] = [elapsed_ms(step, device) for _ in range(arguments.steps)]
-        answer["step_ms"] = median(answer["samples_ms"])
+        samples_ms = [elapsed_ms(step, device) for _ in range(arguments.steps)]
+        answer |= {"samples_ms": samples_ms, "step_ms": median(samples_ms)}
         answer["trains"] = True
     except RuntimeError as error:  # out of memory, or PyTorch finds no engine that fits
         answer |= {"trains": False, "reason": str(error).split("\n")[0][:300]}

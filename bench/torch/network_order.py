@@ -110,8 +110,8 @@ class Durations:
     def __init__(self, cases: Mapping[str, Any], otherwise: float) -> None:
         self._otherwise = otherwise
         self._known = {
-            Cell(*parts[:3], int(parts[3])): float(case["process_s"])
-            for parts, case in ((name.split(), case) for name, case in cases.items())
+            Cell(network, form, setting, int(repeat)): float(case["process_s"])
+            for (network, form, setting, repeat), case in ((name.split(), case) for name, case in cases.items())
             if "error" not in case and "process_s" in case
         }
 

@@ -55,7 +55,7 @@ def model_of(name: str) -> nn.Module:
 def loss_of(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
     """Return the loss of a network's outputs, which may be logits of images or of their pixels."""
     if isinstance(outputs, tuple):
-        return own.inception_loss(outputs, labels)
+        return own.inception_loss(outputs, labels)  # type: ignore[arg-type]
     wanted = labels % outputs.shape[1]
     if outputs.dim() > 2:
         wanted = wanted.view(-1, *(1,) * (outputs.dim() - 2)).expand(len(wanted), *outputs.shape[2:])

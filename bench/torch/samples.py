@@ -103,7 +103,8 @@ def main() -> bool:
     )
     interceptor = process_overrides.interceptor
     ucudnn.torch.disable()
-    found, count = [], 0
+    found: list[dict[str, str]] = []
+    count = 0
 
     def answer() -> dict[str, object]:
         summary = on.report()

@@ -108,7 +108,7 @@ def steps_in_turn(
         keep({"ways": answer})
     samples: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(arguments.steps):
-        for way in list(ways) if turn % 2 else list(reversed(ways)):
+        for way in list(ways) if turn % 2 else [*ways][::-1]:
             process_overrides.use(ways[way])
             step()  # not timed, because caches hold the data of another way
             samples[way].append(elapsed_ms(step, device))

@@ -7,6 +7,7 @@ BLAS, as it was before. ucudnn's NumPy is slower than PyTorch's own kernels. Wit
 with all. Run it on an idle machine.
 """
 
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -53,7 +54,7 @@ def main() -> bool:
     model, x = UNet(), torch.randn(4, 3, 64, 64)
     process_overrides.use(None)
     aten = process_overrides.aten_kernels("cpu")
-    ways = {name: Interceptor(lambda _, n=count: _handle(n), "cpu", aten) for name, count in THREADS.items()}
+    ways = {name: Interceptor(partial(_handle, count), "cpu", aten) for name, count in THREADS.items()}
     times: dict[str, list[float]] = {ALONE: [], ONE: [], ALL: []}
     for name in ways:
         with turn_on(ways[name]):
@@ -78,7 +79,7 @@ def main() -> bool:
     return all(each["met"] for each in verdicts)
 
 
-def _handle(threads: int | None) -> Handle:
+def _handle(threads: int | None, _: object = None) -> Handle:
     return Handle(backend=CpuBackend(threads=threads), workspace_limit="4MiB", database="off")
 
 

@@ -32,6 +32,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -142,9 +143,9 @@ def places(events: Iterable[Any], on_gpu: bool) -> tuple[dict[str, Place], dict[
     found: dict[str, Place] = {}
     others = dict.fromkeys(("ms", "launches", "linked ms", "bias ms"), 0.0)
     events = list(events)
-    labels = {event.name for event in events if event.device_type == torch.autograd.DeviceType.CPU}
+    labels = {event.name for event in events if event.device_type == DeviceType.CPU}
     for event in events:
-        if event.device_type != torch.autograd.DeviceType.CPU:
+        if event.device_type != DeviceType.CPU:
             if event.name not in labels:  # otherwise it is a label's span on the GPU, and no kernel
                 others["ms"] += event.time_range.elapsed_us() / 1e3 / _PROFILED_STEPS
                 others["launches"] += 1 / _PROFILED_STEPS
