@@ -11,6 +11,7 @@ from ucudnn.errors import BudgetError, InvalidValueError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.reports.comparison import POOLS, compare_policies, policy_fronts
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.steps import open_step
@@ -36,6 +37,21 @@ def test_figures_are_those_of_the_simulator(step):
     assert "policy stock needs" in stock.reason
     assert checkpoint.waste.keys() == {*POOLS}
     assert checkpoint.waste["planned"] <= checkpoint.waste["best fit"]
+
+
+def test_pieces_that_several_plans_have_are_placed_with_a_search_once(step, monkeypatch):
+    placed = []
+    real = PlannedPool.place
+
+    def place(pool, lifetimes):
+        placed.append(lifetimes)
+        return real(pool, lifetimes)
+
+    monkeypatch.setattr(PlannedPool, "place", place)
+    rows = compare_policies(*step, None, ["stock", "vdnn-all-p", "vdnn-dynamic", "stock"]).rows
+    assert len(placed) == len({*placed}) == len({row.simulation.lifetimes for row in rows}) < len(rows)
+    for row in rows:
+        assert row.waste["planned"] == real(PlannedPool(), row.simulation.lifetimes).waste
 
 
 def test_a_table_has_a_row_for_each_plan_and_a_line_for_the_others(step):

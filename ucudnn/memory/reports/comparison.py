@@ -16,7 +16,7 @@ from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.placement import Pool
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
-from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.units import format_bytes, format_ms
 
@@ -169,6 +169,7 @@ def compare_policies(
         BudgetError: if none of the policies keeps the budget; the message is that of the one that needs least.
     """
     rows, errors = [], []
+    planned: dict[tuple[Lifetime, ...], float] = {}  # waste; several policies often make the same plan
     for name in policies:
         progress(f"planning {name}")
         try:
@@ -180,16 +181,21 @@ def compare_policies(
             )
         else:
             found = simulate(plan, costs)
-            rows.append(PolicyRow(policy=name, simulation=found, waste=_waste(plan, found)))
+            rows.append(PolicyRow(policy=name, simulation=found, waste=_waste(plan, found, planned)))
     if errors and len(errors) == len(rows):
         raise min(errors, key=lambda each: each.required_bytes)
     floor = measure_liveness(graph, costs).floor_bytes
     return PolicyComparison(graph=graph, costs=costs, budget_bytes=budget, floor_bytes=floor, rows=tuple(rows))
 
 
-def _waste(plan: MemoryPlan, found: Simulation) -> dict[str, float]:
-    pools: tuple[Pool, ...] = (BestFitPool(), TwoEndedPool(mobility_in(plan)), PlannedPool())
-    return {name: pool.place(found.lifetimes).waste for name, pool in zip(POOLS, pools, strict=True)}
+def _waste(plan: MemoryPlan, found: Simulation, planned: dict[tuple[Lifetime, ...], float]) -> dict[str, float]:
+    """Return what each pool wastes; planned placement searches for a second, so it is made once for the same pieces."""
+    lifetimes = found.lifetimes
+    pools: tuple[Pool, ...] = (BestFitPool(), TwoEndedPool(mobility_in(plan)))
+    if lifetimes not in planned:
+        planned[lifetimes] = PlannedPool().place(lifetimes).waste
+    waste = (*(pool.place(lifetimes).waste for pool in pools), planned[lifetimes])
+    return dict(zip(POOLS, waste, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
