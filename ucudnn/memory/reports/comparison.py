@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ucudnn.errors import BudgetError
@@ -13,7 +14,7 @@ from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import find_policy
 from ucudnn.memory.pools.best_fit import BestFitPool
-from ucudnn.memory.pools.placement import Pool
+from ucudnn.memory.pools.placement import Placement
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
 from ucudnn.memory.simulation.result import Lifetime, Simulation
@@ -22,6 +23,8 @@ from ucudnn.units import format_bytes, format_ms
 
 Progress = Callable[[str], None]
 """A function that is called with what is about to be done."""
+
+_Place = Callable[[tuple[Lifetime, ...]], Placement]
 
 POOLS = ("best fit", "two-ended", "planned")
 """Names of the pools whose fragmentation is compared."""
@@ -169,7 +172,7 @@ def compare_policies(
         BudgetError: if none of the policies keeps the budget; the message is that of the one that needs least.
     """
     rows, errors = [], []
-    planned: dict[tuple[Lifetime, ...], float] = {}  # waste; several policies often make the same plan
+    planned = cache(PlannedPool().place)  # a search takes up to a second, and several policies often make the same plan
     for name in policies:
         progress(f"planning {name}")
         try:
@@ -188,14 +191,9 @@ def compare_policies(
     return PolicyComparison(graph=graph, costs=costs, budget_bytes=budget, floor_bytes=floor, rows=tuple(rows))
 
 
-def _waste(plan: MemoryPlan, found: Simulation, planned: dict[tuple[Lifetime, ...], float]) -> dict[str, float]:
-    """Return what each pool wastes; planned placement searches for a second, so it is made once for the same pieces."""
-    lifetimes = found.lifetimes
-    pools: tuple[Pool, ...] = (BestFitPool(), TwoEndedPool(mobility_in(plan)))
-    if lifetimes not in planned:
-        planned[lifetimes] = PlannedPool().place(lifetimes).waste
-    waste = (*(pool.place(lifetimes).waste for pool in pools), planned[lifetimes])
-    return dict(zip(POOLS, waste, strict=True))
+def _waste(plan: MemoryPlan, found: Simulation, planned: _Place) -> dict[str, float]:
+    places: tuple[_Place, ...] = (BestFitPool().place, TwoEndedPool(mobility_in(plan)).place, planned)
+    return {name: place(found.lifetimes).waste for name, place in zip(POOLS, places, strict=True)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
