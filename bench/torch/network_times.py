@@ -47,6 +47,15 @@ class Clock:
             torch.cuda.synchronize()
 
 
+def steps_ms(step: Callable[[], Any], clock: Clock, steps: int) -> list[float]:
+    """Return the milliseconds of each of some steps, between which nothing waits for the device."""
+    marks = [clock.mark()]
+    for _ in range(steps):
+        step()
+        marks.append(clock.mark())
+    return clock.between_ms(marks)
+
+
 def host_ms(step: Step, clock: Clock, steps: int = _HOST_STEPS) -> dict[str, float]:
     """Return the host's median time for each part of a step, in milliseconds; the device is idle before each part."""
     taken: dict[str, list[float]] = {each: [] for each in PARTS}

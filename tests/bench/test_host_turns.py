@@ -1,11 +1,9 @@
 """bench.torch.programs.host_turns on the CPU: turns alternate with PyTorch's, and the gate stands in ours."""
 
 import re
-import sys
+from functools import partial
 
 import pytest
-
-from bench.tools.results import load
 
 pytest.importorskip("torch")
 
@@ -13,24 +11,11 @@ from bench.torch.programs import host_turns
 from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.overrides import process_overrides
 
-OPTIONS = ["--backend", "cpu", "--network", "small"]
-
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Return a function that runs the script.
-
-    It returns whether the script is satisfied, the name and the figures of what it has kept, and what it has printed.
-    """
-
-    def run_script(*options):
-        out = tmp_path / "turns.json"
-        monkeypatch.setattr(sys, "argv", ["host_turns", *OPTIONS, "--out", str(out), *options])
-        met = host_turns.main()
-        ((name, case),) = load(out)["cases"].items()
-        return met, name, case, capsys.readouterr()
-
-    yield run_script
+def run(run_case):
+    """Return `run_case` of the script on the CPU."""
+    yield partial(run_case, host_turns, "--backend", "cpu", "--network", "small")
     process_overrides.clear()
 
 

@@ -1,10 +1,8 @@
 """bench.torch.programs.trial_turns on the CPU: turns alternate with PyTorch's, and what they take longer is lost."""
 
-import sys
+from functools import partial
 
 import pytest
-
-from bench.tools.results import load
 
 pytest.importorskip("torch")
 
@@ -13,21 +11,9 @@ from ucudnn.torch.overrides import process_overrides
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Return a function that runs the script.
-
-    It returns whether the script is satisfied, the name and the figures of what it has kept, and what it has printed.
-    """
-
-    def run_script(*options):
-        out = tmp_path / "turns.json"
-        options = ["--backend", "cpu", "--network", "small", "--steps", "3", "--out", str(out), *options]
-        monkeypatch.setattr(sys, "argv", ["trial_turns", *options])
-        met = trial_turns.main()
-        ((name, case),) = load(out)["cases"].items()
-        return met, name, case, capsys.readouterr()
-
-    yield run_script
+def run(run_case):
+    """Return `run_case` of the script on the CPU."""
+    yield partial(run_case, trial_turns, "--backend", "cpu", "--network", "small", "--steps", "3")
     process_overrides.clear()
 
 

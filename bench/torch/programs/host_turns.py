@@ -35,11 +35,12 @@ import torch
 
 import ucudnn.torch
 from bench.tools.results import save_case
-from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main, verdict
+from bench.tools.script import commit_of, note, out_of, run_main, verdict
 from bench.torch.measuring import built_gate, conditions, device_of
 from bench.torch.network_setting import is_settled, turned_on
-from bench.torch.network_step import FORMS, NETWORKS, Step, step_of
+from bench.torch.network_step import NETWORKS, Step, step_of
 from bench.torch.network_times import Clock, host_ms
+from bench.torch.programs.command_line import network_command_line
 from ucudnn.torch.gate.call_gate import CallGate, GateOutput, GateRule
 from ucudnn.torch.overrides import process_overrides
 
@@ -181,11 +182,7 @@ def main() -> bool:
 
 
 def _parser() -> ArgumentParser:
-    parser = command_line(__doc__, __spec__.name, "torch/host_turns.json")
-    add_backend(parser)
-    add_commit(parser)
-    parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
-    parser.add_argument("--form", choices=FORMS, default="nchw", help="type and layout (%(default)s)")
+    parser = network_command_line(__doc__, __spec__.name, form="nchw")
     parser.add_argument(
         "--way", default="auto", help=f"{PASSED}, or a setting of bench.torch.network_cell (%(default)s)"
     )

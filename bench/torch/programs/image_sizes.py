@@ -22,12 +22,13 @@ import torch
 
 from bench.tools.read_ahead import MOST_READING_S, libraries, read_ahead
 from bench.tools.results import save_case
-from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main, verdict
+from bench.tools.script import commit_of, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions
 from bench.torch.network_cell import memory_of
 from bench.torch.network_setting import turned_on
 from bench.torch.network_step import CLASSES, NETWORKS, loss_of, model_of
 from bench.torch.network_times import Clock
+from bench.torch.programs.command_line import network_command_line
 from bench.torch.programs.own_process import trained
 
 _MOST_RATIO = 1.05
@@ -105,10 +106,7 @@ def main() -> bool | None:
 
 
 def _parser() -> ArgumentParser:
-    parser = command_line(__doc__, __spec__.name, "torch/image_sizes.json")
-    add_backend(parser)
-    add_commit(parser)
-    parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
+    parser = network_command_line(__doc__, __spec__.name)
     parser.add_argument("--setting", action="append", help="of bench.torch.network_cell (auto-off and 64MiB-off)")
     parser.add_argument("--batch", type=int, default=64, help="images of a step (%(default)s)")
     parser.add_argument("--sizes", type=int, default=32, help="number of sizes (%(default)s)")

@@ -25,12 +25,13 @@ import torch
 
 import ucudnn.torch
 from bench.tools.results import save_case
-from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main
+from bench.tools.script import commit_of, note, out_of, run_main
 from bench.torch.measuring import conditions
 from bench.torch.network_order import stock_of
 from bench.torch.network_setting import is_settled, turned_on
-from bench.torch.network_step import FORMS, NETWORKS, Step, step_of
-from bench.torch.network_times import Clock, host_ms
+from bench.torch.network_step import Step, step_of
+from bench.torch.network_times import Clock, host_ms, steps_ms
+from bench.torch.programs.command_line import network_command_line
 from bench.torch.programs.own_process import trained
 
 _PARTS = "before", "within", "after"
@@ -47,11 +48,7 @@ def timed(step: Step, clock: Clock, seconds: float) -> dict[str, list[float]]:
     begin = perf_counter()
     while not steps or perf_counter() - begin < seconds:
         step()  # the device is idle before it
-        marks = [clock.mark()]
-        for _ in range(_CHUNK):
-            step()
-            marks.append(clock.mark())
-        steps += clock.between_ms(marks)
+        steps += steps_ms(step, clock, _CHUNK)
         hosts.append(sum(host_ms(step, clock, 3).values()))
     return {"steps_ms": steps, "hosts_ms": hosts}
 
@@ -125,11 +122,7 @@ def main() -> None:
 
 
 def _parser() -> ArgumentParser:
-    parser = command_line(__doc__, __spec__.name, "torch/left_alone.json")
-    add_backend(parser)
-    add_commit(parser)
-    parser.add_argument("--network", choices=NETWORKS, default="mobilenetv3_large_100", help="network (%(default)s)")
-    parser.add_argument("--form", choices=FORMS, default="bf16", help="type and layout (%(default)s)")
+    parser = network_command_line(__doc__, __spec__.name, network="mobilenetv3_large_100", form="bf16")
     parser.add_argument("--setting", default="auto", help="of bench.torch.networks (%(default)s)")
     parser.add_argument("--seconds", type=float, default=5, help="of each part (%(default)s)")
     parser.add_argument("--tuning-seconds", type=float, default=30, help="most seconds of tuning (%(default)s)")

@@ -30,12 +30,13 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.tools.results import ROOT, save_case
-from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main, verdict
+from bench.tools.script import commit_of, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions
 from bench.torch.network_cell import memory_of
 from bench.torch.network_setting import is_settled, turned_on
 from bench.torch.network_step import CLASSES, NETWORKS, loss_of, model_of
-from bench.torch.network_times import Clock
+from bench.torch.network_times import Clock, steps_ms
+from bench.torch.programs.command_line import network_command_line
 
 _MOST_RATIO = 1.02
 _MOST_SPREAD = 1.5
@@ -97,11 +98,7 @@ def _measured(arguments: Namespace, device: torch.device) -> dict[str, object]:
             step()
         count += _AGREED_STEPS
     clock.wait()
-    marks = [clock.mark()]
-    for _ in range(arguments.steps):
-        step()
-        marks.append(clock.mark())
-    times = clock.between_ms(marks)
+    times = steps_ms(step, clock, arguments.steps)
     summary = None if on is None else on.report()
     return {
         "first_step_s": first_s,
@@ -187,10 +184,7 @@ def main() -> bool | None:
 
 
 def _parser() -> ArgumentParser:
-    parser = command_line(__doc__, __spec__.name, "torch/rank_training.json")
-    add_backend(parser)
-    add_commit(parser)
-    parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
+    parser = network_command_line(__doc__, __spec__.name)
     parser.add_argument("--setting", action="append", help="of bench.torch.network_cell; may be repeated (auto)")
     parser.add_argument("--ranks", type=int, default=2, help="processes, each on a GPU of its own (%(default)s)")
     parser.add_argument("--batch", type=int, default=128, help="images of each rank (%(default)s)")

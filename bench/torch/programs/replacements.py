@@ -38,11 +38,12 @@ import torch
 
 import ucudnn.torch
 from bench.tools.results import load, save_case, save_cases
-from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main
+from bench.tools.script import commit_of, note, out_of, run_main
 from bench.torch.kernel_times import KernelTimes
 from bench.torch.network_setting import is_settled
-from bench.torch.network_step import FORMS, NETWORKS, step_of
-from bench.torch.network_times import Clock
+from bench.torch.network_step import step_of
+from bench.torch.network_times import Clock, steps_ms
+from bench.torch.programs.command_line import network_command_line
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
@@ -178,11 +179,7 @@ class Program:
         for _ in range(_BLOCKS):
             for other in (True, False):
                 self.put(problem, plan if other else self.own[problem])
-                marks = [self.clock.mark()]
-                for _ in range(_BLOCK_STEPS):
-                    self.step()
-                    marks.append(self.clock.mark())
-                taken[other] += self.clock.between_ms(marks)[1:]
+                taken[other] += steps_ms(self.step, self.clock, _BLOCK_STEPS)[1:]
         self.restore()
         return median(taken[True]) / median(taken[False])
 
@@ -382,11 +379,7 @@ def main() -> bool:
 
 
 def _parser() -> ArgumentParser:
-    parser = command_line(__doc__, __spec__.name, "torch/replacements.json")
-    add_backend(parser)
-    add_commit(parser)
-    parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
-    parser.add_argument("--form", choices=FORMS, default=FORMS[0], help="form of the network (%(default)s)")
+    parser = network_command_line(__doc__, __spec__.name, form="nchw")
     parser.add_argument("--workspace", default="64MiB", help="limit of each kernel (%(default)s)")
     parser.add_argument("--tune", choices=("first", "program"), help="how the program's plans are made")
     parser.add_argument("--plans", type=Path, help="file of the program's plans; it is made if it is not there")

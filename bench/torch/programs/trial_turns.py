@@ -26,12 +26,12 @@ from typing import Any
 
 import ucudnn.torch
 from bench.tools.results import save_case
-from bench.tools.script import add_backend, add_commit, command_line, commit_of, note, out_of, run_main, verdict
+from bench.tools.script import commit_of, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions, device_of
-from bench.torch.network_order import stock_of
 from bench.torch.network_setting import is_settled, turned_on
-from bench.torch.network_step import FORMS, NETWORKS, Step, step_of
-from bench.torch.network_times import Clock
+from bench.torch.network_step import Step, step_of
+from bench.torch.network_times import Clock, steps_ms
+from bench.torch.programs.command_line import network_command_line
 from ucudnn.torch.overrides import process_overrides
 
 MOST_LOST = 0.05
@@ -47,11 +47,7 @@ def turns(
 
     def turn(whose: Any) -> list[float]:
         process_overrides.use(whose)
-        marks = [clock.mark()]
-        for _ in range(arguments.steps):
-            step()
-            marks.append(clock.mark())
-        return clock.between_ms(marks)
+        return steps_ms(step, clock, arguments.steps)
 
     ours: list[list[float]] = []
     stock = [turn(None)]
@@ -75,14 +71,14 @@ def lost(ours: Sequence[Sequence[float]], stock: Sequence[Sequence[float]]) -> d
         share; 'step', the median of the ratios of the turns' median steps; 'ours_ms' and 'stock_ms', the mean step of
         each turn.
     """
-    longer_s = [(sum(each) - fmean(map(sum, around))) / 1e3 for each, around in zip(ours, pairwise(stock), strict=True)]
+    compared = list(zip(ours, pairwise(stock), strict=True))
+    lost_s = sum(sum(each) - fmean(map(sum, around)) for each, around in compared) / 1e3
     turns_s = sum(map(sum, [*ours, *stock[1:]])) / 1e3
-    ratios = [median(each) / fmean(map(median, around)) for each, around in zip(ours, pairwise(stock), strict=True)]
     return {
         "turns_s": turns_s,
-        "lost_s": sum(longer_s),
-        "lost": sum(longer_s) / turns_s,
-        "step": median(ratios),
+        "lost_s": lost_s,
+        "lost": lost_s / turns_s,
+        "step": median(median(each) / fmean(map(median, around)) for each, around in compared),
         "ours_ms": [fmean(each) for each in ours],
         "stock_ms": [fmean(each) for each in stock],
     }
@@ -95,15 +91,15 @@ def measure(arguments: Namespace) -> dict[str, Any]:
         SystemExit: if the setting turns nothing on.
     """
     device = device_of(arguments)
-    turned_on(stock_of(arguments.setting), arguments.backend)
-    (step, _), clock = step_of(arguments, device), Clock(device)
-    for _ in range(_WARM_STEPS):
-        step()
-    clock.wait()
     with TemporaryDirectory(prefix="ucudnn-trial-turns-") as folder:
         on = turned_on(arguments.setting, arguments.backend, str(Path(folder) / "database.sqlite"))
         if on is None:
             raise SystemExit(f"error: --setting {arguments.setting} turns nothing on: try auto, or a size")
+        process_overrides.use(None)
+        (step, _), clock = step_of(arguments, device), Clock(device)
+        for _ in range(_WARM_STEPS):
+            step()
+        clock.wait()
         ours, stock = turns(on, step, clock, arguments)
         tuned = [each.to_dict() for each in on.report().tuned]
         settled = is_settled(on)
@@ -113,7 +109,7 @@ def measure(arguments: Namespace) -> dict[str, Any]:
 
 
 def told(found: Mapping[str, Any]) -> str:
-    """Return a line about what was lost, and what was counted."""
+    """Return a line that tells what was lost and what the ledger counted."""
     counted = sum(each["lost_seconds"] for each in found["tuned"])
     kernels = sum(len(each["kernels"]) for each in found["tuned"])
     return (
@@ -137,11 +133,7 @@ def main() -> bool:
 
 
 def _parser() -> ArgumentParser:
-    parser = command_line(__doc__, __spec__.name, "torch/trial_turns.json")
-    add_backend(parser)
-    add_commit(parser)
-    parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
-    parser.add_argument("--form", choices=FORMS, default="nchw", help="type and layout (%(default)s)")
+    parser = network_command_line(__doc__, __spec__.name, form="nchw")
     parser.add_argument("--setting", default="auto", help="of bench.torch.networks (%(default)s)")
     parser.add_argument("--steps", type=int, default=24, help="of a turn (%(default)s)")
     parser.add_argument("--seconds", type=float, default=120, help="most seconds of all turns (%(default)s)")
