@@ -3,6 +3,7 @@
     python -m bench.torch.networks                                 four networks; continues where it was stopped
     python -m bench.torch.networks --limit-seconds 540             starts nothing that might not end in time
     python -m bench.torch.networks --network all --form all --repeats 3 --gpus 2
+    python -m bench.torch.networks --row vgg16:bf16 --row unet3d:last --setting stock --setting auto
     python -m bench.torch.networks --summary                       what is kept, losers first, and how much is left
     python -m bench.torch.networks --picture networks.png          a picture of what is kept
 
@@ -37,7 +38,7 @@ import os
 import signal
 import sys
 import tempfile
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -69,18 +70,31 @@ _LOOK_S = 0.2  # between looks at signals
 
 def cells(arguments: Namespace) -> Iterator[Cell]:
     """Yield the cells in the order of their processes, in which settings alternate."""
-    networks = (
-        [each for each in NETWORKS if each != TRIAL]
-        if arguments.network == ["all"]
-        else arguments.network or list(FIRST)
-    )
-    forms = list(FORMS) if arguments.form == ["all"] else arguments.form or [FORMS[0]]
     settings = arguments.setting or list(SETTINGS)
-    for network in networks:
-        for form in forms:
-            for repeat in range(arguments.repeats):
-                for setting in reversed(settings) if repeat % 2 else settings:
-                    yield Cell(network, form, setting, repeat)
+    for network, form in arguments.row or rows(arguments.network, arguments.form):
+        for repeat in range(arguments.repeats):
+            for setting in reversed(settings) if repeat % 2 else settings:
+                yield Cell(network, form, setting, repeat)
+
+
+def rows(networks: Sequence[str] | None, forms: Sequence[str] | None) -> Iterator[tuple[str, str]]:
+    """Yield each network in each form; 'all' stands for all of them, None for those of a first call."""
+    every = [each for each in NETWORKS if each != TRIAL]
+    for network in every if networks == ["all"] else networks or FIRST:
+        for form in FORMS if forms == ["all"] else forms or list(FORMS)[:1]:
+            yield network, form
+
+
+def row(text: str) -> tuple[str, str]:
+    """Return the network and the form of a row, such as 'vgg16:bf16'.
+
+    Raises:
+        ArgumentTypeError: if there is none such.
+    """
+    network, _, form = text.partition(":")
+    if network not in NETWORKS or form not in FORMS:
+        raise ArgumentTypeError(f"{text}: give NETWORK:FORM, of {', '.join(NETWORKS)} and {', '.join(FORMS)}")
+    return network, form
 
 
 def code_path(out: Path) -> Path:
@@ -380,6 +394,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out (%(default)s)")
     parser.add_argument("--network", action="append", choices=(*NETWORKS, "all"), help="may be repeated (four of them)")
     parser.add_argument("--form", action="append", choices=(*FORMS, "all"), help="may be repeated (nchw)")
+    parser.add_argument("--row", action="append", type=row, help="NETWORK:FORM in place of both; may be repeated")
     parser.add_argument("--setting", action="append", help=f"may be repeated ({', '.join(SETTINGS)})")
     parser.add_argument("--repeats", type=int, default=1, help="processes of each cell (%(default)s)")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs, each with networks of its own (%(default)s)")

@@ -96,7 +96,7 @@ def test_an_error_is_kept_and_not_measured_again_unless_asked(run, tmp_path):
     assert case["error"].startswith("SettingsError: ")
     assert f"small nchw nonsense 0: {case['error']}" in done.out
     assert '  File "torch/__init__.py", line' in "\n".join(case["warnings"])
-    arguments = Namespace(network=["small"], form=None, setting=["nonsense"], repeats=1, again=False)
+    arguments = Namespace(row=None, network=["small"], form=None, setting=["nonsense"], repeats=1, again=False)
     assert networks.missing(arguments, out, ()) == []
     arguments.again = True
     assert list(map(str, networks.missing(arguments, out, ()))) == ["small nchw nonsense 0"]
@@ -243,7 +243,7 @@ def test_what_fits_into_the_rest_is_measured_and_what_takes_longer_is_not(run, t
 
 
 def test_all_repeats_of_a_comparison_come_before_the_next_one_and_settings_alternate():
-    arguments = Namespace(network=["vgg16", "resnet50"], form=["nchw", "bf16"], setting=None, repeats=2)
+    arguments = Namespace(row=None, network=["vgg16", "resnet50"], form=["nchw", "bf16"], setting=None, repeats=2)
     found = groups(networks.cells(arguments))
     pairs = [(network, form) for network in ("vgg16", "resnet50") for form in ("nchw", "bf16")]
     expected = []
@@ -255,8 +255,22 @@ def test_all_repeats_of_a_comparison_come_before_the_next_one_and_settings_alter
     assert found == expected
 
 
+def test_rows_take_the_place_of_networks_and_forms():
+    rows = [networks.row("small:bf16"), networks.row("vgg16:last")]
+    arguments = Namespace(row=rows, network=["small"], form=["nchw"], setting=["stock", "auto"], repeats=1)
+    names = [f"{row} {setting} 0" for row in ("small bf16", "vgg16 last") for setting in ("stock", "auto")]
+    assert list(map(str, networks.cells(arguments))) == names
+
+
+@pytest.mark.parametrize("text", ["small", "small:", "small:int8", "alexnet:nchw", ":nchw"])
+def test_a_row_that_does_not_exist_is_refused_with_all_that_do(run, capsys, tmp_path, text):
+    with pytest.raises(SystemExit):
+        run(tmp_path / "networks.json", "--row", text)
+    assert f"{text}: give NETWORK:FORM, of resnet50, " in capsys.readouterr().err
+
+
 def test_what_lacks_the_fewest_cells_comes_before_what_is_not_begun():
-    arguments = Namespace(network=["vgg16", "resnet50", "unet2d"], form=None, setting=None, repeats=3)
+    arguments = Namespace(row=None, network=["vgg16", "resnet50", "unet2d"], form=None, setting=None, repeats=3)
     every = list(networks.cells(arguments))
     kept = {
         *("resnet50 nchw stock 0", "unet2d nchw stock 0", "unet2d nchw auto 0", "unet2d nchw auto 1"),
@@ -279,7 +293,8 @@ def test_what_lacks_the_fewest_cells_comes_before_what_is_not_begun():
 
 def test_what_is_compared_is_measured_together_unless_it_was_measured_just_now(tmp_path):
     out = tmp_path / "networks.json"
-    arguments = Namespace(network=["vgg16"], form=None, setting=["stock", "auto", "64MiB"], repeats=2, again=False)
+    settings = ["stock", "auto", "64MiB"]
+    arguments = Namespace(row=None, network=["vgg16"], form=None, setting=settings, repeats=2, again=False)
     old, new = {"ended_unix_s": time() - 7200}, {"ended_unix_s": time() - 60}
 
     def left(**kept):
