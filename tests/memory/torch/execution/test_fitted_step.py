@@ -394,6 +394,16 @@ def test_poison_shows_a_storage_that_somebody_still_holds():
     assert any("check_gone(" in note for note in caught.value.__notes__)
 
 
+def test_an_operator_that_returns_memory_of_another_device_than_its_trace_is_named():
+    step, inputs, _ = fitted_in_place("stock")
+    namespace = step._run.code.forward.__globals__
+    native = namespace["aten_mean_dim"]
+    namespace["aten_mean_dim"] = lambda *arguments: native(*arguments).to("meta")
+    message = "aten.mean.dim returned a tensor on meta, but its trace on fake tensors says cpu"
+    with pytest.raises(StepGraphError, match=re.escape(message)):
+        step(*inputs)
+
+
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])
 def test_convolutions_go_through_ucudnn_where_it_is_enabled(policy):
     """Plain and fitted steps ask for the same kernels, and train to the same bits; recomputation runs them again."""
