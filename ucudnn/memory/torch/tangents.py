@@ -29,7 +29,8 @@ def lying_as(tensor: Tensor | None, traced: TracedTensor, device: torch.device) 
     """Return a tensor as the trace has it in memory: the tensor itself, or a copy; zeros for None."""
     if tensor is None:
         return torch.empty_strided(traced.shape, traced.stride, dtype=traced.dtype, device=device).zero_()
-    if tensor.stride() == traced.stride and not tensor.storage_offset() and tensor.dtype is traced.dtype:
+    lies = tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    if lies == (traced.stride, 0, traced.dtype, False, False):
         return tensor
     made = torch.empty_strided(traced.shape, traced.stride, dtype=traced.dtype, device=tensor.device)
     return made.copy_(tensor)

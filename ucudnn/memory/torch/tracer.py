@@ -23,6 +23,9 @@ from ucudnn.memory.torch.provenance import Provenance
 IGNORED = ("profiler", "prim")
 """Namespaces of operators that touch no memory."""
 
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, bool, bool]
+"""Shape, strides, offset and type of a tensor, and whether it is the conjugate or the negative of what is stored."""
+
 _RESIZING = ("resize", "_resize", "set_")
 
 
@@ -37,6 +40,8 @@ class TracedTensor:
         stride: elements from one entry of a dimension to the next.
         offset: elements before its first one.
         dtype: type of its elements.
+        conjugated: whether its elements are the conjugates of those in the storage (`torch.Tensor.is_conj`).
+        negated: whether they are the negatives of those in the storage (`torch.Tensor.is_neg`).
     """
 
     storage: int
@@ -44,11 +49,18 @@ class TracedTensor:
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    conjugated: bool = False
+    negated: bool = False
 
     @property
-    def geometry(self) -> tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]:
+    def geometry(self) -> Geometry:
         """How it lies in its storage."""
-        return self.shape, self.stride, self.offset, self.dtype
+        return self.shape, self.stride, self.offset, self.dtype, self.conjugated, self.negated
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its elements are those in the storage."""
+        return not (self.conjugated or self.negated)
 
     @property
     def bytes_touched(self) -> int:
@@ -297,7 +309,8 @@ def _is_scalar(value: Any) -> bool:
 
 def _traced(tensor: torch.Tensor, storage: int) -> TracedTensor:
     shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
-    return TracedTensor(storage, shape, stride, int(tensor.storage_offset()), tensor.dtype)
+    offset = int(tensor.storage_offset())
+    return TracedTensor(storage, shape, stride, offset, tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:

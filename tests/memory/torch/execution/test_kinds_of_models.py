@@ -69,6 +69,45 @@ class Turned(nn.Module):
         return self.last(before) + torch.tanh(self.last(turned))
 
 
+class SpectralFilter(nn.Module):
+    """A filter of frequencies, as in Fourier neural operators: its gradient reads the conjugate of a spectrum."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.weight = nn.Linear(8, 4), nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+    def forward(self, x):
+        return torch.fft.irfft(torch.fft.rfft(self.linear(x)) * self.weight, n=4)
+
+
+class Product(nn.Module):
+    """A product of matrices."""
+
+    def forward(self, a, b):
+        return torch.mm(a, b)
+
+
+class Products(nn.Module):
+    """Two layers read the conjugate of a transpose, which lies in order, and others the parts of what is stored."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.first, self.second = nn.Linear(8, 4), Product(), Product()
+
+    def forward(self, x):
+        y = self.linear(x)
+        stored = torch.complex(y.mT, y.mT.sin())
+        parts, ordered = torch.view_as_real(stored), stored.mT.conj()
+        products = self.first(ordered, torch.fft.fft(y[:4])) + self.second(ordered, torch.fft.fft(y[2:]))
+        return products.abs() + (parts * parts).sum(-1).mT
+
+
+def power(y):
+    """Return the power of each frequency."""
+    spectrum = torch.fft.fft(y)
+    return (spectrum * spectrum.conj()).real
+
+
 def bias_alone():
     """Return convolutions, whose filters are frozen, with biases that are trained, in front and behind."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.ConvTranspose2d(4, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3))
@@ -76,6 +115,24 @@ def bias_alone():
         module.weight.requires_grad_(False)
     return model
 
+
+SPECTRAL = {
+    "spectral filter": lambda: (SpectralFilter(), ROWS, functional.mse_loss),
+    "power of frequencies": lambda: (Called(power), ROWS, functional.mse_loss),
+    "negative view": lambda: (Called(lambda y: torch.fft.fft(y).conj().imag * 2), ROWS, functional.mse_loss),
+    "conjugate that is written": lambda: (
+        Called(lambda y: torch.view_as_real(torch.fft.fft(y).conj().mul_(2j).resolve_conj()).sum(-1)),
+        ROWS,
+        functional.mse_loss,
+    ),
+    "conjugate that lies in order, of a transpose": lambda: (Products(), ROWS, functional.mse_loss),
+    "product with a conjugate": lambda: (
+        Called(lambda y: torch.mm(torch.fft.fft(y), torch.fft.fft(y).conj().mT).abs()[:, :4]),
+        ROWS,
+        functional.mse_loss,
+    ),
+}
+"""Models with tensors that are the conjugates or the negatives of what is stored (`is_conj`, `is_neg`)."""
 
 KINDS = {
     "batch normalization first": lambda: (nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4)), ROWS, functional.mse_loss),
@@ -98,6 +155,7 @@ KINDS = {
     "bag": lambda: (nn.EmbeddingBag(10, 4), (torch.randint(10, (6, 3)), ROWS[1]), functional.mse_loss),
     "turned in place": lambda: (Turned(), ROWS, functional.mse_loss),
     "computed again": lambda: (Again(0.0), ROWS, functional.mse_loss),
+    **SPECTRAL,
 }
 OPTIMIZERS = {
     "fused": lambda given: torch.optim.Adam(given, fused=True),
@@ -123,6 +181,34 @@ def check(model, inputs, loss, make=lambda given: torch.optim.SGD(given, lr=0.05
 def test_models_and_losses_train_to_the_bits_of_the_plain_loop(kind):
     torch.manual_seed(0)
     check(*KINDS[kind]())
+
+
+@pytest.mark.parametrize("policy", ["stock", "vdnn-all-p", "vdnn-ext-all-p", "swap"])
+@pytest.mark.parametrize("kind", SPECTRAL)
+def test_conjugates_keep_their_signs_wherever_storages_go(kind, policy):
+    torch.manual_seed(0)
+    model, inputs, loss = SPECTRAL[kind]()
+    plain = copy.deepcopy(model)
+    step = fit(model, inputs, loss=loss, policy=policy, debug=True)
+    step(*inputs).backward()
+    loss(plain(*inputs[:-1]), inputs[-1]).backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.conj, torch.Tensor.mT.__get__])
+@pytest.mark.parametrize(
+    "function",
+    [torch.fft.fft, lambda y: torch.fft.fft(y).conj(), lambda y: torch.view_as_complex(y.view(6, 2, 2))],
+)
+def test_gradients_that_arrive_as_conjugates_are_those_of_the_plain_loop(function, read):
+    torch.manual_seed(0)
+    model = Called(function)
+    plain = copy.deepcopy(model)
+    step = fit(model, ROWS[:1], debug=True)
+    target = torch.randn_like(read(plain(ROWS[0])))
+    for each in (step, plain):
+        (read(each(ROWS[0])) * target).real.sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

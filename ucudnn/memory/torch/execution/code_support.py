@@ -114,6 +114,8 @@ def mark(action: str) -> None:
 SUPPORT: dict[str, Any] = {
     "alias": torch.ops.aten.alias.default,
     "as_strided": torch.as_strided,
+    "conjugated": torch._conj,
+    "negated": torch._neg_view,
     "clone": torch.clone,
     "moved": torch.clone,
     "empty_strided": torch.empty_strided,

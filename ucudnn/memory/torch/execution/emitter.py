@@ -13,9 +13,8 @@ from ucudnn.memory.torch.assemble import writes
 from ucudnn.memory.torch.execution.code_support import SUPPORT
 from ucudnn.memory.torch.execution.code_text import CodeText
 from ucudnn.memory.torch.execution.step_program import StepProgram
-from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
+from ucudnn.memory.torch.tracer import Geometry, TracedCall, TracedTensor
 
-_Geometry = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
 _LIFT = torch.ops.aten.lift_fresh.default
 _CLONE = torch.ops.aten.clone.default
 
@@ -34,7 +33,7 @@ class _State:
         held: frees that wait for an offload, by their action: the storage, and the name that holds it.
     """
 
-    names: dict[int, dict[_Geometry, str]] = field(default_factory=dict)
+    names: dict[int, dict[Geometry, str]] = field(default_factory=dict)
     version: dict[int, int] = field(default_factory=dict)
     host: dict[int, tuple[int, TracedTensor]] = field(default_factory=dict)
     leaving: set[int] = field(default_factory=set)
@@ -292,13 +291,19 @@ class Emitter:
         found = names.get(tensor.geometry)
         if found is not None:
             return found
-        base = next((name for geometry, name in names.items() if geometry[3] is tensor.dtype), None)
-        shape, stride, offset, dtype = tensor.geometry
-        if base is not None:
+        known = [(TracedTensor(tensor.storage, *geometry), name) for geometry, name in names.items()]
+        shape, stride, offset, dtype, *_ = tensor.geometry
+        alike = next((each for each in known if each[0].dtype is dtype), None)
+        if alike is not None:  # a view of a conjugate is a conjugate, too
+            seen, base = alike
             text = f"as_strided({base}, {list(shape)}, {list(stride)}, {offset})"
+            conjugated, negated = seen.conjugated, seen.negated
         else:
-            base = next(iter(names.values()))
+            base = known[0][1]
             text = f"retyped({base}, {shape}, {stride}, {offset}, {self._code.constant(dtype)})"
+            conjugated = negated = False
+        text = f"conjugated({text})" if conjugated is not tensor.conjugated else text
+        text = f"negated({text})" if negated is not tensor.negated else text
         name = self._code.assign(text, [tensor.storage], uses=[base])
         self._know(tensor, name)
         return name
@@ -314,7 +319,8 @@ class Emitter:
         """Return a contiguous tensor that is all of a storage: one that is there, or a flat one."""
         for geometry in self._state.names[storage]:
             tensor = TracedTensor(storage, *geometry)
-            if not tensor.offset and tensor.bytes_touched == self._program.sizes[storage] and tensor.is_contiguous:
+            whole = not tensor.offset and tensor.bytes_touched == self._program.sizes[storage]
+            if whole and tensor.is_contiguous and tensor.is_plain:
                 return tensor
         return self._flat(storage, next(iter(self._state.names[storage]))[3])
 
