@@ -32,6 +32,17 @@ def test_strides_without_elements_say_nothing_but_shapes_do():
         check_geometry(tensor, (1, 0), (0, 1), 0, 4, HERE, "aten.sum")
 
 
+def test_strides_of_single_entries_say_nothing_but_others_do():
+    tensor = torch.zeros(512).as_strided((8, 1, 4), (64, 7, 16))
+    check_geometry(tensor, (8, 1, 4), (64, 64, 16), 0, 2048, HERE, "aten.add")
+    with pytest.raises(StepGraphError, match="other elements"):
+        check_geometry(tensor, (8, 1, 4), (32, 7, 16), 0, 2048, HERE, "aten.add")
+    with pytest.raises(StepGraphError, match="other elements"):
+        check_geometry(tensor, (8, 1, 4), (64, 7, 16), 1, 2048, HERE, "aten.add")
+    with pytest.raises(StepGraphError, match="other elements"):
+        check_geometry(tensor, (8, 1, 4, 1), (64, 7, 16, 1), 0, 2048, HERE, "aten.add")
+
+
 def test_a_tensor_on_another_device_is_refused_where_a_plan_may_move_it():
     tensor = torch.zeros(2, 3, device="meta")
     with pytest.raises(StepGraphError, match=r"aten\.zeros returned a tensor on meta.*says cpu"):

@@ -69,6 +69,18 @@ class Turned(nn.Module):
         return self.last(before) + torch.tanh(self.last(turned))
 
 
+class Heads(nn.Module):
+    """Attention to itself with some heads: where there is one, or one position, strides of a dimension say nothing."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.linear, self.heads = nn.Linear(8, 8), heads
+
+    def forward(self, x):
+        y = self.linear(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return functional.scaled_dot_product_attention(y, y, y).transpose(1, 2).flatten(2)
+
+
 class SpectralFilter(nn.Module):
     """A filter of frequencies, as in Fourier neural operators: its gradient reads the conjugate of a spectrum."""
 
@@ -152,6 +164,8 @@ KINDS = {
     "spectral norm": lambda: (nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4)), ROWS, functional.mse_loss),
     "weight norm": lambda: (nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)), ROWS, functional.l1_loss),
     "attention": lambda: (nn.TransformerEncoderLayer(8, 2, 16), (SEQUENCES[0],) * 2, functional.mse_loss),
+    "attention with one head": lambda: (Heads(1), (SEQUENCES[0],) * 2, functional.mse_loss),
+    "attention to one position": lambda: (Heads(4), (SEQUENCES[0][:, :1],) * 2, functional.mse_loss),
     "bag": lambda: (nn.EmbeddingBag(10, 4), (torch.randint(10, (6, 3)), ROWS[1]), functional.mse_loss),
     "turned in place": lambda: (Turned(), ROWS, functional.mse_loss),
     "computed again": lambda: (Again(0.0), ROWS, functional.mse_loss),

@@ -55,6 +55,8 @@ def check_geometry(
 ) -> None:
     """Check that an operator returned a tensor as it was traced; no device stands for any.
 
+    The stride of a dimension of one entry is none that anything is read by, and fakes of operators may have another.
+
     Raises:
         StepGraphError: if it lies otherwise in its storage, so that views of it would show other elements, or on
             another device, so that a copy that comes back would lie where the next operator cannot read it.
@@ -67,11 +69,17 @@ def check_geometry(
     found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.untyped_storage().nbytes()
     if not size and found[0] == shape and 0 in shape:
         return  # fakes have other strides than some operators where there are no elements, and no view shows any
-    if found[:3] != (shape, stride, offset) or found[3] < size:  # what lies behind the traced bytes is never read
+    lies_so = found[0] == shape and _read(found[1], shape) == _read(stride, shape) and found[2] == offset
+    if not lies_so or found[3] < size:  # what lies behind the traced bytes is never read
         raise StepGraphError(
             f"{operator} returned a tensor of shape, strides, offset and bytes {found}, but its trace on fake tensors"
             f" says {(shape, stride, offset, size)}: the plan would read other elements"
         )
+
+
+def _read(stride: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
+    """Return the strides by which elements are read."""
+    return [each for each, entries in zip(stride, shape, strict=True) if entries != 1]
 
 
 def leave(tensor: Tensor) -> Any:
