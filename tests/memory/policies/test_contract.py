@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
 from ucudnn.errors import BudgetError, InvalidValueError
+from ucudnn.memory.graph import Phase, Role
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.order import ORDERS
 from ucudnn.memory.plans.actions import ActionKind
@@ -69,6 +70,15 @@ def test_a_step_without_operations_has_a_plan(name):
     builder = StepBuilder()
     assert EVERY[name].plan(builder.graph(), builder.costs(), None).actions == ()
     assert EVERY[name].plan(builder.graph(), builder.costs(), 0).actions == ()
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_a_step_of_the_optimizer_alone_has_a_plan(name):
+    builder = StepBuilder()
+    builder.storage("weight", 10, Role.PARAMETER)
+    builder.run("update", "weight", "weight", Phase.OPTIMIZER)
+    plan = EVERY[name].plan(builder.graph(), builder.costs(), None)
+    assert [kind for kind, _ in plan.actions if kind is not ActionKind.SYNCHRONIZE] == [ActionKind.RUN]
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones():

@@ -87,6 +87,8 @@ def search_prefetch_layers(
     That is every layer before the current one whose input is away, but of convolutions only the nearest: two, of which
     the current one counts if it is a convolution. A convolution counts whether its input is away or not, as printed.
     """
+    if not layers:  # the step has no forward
+        return []
     convolutions = int(layers[current].convolution)
     found = []
     for number in range(current - 1, -1, -1):
