@@ -394,6 +394,26 @@ def test_poison_shows_a_storage_that_somebody_still_holds():
     assert any("check_gone(" in note for note in caught.value.__notes__)
 
 
+class OneBatch(nn.Module):
+    """A model that is made for mini-batches of eight."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("state", torch.ones(8, 16))
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x) + self.state)
+
+
+def test_below_the_floor_a_model_of_one_mini_batch_is_refused_as_any_other_one(caplog):
+    with pytest.raises(BudgetError, match="raise the budget to") as caught:
+        ucudnn.memory.fit(OneBatch(), torch.randn(8, 16), budget=1000)
+    assert "mini-batch" not in str(caught.value)
+    assert not caplog.records, "that the model cannot compute other mini-batches is no news to its user"
+    ucudnn.memory.fit(OneBatch(), torch.randn(8, 16), budget=caught.value.required_bytes)
+
+
 def test_an_operator_that_returns_memory_of_another_device_than_its_trace_is_named():
     step, inputs, _ = fitted_in_place("stock")
     namespace = step._run.code.forward.__globals__

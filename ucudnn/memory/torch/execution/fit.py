@@ -1,13 +1,15 @@
 """fit: a training step within a memory budget, in one line."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ucudnn.errors import BudgetError, StepGraphError
+from ucudnn.errors import BudgetError
 from ucudnn.memory.batches import check_batch, join_batches
 from ucudnn.memory.budget import check_budget
 from ucudnn.memory.costs import Costs
@@ -363,9 +365,24 @@ def _batch(subject: StepSubject) -> int:
 
 
 def _at_every_batch(subject: StepSubject, graph: StepGraph) -> StepGraph:
-    """Return a step that stands for every mini-batch, or as it is if its sizes are not affine in the mini-batch."""
+    """Return a step that stands for every mini-batch, or as it is if its sizes are not affine in the mini-batch.
+
+    It is as it is, too, if the model cannot compute other mini-batches, and then raises whatever it likes.
+    """
     try:
-        second, third = (trace_program(subject, graph.name, graph.batch, factor=factor).graph for factor in (2, 3))
+        with _unlogged("torch._subclasses.fake_tensor"):
+            second, third = (trace_program(subject, graph.name, graph.batch, factor=factor).graph for factor in (2, 3))
         return check_batch(join_batches(graph, second), third)
-    except StepGraphError:
+    except Exception:  # noqa: BLE001  # whatever the model or the loss raises
         return graph
+
+
+@contextmanager
+def _unlogged(name: str) -> Iterator[None]:
+    """Let a logger say nothing, because an operator that fails is expected here."""
+    log = logging.getLogger(name)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
