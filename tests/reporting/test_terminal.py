@@ -26,6 +26,14 @@ def test_an_output_that_cannot_be_written_ends_in_one_line(extra, target, reason
     assert (status == ["status 2"]) if target == "| true" else (done.returncode == 2 and not status)
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["memory", "plan", "--help"], ["--show-completion", "bash"]])
+def test_help_that_cannot_be_written_ends_in_one_line_too(arguments):
+    command = " ".join([sys.executable, "-m", "ucudnn", *arguments])
+    done = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True)
+    assert done.stderr == "error: standard output cannot be written: No space left on device\n"
+    assert done.returncode == 2
+
+
 def test_characters_that_an_encoding_lacks_are_question_marks(monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     done = subprocess.run(PLAN, capture_output=True, check=True)

@@ -11,7 +11,7 @@ import typer
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
 from ucudnn.cli.help_text import CommandLine, WholeWordsGroup
 from ucudnn.errors import UcudnnError, began_with_interrupt
-from ucudnn.reporting.terminal import accept_any_terminal, print_error, print_text
+from ucudnn.reporting.terminal import accept_any_terminal, output_lost, print_error, print_text
 
 _PLACES = {  # in the order of the help
     "plan": "ucudnn.cli.network:commands",
@@ -95,4 +95,9 @@ def main() -> None:
             raise
         short = f"this machine has too little memory: {error}; try a smaller --batch"
         print_error(short if isinstance(error, MemoryError) else str(error))
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        print_error(str(output_lost(error.strerror)))  # typer prints help and completions by itself
         sys.exit(2)

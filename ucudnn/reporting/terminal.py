@@ -110,10 +110,15 @@ def print_text(text: str) -> None:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
     except (OSError, ValueError, AttributeError) as error:  # AttributeError: Python has no stream for a closed one
-        with suppress(OSError, ValueError, AttributeError):  # Python would try again, and fail, at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         reason = error.strerror if isinstance(error, OSError) else "it is closed"
-        raise OutputError(f"standard output cannot be written: {reason}") from error
+        raise output_lost(reason) from error
+
+
+def output_lost(reason: str | None) -> OutputError:
+    """Return the error of standard output that cannot be written, to which nothing goes any more."""
+    with suppress(OSError, ValueError, AttributeError):  # Python would try again, and fail, at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OutputError(f"standard output cannot be written: {reason}")
 
 
 def accept_any_terminal() -> None:
