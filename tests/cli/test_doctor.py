@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,31 @@ def test_a_database_that_can_have_no_such_name_is_broken(path, reason):
     assert finding.state is PartState.BROKEN
     assert reason in finding.text
     assert len(finding.text) < 200
+
+
+_NOBODY = 65534
+
+
+@pytest.fixture
+def sealed_folder():
+    """Return a folder into which nothing can be written, also by a superuser, who is none meanwhile."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o555)
+    user = os.geteuid()
+    found()  # a superuser's modules may not be there for others
+    if not user:
+        os.seteuid(_NOBODY)
+    yield folder
+    os.seteuid(user)
+    folder.rmdir()
+
+
+def test_a_database_for_which_there_is_no_place_is_broken(sealed_folder):
+    settings = Settings.load({}, backend="cpu", database=str(sealed_folder / "new" / "measurements.db"))
+    finding = found(settings)["database"]
+    assert finding.state is PartState.BROKEN
+    assert "cannot be made, because nothing can be written into" in finding.text
+    assert "UCUDNN_DATABASE" in finding.remedy
 
 
 def test_the_database_is_looked_at_and_not_made(tmp_path):
