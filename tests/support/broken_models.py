@@ -111,6 +111,10 @@ def vast():
     return nn.Linear(2**20, 2**20)
 
 
+ready = nn.Linear(8, 8)
+"""A model, where what makes one is asked for."""
+
+
 def plain():
     """Return a model that works."""
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.ReLU())

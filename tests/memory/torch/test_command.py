@@ -76,8 +76,9 @@ def test_a_model_is_explained_at_once(memory):
         ((*UNET, "--autocast", "float64"), "--autocast='float64' is not known: give float16 or bfloat16"),
         (("tests.support.training_steps:small_unet", "--shape", "3"), "small_unet does not take 32x3: "),
         (("tests.support.training_steps:none",), "has no attribute 'none'"),
-        (("no_such_package:model",), "no_such_package is not installed: pip install no_such_package"),
-        (("no_such_package:x:model",), "error: no_such_package:x:model: no_such_package is not installed"),  # no emoji
+        (("no_such_module:model",), "no module no_such_module: no no_such_module.py in this folder or on PYTHONPATH"),
+        (("no_such_module:x:model",), "error: no_such_module:x:model: there is no module no_such_module"),  # no emoji
+        ((f"{BROKEN}:ready", *SMALL), "ready is a model that exists: name a function or a class that makes one"),
         (("json:loads",), "error: json:loads fails: TypeError in "),
         (("sys:exit",), "error: sys:exit fails: SystemExit in "),
         ((*UNET, "--loss", "math:sqrt"), "small_unet with the loss math:sqrt fails: TypeError in "),

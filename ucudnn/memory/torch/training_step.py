@@ -21,6 +21,9 @@ LOSSES = ("cross-entropy", "mse")
 OPTIMIZERS = ("sgd", "adam", "adamw", "none")
 AUTOCASTS = (DataType.FLOAT16, DataType.BFLOAT16)
 
+_PACKAGES = ("torchvision", "timm", "transformers")
+"""Packages of models that a user may be told to install."""
+
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -189,6 +192,8 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
 
 def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
     make = find_model(recipe.model)
+    if isinstance(make, nn.Module):
+        raise InvalidNetworkError(f"{recipe.model} is a model that exists: name a function or a class that makes one")
     with running(recipe.model), device:
         model = make()
     if not isinstance(model, nn.Module):
@@ -206,6 +211,13 @@ def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
     return model.train()
 
 
+def _missing(module: str) -> str:
+    """Return what is said of a module that is not there; its name may be mistyped, and then be a stranger's package."""
+    if module in _PACKAGES:
+        return f"{module} is not installed: pip install {module}"
+    return f"there is no module {module}: no {module}.py in this folder or on PYTHONPATH, and no installed package"
+
+
 def find_model(name: str) -> Callable[..., Any]:
     """Return a callable by its name, 'module:callable', which makes a model or is a loss.
 
@@ -217,7 +229,7 @@ def find_model(name: str) -> Callable[..., Any]:
     except InvalidNetworkError as error:
         missing = error.__cause__
         if isinstance(missing, ModuleNotFoundError) and missing.name == name.partition(":")[0].partition(".")[0]:
-            raise InvalidNetworkError(f"{name}: {missing.name} is not installed: pip install {missing.name}") from error
+            raise InvalidNetworkError(f"{name}: {_missing(missing.name)}") from error
         raise
 
 
