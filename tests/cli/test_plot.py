@@ -35,7 +35,7 @@ def text(path):
             ["predicted time in ms", "37.1", "11.2", "64 MiB", "undivided", "powerOfTwo", "conv5", "BackwardFilter"],
         ),
         (
-            ["desirable", *ALEXNET, "--layer", "conv2", "--workspace", "120MiB"],
+            ["desirable", *ALEXNET, "--layer", "conv2", "--workspace-limit", "120MiB"],
             ["conv2 (Forward)", "workspace in MiB", "predicted time in ms", "4×64", "2×128", "eng70", "eng67"],
         ),
         (

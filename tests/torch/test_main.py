@@ -65,6 +65,7 @@ def test_a_module_runs_as_python_runs_it(program, capsys, monkeypatch):
         ([], "give a program"),
         (["nowhere.py"], "nowhere.py is not there"),
         (["--workspace", "much", "PROGRAM"], "size 'much' cannot be read"),
+        (["--workspace-limit", "much", "PROGRAM"], "size 'much' cannot be read"),
         (["--backend", "replay:h200", "PROGRAM"], "plans but cannot execute"),
         (["--workspac", "1MiB", "PROGRAM"], "unrecognized arguments"),
     ],

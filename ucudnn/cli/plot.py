@@ -69,7 +69,10 @@ _PoliciesOption = Annotated[
     ),
 ]
 _LargestOption = Annotated[
-    str | None, typer.Option("--workspace", metavar="SIZE", help="Largest workspace shown; default: all there are.")
+    str | None,
+    typer.Option(
+        "--workspace", "--workspace-limit", metavar="SIZE", help="Largest workspace shown; default: all there are."
+    ),
 ]
 _TotalOption = Annotated[
     str, typer.Option("--total-workspace", metavar="SIZE", help="Total that is divided, such as 120MiB.")

@@ -147,9 +147,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--workspace", metavar="SIZE", help="limit of the workspace of each convolution; auto: as much as the peak of"
-        " PyTorch's own steps leaves. Without it auto, or 64MiB with --backend cpu and with options that belong to"
-        " limits [UCUDNN_DEFAULT_WORKSPACE_LIMIT]")  # fmt: skip
+    add("--workspace", "--workspace-limit", metavar="SIZE", help="limit of the workspace of each convolution; auto: as"
+        " much as the peak of PyTorch's own steps leaves. Without it auto, or 64MiB with --backend cpu and with options"
+        " that belong to limits [UCUDNN_DEFAULT_WORKSPACE_LIMIT]")  # fmt: skip
     add("--memory-limit", metavar="SIZE", help="workspace and live bytes together, such as 12GiB")
     add("--tune", metavar="WHEN", help="first: measure before the first run; program: plan at once, and try others"
         " while the program runs, which is the default for a stated limit on GPUs")  # fmt: skip
