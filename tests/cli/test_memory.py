@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -37,6 +38,24 @@ def measured(tmp_path):
     path = tmp_path / "measured.json"
     save_step(builder.graph(batch=4), path, builder.costs(memory_bytes=10_000))
     return str(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "things"), [(["--policy", "vdnn"], 10), (["--policy", "stock,swap", "--front", "--points", "3"], 8)]
+)
+def test_progress_moves_from_plan_to_plan_and_ends_with_the_last_one(memory, monkeypatch, measured, options, things):
+    told = []
+
+    @contextmanager
+    def progress(title, total):
+        assert title == "planning"
+        told.append(total)
+        yield lambda advance, what: told.append(advance)
+
+    monkeypatch.setattr("ucudnn.cli.memory.progress", progress)
+    status, _, error = memory("plan", measured, *options)
+    assert status == 0, error
+    assert told == [things, 0, *[1] * (things - 1)]
 
 
 def test_why_shows_operation_layer_line_floor_and_what_fits(memory):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Annotated
 
@@ -216,7 +217,7 @@ def plan_step(
         return
     costs = subject.costs(subject.graph)
     limit = costs.memory_bytes if limit is None else limit
-    with _telling("planning") as tell:
+    with _telling("planning", len(names)) as tell:
         found = compare_policies(subject.graph, costs, limit, names, tell)
     if drawn:
         plan = find_policy(drawn).plan(subject.graph, costs, limit)
@@ -335,10 +336,11 @@ class _Subject:
 
 
 @contextmanager
-def _telling(title: str) -> Iterator[Callable[[str], None]]:
-    """Show what is going on, while standard error is a terminal."""
-    with progress(title, 1) as step:
-        yield lambda what: step(0, what)
+def _telling(title: str, total: int = 1) -> Iterator[Callable[[str], None]]:
+    """Show what is going on; of several things each is done when the next one is told."""
+    advances = chain([0], repeat(int(total > 1)))
+    with progress(title, total) as step:
+        yield lambda what: step(next(advances), what)
 
 
 def _draw(found: PeakExplanation, path: Path) -> None:
@@ -364,7 +366,7 @@ def _show_front(
     subject: _Subject, names: Sequence[str], points: int, plot: Path | None, as_json: bool, as_csv: bool
 ) -> None:
     graph, costs = subject.graph, subject.costs(subject.graph)
-    with _telling("planning") as tell:
+    with _telling("planning", len(names) * (points + 1)) as tell:  # each policy without a budget, too
         fronts = policy_fronts(graph, costs, names, points, tell)
     title = f"{graph.name}, mini-batch {graph.batch}, on {costs.device}"
     if plot is not None:
