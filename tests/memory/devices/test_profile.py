@@ -150,6 +150,14 @@ def test_a_damaged_profile_is_refused_in_one_line(tmp_path, change, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", "7", '{"format": "ucudnn-step"}'])
+def test_what_is_no_profile_is_refused_by_its_format(tmp_path, content):
+    path = tmp_path / "device.json"
+    path.write_text(content)
+    with pytest.raises(ProfileError, match="has another format than 'ucudnn-device', version 1"):
+        load_device(str(path))
+
+
 def test_a_convolution_of_which_a_profile_says_nothing_is_named():
     profile = replace(load_device("h200"), recorded=None, convolution={"float32": {"first": 0.5}})
     problem = next(iter(open_step("alexnet").problems.values()))

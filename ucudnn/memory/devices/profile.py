@@ -101,7 +101,8 @@ def load_device(name: str) -> DeviceProfile:
         )
     try:
         content = json.loads(source.read_bytes())
-        if content["format"] != _FORMAT or content["version"] != _VERSION:
+        said = (content.get("format"), content.get("version")) if isinstance(content, dict) else ()
+        if said != (_FORMAT, _VERSION):
             raise ProfileError(f"device {name!r} has another format than {_FORMAT!r}, version {_VERSION}")
         return _decode(content)
     except InvalidValueError as error:
