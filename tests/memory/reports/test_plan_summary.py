@@ -1,11 +1,18 @@
-"""Tests of what a report says of the host."""
+"""Tests of what a report says of the host, and of what a plan does to layers."""
 
-from tests.support.step_graphs import StepBuilder
+from tests.support.step_graphs import StepBuilder, small_line
 from ucudnn.memory.graph import Phase
-from ucudnn.memory.plans.actions import free, recompute, run
+from ucudnn.memory.plans.actions import free, offload, prefetch, recompute, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.policies.stock import StockPolicy
-from ucudnn.memory.reports.plan_summary import backward_end_ms, issue_lines
+from ucudnn.memory.reports.plan_summary import (
+    LayerTreatment,
+    backward_end_ms,
+    issue_lines,
+    layer_treatments,
+    plan_lines,
+)
 from ucudnn.memory.simulation.simulator import simulate
 
 
@@ -29,3 +36,32 @@ def test_forward_and_backward_end_when_the_host_has_issued_them_if_the_device_is
     for issue_ms, end_ms in (((), 5.0), ((0.5, 0.25, 99.0), 5.0), ((2.5, 1.5, 99.0), 6.5)):
         costs = builder.costs(issue_ms=issue_ms)
         assert backward_end_ms(plan, costs, simulate(plan, costs)) == end_ms
+
+
+def test_layers_are_named_whose_storages_leave_or_are_computed_again():
+    builder = small_line()
+    graph, costs = builder.graph(), builder.costs()
+
+    def told(policy, budget):
+        plan = POLICIES[policy].plan(graph, costs, budget)
+        return plan_lines(plan, costs, simulate(plan, costs))[2:]
+
+    assert told("vdnn-all-p", None) == ["offloaded of conv1: 1 storage, 10 B", "offloaded of pool: 1 storage, 10 B"]
+    assert told("checkpoint", 60) == ["recomputed of conv1: 1 storage, 10 B"]
+    assert told("stock", None) == ["every storage stays until its last access"]
+
+
+def test_storages_of_a_layer_count_together_the_most_bytes_first_and_what_no_layer_makes_apart():
+    builder = StepBuilder(default=10)
+    builder.storage("wide", 40)
+    for name, module in (("y0", "layer"), ("wide", ""), ("y1", "layer")):
+        builder.run(f"makes {name}", "", name, module=module)
+    builder.run("reads", "y0 wide y1", "z")
+    graph = builder.graph()
+    number = {storage.name: index for index, storage in enumerate(graph.storages)}
+    there = [number[name] for name in ("y0", "wide", "y1")]
+    copies = [action(storage) for storage in there for action in (offload, wait, free, prefetch, wait)]
+    plan = MemoryPlan(policy="hand", graph=graph, actions=(run(0), run(1), run(2), *copies, run(3)))
+    elsewhere, layer = layer_treatments(plan)
+    assert (elsewhere.verb, elsewhere.storages, elsewhere.size) == ("offloaded", 1, 40)
+    assert layer == LayerTreatment(layer="layer", verb="offloaded", storages=2, size=20)
