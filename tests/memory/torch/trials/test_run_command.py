@@ -125,7 +125,7 @@ def test_if_no_policy_ran_the_status_says_so(run):
         ((UNET[0], "--batch", "0"), "--batch 0 is no mini-batch size: give 1 to 2147483647"),
         ((UNET[0], "--batch", "2147483648"), "--batch 2147483648 is no mini-batch size"),
         ((UNET[0], "--batch", "9" * 30), "is no mini-batch size"),
-        (("no_such_module:net",), "no_such_module is not installed"),
+        (("no_such_module:net",), "there is no module no_such_module: no no_such_module.py in this folder"),
         (("tests.support.training_steps:no_such_net",), "no_such_net"),
         (("tests.support.training_steps",), "give module:callable"),
         ((UNET[0], "--loss", "hinge"), "--loss='hinge' is not known: give cross-entropy"),
