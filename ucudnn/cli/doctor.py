@@ -219,9 +219,7 @@ def _database(path: str | None) -> Diagnosis:
         file.stat()
     except FileNotFoundError:
         there = next(folder for folder in file.absolute().parents if folder.exists())
-        if not (
-            there.is_dir() and os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
-        ):
+        if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             why = f"{shortened(str(file))} cannot be made, because nothing can be written into {shortened(str(there))}"
             return Diagnosis("database", PartState.BROKEN, why, "UCUDNN_DATABASE names another file, or off")
         return Diagnosis("database", PartState.OK, f"{file} is not there yet; the first measurement makes it")

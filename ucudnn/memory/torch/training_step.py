@@ -212,7 +212,10 @@ def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
 
 
 def _missing(module: str) -> str:
-    """Return what is said of a module that is not there; its name may be mistyped, and then be a stranger's package."""
+    """Return the message for a module that was not found.
+
+    It offers only packages of models for installation, because a mistyped name may be that of a stranger's package.
+    """
     if module in _PACKAGES:
         return f"{module} is not installed: pip install {module}"
     return f"there is no module {module}: no {module}.py in this folder or on PYTHONPATH, and no installed package"
