@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from bench.torch.programs import host_turns
 from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.overrides import process_overrides
@@ -68,6 +70,31 @@ def test_a_setting_is_measured_once_it_is_settled(run, monkeypatch):
     assert name == "small nchw 64KiB"
     assert "0 kernels replaced, no gate; " in said.err
     assert process_overrides.interceptor is None, "nothing is left on"
+
+
+def test_a_setting_is_on_before_the_first_step_and_is_tuned_after_one(run, monkeypatch):
+    taken, asked = [], []
+    real_step_of, real_settled = host_turns.step_of, host_turns.is_settled
+
+    def step_of(*arguments):
+        step, kernels = real_step_of(*arguments)
+
+        def watched(*between):
+            taken.append((process_overrides.interceptor is not None, torch.backends.cudnn.benchmark))
+            return step(*between)
+
+        return watched, kernels
+
+    def settled(on):
+        asked.append(len(taken))
+        return real_settled(on)
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(host_turns, "step_of", step_of)
+    monkeypatch.setattr(host_turns, "is_settled", settled)
+    run("--way", "64KiB", "--seconds", "0")
+    assert taken[0] == (True, True)
+    assert asked[0] == 1, "a program has nothing to try before its first step, and would count as settled"
 
 
 def test_what_cannot_be_measured_is_refused(run):

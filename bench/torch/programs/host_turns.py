@@ -79,22 +79,31 @@ def passing(gate: CallGate, device: torch.device) -> Way:
     return Way(partial(gate.open, device.type, rules, rules), gate.close)
 
 
-def tuned(arguments: Namespace, step: Step, clock: Clock, database: Path) -> "ucudnn.torch.Enabled":
-    """Turn a setting on, and take steps until nothing is tried any more.
+def enabled(arguments: Namespace, database: Path) -> "ucudnn.torch.Enabled":
+    """Turn a setting on.
 
     Raises:
-        SystemExit: if that takes longer than it may.
+        SystemExit: if it is PyTorch alone.
     """
     on = turned_on(arguments.way, arguments.backend, str(database))
     if on is None:
         raise SystemExit(f"error: --way {arguments.way} turns nothing on")
+    return on
+
+
+def tune(on: "ucudnn.torch.Enabled", step: Step, clock: Clock, seconds: float) -> None:
+    """Take steps until nothing is tried any more.
+
+    Raises:
+        SystemExit: if that takes longer than these seconds.
+    """
     begin = perf_counter()
+    step()  # a program has nothing that could be tried before its first step
     while not is_settled(on):
-        if perf_counter() - begin > arguments.tuning_seconds:
-            raise SystemExit(f"error: not settled after --tuning-seconds {arguments.tuning_seconds:g}: give more")
+        if perf_counter() - begin > seconds:
+            raise SystemExit(f"error: not settled after --tuning-seconds {seconds:g}: give more")
         step()
     clock.wait()
-    return on
 
 
 def turns(way: Way, step: Step, clock: Clock, seconds: float) -> tuple[list[float], list[float]]:
@@ -137,22 +146,24 @@ def measure(arguments: Namespace) -> dict[str, Any]:
     """
     device = device_of(arguments)
     batch = arguments.batch or NETWORKS[arguments.network][1]
-    with mini_batch(arguments.network, batch):
-        (step, kernels), clock = step_of(arguments, device), Clock(device)
-    step()
-    found: dict[str, Any] = {"batch": batch, "kernels": kernels}
     with TemporaryDirectory(prefix="ucudnn-host-turns-") as folder:
-        if arguments.way == PASSED:
+        # a setting sets cudnn.benchmark, which would change nothing after the first step
+        on = None if arguments.way == PASSED else enabled(arguments, Path(folder) / "database.sqlite")
+        with mini_batch(arguments.network, batch):
+            (step, kernels), clock = step_of(arguments, device), Clock(device)
+        found: dict[str, Any] = {"batch": batch, "kernels": kernels}
+        if on is None:
+            step()
             way = passing(built_gate(), device)
         else:
-            on = tuned(arguments, step, clock, Path(folder) / "database.sqlite")
+            tune(on, step, clock, arguments.tuning_seconds)
             found["tuned"] = [each.to_dict() for each in on.report().tuned]
             found["gated"] = process_overrides.is_gated(device.type)
             interceptor = on._interceptor
             process_overrides.use(None)
             way = Way(partial(process_overrides.use, interceptor), partial(process_overrides.use, None))
         ours, stock = turns(way, step, clock, arguments.seconds)
-        if arguments.way != PASSED:
+        if on is not None:
             process_overrides.use(interceptor)
             ucudnn.torch.disable()
     found |= over_us(ours, stock, kernels) | {"ours_ms": median(ours), "stock_ms": median(stock)}
