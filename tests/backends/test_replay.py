@@ -81,7 +81,7 @@ def test_recordings_do_not_mix(h200):
 
 def test_a_missing_record_is_an_error_that_says_what_there_is(replay):
     backend = replay("alexnet")
-    with pytest.raises(NotRecordedError, match="not at 100 but at 1, 2, 4, 8, 16, 32, 64, 128, 256"):
+    with pytest.raises(NotRecordedError, match="at mini-batches of 1, 2, 4, 8, 16, 32, 64, 128, 256, and not of 100"):
         backend.algorithms(conv2(batch=100))
     with pytest.raises(NotRecordedError, match=r"h200 has no Forward .* recorded were the layers of alexnet"):
         backend.algorithms(load_network("vgg16").layers[1].forward)

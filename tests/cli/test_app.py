@@ -138,7 +138,10 @@ def test_time_divides_a_total_too(layers):
         (["plan", "lenet"], "network 'lenet' is neither known nor a file"),
         (["plan", "alexnet", "--profile", "b200"], "profile 'b200' is neither a file"),
         (["plan", "alexnet", "--profile", "h200", "--batch", "0"], "batch 0 must be 1 or more"),
-        (["plan", "alexnet", "--profile", "h200", "--batch", "100"], "not at 100 but at 1, 2, 4"),
+        (
+            ["plan", "alexnet", "--profile", "h200", "--batch", "100"],
+            "at mini-batches of 1, 2, 4, 8, 16, 32, 64, 128, 256, and not of 100",
+        ),
         (["plan", "alexnet", "--profile", "h200", "--branches"], "--branches has no effect without --total-workspace"),
         (
             ["plan", "alexnet", "--profile", "h200", "--total-workspace", "64MiB", "--branches"],

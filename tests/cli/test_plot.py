@@ -103,7 +103,10 @@ CONV2 = [*ALEXNET, "--layer", "conv2"]
         (["layers", *ALEXNET, "--out", "none/picture.png"], "there is no folder none"),
         (["desirable", *ALEXNET, "--layer", "conv9", *OUT], "--layer='conv9' is not in alexnet: give one of conv1"),
         (["configurations", *CONV2, "--operation", "Sideways", *OUT], "--operation='Sideways' is not known"),
-        (["configurations", *CONV2, "--policy", "all", *OUT], "not at 255 but at 1, 2, 4"),
+        (
+            ["configurations", *CONV2, "--policy", "all", *OUT],
+            "and not of 255: choose one of these, and a policy that tries no others, such as powerOfTwo",
+        ),
         (["layers", *ALEXNET, "--workspace", "64 apples", *OUT], "size '64 apples' cannot be read"),
         (["layers", "densenet121", "--profile", "h200", *OUT], "recorded were the layers of alexnet"),
         (["division", *ALEXNET, "--total-workspace", "1MiB", "--branches", *OUT], "alexnet has none; inception3 does"),

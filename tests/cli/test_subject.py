@@ -1,6 +1,7 @@
 """All commands take the same mini-batch where none is typed."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,8 +10,9 @@ from ucudnn.cli import network as network_commands
 from ucudnn.cli.app import main
 from ucudnn.cli.subject import Subject, network_on
 from ucudnn.errors import BackendError
-from ucudnn.networks.tables import CSV_HEADER
+from ucudnn.networks.tables import CSV_HEADER, load_network
 from ucudnn.networks.variants import variants
+from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType
 
 
@@ -59,3 +61,27 @@ def test_a_recording_of_another_mini_batch_is_planned_at_that(monkeypatch):
     (half,) = variants(["float16"], ["tf32"], ["first"])
     assert network_on(replay, "alexnet", None, half).batch == 256
     assert asked == [(256, DataType.FLOAT32), (256, DataType.FLOAT16)]
+
+
+def test_adaptive_says_where_a_profile_has_powers_of_two_only(monkeypatch):
+    replay = open_backend("replay:h200")
+    subject = Subject(
+        network=load_network("alexnet"), variant=variants(["float32"], ["tf32"], ["first"])[0], backend=replay
+    )
+    said = "replay:h200 has powers of two only, so policy adaptive tries no other micro-batch sizes"
+    assert subject.lacks_sizes(BatchSizePolicy.ADAPTIVE) == said
+    for policy in set(BatchSizePolicy) - {BatchSizePolicy.ADAPTIVE}:
+        assert subject.lacks_sizes(policy) is None
+    last = subject.network.kernels()[-1].problem
+    real = replay.sizes
+    monkeypatch.setattr(replay, "sizes", lambda problem: real(problem) | ({3} if problem == last else set()))
+    assert subject.lacks_sizes(BatchSizePolicy.ADAPTIVE) is None, "one kernel has another size"
+    assert replace(subject, backend=open_backend("cpu")).lacks_sizes(BatchSizePolicy.ADAPTIVE) is None
+
+
+def test_plan_prints_that_before_its_table(call):
+    arguments = ("plan", "alexnet", "--profile", "h200", "--policy", "adaptive", "--csv")
+    status, table, notes = call(*arguments)
+    assert status == 0
+    assert "tries no other micro-batch sizes" in notes
+    assert "tries no other" not in table

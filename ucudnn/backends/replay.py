@@ -12,6 +12,7 @@ from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.sum_cost import float32_sum_on_gpu
 from ucudnn.configuration import Float32Sum
 from ucudnn.errors import NotRecordedError
+from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
 from ucudnn.profiles.format import Profile, Recording
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
@@ -140,8 +141,9 @@ class ReplayBackend(Backend):
                 continue
             if problem.batch not in sizes:
                 raise NotRecordedError(
-                    f"{self._profile.name} has {problem} not at {problem.batch}"
-                    f" but at {', '.join(map(str, sorted(sizes)))}"
+                    f"{self._profile.name} has {problem} at mini-batches of {', '.join(map(str, sorted(sizes)))}, and"
+                    f" not of {problem.batch}: choose one of these, and a policy that tries no others, such as"
+                    f" {BatchSizePolicy.POWER_OF_TWO.value}"
                 )
             return recording
         known = ", ".join(self._profile.recordings)

@@ -65,7 +65,7 @@ from ucudnn.reporting.machine_load import MachineLoad
 from ucudnn.reporting.output_file import check_output, write_whole
 from ucudnn.reporting.prediction import execute_all, runner
 from ucudnn.reporting.report import Report, report_kernel
-from ucudnn.reporting.terminal import Steps, print_report, print_text, progress
+from ucudnn.reporting.terminal import Steps, print_note, print_report, print_text, progress
 from ucudnn.settings import Settings
 
 commands = CommandLine()
@@ -111,6 +111,8 @@ def plan(
     if save_plans is not None:
         check_output(save_plans)
     subject = Subject.open(network, batch, variant_of(dtype, math, layout), settings, candidates)
+    if lacking := subject.lacks_sizes(settings.policy):
+        print_note(lacking)
     decisions, _ = _decide(subject, settings, subject.groups(branches), Effort(), exhaustive)
     _save(decisions, subject, save_plans)
     reports = [report_kernel(decision) for decision in decisions.kernels]

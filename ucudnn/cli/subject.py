@@ -11,6 +11,7 @@ from ucudnn.networks.tables import NETWORKS, Network, load_network
 from ucudnn.networks.variants import Variant
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions
+from ucudnn.policy import BatchSizePolicy, powers_of_two
 from ucudnn.reporting.report import KernelReport, Report, report_decisions
 from ucudnn.settings import Settings
 
@@ -63,6 +64,19 @@ class Subject:
         if branches and not self.network.groups:
             raise InvalidNetworkError(f"--branches: {self.network.name} has none; inception3 does")
         return self.network.groups if branches else ()
+
+    def lacks_sizes(self, policy: BatchSizePolicy) -> str | None:
+        """Return that `adaptive` is no better than `powerOfTwo` here, because a profile has no other sizes; else None.
+
+        A policy that needs a size that was not recorded is an error of the backend; `adaptive` does without.
+        """
+        if policy is not BatchSizePolicy.ADAPTIVE:
+            return None
+        for kernel in self.network.kernels():
+            recorded = self.backend.sizes(kernel.problem)
+            if recorded is None or not recorded <= {*powers_of_two(kernel.problem.batch)}:
+                return None
+        return f"{self.backend.name} has powers of two only, so policy {policy.value} tries no other micro-batch sizes"
 
     def report(
         self,
