@@ -76,6 +76,51 @@ def test_an_error_is_one_line(program, capsys, arguments, error):
     assert error in errors
 
 
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Make a package that has a module to run but cannot be run itself, and one that lacks what it imports."""
+    monkeypatch.setenv("UCUDNN_BACKEND", "cpu")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in (("whole", "import sys; print(sys.argv[1:])"), ("broken", "import nothing_like_this")):
+        (tmp_path / f"{name}_package").mkdir()
+        (tmp_path / f"{name}_package" / "__init__.py").write_text(text)
+        (tmp_path / f"{name}_package" / "train.py").write_text("print('trained')")
+    yield
+    for name in [each for each in sys.modules if each.startswith(("whole_package", "broken_package"))]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [
+        ("nowhere", "nowhere"),
+        ("nowhere.train", "nowhere.train"),
+        ("whole_package.nowhere", "whole_package.nowhere"),
+        ("whole_package", "whole_package.__main__"),
+        (".train", ".train"),
+        ("", "''"),
+    ],
+)
+def test_a_module_that_is_not_there_is_named(capsys, module, missing):
+    code, _, errors = run(capsys, "-m", module)
+    assert code == 2
+    assert errors == f"error: there is no module {missing} in this folder, nor among what is installed\n"
+    assert process_overrides.interceptor is None
+
+
+@pytest.mark.usefixtures("package")
+def test_a_package_is_imported_with_the_arguments_of_its_module(capsys):
+    main(["-m", "whole_package.train", "--epochs", "3"])
+    assert capsys.readouterr().out == "['--epochs', '3']\ntrained\n"
+
+
+@pytest.mark.usefixtures("package")
+def test_what_a_module_lacks_is_an_error_of_the_program():
+    with pytest.raises(ModuleNotFoundError, match="nothing_like_this"):
+        main(["-m", "broken_package.train"])
+
+
 @pytest.mark.parametrize("columns", [80, 60])
 def test_the_help_shows_examples_and_is_no_wider_than_the_terminal(capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -5,6 +5,7 @@ import logging
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from ucudnn.command_line import NoEffect, WholeWords, read_settings
@@ -107,11 +108,32 @@ def _run(program: Sequence[str], *, module: bool) -> None:
     """Run a script, or a module, as Python would."""
     name, *rest = program
     sys.argv = [name, *rest]
-    if module:
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-    else:
+    if not module:
         sys.path[0] = str(Path(name).resolve().parent)
         runpy.run_path(name, run_name="__main__")
+    elif (missing := _missing(name)) is not None:
+        print_error(f"there is no module {missing or repr(missing)} in this folder, nor among what is installed")
+        sys.exit(2)
+    else:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _missing(module: str) -> str | None:
+    """Return the name of the module that Python would run and does not find; None if it is there.
+
+    A package in which it lies is imported for that, as Python does.
+    """
+    if not module or module.startswith("."):
+        return module
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # a package is there, and lacks another module
+        return module
+    if spec is None or spec.submodule_search_locations is None:
+        return module if spec is None else None
+    return _missing(f"{module}.__main__")
 
 
 def _log(level: int) -> None:
