@@ -565,3 +565,13 @@ def test_a_call_in_the_middle_of_another_one_is_refused_and_the_other_is_right(p
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
     step(*different(2)).backward()  # it runs again
+
+
+@pytest.mark.parametrize("wrapped", [lambda step: step, nn.Sequential])
+def test_a_step_that_was_fitted_already_is_refused_with_the_way_out(wrapped):
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    step = ucudnn.memory.fit(model, (x,))
+    with pytest.raises(InvalidValueError, match=r"is a step that fit returned, or holds one.*attribute `model`"):
+        ucudnn.memory.fit(wrapped(step), (x,))
+    again = ucudnn.memory.fit(step.model, (x,))
+    assert torch.equal(again(x), model(x))

@@ -118,3 +118,66 @@ def test_what_needs_no_gradient_may_be_turned_beside_its_views():
     model = Masked()
     x = torch.randn(SIZE, SIZE)
     assert torch.equal(fit(model, (x,))(x), model(x))
+
+
+def resized(y):
+    kept = y.detach().clone()
+    return (y[:3] * kept.resize_(3, SIZE)).sum()
+
+
+def grown(y):
+    kept = torch.empty(0).resize_as_(y)
+    return (y * kept.copy_(y.detach())).sum()
+
+
+def grown_by_an_operator(y):
+    return (y * torch.mul(y.detach(), 2, out=torch.empty(0))).sum()
+
+
+def filled_by_an_operator(y):
+    return (y * torch.mul(y.detach(), 2, out=torch.empty(SIZE, SIZE))).sum()
+
+
+def reshaped(y):
+    kept = y.detach().clone()
+    return (y.view(2, -1) * kept.resize_(2, SIZE * SIZE // 2)).sum()
+
+
+def with_the_memory_of_another(y):
+    return (y * torch.empty(0).set_(y.detach().clone())).sum()
+
+
+def with_a_storage(y):
+    kept = y.detach().clone()
+    return (y * torch.empty(0).set_(kept.untyped_storage(), 0, (SIZE, SIZE), (SIZE, 1))).sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (resized, rf"from \[{SIZE}, {SIZE}\] to \[3, {SIZE}\] \(aten.resize_.default\)"),
+        (grown, rf"from \[0\] to \[{SIZE}, {SIZE}\] \(aten.resize_as_.default\)"),
+        (grown_by_an_operator, rf"from \[0\] to \[{SIZE}, {SIZE}\] \(aten.mul.out\)"),
+    ],
+)
+def test_a_tensor_whose_size_changes_is_refused_before_the_first_step(function, words):
+    with pytest.raises(StepGraphError, match=rf"changes the size of a tensor {words}.*make the tensor in its last"):
+        fit(Applied(function), (torch.randn(SIZE, SIZE),))
+
+
+def test_a_storage_that_is_set_is_refused_with_the_way_out():
+    words = r"gives a tensor the storage of another one \(aten.set_.source_Storage.*torch.as_strided"
+    with pytest.raises(StepGraphError, match=words):
+        fit(Applied(with_a_storage), (torch.randn(SIZE, SIZE),))
+
+
+@pytest.mark.parametrize("function", [filled_by_an_operator, reshaped, with_the_memory_of_another])
+@pytest.mark.parametrize("policy", ["checkpoint", "vdnn-all-p"])
+def test_a_tensor_that_keeps_its_size_may_be_written_in_place(function, policy):
+    model = Applied(function)
+    x = torch.randn(SIZE, SIZE)
+    plain = copy.deepcopy(model)
+    plain(x).backward()
+    fit(model, (x,), policy=policy)(x).backward()
+    for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(own.grad, expected.grad)

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ucudnn.errors import BudgetError
+from ucudnn.errors import BudgetError, InvalidValueError
 from ucudnn.memory.batches import check_batch, join_batches
 from ucudnn.memory.budget import check_budget
 from ucudnn.memory.costs import Costs
@@ -103,6 +103,11 @@ def fit(
         StepGraphError: if the step depends on values of tensors.
     """
     subject = step_subject(model, sample, loss, optimizer, keep_gradients=keep_gradients)
+    if any(isinstance(each, FittedStep) for each in model.modules()):
+        raise InvalidValueError(
+            "the model is a step that fit returned, or holds one, and follows the plan of that: give fit the model"
+            " itself, which is the step's attribute `model`"
+        )
     limit = None if budget is None else parse_bytes(budget)
     on_gpu = any(each.is_cuda for each in model.parameters())
     host = None if host_memory is None else parse_bytes(host_memory)

@@ -3,13 +3,14 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.graph import Phase
-from ucudnn.memory.torch.tracer import Trace
+from ucudnn.memory.torch.tracer import Trace, TracedCall, TracedTensor
 
 _RECURRENT = {"mkldnn_rnn_layer": "torch.backends.mkldnn", "_cudnn_rnn": "torch.backends.cudnn"}
 _BACKWARD_OF_ATTENTION = {
@@ -62,11 +63,13 @@ def check_calls(trace: Trace) -> None:
 
     Raises:
         StepGraphError: if an operator has a buffer of unknown size, random numbers are drawn once more in backward, or
-            a view is read after the tensor that it views was turned in place.
+            a view is read after the tensor that it views was turned in place, or a tensor gets more elements or fewer,
+            or a storage.
     """
     _check_turned(trace)
     calls = trace.calls
     for call in calls:
+        _check_elements(call)
         flag = _RECURRENT.get(call.func._opname)
         if flag is not None:
             raise StepGraphError(
@@ -80,6 +83,29 @@ def check_calls(trace: Trace) -> None:
                 " does to repeat those of forward, which a plan cannot: fit the model without it; plans recompute on"
                 " their own"
             )
+
+
+def _check_elements(call: TracedCall) -> None:
+    """Check that a call leaves the tensors that it writes with as many elements as they had, in memory that is known.
+
+    A plan knows one size of a storage, from its first tensor on; the trace tells its last one.
+    """
+    if "Storage" in call.func._overloadname:  # of set_: the storages of a trace have no memory
+        raise StepGraphError(
+            f"{call.module or 'the step'} gives a tensor the storage of another one ({call.func}), and a plan knows"
+            " tensors, not their storages: take a view of the other tensor, as with torch.as_strided"
+        )
+    for argument in call.func._schema.arguments:
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = call.argument(argument.name)
+        for result in call.outputs if isinstance(given, TracedTensor) else ():
+            if result.storage == given.storage and prod(result.shape) != prod(given.shape):
+                raise StepGraphError(
+                    f"{call.module or 'the step'} changes the size of a tensor from {list(given.shape)} to"
+                    f" {list(result.shape)} ({call.func}), and a plan knows one size of its memory: make the tensor in"
+                    " its last shape, as with torch.empty, or take a view of it"
+                )
 
 
 def _check_turned(trace: Trace) -> None:
