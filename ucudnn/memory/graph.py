@@ -249,6 +249,16 @@ class StepGraph:
         return self._accesses(lambda operation: {*operation.reads, *operation.writes})
 
     @cached_property
+    def waits_for_optimizer(self) -> tuple[bool, ...]:
+        """Whether an operation of the optimizer accesses each storage last.
+
+        PyTorch's optimizer runs by itself, so no plan can copy such a storage between its operations.
+        """
+        return tuple(
+            bool(accesses) and self.operations[accesses[-1]].phase is Phase.OPTIMIZER for accesses in self.accesses
+        )
+
+    @cached_property
     def read_versions(self) -> tuple[tuple[int, ...], ...]:
         """For each operation, the version of each storage in its `reads` that it reads."""
         current = [0] * len(self.storages)

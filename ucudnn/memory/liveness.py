@@ -28,7 +28,7 @@ class Liveness:
         live_bytes: bytes of the storages that exist while each operation runs, without scratch.
         persistent_bytes: those among them that exist after the step: parameters, buffers, inputs, optimizer state,
             gradients and outputs.
-        working_bytes: the other storages that the operation itself reads or writes.
+        working_bytes: the other storages that the operation itself reads or writes, or that wait for the optimizer.
     """
 
     graph: StepGraph
@@ -63,8 +63,8 @@ class Liveness:
     def floor_bytes(self) -> int:
         """The least peak in this order that offloading and recomputing can reach.
 
-        That is the largest sum of the persistent bytes, the storages that one operation reads and writes, and its
-        scratch.
+        That is the largest sum of the persistent bytes, the storages that one operation reads and writes, those that
+        wait for the optimizer, and the operation's scratch.
         """
         return self._floors()[self.floor_place] if self.floor_place >= 0 else self.peak_bytes
 
@@ -93,12 +93,13 @@ def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None
     sizes = [costs.rounded(size) for size in graph.sizes]
     spans = _spans(graph, order)
     fixed = graph.exists_after
+    held = [waits and not after for waits, after in zip(graph.waits_for_optimizer, fixed, strict=True)]
     live = _sums(spans, sizes, [True] * len(sizes), len(order))
     persistent = _sums(spans, sizes, fixed, len(order))
-    working = []
-    for operation in order:
+    working = _sums(spans, sizes, held, len(order))
+    for place, operation in enumerate(order):
         accessed = {*graph.operations[operation].reads, *graph.operations[operation].writes}
-        working.append(sum(sizes[storage] for storage in accessed if not fixed[storage]))
+        working[place] += sum(sizes[storage] for storage in accessed if not (fixed[storage] or held[storage]))
     return Liveness(
         graph=graph,
         order=tuple(order),

@@ -575,3 +575,16 @@ def test_a_step_that_was_fitted_already_is_refused_with_the_way_out(wrapped):
         ucudnn.memory.fit(wrapped(step), (x,))
     again = ucudnn.memory.fit(step.model, (x,))
     assert torch.equal(again(x), model(x))
+
+
+@pytest.mark.parametrize("kind", ["Rprop", "SGD", "Adam", "Adagrad", "RMSprop", "Adamax", "NAdam"])
+def test_the_floor_that_a_refusal_names_is_enough_for_each_optimizer(kind):
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1)
+    arguments = (model, (torch.randn(8, 16), torch.randn(8, 4)), functional.mse_loss, optimizer)
+    with pytest.raises(BudgetError, match="below the floor") as refused:
+        ucudnn.memory.fit(*arguments, budget=1000)
+    floor = refused.value.required_bytes
+    assert ucudnn.memory.fit(*arguments, budget=floor).simulation.peak_bytes <= floor
+    with pytest.raises(BudgetError):
+        ucudnn.memory.fit(*arguments, budget=floor - 1)

@@ -20,15 +20,13 @@ from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from ucudnn.errors import BudgetError
 from ucudnn.memory.budget import check_budget
 from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import Phase, StepGraph
-from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.liveness import Liveness, measure_liveness
 from ucudnn.memory.plans.actions import Action, free, offload, prefetch, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.stalls import with_stalls
-from ucudnn.units import exact_bytes
 
 
 class SpillPolicy:
@@ -38,13 +36,11 @@ class SpillPolicy:
         """Return the plan of a step; without a budget, for the least one.
 
         Raises:
-            BudgetError: if the budget is below the floor, or below what the optimizer takes.
+            BudgetError: if the budget is below the floor.
         """
         check_budget(graph, costs, budget)
-        room = _Room(graph, costs)
-        if budget is not None and budget < room.least_bytes:
-            raise _below_least(room, budget)
-        cap = room.least_bytes if budget is None else budget
+        liveness = measure_liveness(graph, costs)
+        cap, room = liveness.floor_bytes if budget is None else budget, _Room(graph, costs, liveness)
         absences = room.without_needless(room.leave(cap), cap)
         plan = MemoryPlan(
             policy="spill",
@@ -74,44 +70,42 @@ class Absence(NamedTuple):
 class _Room:
     """The bytes beside each operation, which change with what is away."""
 
-    def __init__(self, graph: StepGraph, costs: Costs) -> None:
-        liveness = measure_liveness(graph, costs)
+    def __init__(self, graph: StepGraph, costs: Costs, liveness: Liveness) -> None:
         self.graph, self._costs, self._sizes = graph, costs, liveness.sizes
         self._running = [
             live + scratch for live, scratch in zip(liveness.live_bytes, liveness.scratch_bytes, strict=True)
         ]
-        self._possible = [each for each in _absences(graph) if self._sizes[each.storage]]
-        least = [*self._running]
-        for each in self._possible:
-            for operation in range(each.left + 1, each.back):
-                least[operation] -= self._sizes[each.storage]
-        self.least_bytes = max(least, default=liveness.floor_bytes)
-        self.least_at = least.index(self.least_bytes) if least else -1
 
     def leave(self, cap: int) -> list[Absence]:
         """Let storages leave until each operation fits, and return them."""
         beginning: list[list[Absence]] = [[] for _ in self.graph.operations]
-        for each in self._possible:
-            beginning[each.left].append(each)
+        for each in _absences(self.graph):
+            if self._sizes[each.storage]:
+                beginning[each.left].append(each)
         waiting: list[tuple[int, int, Absence]] = []
         chosen: list[Absence] = []
-        for operation in range(len(self._running)):
-            while self._running[operation] > cap:
+        returning = [0] * len(self._running)  # bytes that are back before an operation
+        away = 0
+        for operation, running in enumerate(self._running):
+            away -= returning[operation]
+            while running - away > cap:
                 farthest = heappop(waiting)[-1]
                 if farthest.back > operation:
-                    self._add(farthest, -1)
+                    away += self._sizes[farthest.storage]
+                    returning[farthest.back] += self._sizes[farthest.storage]
                     chosen.append(farthest)
             for each in beginning[operation]:
                 next_read = each.back if each.copied else len(self._running)
                 heappush(waiting, (-next_read, -self._sizes[each.storage], each))
+        self._remove(chosen)
         return chosen
 
     def without_needless(self, absences: Sequence[Absence], cap: int) -> list[Absence]:
         """Let those storages stay that fit beside the others, and return the others."""
         away = []
         for each in sorted(absences, key=lambda each: (-self._sizes[each.storage], each)):
-            if each.copied and self._has_room(each, range(each.left + 1, each.back), cap):
-                self._add(each, 1)
+            if each.copied and self._stays(each, cap):
+                self._add(each)
             else:
                 away.append(each)
         return away
@@ -131,28 +125,32 @@ class _Room:
             found[each] = trigger
         return found
 
-    def _has_room(self, absence: Absence, operations: Iterable[int], cap: int) -> bool:
-        size = self._sizes[absence.storage]
-        return all(self._running[operation] + size <= cap for operation in operations)
+    def _stays(self, absence: Absence, cap: int) -> bool:
+        """Return whether a storage fits beside all operations that it would be away from."""
+        return max(self._running[absence.left + 1 : absence.back]) + self._sizes[absence.storage] <= cap
 
-    def _add(self, absence: Absence, sign: int) -> None:
-        """Let the bytes of a storage be there again while it would be away, or no longer."""
-        for operation in range(absence.left + 1, absence.back):
-            self._running[operation] += sign * self._sizes[absence.storage]
+    def _add(self, absence: Absence) -> None:
+        """Let the bytes of a storage be there again while it would be away."""
+        size, away = self._sizes[absence.storage], slice(absence.left + 1, absence.back)
+        self._running[away] = [each + size for each in self._running[away]]
+
+    def _remove(self, absences: Iterable[Absence]) -> None:
+        """Let the bytes of storages not be there while these are away."""
+        changes = [0] * (len(self._running) + 1)
+        for each in absences:
+            changes[each.left + 1] -= self._sizes[each.storage]
+            changes[each.back] += self._sizes[each.storage]
+        self._running = [each + change for each, change in zip(self._running, accumulate(changes), strict=False)]
 
 
 def _absences(graph: StepGraph) -> Iterator[Absence]:
     """Yield all pairs of accesses between which a storage can be away while other operations run."""
     for storage, accesses in enumerate(graph.accesses):
-        if graph.exists_after[storage] or not accesses or _updates(graph, accesses[-1]):
+        if graph.exists_after[storage] or not accesses or graph.waits_for_optimizer[storage]:
             continue
         for left, back in pairwise(accesses):
             if back - left > 1:
                 yield Absence(storage, left, back, storage in graph.operations[back].reads)
-
-
-def _updates(graph: StepGraph, operation: int) -> bool:
-    return graph.operations[operation].phase is Phase.OPTIMIZER
 
 
 def _actions(graph: StepGraph, absences: Iterable[Absence], triggers: Mapping[Absence, int]) -> tuple[Action, ...]:
@@ -186,15 +184,3 @@ def _with_all_stalls(plan: MemoryPlan, costs: Costs, cap: int) -> MemoryPlan:
     while waiting.actions != plan.actions:
         plan, waiting = waiting, with_stalls(waiting, costs, cap)
     return plan
-
-
-def _below_least(room: _Room, budget: int) -> BudgetError:
-    operation = room.graph.operation_name(room.least_at)
-    return BudgetError(
-        f"policy spill needs {exact_bytes(room.least_bytes)} for {room.graph.name}, which {operation} takes with"
-        f" storages that the optimizer accesses and that therefore stay, and the budget is {exact_bytes(budget)}: raise"
-        " it to that",
-        kernel=operation,
-        limit_bytes=budget,
-        required_bytes=room.least_bytes,
-    )
