@@ -5,7 +5,8 @@ its begin, one after another. Where its holes are too small together, some of it
 elsewhere. Neither needs more live bytes, because each storage gives its place back before it takes another one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
 from heapq import nsmallest
 from typing import Protocol, final
 
@@ -126,8 +127,9 @@ def _windows(parts: Sequence[Part], holes: Sequence[tuple[int, int]], first: int
     """Yield candidates of windows that begin with a part, for a hole of some bytes; holes are (address, bytes)."""
     window = parts[first][0]
     before = sum(at < window for at, _ in holes)
+    sizes = [size for _, size in holes]
     within = inside = 0  # holes of the window, and their bytes
-    storages: dict[int, int] = {}  # sizes
+    storages: list[tuple[int, int]] = []  # sizes and storages, in ascending order
     for last in range(first, min(first + _MOST_PARTS, len(parts))):
         begin, end, storage = parts[last]
         if storage is None or (storages and inside >= need):
@@ -135,38 +137,47 @@ def _windows(parts: Sequence[Part], holes: Sequence[tuple[int, int]], first: int
         if storage == ABSENT:
             within, inside = within + 1, inside + end - begin
         else:
-            storages[storage] = end - begin
+            insort(storages, (end - begin, storage))
         if end - window < need or (inside >= need and parts[first][2] != ABSENT):
             continue  # with holes enough, the window that begins with its first hole does
-        others = [size for _, size in (*holes[:before], *holes[before + within :])]
-        leaving = _leaving(storages, need - inside, others)
+        leaving = _leaving(storages, need - inside, sizes[:before] + sizes[before + within :])
         if leaving is not None:
             sliding, cost = _sliding(parts[first : last + 1], leaving)
             if leaving or sliding:
-                cost += sum(storages[each] + COPY_BYTES for each in leaving)
+                cost += sum(size + COPY_BYTES for size, each in storages if each in leaving)
                 yield cost, window, end, leaving, sliding
 
 
-def _leaving(storages: Mapping[int, int], missing: int, holes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return storages of so many bytes at least that find room in holes, the largest first; None if there are none."""
+def _leaving(storages: Sequence[tuple[int, int]], missing: int, holes: list[int]) -> tuple[int, ...] | None:
+    """Return storages of so many bytes at least that find room in holes, the largest first; None if there are none.
+
+    Args:
+        storages: their sizes and numbers, in ascending order.
+        missing: the bytes.
+        holes: sizes of the holes.
+    """
     if missing <= 0:
         return ()
-    largest = max(holes, default=0)
-    fitting = sorted((size, each) for each, size in storages.items() if size <= largest)
-    single = next((each for size, each in fitting if size >= missing), None)
-    if single is not None:
-        return (single,)
-    chosen: list[tuple[int, int]] = []
+    if sum(holes) < missing:
+        return None
     left = sorted(holes)
+    fitting = storages[: bisect_left(storages, (left[-1] + 1, ABSENT))]
+    single = bisect_left(fitting, (missing, ABSENT))
+    if single < len(fitting):
+        return (fitting[single][1],)
+    rest = sum(size for size, _ in fitting)
+    chosen: list[int] = []
     for size, each in reversed(fitting):
-        at = next((at for at, hole in enumerate(left) if hole >= size), None)
-        if at is not None:
-            left[at] -= size
-            left.sort()
-            chosen.append((size, each))
+        if rest < missing:
+            return None
+        rest -= size
+        at = bisect_left(left, size)
+        if at < len(left):
+            insort(left, left.pop(at) - size)
+            chosen.append(each)
             missing -= size
         if missing <= 0:
-            return tuple(each for _, each in chosen)
+            return tuple(chosen)
     return None
 
 
