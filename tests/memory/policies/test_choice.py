@@ -1,6 +1,7 @@
 """Tests of the choice among plans: the fastest that fits, in live bytes and side by side in PyTorch's allocator."""
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,8 @@ from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies import choice
-from ucudnn.memory.policies.catalog import LAST_RESORT, POLICIES
+from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.policies.choice import least_plan, make_plan
-from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.pools import allocator_room
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
 from ucudnn.memory.pools.allocator_room import AllocatorRoom
@@ -283,28 +283,48 @@ def test_a_step_that_fits_as_it_is_stays_so(unet):
     assert make_plan(graph, costs, None, "auto").policy == "stock"
 
 
-def test_the_last_resort_plans_where_no_other_policy_keeps_the_budget_and_nowhere_else(unet, monkeypatch):
-    graph, costs, budget = unet
+def test_at_the_floor_storages_spill_because_no_other_policy_keeps_it(unet):
+    graph, costs, _ = unet
     floor = measure_liveness(graph, costs).floor_bytes
     plan = make_plan(graph, costs, floor, "auto")
-    assert (plan.policy, plan.budget_bytes, simulate(plan, costs).peak_bytes) == (LAST_RESORT, floor, floor)
+    assert (plan.policy, plan.budget_bytes, simulate(plan, costs).peak_bytes) == ("spill", floor, floor)
     for name in POLICIES:
-        if name != LAST_RESORT:
+        if name != "spill":
             with pytest.raises(BudgetError):
                 make_plan(graph, costs, floor, name)
-    asked = []
-    monkeypatch.setattr(SpillPolicy, "plan", lambda *given: asked.append(given))
-    assert make_plan(graph, costs, budget, "auto").policy != LAST_RESORT
-    assert asked == []
 
 
-def test_the_last_resort_plans_where_no_other_policy_finds_room(unet):
+@pytest.mark.parametrize("name", ["alexnet", "vgg16", "unet2d"])
+@pytest.mark.parametrize("share", [0.9, 0.8, 0.6, 0.4])
+def test_no_policy_is_faster_than_auto(name, share):
+    graph = open_step(name)
+    costs = device_costs(load_device("h200"), graph)
+    least = measure_liveness(graph, costs)
+    budget = max(int(share * least.peak_bytes), least.floor_bytes)
+    chosen = simulate(make_plan(graph, costs, budget, "auto"), costs)
+    assert chosen.peak_bytes <= budget
+    times = {}
+    for each in POLICIES:
+        with suppress(BudgetError):
+            times[each] = simulate(make_plan(graph, costs, budget, each), costs).time_ms
+    assert chosen.time_ms == min(times.values()), times
+
+
+def test_a_step_spills_where_that_is_faster_than_other_policies_that_keep_the_budget():
+    graph = open_step("vgg16")
+    costs = device_costs(load_device("h200"), graph)
+    budget = int(0.8 * measure_liveness(graph, costs).peak_bytes)
+    assert make_plan(graph, costs, budget, "auto").policy == "spill"
+    assert make_plan(graph, costs, budget, "vdnn-ext-dynamic").policy == "vdnn-ext-dynamic"
+
+
+def test_storages_spill_where_no_other_policy_finds_room(unet):
     graph, costs, _ = unet
-    least = min(_room_of(graph, costs, name) for name in POLICIES if name != LAST_RESORT)
+    least = min(_room_of(graph, costs, name) for name in POLICIES if name != "spill")
     most = int(0.9 * least)
     room = AllocatorRoom(most_bytes=most)
     plan = make_plan(graph, costs, most, "auto", room)
-    assert plan.policy == LAST_RESORT
+    assert plan.policy == "spill"
     assert min(room.paged_bytes(plan, costs), room.taken_bytes(plan, costs)) <= most
 
 

@@ -59,9 +59,6 @@ POLICIES: Mapping[str, MemoryPolicy] = {
 }
 """A new policy is a file beside this one and a line here."""
 
-LAST_RESORT = "spill"
-"""The policy that 'auto' asks only where no other one keeps a budget: it keeps the least, and takes longest."""
-
 
 def find_policy(name: str) -> MemoryPolicy:
     """Return a policy by its name.
@@ -75,14 +72,13 @@ def find_policy(name: str) -> MemoryPolicy:
 
 
 def chosen_policies(policy: str | MemoryPolicy) -> list[MemoryPolicy]:
-    """Return the policies that a choice stands for: all but the last resort for 'auto', else one by its name or itself.
+    """Return the policies that a choice stands for: all of them for 'auto', else one by its name or itself.
 
     Raises:
         InvalidValueError: if there is none of the name, or it is neither a name nor a policy.
     """
     if isinstance(policy, str):
-        names = [name for name in POLICIES if name != LAST_RESORT] if policy == "auto" else [policy]
-        return [find_policy(name) for name in names]
+        return [*POLICIES.values()] if policy == "auto" else [find_policy(policy)]
     if isinstance(policy, type) or not callable(getattr(policy, "plan", None)):
         raise InvalidValueError(
             f"policy={shortened(policy)} is no policy: give 'auto', a name or an object with a method"

@@ -21,7 +21,7 @@ from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.catalog import LAST_RESORT, MemoryPolicy, chosen_policies, find_policy
+from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
 from ucudnn.memory.pools.allocator_room import WORTH, AllocatorRoom
 from ucudnn.memory.simulation.late_copies import with_late_copies
@@ -53,8 +53,7 @@ def make_plan(
     """Return the plan of a policy, or the fastest one of all policies that keep the budget for 'auto'.
 
     Plans with which the allocator keeps its room only if it gives empty pages back to the driver in each step compete
-    with the time that this takes. Where a tensor finds no room even so, the plan counts that comes closest. For 'auto',
-    the last resort plans only where no other policy keeps both.
+    with the time that this takes. Where a tensor finds no room even so, the plan counts that comes closest.
 
     Args:
         graph: the step.
@@ -93,7 +92,7 @@ def _made(
     try:
         check_budget(graph, costs, budget)
     except BudgetError as error:
-        raise choice.with_room(error, [*chosen_policies(policy), *_last_resort(policy)]) from None
+        raise choice.with_room(error, chosen_policies(policy)) from None
     for number, each in enumerate(chosen_policies(policy)):
         choice.add(number, each)
         if policy == "auto" and not number and choice.fits:
@@ -101,14 +100,7 @@ def _made(
     try:
         return choice.best()
     except BudgetError as error:
-        refused = error
-    if policy != "auto":
-        raise choice.with_room(refused, chosen_policies(policy)) from None
-    try:
-        return _made(graph, costs, budget, LAST_RESORT, room, host_bytes)
-    except BudgetError as error:
-        refused = choice.with_room(refused, chosen_policies(policy))
-        raise min(refused, error, key=lambda each: each.required_bytes) from None
+        raise choice.with_room(error, chosen_policies(policy)) from None
 
 
 def frugal_plan(
@@ -153,11 +145,6 @@ def _near(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int) -> 
         except BudgetError as error:
             budget = error.required_bytes
     return None
-
-
-def _last_resort(policy: str | MemoryPolicy) -> list[MemoryPolicy]:
-    """Return what plans where none of a choice's policies does."""
-    return [find_policy(LAST_RESORT)] if policy == "auto" else []
 
 
 class _Choice:

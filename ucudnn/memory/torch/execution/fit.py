@@ -82,8 +82,7 @@ def fit(
         budget: bytes, or a text such as '12GiB', of everything that the process has on the device for the step: the
             CUDA context, loaded kernels and libraries' workspaces included. None bounds nothing. With a budget,
             PyTorch's allocator grows its segments from now on (see `expand_segments`).
-        policy: name of a policy, a policy, or 'auto' for the fastest plan of all policies but `spill` that keep the
-            budget, and that of `spill` where there is none.
+        policy: name of a policy, a policy, or 'auto' for the fastest plan of all policies that keep the budget.
         keep_gradients: counts a second set of gradients, because the loop adds up those of several steps.
         convolutions: lets policies choose how each convolution is computed, among what ucudnn measures first: a
             batch-size policy ('undivided' for the papers' (m) and (p)), or options of `ucudnn.Handle` as a dictionary.
