@@ -146,7 +146,7 @@ class _Room:
 def _absences(graph: StepGraph) -> Iterator[Absence]:
     """Yield all pairs of accesses between which a storage can be away while other operations run."""
     for storage, accesses in enumerate(graph.accesses):
-        if graph.exists_after[storage] or not accesses or graph.waits_for_optimizer[storage]:
+        if graph.exists_after[storage] or graph.waits_for_optimizer[storage]:
             continue
         for left, back in pairwise(accesses):
             if back - left > 1:
