@@ -176,6 +176,18 @@ def test_plans_of_a_program_are_replaced_without_a_gpu_and_none_twice(tmp_path):
     assert int(tried[1]) <= sum(len(each["tried"]) for name, each in known.items() if name not in cases)
 
 
+def test_first_plans_of_a_program_that_is_still_tuned_are_not_replaced(run_case, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from bench.torch.programs import replacements
+
+    monkeypatch.setattr(replacements, "is_settled", lambda on: False)
+    plans = tmp_path / "plans.json"
+    options = "--backend", "cpu", "--network", "small", "--workspace", "256KiB", "--plans", str(plans)
+    with pytest.raises(SystemExit, match="not settled after --tuning-seconds 0: give more"):
+        run_case(replacements, *options, "--tuning-seconds", "0")
+    assert not plans.exists()
+
+
 def test_what_was_tried_at_another_commit_or_beside_another_plan_is_tried_again(tmp_path):
     pytest.importorskip("torch")
     from bench.torch.programs.replacements import Search

@@ -46,6 +46,33 @@ def test_turns_alternate_with_those_of_pytorch_alone(run, monkeypatch):
     assert process_overrides.interceptor is None, "nothing is left on"
 
 
+def test_turns_may_have_different_numbers_of_steps():
+    found = trial_turns.lost([[110.0, 150.0, 100.0]], [[100.0], [100.0, 120.0]])
+    assert found["lost_s"] == pytest.approx((360 - 3 * 105) / 1e3)
+    assert found["turns_s"] == pytest.approx((360 + 220) / 1e3)
+
+
+def test_a_turn_lasts_until_it_is_known_whether_the_host_bounds_the_program(run, monkeypatch):
+    phases = iter(["warming", "pacing", "trying", "trying", "settled"])
+    monkeypatch.setattr(trial_turns, "phase_of", lambda on: next(phases))
+    kept = {}
+    real = trial_turns.lost
+
+    def lost(ours, stock):
+        kept.update(ours=[len(each) for each in ours], stock=[len(each) for each in stock])
+        return real(ours, stock)
+
+    monkeypatch.setattr(trial_turns, "lost", lost)
+    run("--setting", "64KiB", "--seconds", "60")
+    assert kept == {"ours": [9, 3], "stock": [3, 3, 3]}
+
+
+def test_a_turn_ends_when_the_time_is_over(run, monkeypatch):
+    monkeypatch.setattr(trial_turns, "phase_of", lambda on: "warming")
+    *_, case, _ = run("--setting", "64KiB", "--seconds", "0")
+    assert len(case["ours_ms"]) == 2
+
+
 def test_more_than_a_twentieth_is_too_much(run, monkeypatch):
     monkeypatch.setattr(trial_turns, "measure", lambda arguments: found)
     for lost, expected in ((0.049, True), (0.051, False)):

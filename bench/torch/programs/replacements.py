@@ -92,7 +92,11 @@ def planned_of(on: ucudnn.torch.Enabled) -> Interceptor:
 
 
 def keep_plans(arguments: Namespace, path: Path, device: torch.device) -> None:
-    """Train until the program is tuned, and keep its plans."""
+    """Train until the program is tuned, and keep its plans.
+
+    Raises:
+        SystemExit: if that takes longer than it may; all kernels have their first plans until then.
+    """
     backend = None if arguments.backend == "cudnn" else arguments.backend
     with ucudnn.torch.enable(workspace_limit=arguments.workspace, backend=backend, tune=arguments.tune) as on:
         (step, _), begin, clock = step_of(arguments, device), monotonic(), Clock(device)
@@ -102,8 +106,10 @@ def keep_plans(arguments: Namespace, path: Path, device: torch.device) -> None:
             clock.wait()
             if is_settled(on) or monotonic() - begin > arguments.tuning_seconds:
                 break
+        if not is_settled(on):
+            raise SystemExit(f"error: not settled after --tuning-seconds {arguments.tuning_seconds:g}: give more")
         on.save_plans(path)
-    note(f"tuned for {monotonic() - begin:.0f} s{'' if is_settled(on) else ', and not settled'}: {path}")
+    note(f"tuned for {monotonic() - begin:.0f} s: {path}")
 
 
 class Program:
@@ -387,7 +393,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--share", type=_share, default="1/1", help="which of how many shares of them (%(default)s)")
     parser.add_argument("--builders", type=int, default=12, help="threads that build plans on a GPU (%(default)s)")
     parser.add_argument("--worth", type=float, default=0.003, help="least gain of a better plan (%(default)s)")
-    parser.add_argument("--tuning-seconds", type=float, default=60, help="most seconds of tuning (%(default)s)")
+    parser.add_argument("--tuning-seconds", type=float, default=120, help="most seconds of tuning (%(default)s)")
     parser.add_argument("--limit-seconds", type=float, default=1e9, help="most seconds of this call (no limit)")
     return parser
 

@@ -7,9 +7,10 @@
 
 Trials are charged with what steps take longer than the program's own, which is known from steps in which all rests. If
 trials made these slower, too, their count would be too low. Here PyTorch alone trains for some steps, then the setting
-is on for as many, and so on, until nothing is tried any more. Each turn is compared with the mean of PyTorch's turns
-before and after it: what its steps take longer is lost. The time of all turns counts as that of the program, because
-the share that may be lost is that of the time since ucudnn was turned on.
+is on for as many, and so on, until nothing is tried any more. A turn in which ucudnn finds out whether the host bounds
+the program lasts until that is known, because a pause would begin it anew. Each turn is compared with the mean of
+PyTorch's turns before and after it: what its steps take longer is lost. The time of all turns counts as that of the
+program, because the share that may be lost is that of the time since ucudnn was turned on.
 
 The script ends with status 1 if more than 5 % of the time was lost. Within a limit it only tells what was lost, because
 plans run from the first step on there, and what these take longer than PyTorch's kernels is not lost in trials.
@@ -28,15 +29,17 @@ import ucudnn.torch
 from bench.tools.results import save_case
 from bench.tools.script import commit_of, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions, device_of
-from bench.torch.network_setting import is_settled, turned_on
+from bench.torch.network_setting import is_settled, phase_of, turned_on
 from bench.torch.network_step import Step, step_of
 from bench.torch.network_times import Clock, steps_ms
 from bench.torch.programs.command_line import network_command_line
 from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.steps.step_times import TuningPhase
 
 MOST_LOST = 0.05
 _WARM_STEPS = 20
 _LEAST_TURNS = 2
+_UNINTERRUPTED = {TuningPhase.WARMING.value, TuningPhase.PACING.value}
 
 
 def turns(
@@ -44,14 +47,17 @@ def turns(
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Return the milliseconds of the steps of each turn, and of PyTorch's turns, one of which is more."""
     interceptor = on._interceptor
+    begin = perf_counter()
 
     def turn(whose: Any) -> list[float]:
         process_overrides.use(whose)
-        return steps_ms(step, clock, arguments.steps)
+        times = steps_ms(step, clock, arguments.steps)
+        while whose is not None and phase_of(on) in _UNINTERRUPTED and perf_counter() - begin < arguments.seconds:
+            times += steps_ms(step, clock, arguments.steps)
+        return times
 
     ours: list[list[float]] = []
     stock = [turn(None)]
-    begin = perf_counter()
     while len(ours) < _LEAST_TURNS or (not is_settled(on) and perf_counter() - begin < arguments.seconds):
         ours.append(turn(interceptor))
         stock.append(turn(None))
@@ -64,7 +70,7 @@ def lost(ours: Sequence[Sequence[float]], stock: Sequence[Sequence[float]]) -> d
 
     Args:
         ours: milliseconds of the steps of each turn.
-        stock: those of PyTorch's turns, one more.
+        stock: those of PyTorch's turns, one more; turns may have different numbers of steps.
 
     Returns:
         'turns_s', the seconds of all turns but PyTorch's first one; 'lost_s', those that were lost, and 'lost', their
@@ -72,7 +78,7 @@ def lost(ours: Sequence[Sequence[float]], stock: Sequence[Sequence[float]]) -> d
         each turn.
     """
     compared = list(zip(ours, pairwise(stock), strict=True))
-    lost_s = sum(sum(each) - fmean(map(sum, around)) for each, around in compared) / 1e3
+    lost_s = sum(sum(each) - len(each) * fmean(map(fmean, around)) for each, around in compared) / 1e3
     turns_s = sum(map(sum, [*ours, *stock[1:]])) / 1e3
     return {
         "turns_s": turns_s,
