@@ -171,3 +171,89 @@ def test_a_buffer_that_backward_reads_and_forward_sets_anew_is_refused_with_what
 def test_parameters_without_a_shape_are_refused_by_name():
     with pytest.raises(InvalidValueError, match=r"^parameter 0\.weight has no shape before the model is called"):
         fit(nn.Sequential(nn.LazyLinear(6)), DATA, loss=functional.cross_entropy)
+
+
+class _Buffers(nn.Module):
+    """Sets buffers anew in each call, in one of some ways."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.linear, self.way, self.inner = nn.Linear(8, 6), way, nn.Module()
+        for number, name in enumerate(("last", "before")):
+            self.register_buffer(name, torch.full((6,), float(number)))
+        self.inner.register_buffer("start", self.last if way == "shared" else torch.zeros(6))
+
+    def forward(self, x):
+        y = self.linear(x)
+        out = y + 0.1 * self.last + 0.2 * self.before + self.inner.start
+        if self.way == "history":
+            self.before, self.last = self.last, y.detach().mean(0)
+        elif self.way == "swap":
+            self.last, self.before = self.before, self.last
+        elif self.way == "view":
+            self.before, self.last = self.last.flip(0)[:6], self.before[:6]
+        else:
+            self.last = self.last + y.detach().mean(0)
+        return out
+
+
+@pytest.mark.parametrize("way", ["history", "swap", "view"])
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "spill"])
+def test_buffers_that_are_set_anew_from_each_other_are_followed(way, policy):
+    torch.manual_seed(0)
+    model = _Buffers(way)
+    plain = copy.deepcopy(model)
+    step = fit(model, DATA, loss=functional.cross_entropy, policy=policy, debug=True)
+    found = []
+    for each, call in ((plain, lambda x, y: functional.cross_entropy(plain(x), y)), (model, step)):
+        losses = train(call, torch.optim.SGD(each.parameters(), lr=0.1), DATA)
+        found.append([*losses, *state_of(each, None)])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_a_buffer_whose_memory_another_one_has_too_cannot_be_set_anew():
+    with pytest.raises(StepGraphError, match=r"sets buffer last anew, and buffer inner\.start has the same memory"):
+        fit(_Buffers("shared"), DATA, loss=functional.cross_entropy)
+
+
+def test_an_output_is_the_buffer_as_it_was_before_forward_set_it_anew():
+    class Returning(_Buffers):
+        def forward(self, x):
+            before = self.last
+            return super().forward(x), before, [before[:3]]
+
+    torch.manual_seed(0)
+    model = Returning("added")
+    plain = copy.deepcopy(model)
+    step = fit(model, DATA[0], policy="stock")
+    for _ in range(3):
+        (y, *expected), (z, *found) = plain(DATA[0]), step(DATA[0])
+        y.sum().backward()
+        z.sum().backward()
+        assert torch.equal(expected[0], found[0])
+        assert torch.equal(expected[1][0], found[1][0])
+
+
+def test_a_buffer_of_the_loss_is_followed_and_is_no_tensor_of_the_trace_afterwards():
+    class Centered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("center", torch.zeros(6))
+
+        def forward(self, y, target):
+            loss = functional.cross_entropy(y - self.center, target)
+            self.center = self.center * 0.9 + y.detach().mean(0) * 0.1
+            return loss
+
+    torch.manual_seed(0)
+    model, theirs, ours = nn.Linear(8, 6), Centered(), Centered()
+    plain = copy.deepcopy(model)
+    step = fit(model, DATA, loss=ours, policy="checkpoint")
+    assert not isinstance(ours.center, FakeTensor)
+    found = []
+    for each, call in ((plain, lambda x, y: theirs(plain(x), y)), (model, step)):
+        losses = train(call, torch.optim.SGD(each.parameters(), lr=0.1), DATA)
+        found.append([*losses, *state_of(each, None)])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert torch.equal(theirs.center, ours.center)
+    assert ours.center.abs().sum() > 0

@@ -3,11 +3,13 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.torch.assemble import writes
@@ -17,31 +19,60 @@ from ucudnn.memory.torch.tracer import TracedCall
 
 @final
 class BufferTables:
-    """The buffers of a model's modules, in whose place a trace may leave tensors without memory.
+    """The buffers of a model's modules, and of a loss's, in whose place a trace may leave tensors without memory.
 
     Args:
         model: the model, whose buffers are those that the trace begins with.
+        loss: the loss, which may be a module, too.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._tables = [(name, module._buffers, {**module._buffers}) for name, module in model.named_modules()]
+    def __init__(self, model: nn.Module, loss: Any = None) -> None:
+        modules = dict(model.named_modules())
+        if isinstance(loss, nn.Module):
+            modules |= dict(loss.named_modules(prefix="loss"))
+        self._tables = [(name, module._buffers, {**module._buffers}) for name, module in modules.items()]
         self._written: list[str] = []
 
-    def write_back(self) -> None:
-        """Let a buffer that forward set anew be written into the old one, which is the one that code can know.
+    def write_back(self, result: Any) -> Any:
+        """Let buffers that forward set anew be written into the old ones, which are those that code can know.
+
+        The new ones may be made of old ones, as where a history moves on. So those are copied that would be written
+        before they are read.
+
+        Args:
+            result: what the step returns.
+
+        Returns:
+            The same, with copies of the old buffers that it holds.
 
         Raises:
-            StepGraphError: if it has another shape, type or device than the old one, or only one of them is a tensor.
+            StepGraphError: if one has another shape, type or device than the old one, or only one of them is a tensor,
+                or another buffer shares the old one's memory and is not set anew.
         """
-        for label, old, new in self._changed():
+        changed = [*self._changed()]
+        for label, old, new in changed:
             if _form(old) != _form(new):
                 raise StepGraphError(
                     f"forward sets buffer {label} to {_form(new)}, and it was {_form(old)}: a plan writes into the old"
                     " one, so give it the form that it keeps before the fit, as by calling the model once"
                 )
-            with torch.no_grad():
-                old.copy_(new)
-            self._written.append(label)
+            if (other := self._sharing(old)) is not None:
+                raise StepGraphError(
+                    f"forward sets buffer {label} anew, and buffer {other} has the same memory, which a plan would"
+                    " write: give one of them a clone of it before the fit"
+                )
+        written = [old for _, old, _ in changed]
+
+        def own(tensor: Any) -> Any:
+            return tensor.clone() if any(map(partial(_share, tensor), written)) else tensor
+
+        result = tree_map(own, result)
+        with torch.no_grad():
+            values = [own(new) for _, _, new in changed]
+            for old, value in zip(written, values, strict=True):
+                old.copy_(value)
+        self._written += [label for label, _, _ in changed]
+        return result
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -72,6 +103,14 @@ class BufferTables:
             for key in dict.fromkeys((*before, *table)):
                 if table.get(key) is not before.get(key):
                     yield f"{name}.{key}" if name else key, before.get(key), table.get(key)
+
+    def _sharing(self, old: Any) -> str | None:
+        """Return the name of a buffer that shares the memory of another one and was not set anew; None if none does."""
+        for name, table, before in self._tables:
+            for key, value in table.items():
+                if value is before.get(key) and _share(value, old):
+                    return f"{name}.{key}" if name else key
+        return None
 
 
 @final
@@ -148,6 +187,12 @@ def check_kept(
                 f"forward keeps a tensor in {before.label} for its next call, as a recurrent layer does with its state,"
                 " and the code of a plan sets no attribute: make it a buffer, or an argument and an output"
             )
+
+
+def _share(tensor: Any, other: Any) -> bool:
+    """Return whether two values are tensors that share memory, or would if they had any."""
+    both = isinstance(tensor, Tensor) and isinstance(other, Tensor)
+    return both and tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def _form(buffer: Any) -> str:

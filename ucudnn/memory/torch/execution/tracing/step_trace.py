@@ -92,7 +92,7 @@ class _Tracing:
                 self._meet(Role.INPUT, f"input{index or ''}", tensor)
             persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
             inputs = [self._tracer.describe(each) for each in self._inputs]
-            self._buffers = BufferTables(model)
+            self._buffers = BufferTables(model, self._subject.loss)
             try:
                 with self._mode, provenance.entered(), self._recorder.entered():
                     self._run_known()
@@ -130,7 +130,7 @@ class _Tracing:
         with explained(), quiet_pointers():
             with tracer:
                 result = self._subject.called(self._subject.model, args, kwargs)
-                self._buffers.write_back()
+                result = self._buffers.write_back(result)
             self._check_kept()
             outputs = self._returned(result)
             del result
