@@ -170,8 +170,8 @@ def _accumulated_in_place(trace: Trace) -> tuple[list[TracedCall], dict[int, int
     """Return the calls with autograd's additions in place, and which storage is another one then.
 
     Autograd adds to the gradient that came first, which another node made, if nobody else has that
-    (`InputBuffer::accumulate` in PyTorch): then its storage ends with the addition. Autograd never adds to a view,
-    because a view holds the tensor whose bytes it shows.
+    (`InputBuffer::accumulate` in PyTorch): then its storage ends with the addition. Autograd never adds to a view, nor
+    a view to the tensor whose bytes it shows, because a view holds that.
     """
     calls: list[TracedCall] = []
     merged: dict[int, int] = {}
@@ -185,7 +185,8 @@ def _accumulated_in_place(trace: Trace) -> tuple[list[TracedCall], dict[int, int
             alike = (
                 old.geometry == out.geometry and trace.storages[old.storage].size == trace.storages[out.storage].size
             )
-            if ends and alike and makers.get(old) not in (None, call.node):
+            own = not any(each.storage == first.storage for each in current.inputs[1:])
+            if ends and alike and own and makers.get(old) not in (None, call.node):
                 merged[out.storage] = first.storage
                 current = replace(_with_storages(call, merged), func=aten.add_.Tensor)
         if call.node is not None:
@@ -261,7 +262,7 @@ def _written(call: TracedCall, counted: Mapping[int, int]) -> tuple[list[TracedT
         for tensor in tree_leaves(call.argument(argument.name)):
             if isinstance(tensor, TracedTensor) and tensor.storage in counted:
                 written.append(tensor)
-                if whole and tensor.bytes_touched >= counted[tensor.storage]:
+                if whole and tensor.is_dense and tensor.bytes_touched >= counted[tensor.storage]:
                     overwritten.add(tensor.storage)
     return written, overwritten - {each.storage for each in call.inputs if each not in written}
 
@@ -287,8 +288,21 @@ def _operation(
         problem_batch=Affine(problem.batch) if problem else Affine(0, 1),
         module=call.module,
         source=call.source,
-        repeatable=not _draws(call),
+        repeatable=not _draws(call) and not _counts_on(call, subject),
     )
+
+
+def _counts_on(call: TracedCall, subject: TracedSubject) -> bool:
+    """Return whether a call updates bytes that exist before the step, and has other results that may depend on them.
+
+    A recomputation leaves such bytes alone and would compute from the updated ones. Batch normalization's other results
+    do not depend on its running statistics while it updates them.
+    """
+    written = writes(call)
+    there = {each.storage for each in written if each.storage in subject.roles}
+    updated = {storage for storage in there if subject.roles[storage][0].exists_before}
+    others = any(each.storage not in updated for each in (*call.outputs, *written))
+    return bool(updated) and others and not any(call.argument(name) is not None for name in _STATISTICS)
 
 
 def _draws(call: TracedCall) -> bool:

@@ -71,6 +71,16 @@ class TracedTensor:
         return elements * self.dtype.itemsize
 
     @property
+    def is_dense(self) -> bool:
+        """Whether its elements fill the bytes between its first and its last one, and none of them lies there twice."""
+        expected = 1
+        for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+    @property
     def is_contiguous(self) -> bool:
         """Whether its elements lie one behind the other in the order of its dimensions."""
         expected = 1
