@@ -45,6 +45,19 @@ def test_parameters_that_moved_within_their_storage_are_refused_and_fitted_again
     assert all(torch.equal(*pair) for pair in zip(results[0][1], results[1][1], strict=True))
 
 
+def test_parameters_that_shared_memory_and_do_not_any_more_are_refused():
+    model, data = dense()
+    square = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), model)
+    square[2].weight.data = square[0].weight.data
+    step = ucudnn.memory.fit(square, data, loss=functional.cross_entropy, policy="stock")
+    assert torch.equal(step(*data), functional.cross_entropy(square(data[0]), data[1]))
+    square[0].weight.data = square[2].weight.data = square[0].weight * 2
+    assert torch.equal(step(*data), functional.cross_entropy(square(data[0]), data[1])), "they share other memory"
+    square[2].weight.data = square[2].weight * 2
+    with pytest.raises(InvalidValueError, match=r"^0\.weight and 2\.weight shared memory .* fit it again"):
+        step(*data)
+
+
 class Unsaved(nn.Module):
     """Reads its input, a parameter and buffers in forward only: backward of the plain model needs none of them."""
 

@@ -40,6 +40,7 @@ class ModelState:
         self._signatures = [_signature(tensor) for tensor in tensors]
         self._types = [(tensor.requires_grad, tensor.dtype) for tensor in tensors]
         self._forms = _forms_of(tensors)
+        self._sharing = [each for each in _by_memory(self._tensors) if len(each) > 1]
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors; those that were replaced by others of the same kind are the new ones.
@@ -65,6 +66,7 @@ class ModelState:
                 raise self._changed(tensor, expected)
         if _forms_of(self._tensors) != self._forms:
             raise self._reformed()
+        self._check_sharing()
         return self._tensors
 
     def _replace(self) -> None:
@@ -86,6 +88,16 @@ class ModelState:
         else:
             change = "needs no gradient now, and did" if needed else "needs a gradient now, and did not"
         return InvalidValueError(f"{label} {change} when the step was fitted: fit it again")
+
+    def _check_sharing(self) -> None:
+        """Check that what shared memory still does, because code knows it by one name."""
+        for numbers in self._sharing:
+            if len(_by_memory([self._tensors[number] for number in numbers])) > 1:
+                labels = dict.fromkeys(label for _, _, number, label in self._places if number in numbers)
+                raise InvalidValueError(
+                    f"{' and '.join(labels) or 'constants'} shared memory when the step was fitted, and do not any"
+                    " more: fit it again"
+                )
 
     def _reformed(self) -> InvalidValueError:
         at = next(
@@ -125,6 +137,14 @@ def _forms_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
     """Return what else may change in tensors that stay the same objects, as by `Module.to`, and code is made for."""
     asked = Tensor.stride, Tensor.numel, Tensor.get_device, Tensor.storage_offset
     return tuple([*map(each, tensors)] for each in asked)
+
+
+def _by_memory(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the numbers of tensors that share memory, together."""
+    found: dict[int, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        found.setdefault(tensor.untyped_storage()._cdata, []).append(number)
+    return [*found.values()]
 
 
 def _signature(tensor: Tensor) -> Any:
