@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Phase, StepGraph
 from ucudnn.memory.liveness import measure_liveness
-from ucudnn.memory.plans.recomputation import Recomputation, recomputation
+from ucudnn.memory.plans.recomputation import Recomputation, extra_bytes, recomputation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class ForwardBlocks:
     def __init__(self, graph: StepGraph, costs: Costs, order: Sequence[int]) -> None:
         self._graph, self._costs, self._order = graph, costs, order
         self._liveness = measure_liveness(graph, costs, order)
+        self._scratch = [costs.rounded(each) for each in costs.scratch_bytes]
         self._places = [0] * len(order)
         for place, operation in enumerate(order):
             self._places[operation] = place
@@ -163,7 +164,9 @@ class ForwardBlocks:
             time_ms=sum(self._costs.time_ms[operation] for operation in remade.operations),
             dropped=tuple(wanted),
             inputs=tuple(sorted(each for each in reads - gone if not self._graph.exists_after[each])),
-            extra_bytes=self._extra_bytes(remade.operations, gone, wanted),
+            extra_bytes=extra_bytes(
+                self._graph, self._liveness.sizes, self._scratch, remade.operations, gone.__contains__, wanted
+            ),
         )
 
     def _remake(self, candidates: Sequence[int], wanted: Sequence[int], gone: set[int], trigger: int) -> Recomputation:
@@ -172,31 +175,3 @@ class ForwardBlocks:
 
         versions = [(storage, version(storage)) for storage in wanted]
         return recomputation(self._graph, candidates, versions, gone.__contains__, version)
-
-    def _extra_bytes(self, operations: Sequence[int], gone: set[int], wanted: Sequence[int]) -> int:
-        """Return the most bytes that operations take while they run again, beside all that exists before them."""
-        sizes, graph = self._liveness.sizes, self._graph
-        last = {
-            storage: index
-            for index, operation in enumerate(operations)
-            for storage in (*graph.operations[operation].reads, *graph.operations[operation].writes)
-        }
-        for storage in wanted:
-            last[storage] = len(operations)
-        present: set[int] = set()
-        live = most = 0
-        for index, operation in enumerate(operations):
-            accessed = graph.operations[operation]
-            passing = self._liveness.scratch_bytes[self._places[operation]]
-            for storage in accessed.writes:
-                if storage in gone:
-                    live += sizes[storage] if storage not in present else 0
-                    present.add(storage)
-                elif storage not in accessed.reads:
-                    passing += sizes[storage]  # made beside the bytes that are there, and dropped
-            most = max(most, live + passing)
-            for storage in {*accessed.reads, *accessed.writes} & present:
-                if last[storage] == index:
-                    present.remove(storage)
-                    live -= sizes[storage]
-        return most

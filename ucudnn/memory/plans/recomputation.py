@@ -65,3 +65,46 @@ def recomputation(
         made=frozenset(storage for storage, _ in wanted & makeable),
         impossible=frozenset(storage for storage, _ in wanted - makeable),
     )
+
+
+def extra_bytes(
+    graph: StepGraph,
+    sizes: Sequence[int],
+    scratch_bytes: Sequence[int],
+    operations: Sequence[int],
+    absent: Callable[[int], bool],
+    stays: Iterable[int],
+) -> int:
+    """Return the most bytes that operations take while they run again, beside all that exists before them.
+
+    Args:
+        graph: the step.
+        sizes: bytes of each storage.
+        scratch_bytes: scratch of each operation.
+        operations: what runs again, in order.
+        absent: says whether the bytes of a storage are gone before.
+        stays: storages that are still there when all have run.
+    """
+    last = {
+        storage: index
+        for index, operation in enumerate(operations)
+        for storage in (*graph.operations[operation].reads, *graph.operations[operation].writes)
+    }
+    last.update(dict.fromkeys(stays, len(operations)))
+    present: set[int] = set()
+    live = most = 0
+    for index, operation in enumerate(operations):
+        accessed = graph.operations[operation]
+        passing = scratch_bytes[operation]
+        for storage in accessed.writes:
+            if absent(storage):
+                live += sizes[storage] if storage not in present else 0
+                present.add(storage)
+            elif storage not in accessed.reads:
+                passing += sizes[storage]  # made beside the bytes that are there, and dropped
+        most = max(most, live + passing)
+        for storage in {*accessed.reads, *accessed.writes} & present:
+            if last[storage] == index:
+                present.remove(storage)
+                live -= sizes[storage]
+    return most

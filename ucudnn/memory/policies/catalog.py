@@ -10,6 +10,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.base import BasePolicy
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.dymem import DymemPolicy
+from ucudnn.memory.policies.selective import SelectivePolicy
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.policies.swaps.hidden import HiddenSwapPolicy
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
@@ -40,6 +41,7 @@ POLICIES: Mapping[str, MemoryPolicy] = {
     "stock": StockPolicy(),
     "base": BasePolicy(),
     "checkpoint": CheckpointPolicy(),
+    "checkpoint-selective": SelectivePolicy(),
     "vdnn-conv-m": VdnnPolicy(offloads="conv", fastest=False),
     "vdnn-conv-p": VdnnPolicy(offloads="conv", fastest=True),
     "vdnn-all-m": VdnnPolicy(offloads="all", fastest=False),

@@ -1,0 +1,179 @@
+"""Remakes: single activations that forward drops, and what runs again in backward to make them.
+
+Each dropped activation is made again before the first operation of backward that needs it: one that reads it, or one
+before which another activation is made from it. It stays from then on to its last access, so nothing is made twice
+while it is there. A brief one does not stay where another is made from it, and is made once more where it is read: the
+skip of a U-Net is part of what its decoder reads early in backward, and is read itself at the end. Operations run again
+in the order of the program, from the nearest bytes that are there.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.plans.actions import Action, recompute, run
+from ucudnn.memory.plans.frees import with_frees
+from ucudnn.memory.plans.recomputation import extra_bytes, recomputation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remakes:
+    """How the dropped activations of a step come back.
+
+    Attributes:
+        dropped: the activations.
+        operations: what runs again before an operation of the step, in order.
+        made: for each dropped activation, the operation before which it is made to stay.
+        time_ms: the time of all that runs again.
+    """
+
+    dropped: frozenset[int]
+    operations: Mapping[int, Sequence[int]]
+    made: Mapping[int, int]
+    time_ms: float
+
+
+class DroppedActivations:
+    """The activations of a step, in the program's order, each of which may be dropped after forward.
+
+    Attributes:
+        spans: for each activation that may be dropped, the last operation of forward that accesses it, and the first
+            one behind forward, which reads it.
+        sizes: bytes of each storage, as the device's allocator rounds them.
+    """
+
+    def __init__(self, graph: StepGraph, costs: Costs) -> None:
+        self._graph, self._costs = graph, costs
+        self.spans = {storage: span for storage in graph.saved if (span := self._span(storage)) is not None}
+        liveness = measure_liveness(graph, costs)
+        self.sizes, self._scratch = liveness.sizes, liveness.scratch_bytes
+        # of bytes before each operation, at twice its number, and at it, one up
+        self._changes = [0] * (2 * len(graph.operations) + 4)
+        for span, size in zip(liveness.spans, liveness.sizes, strict=True):
+            if span is not None:
+                self._changes[max(2 * span[0] + 1, 0)] += size
+                self._changes[2 * span[1] + 2] -= size
+
+    def remakes(self, dropped: frozenset[int], brief: Collection[int] = ()) -> Remakes | None:
+        """Return how dropped activations come back; None where no operations can make one of them again.
+
+        Args:
+            dropped: the activations.
+            brief: those among them that stay only where they are read.
+        """
+        operations: dict[int, tuple[int, ...]] = {}
+        made: dict[int, int] = {}
+        read_at: dict[int, list[int]] = {}
+        for storage in sorted(dropped):
+            read_at.setdefault(self.spans[storage][1], []).append(storage)
+        for place, storages in sorted(read_at.items()):
+            wanted = [each for each in storages if each not in made]
+            again = self._again(wanted, place, dropped, made) if wanted else ()
+            if again is None:
+                return None
+            operations[place] = again
+            for operation in again:
+                for each, version in self._graph.makes[operation]:
+                    stays = each in dropped and (each not in brief or self.spans[each][1] == place)
+                    if stays and version == self._version(each, self.spans[each][1]):
+                        made.setdefault(each, place)
+        times = self._costs.time_ms
+        time_ms = sum(times[operation] for again in operations.values() for operation in again)
+        return Remakes(dropped=dropped, operations=operations, made=made, time_ms=time_ms)
+
+    def remake_ms(self, storage: int, remakes: Remakes) -> float | None:
+        """Return the time of what makes an activation again where backward reads it first; None if nothing can.
+
+        Args:
+            storage: the activation, which is looked at as if it were gone there.
+            remakes: what is dropped beside it.
+        """
+        made = {each: place for each, place in remakes.made.items() if each != storage}
+        again = self._again([storage], self.spans[storage][1], remakes.dropped | {storage}, made)
+        return None if again is None else sum(self._costs.time_ms[operation] for operation in again)
+
+    def actions(self, remakes: Remakes) -> tuple[Action, ...]:
+        """Return the actions of the step with what runs again, and all frees that they allow."""
+        actions: list[Action] = []
+        for operation in range(len(self._graph.operations)):
+            actions += map(recompute, remakes.operations.get(operation, ()))
+            actions.append(run(operation))
+        return with_frees(self._graph, actions)
+
+    def peak(self, remakes: Remakes) -> tuple[int, int]:
+        """Return the peak of the step, and the operation at which it is, or before which it is while others run again.
+
+        It is that of the actions without a simulation, so that a search can look at many. It is more where an operation
+        that runs again makes an activation, too, that was not dropped: the actions free that one meanwhile.
+        """
+        changes = list(self._changes)
+        for storage in remakes.dropped:
+            changes[2 * self.spans[storage][0] + 2] -= self.sizes[storage]
+            changes[2 * remakes.made[storage] + 1] += self.sizes[storage]
+        live = list(accumulate(changes))
+        running = [(live[2 * at + 1] + scratch, -at) for at, scratch in enumerate(self._scratch)]
+        peak = max(running, default=(live[0], 0))
+        for place, again in remakes.operations.items():
+            absent = self._absent(place, remakes.dropped, remakes.made)
+            stays = [storage for storage in remakes.dropped if remakes.made[storage] == place]
+            extra = extra_bytes(self._graph, self.sizes, self._scratch, again, absent, stays)
+            peak = max(peak, (live[2 * place] + extra, -place))
+        return peak[0], -peak[1]
+
+    def _span(self, storage: int) -> tuple[int, int] | None:
+        """Return the accesses around the turn from forward to backward; None if backward first writes it."""
+        accesses, turn = self._graph.accesses[storage], self._graph.backward_begins
+        before = bisect_left(accesses, turn)
+        if not before or before == len(accesses) or self._graph.exists_after[storage]:
+            return None
+        first = accesses[before]
+        return (accesses[before - 1], first) if storage in self._graph.operations[first].reads else None
+
+    def _again(
+        self, wanted: Sequence[int], place: int, dropped: Collection[int], made: Mapping[int, int]
+    ) -> tuple[int, ...] | None:
+        """Return what makes activations again before an operation; None if nothing can."""
+        absent = self._absent(place, dropped, made)
+
+        def version(storage: int) -> int:
+            return self._version(storage, place)
+
+        candidates = sorted(self._above(wanted, absent))
+        found = recomputation(self._graph, candidates, [(each, version(each)) for each in wanted], absent, version)
+        return None if found.impossible else found.operations
+
+    def _absent(self, place: int, dropped: Collection[int], made: Mapping[int, int]) -> Callable[[int], bool]:
+        """Return what tells whether a storage is gone before an operation."""
+        graph, never = self._graph, len(self._graph.operations)
+
+        def absent(storage: int) -> bool:
+            if graph.exists_before[storage] or graph.exists_after[storage]:
+                return False
+            if storage in dropped and made.get(storage, never) >= place:
+                return True
+            accesses = graph.accesses[storage]
+            return not accesses[0] < place <= accesses[-1]
+
+        return absent
+
+    def _above(self, wanted: Sequence[int], absent: Callable[[int], bool]) -> set[int]:
+        """Return all operations of forward from which absent activations follow, back to bytes that are there."""
+        found: set[int] = set()
+        waiting = list(wanted)
+        while waiting:
+            for operation in self._makers(waiting.pop()):
+                if operation not in found:
+                    found.add(operation)
+                    waiting += (each for each, _ in self._graph.recompute_reads[operation] if absent(each))
+        return found
+
+    def _makers(self, storage: int) -> Iterator[int]:
+        return (each for each in self._graph.writers[storage] if each < self._graph.backward_begins)
+
+    def _version(self, storage: int, place: int) -> int:
+        """Return the version of a storage that the program has before an operation."""
+        return bisect_left(self._graph.writers[storage], place)
