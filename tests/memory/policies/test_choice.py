@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.step_graphs import small_unet
+from tests.support.step_graphs import alternatives, small_line, small_unet
 from ucudnn.errors import BudgetError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
@@ -281,6 +281,17 @@ def test_a_step_that_fits_as_it_is_stays_so(unet):
     graph, costs, budget = unet
     assert make_plan(graph, costs, 3 * budget, "auto", AllocatorRoom(most_bytes=3 * budget)).policy == "stock"
     assert make_plan(graph, costs, None, "auto").policy == "stock"
+
+
+@pytest.mark.parametrize("budget", [1000, None])
+def test_a_step_that_fits_computes_its_convolutions_as_is_fastest(budget):
+    line = small_line()
+    graph, costs = line.graph(), line.costs(configurations={0: alternatives((12.0, 0), (4.0, 8))})
+    plan = make_plan(graph, costs, budget, "auto")
+    assert simulate(plan, costs).time_ms == sum(costs.time_ms) - 6
+    assert plan.configurations[0].workspace_bytes == 8
+    slow = replace(costs, configurations={0: alternatives((12.0, 0), (10.0, 8))})
+    assert make_plan(graph, slow, budget, "auto").policy == "stock"
 
 
 def test_at_the_floor_storages_spill_because_no_other_policy_keeps_it(unet):

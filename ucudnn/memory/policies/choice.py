@@ -34,6 +34,7 @@ _LEAST_STEP, _MOST_STEP = 0.004, 0.02  # shares of its peak by which the next pl
 _RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
 _DEAR = 1.1  # times the time of a plan that needs what is spared, beyond which it is better than one that does not
 _STEP = 0.4  # share of what is too much by which the next plan has less
+_SAME = 1 - 1e-9  # share of a time beyond which a difference is no rounding
 _STEADY_STEP = 1.02  # times the floor, and again and again: the budgets whose plans say what a refusal names
 
 
@@ -68,7 +69,7 @@ def make_plan(
         BudgetError: if no plan keeps the budget, or the room of the allocator even with empty pages given back.
         InvalidValueError: if there is no such policy.
     """
-    if policy == "auto" and budget is None:
+    if policy == "auto" and budget is None and not _has_faster(costs):
         return find_policy("stock").plan(graph, costs, None)
     if room is not None and room.may_wait:
         without = replace(room, may_wait=False)
@@ -95,12 +96,17 @@ def _made(
         raise choice.with_room(error, chosen_policies(policy)) from None
     for number, each in enumerate(chosen_policies(policy)):
         choice.add(number, each)
-        if policy == "auto" and not number and choice.fits:
+        if policy == "auto" and not number and choice.fits and not _has_faster(costs):
             break  # nothing is faster than a step of which nothing is moved or recomputed
     try:
         return choice.best()
     except BudgetError as error:
         raise choice.with_room(error, chosen_policies(policy)) from None
+
+
+def _has_faster(costs: Costs) -> bool:
+    """Return whether a convolution is faster in one of its configurations than as the program computes it."""
+    return any(each.time_ms < _SAME * costs.time_ms[operation] for operation, each in costs.fastest.items())
 
 
 def frugal_plan(
