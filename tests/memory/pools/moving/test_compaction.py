@@ -64,6 +64,18 @@ def test_a_block_that_is_large_enough_needs_no_move_and_is_no_larger_than_that()
     assert (found.top, worth.top) == (198 * MIB, 118 * MIB)
 
 
+def test_a_block_in_which_tensors_would_lie_higher_than_in_a_wide_one_has_a_page_more_and_not_all_that_there_is():
+    """In 80 MiB the last hole is the smallest for c, so d finds none; in 100 MiB c lies where a was, as in 2000."""
+    builder = StepBuilder()
+    for name, size in (("a", 40), ("b", 10), ("c", 10), ("d", 60)):
+        builder.storage(name, size * MIB).run(f"make {name}", "", name)
+    actions = (run(0), run(1), free(0), run(2), free(1), run(3), free(2), free(3))
+    plan = MemoryPlan(policy="hand", graph=builder.graph(), actions=actions)
+    wide = compacted(builder, plan, 2000, live=70, fixed=range(4))
+    assert (wide.top, wide.block_bytes, wide.moves) == (70 * MIB, 100 * MIB, {})
+    assert compacted(builder, plan, 99, live=70, fixed=range(4)) is None
+
+
 @pytest.mark.parametrize(("block", "replays"), [(200, [3]), (120, [2, 3])])
 def test_only_steps_in_which_something_moves_are_replayed_once_more_as_they_will_run(monkeypatch, block, replays):
     """Moves are searched in two steps, and the third one tells how much moves in those after them."""

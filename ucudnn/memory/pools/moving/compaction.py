@@ -93,11 +93,27 @@ def compact(
         if best.moved_bytes <= wide.moved_bytes:
             break
     if best is None:
-        block = _pages(wide.top + END_BYTES + _LARGE - 1)
-        best = trial.run(block) if block < wide.block_bytes else None
-        if best is not None and best.moved_bytes > wide.moved_bytes + _WORTH_OF_TOP * limits.worth_bytes:
-            best = None
+        best = _near_top(trial, wide, wide.moved_bytes + int(_WORTH_OF_TOP * limits.worth_bytes))
     return wide if best is None else replace(best, must_move=wide.must_move)
+
+
+def _near_top(trial: "_Trial", wide: Compaction, most_moved: int) -> Compaction | None:
+    """Return how a plan runs in a block that ends near the highest tensor of a wide one; None for the wide one itself.
+
+    The last hole is smaller there, so tensors lie elsewhere and may end higher. So blocks of some more pages follow.
+
+    Args:
+        trial: the plan.
+        wide: how it runs in the wide block.
+        most_moved: most bytes that may move in each step.
+    """
+    least, more = _pages(wide.top + END_BYTES + _LARGE - 1), 0
+    while least + more < wide.block_bytes:
+        found = trial.run(least + more)
+        if found is not None and found.moved_bytes <= most_moved:
+            return found
+        more = 2 * more or _LARGE
+    return None
 
 
 def _smaller(trial: "_Trial", limits: BlockLimits) -> Compaction | None:
