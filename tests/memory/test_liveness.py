@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
-from ucudnn.memory.graph import Role
+from ucudnn.memory.graph import Phase, Role
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.order import ORDERS
 from ucudnn.memory.plans.actions import run
@@ -77,6 +77,15 @@ def test_a_step_without_operations_has_the_bytes_that_exist_before_it():
     liveness = measure_liveness(builder.graph(), builder.costs())
     assert (liveness.peak_bytes, liveness.floor_bytes) == (3, 3)
     assert (liveness.peak_place, liveness.floor_place) == (-1, -1)
+
+
+def test_what_the_optimizer_reads_may_be_away_before_its_first_operation_and_waits_from_then_on():
+    builder = StepBuilder(default=10).run("0", "", "a").run("1", "", "b", scratch=15).backward("2", "b", "d")
+    builder.run("3", "d", "e", phase=Phase.OPTIMIZER).run("4", "e", "f", phase=Phase.OPTIMIZER)
+    builder.run("5", "a f", "g", phase=Phase.OPTIMIZER)
+    liveness = measure_liveness(builder.graph(), builder.costs())
+    assert liveness.working_bytes == (10, 10, 20, 30, 30, 30)
+    assert (liveness.floor_bytes, liveness.floor_place, liveness.peak_bytes) == (30, 3, 35)
 
 
 @given(random_steps(), st.sampled_from(sorted(ORDERS)))

@@ -252,7 +252,8 @@ class StepGraph:
     def waits_for_optimizer(self) -> tuple[bool, ...]:
         """Whether an operation of the optimizer accesses each storage last.
 
-        PyTorch's optimizer runs by itself, so no plan can copy such a storage between its operations.
+        PyTorch's optimizer runs by itself, so no plan can copy such a storage between its operations. It may be absent
+        before the first of them.
         """
         return tuple(
             bool(accesses) and self.operations[accesses[-1]].phase is Phase.OPTIMIZER for accesses in self.accesses
@@ -310,6 +311,14 @@ class StepGraph:
         """Index of the first operation that does not belong to forward; the number of operations if there is none."""
         return next(
             (index for index, each in enumerate(self.operations) if each.phase is not Phase.FORWARD),
+            len(self.operations),
+        )
+
+    @cached_property
+    def optimizer_begins(self) -> int:
+        """Index of the first operation of the optimizer; the number of operations if there is none."""
+        return next(
+            (index for index, each in enumerate(self.operations) if each.phase is Phase.OPTIMIZER),
             len(self.operations),
         )
 

@@ -13,6 +13,8 @@ from itertools import accumulate
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 
+_Span = tuple[int, int]  # first and last place in an order
+
 
 @dataclass(frozen=True, kw_only=True)
 class Liveness:
@@ -28,13 +30,14 @@ class Liveness:
         live_bytes: bytes of the storages that exist while each operation runs, without scratch.
         persistent_bytes: those among them that exist after the step: parameters, buffers, inputs, optimizer state,
             gradients and outputs.
-        working_bytes: the other storages that the operation itself reads or writes, or that wait for the optimizer.
+        working_bytes: the other storages that the operation itself reads or writes, or that wait between operations of
+            the optimizer.
     """
 
     graph: StepGraph
     order: tuple[int, ...]
     sizes: tuple[int, ...]
-    spans: tuple[tuple[int, int] | None, ...]
+    spans: tuple[_Span | None, ...]
     scratch_bytes: tuple[int, ...]
     live_bytes: tuple[int, ...]
     persistent_bytes: tuple[int, ...]
@@ -64,7 +67,7 @@ class Liveness:
         """The least peak in this order that offloading and recomputing can reach.
 
         That is the largest sum of the persistent bytes, the storages that one operation reads and writes, those that
-        wait for the optimizer, and the operation's scratch.
+        wait between operations of the optimizer, and the operation's scratch.
         """
         return self._floors()[self.floor_place] if self.floor_place >= 0 else self.peak_bytes
 
@@ -73,7 +76,7 @@ class Liveness:
         found = [
             (storage, self.sizes[storage])
             for storage, span in enumerate(self.spans)
-            if span is not None and span[0] <= place <= span[1] and self.sizes[storage]
+            if _covers(span, place) and self.sizes[storage]
         ]
         return tuple(sorted(found, key=lambda each: (-each[1], each[0])))
 
@@ -93,13 +96,14 @@ def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None
     sizes = [costs.rounded(size) for size in graph.sizes]
     spans = _spans(graph, order)
     fixed = graph.exists_after
-    held = [waits and not after for waits, after in zip(graph.waits_for_optimizer, fixed, strict=True)]
-    live = _sums(spans, sizes, [True] * len(sizes), len(order))
-    persistent = _sums(spans, sizes, fixed, len(order))
-    working = _sums(spans, sizes, held, len(order))
+    held = _held(graph, order, spans)
+    live = _sums(spans, sizes, len(order))
+    persistent = _sums([span if after else None for span, after in zip(spans, fixed, strict=True)], sizes, len(order))
+    working = _sums(held, sizes, len(order))
     for place, operation in enumerate(order):
         accessed = {*graph.operations[operation].reads, *graph.operations[operation].writes}
-        working[place] += sum(sizes[storage] for storage in accessed if not (fixed[storage] or held[storage]))
+        others = (each for each in accessed if not fixed[each] and not _covers(held[each], place))
+        working[place] += sum(map(sizes.__getitem__, others))
     return Liveness(
         graph=graph,
         order=tuple(order),
@@ -112,11 +116,11 @@ def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None
     )
 
 
-def _spans(graph: StepGraph, order: Sequence[int]) -> list[tuple[int, int] | None]:
+def _spans(graph: StepGraph, order: Sequence[int]) -> list[_Span | None]:
     places = [0] * len(order)
     for place, operation in enumerate(order):
         places[operation] = place
-    spans: list[tuple[int, int] | None] = []
+    spans: list[_Span | None] = []
     for storage, accesses in enumerate(graph.accesses):
         at = [places[operation] for operation in accesses]
         if graph.exists_before[storage]:
@@ -127,13 +131,24 @@ def _spans(graph: StepGraph, order: Sequence[int]) -> list[tuple[int, int] | Non
     return spans
 
 
-def _sums(
-    spans: Sequence[tuple[int, int] | None], sizes: Sequence[int], counted: Sequence[bool], places: int
-) -> list[int]:
-    """Return the bytes of the counted storages that exist at each place."""
+def _held(graph: StepGraph, order: Sequence[int], spans: Sequence[_Span | None]) -> list[_Span | None]:
+    """Return from where to where each storage waits for the optimizer, at the earliest from its first operation on."""
+    begins = next((place for place, each in enumerate(order) if each >= graph.optimizer_begins), len(order))
+    return [
+        None if span is None or after or not waits else (max(span[0], begins), span[1])
+        for span, after, waits in zip(spans, graph.exists_after, graph.waits_for_optimizer, strict=True)
+    ]
+
+
+def _covers(span: _Span | None, place: int) -> bool:
+    return span is not None and span[0] <= place <= span[1]
+
+
+def _sums(spans: Sequence[_Span | None], sizes: Sequence[int], places: int) -> list[int]:
+    """Return the bytes of the storages whose spans cover each place."""
     changes = [0] * (places + 2)
-    for span, size, counts in zip(spans, sizes, counted, strict=True):
-        if counts and span is not None:
+    for span, size in zip(spans, sizes, strict=True):
+        if span is not None:
             changes[max(span[0], 0)] += size
             changes[span[1] + 1] -= size
     return list(accumulate(changes))[:places]

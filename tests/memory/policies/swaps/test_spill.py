@@ -106,6 +106,21 @@ def test_what_the_optimizer_accesses_stays():
     assert copies(planned(builder, 40)) == copies(planned(builder)) == []
 
 
+def left_to_the_optimizer():
+    """Return a builder of a step in which the second operation of the optimizer reads what forward made."""
+    builder = StepBuilder(default=10).run("f", "", "a").run("wide", "", "b", scratch=40).backward("g", "b", "d")
+    return builder.run("first", "d", "e", phase=Phase.OPTIMIZER).run("last", "a e", "h", phase=Phase.OPTIMIZER)
+
+
+def test_what_forward_leaves_to_the_optimizer_is_back_before_its_first_operation():
+    plan = planned(left_to_the_optimizer(), 50)
+    assert traced(plan) == [
+        *("run f", "offload a", "free a", "wait a", "run wide", "prefetch a", "run g", "free b"),
+        *("wait a", "run first", "free d", "run last", "free a", "free e", "free h"),
+    ]
+    assert simulate(plan, left_to_the_optimizer().costs()).peak_bytes == 50
+
+
 @given(step=random_steps(), data=st.data())
 @settings(max_examples=120, deadline=None)
 def test_any_budget_down_to_the_floor_is_kept(step, data):

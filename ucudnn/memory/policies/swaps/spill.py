@@ -10,8 +10,8 @@ the host begins as soon as its bytes are complete, unless the host has them alre
 before it reads them need no copies. Storages that fit after all stay, the largest first. The others come back as early
 as there is room, if a copy that runs beside operations would otherwise end late.
 
-Storages that an operation of the optimizer accesses stay: PyTorch's optimizer runs by itself, and no plan can copy
-beside its operations.
+Storages that an operation of the optimizer accesses last are back before its first operation, and stay from then on:
+PyTorch's optimizer runs by itself, and no plan can copy beside its operations.
 """
 
 from bisect import bisect_right
@@ -57,8 +57,8 @@ class Absence(NamedTuple):
     Attributes:
         storage: the storage.
         left: the operation that accesses it last before it leaves.
-        back: the next operation that accesses it.
-        copied: whether that operation reads its bytes; else it writes the storage anew, and nothing is copied.
+        back: the next operation that accesses it, or the first one of the optimizer if the optimizer accesses it next.
+        copied: whether its bytes come back; else that operation writes the storage anew, and nothing is copied.
     """
 
     storage: int
@@ -146,11 +146,12 @@ class _Room:
 def _absences(graph: StepGraph) -> Iterator[Absence]:
     """Yield all pairs of accesses between which a storage can be away while other operations run."""
     for storage, accesses in enumerate(graph.accesses):
-        if graph.exists_after[storage] or graph.waits_for_optimizer[storage]:
+        if graph.exists_after[storage]:
             continue
-        for left, back in pairwise(accesses):
+        for left, accessed in pairwise(accesses):
+            back = min(accessed, graph.optimizer_begins)
             if back - left > 1:
-                yield Absence(storage, left, back, storage in graph.operations[back].reads)
+                yield Absence(storage, left, back, back < accessed or storage in graph.operations[back].reads)
 
 
 def _actions(graph: StepGraph, absences: Iterable[Absence], triggers: Mapping[Absence, int]) -> tuple[Action, ...]:
