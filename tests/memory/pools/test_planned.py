@@ -1,8 +1,10 @@
 """Tests of planned placement: how close it comes to the smallest pool."""
 
+import pytest
 from hypothesis import given, settings
 
 from tests.support.lifetimes import least_extent, lives, random_lifetimes, unavoidable_gaps
+from ucudnn.memory.pools import planned
 from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.planned import PlannedPool
 
@@ -20,6 +22,18 @@ def test_what_is_known_to_come_keeps_its_place_free():
     lifetimes = lives((200, 0, 3), (100, 1, 6), (300, 2, 4), (50, 2, 6), (400, 5, 6))
     assert BestFitPool().place(lifetimes).extent_bytes == 1050
     assert PlannedPool().place(lifetimes).extent_bytes == 650
+
+
+@pytest.mark.parametrize(("passes", "most"), [(0, 1), (3, 3), (12, 12 + 5 * 2)])
+def test_no_more_orders_are_placed_than_pairs_allow(monkeypatch, passes, most):
+    lifetimes, placed, place = unavoidable_gaps(), [], planned._Search._place
+    pairs = sum(map(len, planned._alive_together(lifetimes)))
+    monkeypatch.setattr(planned, "_MOST_PAIRS", passes * pairs)
+    monkeypatch.setattr(
+        planned._Search, "_place", lambda search, *rest, **how: placed.append(1) or place(search, *rest, **how)
+    )
+    assert PlannedPool().place(lifetimes).extent_bytes <= BestFitPool().place(lifetimes).extent_bytes
+    assert 0 < len(placed) <= most
 
 
 @given(random_lifetimes(most=6))

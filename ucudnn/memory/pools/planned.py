@@ -10,7 +10,7 @@ too, so the result is never worse.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice
 from math import gcd, inf
 from random import Random
 
@@ -20,7 +20,7 @@ from ucudnn.memory.simulation.result import Lifetime
 
 _ENOUGH = 0.001  # share of the bytes alive at most that is not worth another try
 _SMALL = 0.002  # share of the bytes alive at most up to which a piece does not take part in the search
-_MOST_PAIRS = 8_000_000  # pairs of pieces alive together that all tries may look at: about a second
+_MOST_PAIRS = 8_000_000  # pairs of pieces alive together that first orders may look at, and then tries: about a second
 _MOST_TRIES = 2000
 _STARTS = 5  # orders from which the search goes on
 _TRIES_FROM_ONE = 30  # before the search goes back to the best order since its start
@@ -78,14 +78,16 @@ class _Search:
     def _best(self) -> _Try:
         """Return the smallest try; the search ends early where one is small enough."""
         starts: dict[int, _Try] = {}  # by extent: tries of the same extent are often the same
-        for order, lowest in product(self._orders(), (False, True)):
+        most = max(1, _MOST_PAIRS // max(1, sum(map(len, self._beside))))
+        firsts = ((order, lowest) for order in self._orders() for lowest in (False, True))
+        for order, lowest in islice(firsts, most):
             found = self._place(order, lowest=lowest)
             assert found is not None
             if found.extent <= self._enough:
                 return found
             starts.setdefault(found.extent, found)
         best = starts[min(starts)]
-        tries = min(_MOST_TRIES, _MOST_PAIRS // max(1, sum(map(len, self._beside)))) // _STARTS
+        tries = min(_MOST_TRIES, most) // _STARTS
         for extent in sorted(starts)[:_STARTS]:
             found = self._improved(starts[extent], tries)
             best = min(best, found, key=lambda each: each.extent)
