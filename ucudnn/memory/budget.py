@@ -1,6 +1,6 @@
 """Budgets: what is said where a step does not fit one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ucudnn.errors import BudgetError, StepGraphError
 from ucudnn.memory.costs import Costs
@@ -35,6 +35,25 @@ def over_budget(policy: str, graph: StepGraph, least_bytes: int, budget: int) ->
         " take another policy or a larger budget",
         kernel="",
         limit_bytes=budget,
+        required_bytes=least_bytes,
+    )
+
+
+def below_floor(floor: BudgetError, needs: Iterable[tuple[int | None, str]]) -> BudgetError:
+    """Return what refuses a budget below the floor, where policies may need less, because they choose smaller scratch.
+
+    Args:
+        floor: the error that names the floor.
+        needs: budgets that policies keep, and the policies' names.
+    """
+    known = [(size, policy) for size, policy in needs if size is not None]
+    least_bytes, policy = min(known, default=(floor.required_bytes, ""))
+    if least_bytes >= floor.required_bytes:
+        return floor
+    return BudgetError(
+        f"{floor}, or to {exact_bytes(least_bytes)}, which policy {policy} needs",
+        kernel=floor.kernel,
+        limit_bytes=floor.limit_bytes,
         required_bytes=least_bytes,
     )
 

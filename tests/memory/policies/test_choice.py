@@ -351,6 +351,35 @@ def test_below_the_floor_nothing_is_planned(unet):
         make_plan(graph, costs, floor - 1, "auto", AllocatorRoom(most_bytes=floor))
 
 
+@pytest.mark.parametrize("policy", ["auto", "vdnn-all-m", "vdnn-dynamic"])
+def test_a_budget_below_the_floor_is_kept_by_policies_that_choose_smaller_workspaces(policy):
+    line = small_line()
+    small = alternatives((40.0, 0), (10.0, 90))
+    graph, costs = line.graph(), line.costs(configurations={3: small, 8: small})
+    costs = costs.with_configurations(costs.fastest)
+    floor, bare = (measure_liveness(graph, each).floor_bytes for each in (costs, line.costs()))
+    with pytest.raises(BudgetError, match=rf"below the floor of hand, {floor} bytes .*, which policy \S+ needs") as no:
+        make_plan(graph, costs, bare - 1, policy)
+    needed = no.value.required_bytes
+    assert bare <= needed < floor
+    assert simulate(make_plan(graph, costs, needed, policy), costs).peak_bytes <= needed
+    with pytest.raises(BudgetError, match=f"below the floor of hand, {floor} bytes") as no:
+        make_plan(graph, costs, needed, "spill")
+    assert no.value.required_bytes == floor
+
+
+@pytest.mark.parametrize("policy", ["auto", "vdnn-ext-all-m", "dymem"])
+def test_what_a_refusal_below_the_floor_names_is_accepted_where_workspaces_can_be_smaller(small, policy):
+    graph, plain, _ = small
+    floor = measure_liveness(graph, plain).floor_bytes
+    sizes = alternatives((40.0, 0), (10.0, 3 * floor))
+    costs = replace(plain, configurations={0: sizes, len(graph.operations) - 1: sizes})
+    costs = costs.with_configurations(costs.fastest)
+    refused = _refusal(graph, costs, floor - 1, policy)
+    assert refused.required_bytes < measure_liveness(graph, costs).floor_bytes
+    assert _refusal(graph, costs, refused.required_bytes, policy) is None
+
+
 def test_a_plan_that_holds_too_much_of_the_host_gives_way(unet):
     graph, costs, budget = unet
     slow_link = replace(costs, time_ms=tuple(1000 * time for time in costs.time_ms))  # copies cost nothing beside these

@@ -15,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from ucudnn.errors import BudgetError
-from ucudnn.memory.budget import check_budget
+from ucudnn.memory.budget import below_floor, check_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import measure_liveness
@@ -90,10 +90,6 @@ def _made(
 ) -> MemoryPlan:
     """Return the plan of a policy as `make_plan`, whether or not a plan without waits for copies would do."""
     choice = _Choice(graph, costs, budget, room, host_bytes)
-    try:
-        check_budget(graph, costs, budget)
-    except BudgetError as error:
-        raise choice.with_room(error, chosen_policies(policy)) from None
     for number, each in enumerate(chosen_policies(policy)):
         choice.add(number, each)
         if policy == "auto" and not number and choice.fits and not _has_faster(costs):
@@ -199,7 +195,7 @@ class _Choice:
         if not self._waiting:  # whoever takes the host's memory refuses these
             self._waiting = self._too_much_host[:1]
         if not self._waiting:
-            raise min(self._refused, key=lambda error: error.required_bytes)
+            raise self._refusal()
         least: tuple[int, MemoryPlan] | None = None
         tight: tuple[float, MemoryPlan] | None = None
         while self._waiting:
@@ -221,6 +217,19 @@ class _Choice:
             self._tighten(candidate, over)
         assert least is not None
         return replace(self._closest(*least) if tight is None else tight[1], budget_bytes=self._budget)
+
+    def _refusal(self) -> BudgetError:
+        """Return what refuses a budget that no policy keeps: the floor, if it is below that, else the least need."""
+        try:
+            check_budget(self._graph, self._costs, self._budget)
+        except BudgetError as floor:
+            plans = [
+                _near(policy, self._graph, self._costs, refused.required_bytes)
+                for policy, refused in zip(self._policies, self._refused, strict=True)
+                if refused.required_bytes < floor.required_bytes
+            ]
+            return below_floor(floor, [(each.budget_bytes, each.policy) for each in plans if each is not None])
+        return min(self._refused, key=lambda error: error.required_bytes)
 
     def _closest(self, beyond: int, plan: MemoryPlan) -> MemoryPlan:
         """Return a plan of the fewest pages, which the room has; one is given with what it takes beyond that.
