@@ -105,3 +105,20 @@ def test_the_beginning_of_several_names_stands_for_all_of_them(text, names):
 def test_what_no_name_begins_with_is_refused(text):
     with pytest.raises(InvalidValueError, match="is not known: take one of stock, base, checkpoint"):
         named_policies(text)
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_nothing_is_copied_or_computed_again_between_operations_of_the_optimizer(name):
+    """PyTorch's optimizer runs by itself."""
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT).storage("weight", 10, Role.PARAMETER)
+    builder.run("f1", "x", "a").run("f2", "a", "b").run("f3", "b", "c").backward("turn", "c", "d")
+    builder.backward("b2", "b d", "e").backward("wide", "e", "f g h")
+    builder.run("first", "f weight", "weight", Phase.OPTIMIZER)
+    builder.run("second", "a weight", "weight", Phase.OPTIMIZER)
+    graph, costs = builder.graph(), builder.costs()
+    floor, peak = measure_liveness(graph, costs).floor_bytes, measure_liveness(graph, costs).peak_bytes
+    for budget in (None, *range(floor, peak + 1, 10)):
+        plan, _ = planned(EVERY[name], graph, costs, budget)
+        if plan is not None:
+            kinds = [kind for kind, _ in plan.actions[plan.actions.index((ActionKind.RUN, 6)) :]]
+            assert not {*kinds} & {ActionKind.RECOMPUTE, ActionKind.OFFLOAD, ActionKind.PREFETCH}

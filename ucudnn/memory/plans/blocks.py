@@ -119,8 +119,8 @@ class ForwardBlocks:
             if not self._graph.sizes[storage]:
                 return  # to drop it saves nothing
             operation = self._order[places[turn]]
-            if storage not in self._graph.operations[operation].reads:
-                return  # backward writes it anew: it keeps its memory, as in the program
+            if storage not in self._graph.operations[operation].reads or operation >= self._graph.optimizer_begins:
+                return  # it is written anew and keeps its memory, or the optimizer reads it, which runs by itself
             self._backward[storage] = places[turn]
         self._forward[storage] = (places[0], places[turn - 1])
 
