@@ -128,7 +128,7 @@ def test_the_actions_are_valid_and_the_peak_and_the_time_are_those_of_a_simulati
     twins = {storage for operation in again for storage in graph.operations[operation].writes} - dropped
     assert activations.peak(remakes)[0] >= found.peak_bytes
     if not any(graph.storages[each].role is Role.ACTIVATION for each in twins):
-        assert activations.peak(remakes)[0] == found.peak_bytes, "else a twin, which is made again, too, is freed as well"
+        assert activations.peak(remakes)[0] == found.peak_bytes, "else a twin that is made again is freed, too"
     assert remakes.time_ms == pytest.approx(found.recompute_ms)
     freed = {target for kind, target in plan.actions if kind is ActionKind.FREE}
     assert dropped <= freed
