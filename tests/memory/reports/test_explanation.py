@@ -8,10 +8,12 @@ from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.graph import Affine
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.reports.explanation import FLOOR, explain, floor_batch, largest_batch, least_budget
 from ucudnn.memory.steps import open_step
+from ucudnn.problem import MOST_SIZE, ConvolutionProblem, Operation
 
 GIB = 2**30
 
@@ -88,3 +90,36 @@ def test_unknown_policies_and_empty_steps_are_refused():
         explain(open_step("alexnet"), on_h200, policies=["magic"])
     with pytest.raises(StepGraphError, match="hand has no operations"):
         explain(StepBuilder().graph(), lambda _: StepBuilder().costs())
+
+
+def tiny_step(problem=None):
+    """Return a step of one byte for each sample, and costs that hold for every mini-batch."""
+    builder = StepBuilder(default=1).run("only", "", "y", problem=problem, problem_batch=Affine(0, 4))
+    return builder.graph(), lambda _: builder.costs()
+
+
+@pytest.mark.parametrize("budget", [2**20 - 1, 2**20, 2**20 + 1, 2**21, 2**30 + 7, MOST_SIZE - 1])
+def test_the_largest_mini_batch_is_exact_above_a_million(budget):
+    graph, costs_of = tiny_step()
+    assert floor_batch(graph, costs_of, budget) == largest_batch("stock", graph, costs_of, budget) == budget
+
+
+@pytest.mark.parametrize("budget", [MOST_SIZE, MOST_SIZE + 1, 2**40])
+def test_a_mini_batch_that_fits_at_the_bound_is_told_as_that_or_more(budget):
+    found = explain(*tiny_step(), budget, ["stock"])
+    assert found.lines()[-1].endswith(f": floor {MOST_SIZE} or more, stock {MOST_SIZE} or more")
+    assert found.to_dict()["largest_batches"] == {FLOOR: MOST_SIZE, "stock": MOST_SIZE}
+
+
+def test_no_mini_batch_has_more_samples_in_a_convolution_than_cudnn_can_count():
+    problem = ConvolutionProblem(operation=Operation.FORWARD, batch=1, channels=1, spatial=(3,), filters=1, kernel=(3,))
+    graph, costs_of = tiny_step(problem)
+
+    def costs_of_problems(graph):
+        assert graph.problems[0].batch == 4 * graph.batch
+        return costs_of(graph)
+
+    bound = MOST_SIZE // 4
+    for budget, found in ((1000, 1000), (MOST_SIZE, bound), (2**40, bound)):
+        assert floor_batch(graph, costs_of_problems, budget) == found
+        assert largest_batch("stock", graph, costs_of_problems, budget) == found

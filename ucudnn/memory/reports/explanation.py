@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from ucudnn.errors import BudgetError, StepGraphError
+from ucudnn.errors import BudgetError, InvalidProblemError, StepGraphError
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import Liveness, measure_liveness
@@ -19,6 +19,7 @@ from ucudnn.memory.reports.ownership import (
     memory_over_time,
     owners_at,
 )
+from ucudnn.problem import MOST_SIZE
 from ucudnn.units import format_bytes, format_ms
 
 CostsOf = Callable[[StepGraph], Costs]
@@ -29,7 +30,6 @@ FLOOR = "floor"
 
 _MOST_GROUPS = 10
 _MOST_SAVED = 5  # colors that a reader can tell apart
-_MOST_BATCH = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class PeakExplanation:
         least_budgets: the smallest budget that each policy keeps at the mini-batch, and the floor; None where it is not
             known.
         largest_batches: the largest mini-batch that each policy fits into the budget, and that the floor would; 0 where
-            none fits.
+            none fits, and at most MOST_SIZE, the largest that is tried.
     """
 
     liveness: Liveness
@@ -70,7 +70,9 @@ class PeakExplanation:
         """Return the peak, the floor and what would fit, a line each."""
         liveness = self.liveness
         least = ", ".join(f"{name} {_bytes(size)}" for name, size in self.least_budgets.items())
-        batches = ", ".join(f"{name} {batch}" for name, batch in self.largest_batches.items())
+        batches = ", ".join(
+            f"{name} {batch}{' or more' if batch == MOST_SIZE else ''}" for name, batch in self.largest_batches.items()
+        )
         return [
             f"peak {format_bytes(liveness.peak_bytes)} at {self._place(liveness.peak_place)}",
             f"floor {format_bytes(liveness.floor_bytes)}, set by {self._place(liveness.floor_place)}:"
@@ -224,7 +226,7 @@ def largest_batch(policy: str, graph: StepGraph, costs_of: CostsOf, budget: int)
         try:
             sized = graph.with_batch(batch)
             planner.plan(sized, costs_of(sized), budget)
-        except (BudgetError, StepGraphError):
+        except (BudgetError, StepGraphError, InvalidProblemError):  # the last one: more samples than cuDNN can count
             return False
         return True
 
@@ -238,21 +240,23 @@ def floor_batch(graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
         try:
             sized = graph.with_batch(batch)
             return measure_liveness(sized, costs_of(sized)).floor_bytes <= budget
-        except StepGraphError:
+        except (StepGraphError, InvalidProblemError):
             return False
 
     return _largest(fits, _guess(measure_liveness(graph, costs_of(graph)).floor_bytes, graph.batch, budget))
 
 
 def _guess(least: int | None, batch: int, budget: int) -> int:
-    return max(1, min(_MOST_BATCH, batch * budget // (least or budget or 1)))
+    return max(1, min(MOST_SIZE, batch * budget // (least or budget or 1)))
 
 
 def _largest(fits: Callable[[int], bool], guess: int) -> int:
-    """Return the largest mini-batch that fits, from a guess that is near it as a rule."""
+    """Return the largest mini-batch of at most MOST_SIZE that fits, from a guess that is near it as a rule."""
     low, high, step = 0, guess, max(1, guess // 16)
-    while high <= _MOST_BATCH and fits(high):
-        low, high, step = high, high + step, step * 2
+    while fits(high):
+        if high == MOST_SIZE:
+            return high
+        low, high, step = high, min(MOST_SIZE, high + step), step * 2
     step = max(1, guess // 16)
     while low < high - step and not fits(high - step):
         high, step = high - step, step * 2
