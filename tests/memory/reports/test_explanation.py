@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.step_graphs import StepBuilder
+from tests.support.step_graphs import StepBuilder, small_line
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
@@ -14,6 +14,7 @@ from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.reports.explanation import FLOOR, explain, floor_batch, largest_batch, least_budget
 from ucudnn.memory.steps import open_step
 from ucudnn.problem import MOST_SIZE, ConvolutionProblem, Operation
+from ucudnn.units import format_bytes
 
 GIB = 2**30
 
@@ -123,3 +124,17 @@ def test_no_mini_batch_has_more_samples_in_a_convolution_than_cudnn_can_count():
     for budget, found in ((1000, 1000), (MOST_SIZE, bound), (2**40, bound)):
         assert floor_batch(graph, costs_of_problems, budget) == found
         assert largest_batch("stock", graph, costs_of_problems, budget) == found
+
+
+@pytest.mark.parametrize(
+    ("budget", "floor", "stock"), [(239, 0, 0), (240, 4, 0), (279, 4, 0), (280, 4, 4), (10**9, 4, 4)]
+)
+def test_of_a_step_recorded_at_one_mini_batch_only_that_one_counts(budget, floor, stock):
+    builder = small_line()
+    found = explain(builder.graph(batch=4, recorded=(4,)), lambda _: builder.costs(), budget, ["stock"])
+    assert found.least_budgets == {FLOOR: 240, "stock": 280}
+    batches = f"largest mini-batch within {format_bytes(budget)}: floor {floor}, stock {stock}"
+    known = "nothing is known of others than 4, the only one at which the step was recorded"
+    assert found.lines()[-1] == f"{batches}; {known}"
+    answer = found.to_dict()
+    assert (answer["recorded_batches"], answer["largest_batches"]) == ([4], {FLOOR: floor, "stock": stock})

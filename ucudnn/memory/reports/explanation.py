@@ -44,7 +44,8 @@ class PeakExplanation:
         least_budgets: the smallest budget that each policy keeps at the mini-batch, and the floor; None where it is not
             known.
         largest_batches: the largest mini-batch that each policy fits into the budget, and that the floor would; 0 where
-            none fits, and at most MOST_SIZE, the largest that is tried.
+            none fits, and at most MOST_SIZE, the largest that is tried. Of a step that was recorded at one mini-batch
+            only, no other one is tried.
     """
 
     liveness: Liveness
@@ -78,7 +79,7 @@ class PeakExplanation:
             f"floor {format_bytes(liveness.floor_bytes)}, set by {self._place(liveness.floor_place)}:"
             f" {self._floor_parts()}",
             f"smallest budget: {least}",
-            f"largest mini-batch within {format_bytes(self.budget_bytes)}: {batches}",
+            f"largest mini-batch within {format_bytes(self.budget_bytes)}: {batches}{self._recorded_only()}",
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,6 +88,7 @@ class PeakExplanation:
         return {
             "step": self._graph.name,
             "batch": self._graph.batch,
+            "recorded_batches": list(self._graph.recorded),
             "device": self.costs.device,
             "time_ms": sum(self.costs.time_ms),
             "peak": {
@@ -129,6 +131,11 @@ class PeakExplanation:
         operation = self._graph.operations[self.liveness.order[self.liveness.peak_place]]
         where = f" in {operation.module}" if operation.module else ""
         return f"peak {format_bytes(self.liveness.peak_bytes)}: {operation.name}{where}"
+
+    def _recorded_only(self) -> str:
+        if len(self._graph.recorded) != 1:
+            return ""
+        return f"; nothing is known of others than {self._graph.batch}, the only one at which the step was recorded"
 
     def _place(self, place: int) -> str:
         index = self.liveness.order[place]
@@ -230,7 +237,7 @@ def largest_batch(policy: str, graph: StepGraph, costs_of: CostsOf, budget: int)
             return False
         return True
 
-    return _largest(fits, _guess(least_budget(policy, graph, costs_of(graph)), graph.batch, budget))
+    return _largest(fits, graph, least_budget(policy, graph, costs_of(graph)), budget)
 
 
 def floor_batch(graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
@@ -243,15 +250,14 @@ def floor_batch(graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
         except (StepGraphError, InvalidProblemError):
             return False
 
-    return _largest(fits, _guess(measure_liveness(graph, costs_of(graph)).floor_bytes, graph.batch, budget))
+    return _largest(fits, graph, measure_liveness(graph, costs_of(graph)).floor_bytes, budget)
 
 
-def _guess(least: int | None, batch: int, budget: int) -> int:
-    return max(1, min(MOST_SIZE, batch * budget // (least or budget or 1)))
-
-
-def _largest(fits: Callable[[int], bool], guess: int) -> int:
-    """Return the largest mini-batch of at most MOST_SIZE that fits, from a guess that is near it as a rule."""
+def _largest(fits: Callable[[int], bool], graph: StepGraph, least: int | None, budget: int) -> int:
+    """Return the largest mini-batch of at most MOST_SIZE that fits; it is near where the smallest budget suggests."""
+    if len(graph.recorded) == 1:
+        return graph.batch if fits(graph.batch) else 0
+    guess = max(1, min(MOST_SIZE, graph.batch * budget // (least or budget or 1)))
     low, high, step = 0, guess, max(1, guess // 16)
     while fits(high):
         if high == MOST_SIZE:
