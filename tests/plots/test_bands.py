@@ -1,5 +1,6 @@
 """Pictures of memory: every band is there and named, in colors that a reader can tell apart."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -117,6 +118,12 @@ def test_files_have_the_format_of_their_suffix(tmp_path, suffix):
 def test_nothing_to_draw_is_an_error(tmp_path):
     with pytest.raises(InvalidValueError, match="there is nothing to draw"):
         draw_front({"stock": []}, tmp_path / "front.png")
+    nothing = {"staying": {}, "saved": {}, "rest": {"scratch": [0] * (len(picture().times_ms) - 1)}}
+    no_time = {"times_ms": [0.0] * len(picture().times_ms)}
+    for changes in (no_time, nothing):
+        with pytest.raises(InvalidValueError, match="there is nothing to draw"):
+            draw_memory(replace(picture(), **changes), tmp_path / "memory.png")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_line_goes_to_the_last_place_of_a_band_that_is_long_enough_to_be_seen():

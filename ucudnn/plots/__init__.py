@@ -120,7 +120,9 @@ def draw_memory(picture: MemoryPicture, path: Path, *, title: str = "") -> None:
         path: as for `draw_layers`, as are the errors.
         title: as for `draw_layers`.
     """
-    _write(path, picture.times_ms, lambda: memory_figure(picture, title))
+    bands = (*picture.staying.values(), *picture.saved.values(), *picture.rest.values())
+    drawn = [band for band in bands if any(band)] if picture.times_ms[-1] > 0 else []
+    _write(path, drawn, lambda: memory_figure(picture, title))
 
 
 def draw_front(

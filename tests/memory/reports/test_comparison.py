@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import BudgetError, InvalidValueError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
@@ -68,6 +69,13 @@ def test_a_sum_in_another_order_is_no_negative_percentage():
     found = compare_policies(graph, costs, None, ["vdnn-ext-conv-p"])
     assert found.rows[0].simulation.time_ms < sum(costs.time_ms)
     assert next(cell for cell in found.cells()[0] if "%" in cell) == "0.0%"
+
+
+def test_a_step_that_takes_no_time_has_a_table():
+    builder = StepBuilder().run("f", "", "a", time=0.0).backward("g", "a", "d", time=0.0)
+    for each in (builder, StepBuilder()):
+        cells = compare_policies(each.graph(), each.costs(), None, ["stock", "checkpoint"]).cells()
+        assert [row[:3] for row in cells] == [["stock", "0 ms", "-"], ["checkpoint", "0 ms", "-"]]
 
 
 def test_plans_that_wait_for_the_host_are_named(step):

@@ -106,8 +106,7 @@ class PolicyComparison:
             found = row.simulation
             if found is not None:
                 stalled = found.wait_ms + found.memory_stall_ms
-                slower = round(found.time_ms / fastest - 1, 3) + 0.0  # sums in another order may give -0.0
-                cells = [row.policy, format_ms(found.time_ms), f"{slower:.1%}"]
+                cells = [row.policy, format_ms(found.time_ms), _slower(found.time_ms, fastest)]
                 cells += [format_bytes(found.peak_bytes), format_bytes(found.offloaded_bytes + found.prefetched_bytes)]
                 cells += [format_ms(found.recompute_ms), format_ms(stalled)]
                 table.append([*cells, *(f"+{row.waste[pool]:.1%}" for pool in _SHOWN)])
@@ -194,6 +193,13 @@ def compare_policies(
 def _waste(plan: MemoryPlan, found: Simulation, planned: _Place) -> dict[str, float]:
     places: tuple[_Place, ...] = (BestFitPool().place, TwoEndedPool(mobility_in(plan)).place, planned)
     return {name: place(found.lifetimes).waste for name, place in zip(POOLS, places, strict=True)}
+
+
+def _slower(time: float, fastest: float) -> str:
+    if not fastest:
+        return "-"  # a step that takes no time, such as one of views: nothing is a share of it
+    share = round(time / fastest - 1, 3) + 0.0  # sums in another order may give -0.0
+    return f"{share:.1%}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
