@@ -82,6 +82,11 @@ def small_gpt():
     return models.GPT(2, 32, 2, length=16, vocabulary=50)
 
 
+def two_layers():
+    """Return a model that takes 12 numbers for each sample."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
 def squared_batch():
     """Return a model whose activations grow with the square of the mini-batch."""
     return Lambda(lambda x, weight: (x @ x.t()) @ x * weight, 2)

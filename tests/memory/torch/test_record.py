@@ -247,3 +247,17 @@ def test_what_cannot_be_recorded_is_named_in_one_line(changes, error, message):
     with pytest.raises(error, match=message) as caught:
         record(replace(UNET, **changes))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "way_out"),
+    [
+        ({"shape": (16,)}, "give the shape of one sample as --shape, or --tokens for numbers of tokens"),
+        ({"shape": (16,), "tokens": True}, "give the shape of one sample as --shape, or leave out --tokens"),
+    ],
+)
+def test_an_input_that_a_model_does_not_take_ends_in_one_line_with_the_way_out(fakes_log, changes, way_out):
+    recipe = TrainingRecipe(model="tests.support.training_steps:two_layers", batch=4, **changes)
+    with pytest.raises(InvalidNetworkError, match=rf"two_layers does not take 4x16: .*[^.]: .*{way_out}"):
+        record(recipe)
+    assert fakes_log() == []

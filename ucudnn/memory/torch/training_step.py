@@ -177,7 +177,7 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
             return torch.autocast(device.type, dtype)
 
     with torch.no_grad(), autocast():
-        output = _first(called(recipe.model, model, x))
+        output = _first(_called(recipe, model, x))
     loss, target = _make_loss(recipe.loss, output)
     return TrainingStep(
         model=model,
@@ -249,6 +249,15 @@ def _make_input(recipe: TrainingRecipe, model: nn.Module, device: torch.device) 
         return torch.randint(max(sizes, default=2), shape, device=device)
     x = torch.randn(shape, device=device, dtype=DTYPES[recipe.variant.dtype])
     return _converted(x, x.dtype, device, last=recipe.variant.channels_last)
+
+
+def _called(recipe: TrainingRecipe, model: nn.Module, x: Tensor) -> Any:
+    try:
+        return called(recipe.model, model, x)
+    except InvalidNetworkError as error:
+        tokens = "leave out --tokens" if recipe.tokens else "--tokens for numbers of tokens"
+        way_out = f"if it takes another input, give the shape of one sample as --shape, or {tokens}"
+        raise InvalidNetworkError(f"{str(error).removesuffix('.')}: {way_out}") from error
 
 
 def _first(output: Any) -> Tensor:

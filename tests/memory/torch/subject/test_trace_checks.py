@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from ucudnn.errors import StepGraphError  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
@@ -181,3 +182,16 @@ def test_a_tensor_that_keeps_its_size_may_be_written_in_place(function, policy):
     fit(model, (x,), policy=policy)(x).backward()
     for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(own.grad, expected.grad)
+
+
+def test_an_operator_that_fails_on_fake_tensors_is_not_logged_too(fakes_log):
+    model = Applied(lambda y: nn.functional.linear(y, y.new_zeros(1, SIZE + 1)).sum())
+    with pytest.raises(RuntimeError, match=r"same reduction dim|cannot be multiplied"):
+        fit(model, torch.zeros(2, SIZE))
+    assert fakes_log() == []
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(RuntimeError, match=r"same reduction dim|cannot be multiplied"),
+    ):
+        model(torch.zeros(2, SIZE))
+    assert len(fakes_log()) == 1  # others hear what they heard before

@@ -3,9 +3,11 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import LogRecord, getLogger
 from math import prod
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from ucudnn.errors import StepGraphError
@@ -56,6 +58,25 @@ def quiet_pointers() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor is deprecated")
         yield
+
+
+@contextmanager
+def quiet_failures() -> Iterator[None]:
+    """Keep PyTorch from logging the traceback of an operator that fails on fake tensors, besides raising the error.
+
+    It is twenty lines long, above the one line that says what a model does not take. What PyTorch logs for debugging
+    stays.
+    """
+
+    def is_told(entry: LogRecord) -> bool:
+        return not entry.exc_info
+
+    logger = getLogger(fake_tensor.__name__)
+    logger.addFilter(is_told)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_told)
 
 
 def check_calls(trace: Trace) -> None:

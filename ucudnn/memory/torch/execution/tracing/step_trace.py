@@ -26,7 +26,7 @@ from ucudnn.memory.torch.provenance import Provenance
 from ucudnn.memory.torch.subject.attribute_recorder import AttributeRecorder
 from ucudnn.memory.torch.subject.kept_tensors import BufferTables, check_kept
 from ucudnn.memory.torch.subject.output_tree import OutputTree
-from ucudnn.memory.torch.subject.trace_checks import check_calls, explained, quiet_pointers
+from ucudnn.memory.torch.subject.trace_checks import check_calls, explained, quiet_failures, quiet_pointers
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor, Tracer
 
 _GENERATOR = "random number generator"
@@ -127,7 +127,7 @@ class _Tracing:
         """Run forward, backward and the optimizer."""
         tracer = self._tracer
         args, kwargs = tree_unflatten(self._leaves, self._structure)
-        with explained(), quiet_pointers():
+        with explained(), quiet_pointers(), quiet_failures():
             with tracer:
                 result = self._subject.called(self._subject.model, args, kwargs)
                 result = self._buffers.write_back(result)
