@@ -1,11 +1,13 @@
 """`ucudnn cache` and `--database` on files that are missing, damaged or no database."""
 
 import os
+from contextlib import closing
 
 import pytest
 
-from tests.support.databases import fill
-from ucudnn.networks.tables import CSV_HEADER
+from tests.support.databases import MACHINE, PROBLEM, fill, measurement, rows
+from ucudnn.benchmarking.storage.database import Database
+from ucudnn.networks.tables import CSV_HEADER, load_network
 
 COMMANDS = [["show"], ["show", "--json"], ["check"], ["prune"], ["clear", "--yes"]]
 
@@ -63,3 +65,33 @@ def test_a_damaged_file_stays_as_it_is(call, tmp_path, command):
         assert_refused(result, "is damaged")
     assert path.read_bytes() == content
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("more", [[], ["--problem", "16x3x224x224"], ["--network", "alexnet"], ["--older-than", "7"]])
+@pytest.mark.parametrize("blank", ["", " ", "\t\n "])
+def test_a_blank_text_is_refused_and_deletes_nothing(call, tmp_path, blank, more):
+    path = tmp_path / "measurements.db"
+    fill(path)
+    before = Database(path).machines()
+    result = call("cache", "prune", *more, "--problem", blank, "--database", str(path))
+    assert_refused(result, "`ucudnn cache clear` deletes all measurements")
+    assert Database(path).machines() == before
+
+
+def test_network_and_problem_select_either_and_older_than_restricts_both(call, tmp_path):
+    path = tmp_path / "measurements.db"
+    layer = load_network("alexnet").layers[1].forward
+
+    def prune(*options):
+        fill(path)
+        with closing(Database(path)) as database:
+            database.save(MACHINE, [(layer, measurement())])
+        status, out, _ = call("cache", "prune", *options, "--database", str(path))
+        assert status == 0
+        return int(out.split()[0])
+
+    problem, network = ("--problem", str(PROBLEM)), ("--network", "alexnet")
+    assert prune(*problem) == len(rows())
+    assert prune(*network) == 1
+    assert prune(*problem, *network) == len(rows()) + 1
+    assert prune(*problem, *network, "--older-than", "1") == 0

@@ -12,6 +12,7 @@ from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import DatabaseOption, JsonOption, settings_of
+from ucudnn.errors import InvalidValueError
 from ucudnn.networks.tables import load_network
 from ucudnn.reporting.terminal import print_cache, print_text
 
@@ -75,7 +76,9 @@ def prune(
     ] = None,
     database: DatabaseOption = None,
 ) -> None:
-    """Delete old measurements, or those of a network or a problem.
+    """Delete old measurements, or those of networks or problems.
+
+    With --network and --problem, those of either are deleted, and with --older-than only the old ones of them.
 
     For example:
 
@@ -83,6 +86,11 @@ def prune(
 
         ucudnn cache prune --problem "128x13x13" --older-than 7
     """
+    if any(not text.strip() for text in problem or ()):
+        raise InvalidValueError(
+            "--problem has a blank text, which all names have: give a part of a name, such as 'Forward 16x3x224x224';"
+            " `ucudnn cache clear` deletes all measurements"
+        )
     layers = [layer.forward for name in network or () for layer in load_network(name).layers]
     opened = _opened(context, Access.CHANGE)
     days = older_than if older_than is not None or network or problem else _DAYS
