@@ -59,11 +59,12 @@ from ucudnn.networks.variants import variants
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan, encode_plans, load_plans
-from ucudnn.profiles.format import count_records, encode_profile, load_profile, merged, refuse_other_conditions
+from ucudnn.profiles.format import count_records, encode_profile, load_profile, refuse_other_conditions
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.machine_load import MachineLoad
 from ucudnn.reporting.output_file import check_output, write_whole
 from ucudnn.reporting.prediction import execute_all, runner
+from ucudnn.reporting.recording_file import add_recording
 from ucudnn.reporting.report import Report, report_kernel
 from ucudnn.reporting.terminal import Steps, print_note, print_report, print_text, progress
 from ucudnn.settings import Settings
@@ -243,7 +244,7 @@ def profile(
         check_output(out)
         before = load_profile(str(out)) if out.exists() else None
         computing = open_measured(settings, candidates)
-        if before is not None:
+        if before is not None:  # said before anything is measured
             refuse_other_conditions(before, computing.machine())
         recorded = network_on(computing, network, batch)
         requests = record_requests(
@@ -252,8 +253,7 @@ def profile(
         with progress("recording", len(requests)) as step:
             benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=exhaustive)
             made = record(recorded.name, requests, benchmark, every=every)
-        made = made if before is None else merged(before, made)
-        write_whole(out, encode_profile(made, compress=out.suffix == ".gz"))
+        made = add_recording(made, out)
         print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
 
 
