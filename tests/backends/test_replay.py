@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -6,7 +7,8 @@ from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.errors import NotRecordedError
 from ucudnn.networks.tables import load_network
-from ucudnn.problem import MathMode, Operation
+from ucudnn.problem import DataType, Layout, MathMode, Operation
+from ucudnn.profiles.format import load_profile
 from ucudnn.profiles.measurement import Effort
 
 
@@ -87,3 +89,31 @@ def test_a_missing_record_is_an_error_that_says_what_there_is(replay):
         backend.algorithms(load_network("vgg16").layers[1].forward)
     with pytest.raises(NotRecordedError, match="has no FFT for"):
         backend.measurement(conv2(), "FFT")
+
+
+def test_a_missing_type_names_those_that_were_recorded_of_the_same_shapes():
+    shipped = load_profile("h200")
+    with pytest.raises(NotRecordedError) as caught:
+        ReplayBackend(shipped).algorithms(replace(conv2(), dtype=DataType.FLOAT64))
+    assert str(caught.value) == (
+        f"h200 has no {conv2()}: these shapes were recorded as float32 NCHW, float32 NCHW without TF32, float32 NHWC,"
+        " float32 NHWC without TF32, float16 NCHW, float16 NHWC: choose one of these (--dtype, --math, --layout)"
+    ).replace("float32 NCHW:", "float64 NCHW:", 1)
+    last = replace(shipped, recordings={"3d": shipped.recordings["unet3d"]})
+    problem = next(each for each in last.recordings["3d"] if each.layout is Layout.NDHWC and each.math is MathMode.TF32)
+    missing = replace(problem, dtype=DataType.BFLOAT16, batch=3)
+    with pytest.raises(NotRecordedError, match=r"recorded as .*float32 NDHWC, .*float16 NDHWC: choose one of these"):
+        ReplayBackend(last).algorithms(missing)
+
+
+def test_missing_candidates_name_those_that_were_recorded():
+    shipped = load_profile("h200")
+    problem = replace(conv2(), dtype=DataType.FLOAT16)
+    for candidates in (Candidates.LEGACY, Candidates.LEGACY_FMA):
+        message = rf"h200 has no {candidates.value} candidates for {re.escape(str(problem))}: choose (.*)$"
+        with pytest.raises(NotRecordedError, match=message) as caught:
+            ReplayBackend(shipped, candidates=candidates).algorithms(problem)
+        named = {Candidates(each) for each in re.search(message, str(caught.value))[1].split(", ")}
+        assert named == {*Candidates} - {Candidates.LEGACY, Candidates.LEGACY_FMA}
+        for each in named:
+            assert ReplayBackend(shipped, candidates=each).algorithms(problem)

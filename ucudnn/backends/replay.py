@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
+from operator import attrgetter
 from typing import final
 
 from ucudnn.backends.base import Backend
@@ -19,6 +20,10 @@ from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
 from ucudnn.slabs import Slab, pieces_of
 
 _CUDNN_APIS = ("graph", "legacy")  # candidates choose among these; other backends have one kind of algorithms
+_SHAPES = attrgetter(
+    *("operation", "channels", "spatial", "filters", "kernel"),
+    *("padding", "post_padding", "stride", "dilation", "groups"),
+)
 
 
 @final
@@ -114,23 +119,25 @@ class ReplayBackend(Backend):
         return self._found[problem]
 
     def _search(self, problem: ConvolutionProblem) -> tuple[Measurement, ...]:
+        found = self._offered(problem, self._candidates)
+        if not found:
+            others = [each.value for each in Candidates if self._offered(problem, each)]
+            way_out = f": choose {', '.join(others)}" if others else ""
+            raise NotRecordedError(
+                f"{self._profile.name} has no {self._candidates.value} candidates for {problem}{way_out}"
+            )
+        return found
+
+    def _offered(self, problem: ConvolutionProblem, candidates: Candidates) -> tuple[Measurement, ...]:
         plain = _plain(problem)
         recording = self._recording_of(plain)
         records = recording[plain]
-        if problem.math is MathMode.FMA or self._candidates is Candidates.LEGACY_FMA:
+        if problem.math is MathMode.FMA or candidates is Candidates.LEGACY_FMA:
             # Legacy algorithms were recorded again without TF32. Graph engines say whether they use tensor cores.
             fma = recording.get(replace(plain, math=MathMode.FMA), ())
             again = any(record.algorithm.api == "graph" for record in fma)
             records = fma if again else (*fma, *(each for each in records if _is_fma_engine(each.algorithm)))
-        found = tuple(each for each in records if self._offers(problem, each.algorithm))
-        if not found:
-            raise NotRecordedError(f"{self._profile.name} has no {self._candidates.value} candidates for {problem}")
-        return found
-
-    def _offers(self, problem: ConvolutionProblem, algorithm: Algorithm) -> bool:
-        if problem.deterministic and "NONDETERMINISTIC" in algorithm.notes:
-            return False
-        return algorithm.api not in _CUDNN_APIS or self._candidates.offers(algorithm.api, problem, algorithm.name)
+        return tuple(each for each in records if _offers(candidates, problem, each.algorithm))
 
     def _recording_of(self, problem: ConvolutionProblem) -> Recording:
         """Return the recording for all sizes of a problem; times of different recordings are never mixed."""
@@ -146,8 +153,17 @@ class ReplayBackend(Backend):
                     f" {BatchSizePolicy.POWER_OF_TWO.value}"
                 )
             return recording
-        known = ", ".join(self._profile.recordings)
-        raise NotRecordedError(f"{self._profile.name} has no {problem}: recorded were the layers of {known}")
+        raise NotRecordedError(f"{self._profile.name} has no {problem}: {self._known(problem)}")
+
+    def _known(self, problem: ConvolutionProblem) -> str:
+        """Return what was recorded in the place of a problem: the same shapes in other types, or other networks."""
+        shapes = _SHAPES(problem)
+        same = (each for _, recording in self._recordings for each in recording if _SHAPES(each) == shapes)
+        if variants := dict.fromkeys(map(_variant, same)):
+            return (
+                f"these shapes were recorded as {', '.join(variants)}: choose one of these (--dtype, --math, --layout)"
+            )
+        return f"recorded were the layers of {', '.join(self._profile.recordings)}"
 
     def _sizes_of(self, network: str, recording: Recording) -> dict[ConvolutionProblem, list[int]]:
         if network not in self._sizes:
@@ -161,6 +177,19 @@ class ReplayBackend(Backend):
 def _plain(problem: ConvolutionProblem) -> ConvolutionProblem:
     """Return a problem as it was recorded: with all algorithms, which are filtered when they are read."""
     return replace(problem, deterministic=False, math=MathMode.TF32, alignment=MOST_ALIGNMENT)
+
+
+def _variant(problem: ConvolutionProblem) -> str:
+    """Return what a problem may have in common with no other one of its shapes."""
+    end = " to float32" if problem.float32_sum else " with bias" if problem.biased else ""
+    end += " without TF32" if problem.math is MathMode.FMA else ""
+    return f"{problem.dtype.value} {problem.layout.value}{end}"
+
+
+def _offers(candidates: Candidates, problem: ConvolutionProblem, algorithm: Algorithm) -> bool:
+    if problem.deterministic and "NONDETERMINISTIC" in algorithm.notes:
+        return False
+    return algorithm.api not in _CUDNN_APIS or candidates.offers(algorithm.api, problem, algorithm.name)
 
 
 def _is_fma_engine(algorithm: Algorithm) -> bool:
