@@ -32,6 +32,7 @@ from ucudnn.cli.options import (
     StepArgument,
     StepBatchOption,
     TokensOption,
+    budget_of,
     typed_options,
 )
 from ucudnn.cli.torch_model import record_model, training_options
@@ -49,7 +50,7 @@ from ucudnn.memory.steps import open_measured_step
 from ucudnn.plots import MemoryPicture, PolicyPoint, check_picture, draw_front, draw_memory
 from ucudnn.reporting.output_file import check_apart, check_distinct, check_output, write_whole
 from ucudnn.reporting.terminal import print_table, print_text, progress
-from ucudnn.units import format_bytes, format_ms, parse_bytes
+from ucudnn.units import format_bytes, format_ms
 
 _MODEL_OPTIONS = ("--shape", "--tokens", "--loss", "--optimizer", "--dtype", "--math", "--layout", "--autocast")
 _RULES = (
@@ -107,7 +108,7 @@ def why(
     """
     if plot is not None:
         check_picture(plot)
-    limit = None if budget is None else parse_bytes(budget)
+    limit = budget_of(budget)
     subject = _Subject.open(context)
     with _telling("explaining") as tell:
         found = explain(subject.graph, subject.costs, limit, progress=tell)
@@ -208,7 +209,7 @@ def plan_step(
         check_apart(snapshot, [step, device or ""])
     check_distinct({"--plot": plot, "--timeline": timeline, "--addresses": addresses, "--snapshot": snapshot})
     check_pool(pool)
-    limit = None if budget is None else parse_bytes(budget)
+    limit = budget_of(budget)
     names = named_policies(policy)
     drawn = only_policy(names) if timeline or addresses or snapshot else ""
     subject = _Subject.open(context)

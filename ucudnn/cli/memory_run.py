@@ -19,6 +19,7 @@ from ucudnn.cli.options import (
     ModelShapeOption,
     OptimizerOption,
     TokensOption,
+    budget_of,
     typed_options,
 )
 from ucudnn.cli.torch_model import run_policies, training_options
@@ -29,7 +30,6 @@ from ucudnn.plots import check_picture, draw_queues
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.reporting.terminal import print_table, print_text
 from ucudnn.settings import parse_choice
-from ucudnn.units import parse_bytes
 
 if TYPE_CHECKING:
     from ucudnn.memory.torch.trials.trial_table import TrialTable
@@ -104,7 +104,7 @@ def run_step(
     present = [*typed, f"--on {on}", f"--policy {policy.strip()}"]
     for rule in _RULES:
         rule.refuse(typed, {each: each for each in present})
-    limit = None if budget is None else parse_bytes(budget)
+    limit = budget_of(budget)
     names = [name.strip() for name in policy.split(",")]
     if timeline is not None:
         check_picture(timeline)

@@ -8,6 +8,7 @@ import typer
 from ucudnn.backends.candidates import Candidates
 from ucudnn.cli.help_text import choices
 from ucudnn.command_line import NoEffect, read_settings
+from ucudnn.errors import InvalidSizeError
 from ucudnn.memory.devices.profile import shipped_devices
 from ucudnn.memory.devices.roofline import CHOICES
 from ucudnn.memory.steps import shipped_steps
@@ -17,6 +18,7 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType, MathMode
 from ucudnn.profiles.format import shipped_profiles
 from ucudnn.settings import Settings, SolverName, parse_choice
+from ucudnn.units import parse_bytes
 
 _COLUMNS = ", ".join(CSV_HEADER.split(","))
 NETWORK_HELP = f"{', '.join(NETWORKS)}, or a CSV file of layers with these columns in its first line: {_COLUMNS}."
@@ -341,6 +343,18 @@ def settings_of(context: typer.Context, rules: tuple[NoEffect, ...] = (), **inst
         SettingsError: if an option or a variable has a value that it may not have, or an option has no effect.
     """
     return read_settings(typed_options(context), rules, **instead)
+
+
+def budget_of(size: str | None) -> int | None:
+    """Return bytes from the value of --budget; None without one.
+
+    Raises:
+        InvalidSizeError: if it is no size; the message names the option.
+    """
+    try:
+        return None if size is None else parse_bytes(size)
+    except InvalidSizeError as error:
+        raise InvalidSizeError(f"--budget: {error}") from error
 
 
 def candidates_of(name: str | None) -> Candidates:

@@ -138,3 +138,11 @@ def test_of_a_step_recorded_at_one_mini_batch_only_that_one_counts(budget, floor
     assert found.lines()[-1] == f"{batches}; {known}"
     answer = found.to_dict()
     assert (answer["recorded_batches"], answer["largest_batches"]) == ([4], {FLOOR: floor, "stock": stock})
+
+
+def test_a_budget_of_nothing_is_refused_unless_the_step_takes_nothing():
+    with pytest.raises(BudgetError, match="a budget of 0 bytes"):
+        explain(*tiny_step(), 0)
+    assert explain(*tiny_step(), 1).largest_batches[FLOOR] == 1
+    builder = StepBuilder().run("view")
+    assert explain(builder.graph(), lambda _: builder.costs(), 0).largest_batches[FLOOR] == MOST_SIZE

@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from ucudnn.errors import BudgetError, InvalidProblemError, StepGraphError
+from ucudnn.memory.budget import check_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import Liveness, measure_liveness
@@ -184,12 +185,15 @@ def explain(
         progress: a function that is called with what is about to be done.
 
     Raises:
+        BudgetError: if the budget is 0, and the step takes memory.
         InvalidValueError: if there is no such policy.
         StepGraphError: if the step has no operations.
     """
     if not graph.operations:
         raise StepGraphError(f"{graph.name} has no operations, so that nothing can be explained")
     costs = costs_of(graph)
+    if budget == 0:  # no mini-batch fits, whereas within any other budget a smaller one may
+        check_budget(graph, costs, budget)
     liveness = measure_liveness(graph, costs)
     budget = costs.memory_bytes if budget is None else budget
     least, batches = dict[str, int | None](), dict[str, int]()
