@@ -2,10 +2,20 @@
 
 import subprocess
 import sys
+from io import StringIO
 
 import pytest
 
-from ucudnn.reporting.terminal import ProgressLines, print_cache, print_error, print_note, print_table, progress
+from ucudnn.benchmarking.storage.database import MachineSummary
+from ucudnn.reporting.terminal import (
+    ProgressLines,
+    print_cache,
+    print_error,
+    print_note,
+    print_table,
+    print_text,
+    progress,
+)
 
 PLAN = [sys.executable, "-m", "ucudnn", "plan", "alexnet", "--profile", "h200"]
 
@@ -55,6 +65,41 @@ def test_what_looks_like_an_emoji_or_markup_is_printed_as_it_is(capsys):
 def test_an_error_is_one_line_whatever_names_it_has(capsys):
     print_error("step a\nb\x1b[2J\ud800 ö cannot be read")
     assert capsys.readouterr().err == "error: step a\\nb\\x1b[2J\\ud800 ö cannot be read\n"
+
+
+class Terminal(StringIO):
+    """A terminal that keeps what is written to it."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("where", ["terminal", "pipe"])
+def test_names_with_control_characters_command_no_terminal(monkeypatch, where):
+    out, error = (Terminal(), Terminal()) if where == "terminal" else (StringIO(), StringIO())
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", error)
+    name = "a\x1b[2Jb\x07\x9bc\ud800"
+    machine = MachineSummary({"device": name, "driver": name}, 1, 2, 3, "then", "now")
+    print_table(name, ["layer", name], [["x", name], [name, "y" * 200]], [name], text=["layer", name], cut=name)
+    print_cache(name, [machine])
+    print_note(name)
+    with progress(name, 1) as step:
+        step(1, name)
+    printed = out.getvalue() + error.getvalue()
+    assert printed.count("a\\x1b[2Jb\\x07\\x9bc\\ud800") >= 9
+    for each in ("\x1b[2Jb", "\x07", "\x9b", "\ud800"):
+        assert each not in printed
+    assert ("\x1b[" in printed) == (where == "terminal")  # our own colors stay
+
+
+def test_data_are_changed_on_a_terminal_only(monkeypatch, capsys):
+    data = "name,time\n\x1b[2Jconv\t1,2\n"
+    print_text(data)
+    assert capsys.readouterr().out == data
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    print_text(data)
+    assert terminal.getvalue() == "name,time\n\\x1b[2Jconv\t1,2\n"
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(capsys):

@@ -55,7 +55,7 @@ def print_table(
     text: Collection[str] = (),
     cut: str = "",
 ) -> None:
-    """Print a table, and lines below it.
+    """Print a table, and lines below it; control characters in them, as in names from files, are written as escapes.
 
     Args:
         title: stands above the table.
@@ -66,7 +66,9 @@ def print_table(
         cut: heading of the column whose cells are cut where the table is too wide; '' if none is.
     """
     console = _console(printed := StringIO())
-    table = Table(title=escape(title), box=None, pad_edge=False, title_justify="left")
+    headings, rows = [*map(_shown, headings)], [[*map(_shown, row)] for row in rows]
+    text, cut = [*map(_shown, text)], _shown(cut)
+    table = Table(title=escape(_shown(title)), box=None, pad_edge=False, title_justify="left")
     widths = [max(map(len, cells)) for cells in zip(headings, *rows, strict=True)]
     if cut:
         flexible = headings.index(cut)
@@ -80,8 +82,8 @@ def print_table(
         table.add_row(*map(escape, row))
     console.print(table)
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    print_text(printed.getvalue())
+        console.print(_shown(line, "\n"), highlight=False, markup=False, soft_wrap=True)
+    _write(printed.getvalue())
 
 
 def print_cache(path: str, machines: "Sequence[MachineSummary]") -> None:
@@ -96,16 +98,20 @@ def print_cache(path: str, machines: "Sequence[MachineSummary]") -> None:
             f" {each.first} to {each.last}",
         ]
     for line in lines if machines else [*lines, "nothing is in it"]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    print_text(text.getvalue())
+        console.print(_shown(line), highlight=False, markup=False, soft_wrap=True)
+    _write(text.getvalue())
 
 
 def print_text(text: str) -> None:
-    """Print data without any change, because other programs may read them.
+    """Print data without any change, because other programs may read them; on a terminal with escapes, as in tables.
 
     Raises:
         OutputError: if standard output is closed or full.
     """
+    _write(_shown(text, "\n\t") if _is_terminal() else text)
+
+
+def _write(text: str) -> None:
     try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
@@ -130,8 +136,24 @@ def accept_any_terminal() -> None:
 
 def _console(text: StringIO) -> Console:
     """Return a console that renders for standard output; its width is fixed where that is no terminal."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
+    terminal = _is_terminal()
     return Console(file=text, force_terminal=terminal, width=Console().width if terminal else _WIDTH, emoji=False)
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stdout is not None and sys.stdout.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+def _shown(text: str, kept: str = "") -> str:
+    """Return a text in which other characters than printable ones are escapes, so that no name moves the cursor."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in kept else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 @contextmanager
@@ -154,13 +176,12 @@ def words_aside() -> Iterator[None]:
 
 def print_note(message: str) -> None:
     """Print a message that is no error to standard error."""
-    _error_console().print(escape(message), highlight=False)
+    _error_console().print(escape(_shown(message, "\n")), highlight=False)
 
 
 def print_error(message: str) -> None:
     """Print an error to standard error in one line, whatever characters the names in it have."""
-    line = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in message)
-    _error_console().print(f"[bold red]error:[/] {escape(line)}", highlight=False)
+    _error_console().print(f"[bold red]error:[/] {escape(_shown(message))}", highlight=False)
 
 
 def _error_console() -> Console:
@@ -218,9 +239,9 @@ def progress(title: str, total: int) -> Iterator[Steps]:
         TextColumn("{task.fields[what]}"),
     )
     with Bars(*columns, console=console, transient=True) as bars:
-        task = bars.add_task(title, total=total, what="")
+        task = bars.add_task(escape(_shown(title)), total=total, what="")
 
         def step(advance: int, what: str) -> None:
-            bars.update(task, advance=advance, what=escape(what))
+            bars.update(task, advance=advance, what=escape(_shown(what)))
 
         yield step
