@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ucudnn.memory.graph import Phase
+from ucudnn.memory.torch.fake_layouts import as_computed
 from ucudnn.memory.torch.provenance import Provenance
 
 IGNORED = ("profiler", "prim")
@@ -233,7 +233,7 @@ class Tracer(TorchDispatchMode):
         place = self._provenance.place(node, number)
         del node
         traced_args, traced_kwargs = tree_map_only(torch.Tensor, self._read, (args, kwargs))
-        result = _wanted(func, args, _as_computed(func, args, func(*args, **kwargs)))
+        result = _wanted(func, args, as_computed(func, args, func(*args, **kwargs)))
         call = TracedCall(
             func=func,
             args=traced_args,
@@ -281,27 +281,6 @@ class Tracer(TorchDispatchMode):
         del self._known[address]
 
 
-def _as_computed(func: Any, args: Any, result: Any) -> Any:
-    """Return what an operator returns; a fake result of the type and in a storage of the size of the real one's.
-
-    Batch normalization of a smaller type than its weights', as under autocast, has statistics of the weights' type. Its
-    fake on CPUs gives them the input's. Some losses are reduced in the storage of the losses of all elements, of which
-    fakes know nothing. Some gradients are contiguous where their fakes lie as the input. The seed and the offset of
-    dropout in an attention lie on the host, except in a captured CUDA graph; backward reads them there.
-    """
-    if func is torch.ops.aten.native_batch_norm.default and isinstance(result[0], FakeTensor):
-        weight = args[1]
-        if weight is not None and weight.device.type == "cpu":
-            return result[0], *(each if each.dtype is weight.dtype else each.to(weight.dtype) for each in result[1:])
-    elif func in _REDUCED_IN_PLACE and isinstance(result, FakeTensor) and not result.dim():
-        return result.new_empty(max(args[0].numel(), 1)).as_strided((), ())
-    elif func in _CONTIGUOUS and isinstance(result, FakeTensor):
-        return result.contiguous()
-    elif func in _SEEDED and isinstance(result[0], FakeTensor):
-        return tuple(each.new_empty((), device="cpu") if _is_scalar(each) else each for each in result)
-    return result
-
-
 def _wanted(func: Any, args: Any, result: Any) -> Any:
     """Return the results of an operator without gradients that nobody wants, which only its fake makes.
 
@@ -311,10 +290,6 @@ def _wanted(func: Any, args: Any, result: Any) -> Any:
     if not isinstance(result, tuple | list) or "output_mask" not in names:
         return result
     return tuple(each if wish else None for each, wish in zip(result, args[names.index("output_mask")], strict=True))
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.dim() and not value.is_floating_point()
 
 
 def _traced(tensor: torch.Tensor, storage: int) -> TracedTensor:
@@ -339,24 +314,6 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any) -> int:
     return int(flop_counter.sdpa_flop_count(query, key, value))
 
 
-_REDUCED_IN_PLACE = {
-    torch.ops.aten.mse_loss.default,
-    torch.ops.aten.smooth_l1_loss.default,
-    torch.ops.aten.soft_margin_loss.default,
-    torch.ops.aten.binary_cross_entropy.default,
-}
-_CONTIGUOUS = {
-    torch.ops.aten.mse_loss_backward.default,
-    torch.ops.aten.smooth_l1_loss_backward.default,
-    torch.ops.aten.huber_loss_backward.default,
-    torch.ops.aten.soft_margin_loss_backward.default,
-}
-_SEEDED = {
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._efficient_attention_forward.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.aten._cudnn_attention_forward.default,
-}
 _ATTENTION: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,

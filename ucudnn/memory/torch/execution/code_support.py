@@ -73,7 +73,8 @@ def check_geometry(
     if not lies_so or found[3] < size:  # what lies behind the traced bytes is never read
         raise StepGraphError(
             f"{operator} returned a tensor of shape, strides, offset and bytes {found}, but its trace on fake tensors"
-            f" says {(shape, stride, offset, size)}: the plan would read other elements"
+            f" says {(shape, stride, offset, size)}: the plan would read other elements; give it arguments that lie one"
+            " element behind the other, as x.contiguous() does, or leave it to the loop"
         )
 
 
