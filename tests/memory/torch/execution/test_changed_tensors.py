@@ -212,3 +212,63 @@ def test_derivatives_forward_are_refused():
         with pytest.raises(InvalidValueError, match=r"^a fitted step has no derivatives forward .*: call the model"):
             step(x, data[1])
     step(*data).backward()
+
+
+CHANGES = {
+    "divided": lambda y: y.div_(2),
+    "masked": lambda y: y.masked_fill_(y > 0, 0.5),
+    "relu": lambda y: functional.relu(y, inplace=True),
+    "an entry": lambda y: y[0].mul_(3).sum() + y,
+}
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "swap"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_loop_changes_outputs_in_place(change, policy):
+    model, (x, y) = dense()
+    model.append(nn.Unflatten(1, (2, 3)))  # a view of what the last layer returns
+    x.requires_grad_()
+
+    def gradients(call):
+        loss = functional.cross_entropy(change(call(x)).flatten(1), y)
+        loss.backward()
+        found = [loss, *(each.grad.clone() for each in (x, *model.parameters()))]
+        for each in (x, *model.parameters()):
+            each.grad = None
+        return found
+
+    expected = gradients(model)
+    step = ucudnn.memory.fit(model, x, policy=policy, debug=True)
+    assert all(torch.equal(*pair) for pair in zip(expected, gradients(step), strict=True))
+
+
+class Twice(nn.Module):
+    """Returns a tensor and a view of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y, y[:, :3]
+
+
+def test_a_change_of_an_output_that_backward_reads_is_refused_as_in_the_plain_loop():
+    model, data = nn.Sequential(nn.Linear(8, 6), nn.Tanh()), torch.randn(4, 8)
+    step = ucudnn.memory.fit(model, data, policy="stock", debug=True)
+    for call in (model, step):
+        output = call(data)
+        loss = output.sum()
+        output.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_an_output_that_lies_in_another_one_is_not_changed_in_place():
+    step = ucudnn.memory.fit(Twice(), torch.randn(4, 8), policy="stock")
+    whole, part = step(torch.randn(4, 8))
+    assert part.data_ptr() == whole.data_ptr()
+    for each in (whole, part):
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            each.mul_(2)

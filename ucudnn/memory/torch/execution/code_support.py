@@ -122,6 +122,7 @@ def mark(action: str) -> None:
 
 SUPPORT: dict[str, Any] = {
     "alias": torch.ops.aten.alias.default,
+    "detach": torch.ops.aten.detach.default,
     "as_strided": torch.as_strided,
     "conjugated": torch._conj,
     "negated": torch._neg_view,

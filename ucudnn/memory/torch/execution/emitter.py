@@ -71,7 +71,7 @@ class Emitter:
         """End forward: what is there now can be handed to backward."""
         self._call_uncounted(Phase.FORWARD, len(self._program.calls))
         # The caller's tensors are others than the code's: autograd ties the former to the node that holds the latter.
-        outputs = [self._alias(tensor) for tensor in self._program.outputs]
+        outputs = [*map(self._output, self._program.outputs)]
         held = [[name] for _, name in self._state.held.values()]
         self._code.end_forward(outputs, [[*names.values()] for names in self._state.names.values()] + held)
 
@@ -308,9 +308,15 @@ class Emitter:
         self._know(tensor, name)
         return name
 
-    def _alias(self, tensor: TracedTensor) -> str:
-        name = self._name(tensor)
-        return self._code.assign(f"alias({name})", [tensor.storage], uses=[name])
+    def _output(self, tensor: TracedTensor) -> str:
+        """Return a tensor for the caller; a view only where another of his tensors lies in the same storage.
+
+        Autograd lets nobody change a view in place that a function like `_Replay` returns.
+        """
+        program, name = self._program, self._name(tensor)
+        his = (*program.outputs, *program.inputs, *(each for _, each in program.persistent))
+        alone = sum(each.storage == tensor.storage for each in his) == 1
+        return self._code.assign(f"{'detach' if alone else 'alias'}({name})", [tensor.storage], uses=[name])
 
     def _know(self, tensor: TracedTensor, name: str) -> None:
         self._state.names.setdefault(tensor.storage, {})[tensor.geometry] = name
