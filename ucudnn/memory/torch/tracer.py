@@ -226,6 +226,7 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and write it down."""
         kwargs = kwargs or {}
+        func = _WITH_MEMORY.get(func, func)
         if func.namespace in IGNORED:
             return func(*args, **kwargs)
         node = torch._C._current_autograd_node()
@@ -313,6 +314,9 @@ def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *_: A
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any) -> int:
     return int(flop_counter.sdpa_flop_count(query, key, value))
 
+
+_WITH_MEMORY: dict[Any, Any] = {torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default}
+"""Operators that return no memory, which code could neither view nor copy, and those that are traced in their place."""
 
 _ATTENTION: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,

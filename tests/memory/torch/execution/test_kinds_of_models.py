@@ -55,6 +55,28 @@ class Again(nn.Module):
         return checkpoint(self.inside, x, use_reentrant=False)
 
 
+class Signs(nn.Module):
+    """Signs of a layer, whose gradients are zeros without memory, and the layer itself once more."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(torch.sgn(self.first(x)) + self.first(x))
+
+
+class Forward(nn.Module):
+    """A derivative forward, of which that of the bias is zeros without memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def forward(self, x):
+        return torch.func.jvp(self.inside, (x,), (x * 2,))[1]
+
+
 class Turned(nn.Module):
     """A linear layer whose output is turned in place, while its values as it lay before are read, too."""
 
@@ -169,6 +191,8 @@ KINDS = {
     "bag": lambda: (nn.EmbeddingBag(10, 4), (torch.randint(10, (6, 3)), ROWS[1]), functional.mse_loss),
     "turned in place": lambda: (Turned(), ROWS, functional.mse_loss),
     "computed again": lambda: (Again(0.0), ROWS, functional.mse_loss),
+    "zeros as gradient": lambda: (Called(lambda y: torch.sgn(y) + y.sin()), ROWS, functional.mse_loss),
+    "zeros beside a gradient": lambda: (Signs(), ROWS, functional.mse_loss),
     **SPECTRAL,
 }
 OPTIMIZERS = {
@@ -195,6 +219,12 @@ def check(model, inputs, loss, make=lambda given: torch.optim.SGD(given, lr=0.05
 def test_models_and_losses_train_to_the_bits_of_the_plain_loop(kind):
     torch.manual_seed(0)
     check(*KINDS[kind]())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch makes derivatives forward by it
+def test_a_derivative_forward_within_a_model_trains_to_the_bits_of_the_plain_loop():
+    torch.manual_seed(0)
+    check(Forward(), ROWS, functional.mse_loss)
 
 
 def test_the_gradient_of_a_product_of_entries_is_right_but_for_rounding():

@@ -254,9 +254,10 @@ class _Tracing:
         return with_groups(program, parallel, self._arrivals)
 
     def _faked(self, tensor: Tensor) -> Tensor:
-        if tensor.is_sparse or tensor.is_conj() or tensor.is_neg():
+        if tensor.is_sparse or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
             raise StepGraphError(
-                "a sparse, conjugated or negated tensor has no storage of its own: a plan cannot hold it"
+                "a sparse, conjugated or negated tensor, or zeros without memory, as derivatives have them, has no"
+                " storage of its own: a plan cannot hold it"
             )
         return self._mode.from_tensor(tensor, static_shapes=True)
 
