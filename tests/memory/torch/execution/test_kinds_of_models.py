@@ -55,6 +55,22 @@ class Again(nn.Module):
         return checkpoint(self.inside, x, use_reentrant=False)
 
 
+class Lookahead(torch.optim.SGD):
+    """Draws parameters back to those of earlier steps, which it keeps in an attribute of its own."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.count, self.slow = 0, [[each.detach().clone() for each in group["params"]] for group in self.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        self.count += 1
+        for group, slow in zip(self.param_groups, self.slow, strict=True):
+            for parameter, kept in zip(group["params"], slow, strict=True):
+                parameter.copy_(kept.lerp_(parameter, 0.5))
+
+
 class Signs(nn.Module):
     """Signs of a layer, whose gradients are zeros without memory, and the layer itself once more."""
 
@@ -328,12 +344,31 @@ def test_models_without_a_plan_are_refused_with_a_way_out(model, inputs, message
     [
         (torch.optim.LBFGS, "LBFGS calls the model several times in one update: fit without optimizer="),
         (torch.optim.Adafactor, "the update of Adafactor reads the value .*: fit without optimizer="),
+        (torch.optim.ASGD, "the update of ASGD reads the value .*: fit without optimizer="),
+        (lambda given: torch.optim.SGD(given, lr=torch.tensor(0.1)), "SGD reads the value .*: fit without optimizer="),
+        (Lookahead, r"the update of Lookahead needs .* attribute of its own \(.*'count'\).*: fit without optimizer="),
     ],
 )
 def test_optimizers_that_cannot_be_counted_are_refused(make, message):
     model = nn.Linear(8, 4)
+    before, optimizer = copy.deepcopy(model.state_dict()), make(model.parameters())
     with pytest.raises(StepGraphError, match=message):
-        fit(model, ROWS, loss=functional.mse_loss, optimizer=make(model.parameters()))
+        fit(model, ROWS, loss=functional.mse_loss, optimizer=optimizer)
+    fit(model, ROWS, loss=functional.mse_loss)(*ROWS).backward()  # the refusal has left nothing behind
+    optimizer.step(lambda: 1.0)
+    assert not any(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+class Averaging(torch.optim.SGD):
+    """Has an attribute of its own, which its update does not read."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.schedule = [0.1]
+
+
+def test_an_attribute_of_an_optimizer_that_its_update_does_not_read_is_in_no_way():
+    check(nn.Linear(8, 4), ROWS, functional.mse_loss, Averaging)
 
 
 class Counting(nn.Module):

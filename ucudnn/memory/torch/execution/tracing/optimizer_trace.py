@@ -38,15 +38,17 @@ def trace_optimizer(
 
     Raises:
         InvalidValueError: if a parameter of the optimizer is none of the model's.
-        StepGraphError: if the update reads values of tensors, or takes steps of the model itself.
+        StepGraphError: if the update reads values of tensors or attributes of its own, or takes steps of the model
+            itself.
     """
     _check_update(optimizer)
-    stand_in, names = _stand_in(optimizer, fakes, faked)
-    parameters = [fake for group in stand_in.param_groups for fake in group["params"]]
-    for fake in parameters:
-        gradient = gradients.get(id(fake))
-        fake.grad = None if gradient is None else gradient.detach()
+    parameters: list[Tensor] = []
     try:
+        stand_in, names = _stand_in(optimizer, fakes, faked)
+        parameters += [fake for group in stand_in.param_groups for fake in group["params"]]
+        for fake in parameters:
+            gradient = gradients.get(id(fake))
+            fake.grad = None if gradient is None else gradient.detach()
         stand_in.step()  # makes its state
         for fake, state in stand_in.state.items():
             yield from ((f"{names[id(fake)]}.{key}", value) for key, value in state.items() if torch.is_tensor(value))
@@ -55,6 +57,11 @@ def trace_optimizer(
     except DataDependentOutputException as error:
         raise StepGraphError(
             f"the update of {type(optimizer).__name__} reads the value of a tensor ({error.func}): {_UNCOUNTED}"
+        ) from error
+    except AttributeError as error:  # copies have none of its own: the update would change those of the optimizer
+        raise StepGraphError(
+            f"the update of {type(optimizer).__name__} needs more than its groups and its state, such as an attribute"
+            f" of its own ({error}), which a trace could not leave as it is: {_UNCOUNTED}"
         ) from error
     finally:
         for fake in parameters:
