@@ -1,6 +1,7 @@
 """Tensors that forward leaves in its modules for the next call: they are followed, or refused by name."""
 
 import copy
+import io
 
 import pytest
 
@@ -9,6 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 from tests.support.plain_training import state_of, train  # noqa: E402
 from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
@@ -134,6 +136,53 @@ def test_a_tensor_of_constants_that_is_made_once_trains_and_is_left_to_the_model
         each.train()
         found.append([*losses, outputs, *train(call, optimizer, DATA), *state_of(each, None)])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+class Showing(nn.Module):
+    """Shows what it computed last, in attributes that it only writes.
+
+    Args:
+        reads: whether it reads a value, so that it has no plan.
+    """
+
+    def __init__(self, reads=False):
+        super().__init__()
+        self.linear, self.reads = nn.Linear(8, 6), reads
+        self.shown, self.several = None, [1, 2]
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.shown, self.several, self.first, self.rows = y.detach(), [y.detach()], {"y": y}, x.shape[0]
+        return y * float(y.sum()) if self.reads else y
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_attributes_that_forward_only_writes_have_what_they_had_when_the_trace_has_ended(reads):
+    model = Showing(reads)
+    several = model.several
+    if reads:
+        with pytest.raises(StepGraphError, match="reads the value"):
+            fit(model, DATA, loss=functional.cross_entropy)
+    else:
+        step = fit(model, DATA, loss=functional.cross_entropy, policy="stock", debug=True)
+        step(*DATA).backward()
+        assert model.rows == 4
+    assert model.shown is None
+    assert model.several is several
+    assert several == [1, 2]
+    assert not hasattr(model, "first")
+    torch.save(model, io.BytesIO())
+    copy.deepcopy(model)
+
+
+def test_a_pruned_weight_is_there_after_the_fit():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 6))
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    before = model[0].weight
+    step = fit(model, DATA, loss=functional.cross_entropy, policy="stock", debug=True)
+    step(*DATA).backward()
+    assert model[0].weight is before
+    assert int((before == 0).sum()) == 32
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class AttributeRecorder:
         self._reads: dict[tuple[int, str], AttributeRead] = {}
         self._values: dict[tuple[int, str], KeptValue] = {}
         self._written: dict[tuple[int, str], nn.Module] = {}
+        self._replaced: dict[tuple[int, str], KeptValue] = {}
         self._writes = Counter[tuple[int, str]]()
         self._restored = set[tuple[int, str]]()
 
@@ -70,14 +71,19 @@ class AttributeRecorder:
                 yield Kept(self._values[key], now.tensors, self._writes[key])
 
     def restore(self) -> None:
-        """Let attributes that were read first, and hold tensors of the trace now, have what they had.
+        """Let attributes that hold tensors of the trace now have what they had.
 
-        A model that makes a tensor once, such as a mask, would compute with one without memory in its evaluation.
+        A model that makes a tensor once, such as a mask, would compute with one without memory in its evaluation. One
+        that shows what it computed last could not be saved.
         """
         for key, each in self._reads.items():
             if type(each.owner) is dict and not each.content.is_fake and AttributeContent(each.value()).is_fake:
                 self._values[key].restore(each.owner, each.key)
                 self._restored.add(key)
+        for (number, name), before in self._replaced.items():
+            table = vars(self._written[number, name])
+            if AttributeContent(table.get(name, ABSENT)).is_fake:
+                before.restore(table, name)
 
     def read(self, module: nn.Module, name: str, value: Any) -> None:
         """Note that an attribute was read, as ABSENT if the module itself has none of that name."""
@@ -100,8 +106,12 @@ class AttributeRecorder:
     def written(self, module: nn.Module, name: str) -> None:
         """Note that an attribute is about to be written."""
         if self._follows(module, name):
-            self._written[id(vars(module)), name] = module
-            self._writes[id(vars(module)), name] += 1
+            key = id(vars(module)), name
+            if key not in self._written and key not in self._reads:
+                value = vars(module).get(name, ABSENT)
+                self._replaced[key] = KeptValue(self._label(module, name), value, AttributeContent(value).tensors)
+            self._written[key] = module
+            self._writes[key] += 1
 
     def _read_of_class(self, module: nn.Module, name: str, label: str, value: Any) -> None:
         """Note a value that a class has, or what makes it, such as a method or a property."""
