@@ -12,7 +12,7 @@ from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.support.plain_training import state_of, train  # noqa: E402
-from ucudnn.errors import StepGraphError  # noqa: E402
+from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
 from ucudnn.memory.torch.subject.trace_checks import quiet_pointers  # noqa: E402
 
@@ -337,6 +337,16 @@ def test_recurrent_layers_whose_backward_cannot_be_traced_are_refused_for_their_
 def test_models_without_a_plan_are_refused_with_a_way_out(model, inputs, message):
     with pytest.raises(StepGraphError, match=message):
         fit(model, inputs, loss=functional.mse_loss)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda inside: torch.jit.trace(inside, ROWS[0])])
+def test_modules_of_torchscript_are_refused_by_name(make):
+    model = nn.Sequential(make(nn.Sequential(nn.Linear(8, 8), nn.Tanh())), nn.Linear(8, 4))
+    with pytest.raises(InvalidValueError, match=r"^module '0' is a module of TorchScript.*: fit the Python module"):
+        fit(model, ROWS, loss=functional.mse_loss)
+    with pytest.raises(InvalidValueError, match=r"^the model is a module of TorchScript"):
+        fit(model[0], ROWS[:1])
 
 
 @pytest.mark.parametrize(

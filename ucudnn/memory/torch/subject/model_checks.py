@@ -20,8 +20,8 @@ def check_model(model: nn.Module) -> None:
     """Check that a model, or the one in a DistributedDataParallel, can be trained by a plan.
 
     Raises:
-        InvalidValueError: if it is none, in evaluation mode, compiled, sharded or replicated, or waits for other
-            processes.
+        InvalidValueError: if it is none, in evaluation mode, compiled, scripted, sharded or replicated, or waits for
+            other processes.
     """
     if not isinstance(model, nn.Module):
         raise InvalidValueError(f"model={shortened(model)} is no torch.nn.Module, of which a step has parameters")
@@ -74,6 +74,11 @@ def _check_module(what: str, module: nn.Module) -> None:
     if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
         raise InvalidValueError(
             f"{what} is compiled, and a plan runs PyTorch's operators one by one: fit the model without torch.compile"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InvalidValueError(
+            f"{what} is a module of TorchScript, which no trace can follow: fit the Python module that torch.jit.script"
+            " or torch.jit.trace made it of"
         )
     if {base.__name__ for base in type(module).__mro__} & _SHARDED:
         raise InvalidValueError(
