@@ -71,6 +71,17 @@ class Lookahead(torch.optim.SGD):
                 parameter.copy_(kept.lerp_(parameter, 0.5))
 
 
+class Reentrant(nn.Module):
+    """A model whose inside is computed again in a backward of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.inside = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 4), nn.Tanh())
+
+    def forward(self, x):
+        return checkpoint(self.inside, self.first(x), use_reentrant=True)
+
+
 class Signs(nn.Module):
     """Signs of a layer, whose gradients are zeros without memory, and the layer itself once more."""
 
@@ -328,6 +339,11 @@ def test_recurrent_layers_whose_backward_cannot_be_traced_are_refused_for_their_
 @pytest.mark.parametrize(
     ("model", "inputs", "message"),
     [
+        (
+            Reentrant(),
+            ROWS,
+            r"checkpoint\(use_reentrant=True\).*: give it use_reentrant=False, or fit the model without",
+        ),
         (Again(0.3), ROWS, r"draws random numbers in backward .*: fit the model without it"),
         (Called(lambda y: y * y[y > 0].sum()), ROWS, r"depends on values, as with y\[mask\].*use torch\.where"),
         (Called(lambda y: y * float(y.sum())), ROWS, "reads the value of a tensor"),

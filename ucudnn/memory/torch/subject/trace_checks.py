@@ -47,6 +47,13 @@ def explained() -> Iterator[None]:
         raise StepGraphError(
             "the step makes a sparse tensor, which has no storage that a plan could hold: use Embedding(sparse=False)"
         ) from error
+    except RuntimeError as error:
+        if "use_reentrant=True" not in str(error):
+            raise
+        raise StepGraphError(
+            "the step calls torch.utils.checkpoint(use_reentrant=True), whose backward begins another one, and a trace"
+            " sees one only: give it use_reentrant=False, or fit the model without it; plans recompute on their own"
+        ) from error
 
 
 @contextmanager
