@@ -99,9 +99,7 @@ def generate(
         forward=namespace["forward"],
         backward=namespace["backward"],
         parts=tuple(part.sources for part in parts),
-        reads=tuple(
-            _reads(program, plan, range(begin, part.end + 1)) for begin, part in zip(begins, parts, strict=True)
-        ),
+        reads=tuple(_reads(program, plan, begin, part.end) for begin, part in zip(begins, parts, strict=True)),
         text=text,
         filename=filename,
     )
@@ -166,14 +164,14 @@ def _parts(program: StepProgram, plan: MemoryPlan, turn: int, end: int) -> list[
     return [*(_Part(index, sources) for index, sources in groups.items()), _Part(end - 1, rest)]
 
 
-def _reads(program: StepProgram, plan: MemoryPlan, actions: Iterable[int]) -> frozenset[int]:
-    """Return the storages that operations of some actions read.
+def _reads(program: StepProgram, plan: MemoryPlan, begin: int, end: int) -> frozenset[int]:
+    """Return the storages that operations of the actions from one to another read.
 
     Autograd of the plain loop keeps what backward reads. What the plan computes again reads more. What stands for the
     caller's part of the step reads nothing: he may have changed the outputs, and gives their gradients.
     """
     graph, found = plan.graph, set[int]()
-    for kind, target in (plan.actions[index] for index in actions):
+    for kind, target in plan.actions[begin : end + 1]:
         if kind is ActionKind.RUN and target not in program.outside:
             found.update(graph.operations[target].reads)
         elif kind is ActionKind.RECOMPUTE:
