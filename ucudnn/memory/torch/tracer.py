@@ -26,6 +26,7 @@ IGNORED = ("profiler", "prim")
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, bool, bool]
 """Shape, strides, offset and type of a tensor, and whether it is the conjugate or the negative of what is stored."""
 
+_LIFTS = {"lift", "lift_fresh", "lift_fresh_copy"}
 _RESIZING = ("resize", "_resize", "set_")
 
 
@@ -191,15 +192,21 @@ class Tracer(TorchDispatchMode):
         provenance: tells which module and line an operator comes from.
         unknown: is called with each tensor that an operator reads and whose storage nobody has met, and the index of
             that storage: constants of the program.
+        stand_in: returns what is written in the place of a tensor; None lets operators write the tensor itself.
 
     Attributes:
         trace: what was written down.
         phase: the part of the step that runs.
     """
 
-    def __init__(self, provenance: Provenance, unknown: Callable[[torch.Tensor, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        provenance: Provenance,
+        unknown: Callable[[torch.Tensor, int], None] | None = None,
+        stand_in: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         super().__init__()
-        self._unknown = unknown
+        self._unknown, self._stand_in = unknown, stand_in
         self.trace = Trace()
         self.phase = Phase.FORWARD
         self._provenance = provenance
@@ -213,6 +220,10 @@ class Tracer(TorchDispatchMode):
     def find(self, tensor: torch.Tensor) -> int | None:
         """Return the index of a tensor's storage, or None where the trace has not met it."""
         return self._known.get(tensor.untyped_storage()._cdata)
+
+    def know(self, tensor: torch.Tensor, index: int) -> None:
+        """Know the storage of a tensor, which lives as long as the trace, as one that was met."""
+        self._known[tensor.untyped_storage()._cdata] = index
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
@@ -234,6 +245,9 @@ class Tracer(TorchDispatchMode):
         place = self._provenance.place(node, number)
         del node
         traced_args, traced_kwargs = tree_map_only(torch.Tensor, self._read, (args, kwargs))
+        if self._stand_in is not None and func._opname not in _LIFTS:  # these return a tensor of their own
+            stand_ins = tree_map_only(torch.Tensor, self._stand_in, (args, kwargs))
+            args, kwargs = stand_ins if func._schema.is_mutable else (args, kwargs)
         result = _wanted(func, args, as_computed(func, args, func(*args, **kwargs)))
         call = TracedCall(
             func=func,

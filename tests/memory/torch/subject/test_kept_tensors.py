@@ -138,6 +138,49 @@ def test_a_tensor_of_constants_that_is_made_once_trains_and_is_left_to_the_model
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
+class Centered(nn.Module):
+    """Subtracts a mean of earlier outputs, a tensor that is an attribute, and changes it in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.last = nn.Linear(8, 6), nn.Linear(6, 6)
+        self.center, self.counts = torch.zeros(2, 6), torch.zeros(3)
+
+    def forward(self, x):
+        y = self.linear(x)
+        part = self.center[1]
+        out = torch.tanh(y - part)
+        with torch.no_grad():
+            part.mul_(0.9).add_(y.mean(0), alpha=0.1)
+            self.counts[1:].add_(1)
+        return self.last(out) * self.counts[2].sqrt()
+
+
+class Balanced(nn.Module):
+    """A loss with a buffer that it changes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(6))
+
+    def forward(self, output, labels):
+        self.mean.mul_(0.9).add_(output.detach().mean(0), alpha=0.1)
+        return functional.cross_entropy(output - self.mean, labels)
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "swap"])
+def test_tensors_that_are_attributes_change_in_place_as_in_the_plain_loop(policy):
+    torch.manual_seed(0)
+    model, loss = Centered(), Balanced()
+    other, its = copy.deepcopy((model, loss))
+    step = fit(model, DATA, loss=loss, policy=policy, debug=True)
+    found = []
+    for each, mean, call in ((other, its, lambda x, y: its(other(x), y)), (model, loss, step)):
+        losses = train(call, torch.optim.SGD(each.parameters(), lr=0.1), DATA)
+        found.append([*losses, each.center, each.counts, mean.mean, *state_of(each, None)])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 class Showing(nn.Module):
     """Shows what it computed last, in attributes that it only writes.
 

@@ -69,6 +69,7 @@ class _Tracing:
             self._leaves = [self._repeated(leaf, batch, factor) for leaf in self._leaves]
         self._inputs = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self._constants: list[tuple[Tensor, TracedTensor]] = []
+        self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
         self._roles: dict[int, tuple[Role, str]] = {}
         self._tracer: Tracer
         self._buffers: BufferTables
@@ -85,7 +86,7 @@ class _Tracing:
         parameters = {each for each, _ in model.named_parameters()}
         with torch.enable_grad(), stateless._reparametrize_module(model, self._fake, tie_weights=True):
             provenance = Provenance(model)
-            self._tracer = Tracer(provenance, self._note_constant)
+            self._tracer = Tracer(provenance, self._note_constant, self._stand_in)
             for key, tensor in self._fake.items():
                 self._meet(Role.PARAMETER if key in parameters else Role.BUFFER, key, tensor)
             for index, tensor in enumerate(self._inputs):
@@ -286,6 +287,17 @@ class _Tracing:
             raise StepGraphError("the step needs the gradient of a tensor that is no parameter and no argument of it")
         self._meet(Role.BUFFER, "constant", tensor)
         self._constants.append((tensor, self._tracer.describe(tensor)))
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        """Return the fake of a constant, in whose storage lie its views: PyTorch itself would write some constants."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        fake = self._mode.from_tensor(tensor, static_shapes=True)
+        index = self._tracer.find(tensor)
+        assert index is not None
+        self._tracer.know(fake, index)
+        self._stand_ins[id(tensor)] = tensor, fake
+        return fake
 
     def _source(self, source: tuple[bool, int]) -> Tensor:
         is_parameter, index = source
