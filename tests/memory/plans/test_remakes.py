@@ -112,7 +112,7 @@ def test_the_peak_is_where_others_run_again_if_these_take_most():
 
 
 @given(step=random_steps(), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_actions_are_valid_and_the_peak_and_the_time_are_those_of_a_simulation(step, data):
     graph, costs = step
     activations = DroppedActivations(graph, costs)
