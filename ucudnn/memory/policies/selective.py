@@ -82,15 +82,11 @@ class _Search:
         """Yield selections that grow, until the budget is kept or nothing is left that lowers the peak."""
         nothing = frozenset[int]()
         selection = self._selection(self._activations.remakes(nothing), nothing)
-        while selection is not None:
+        while selection is not None and selection.remakes.time_ms <= self._most_ms:
             yield selection
             if budget is not None and selection.peak_bytes <= budget:
                 return
-            picked = self._cheapest(selection)
-            larger = self._with_all(selection, picked)
-            if larger is not None and budget is not None and larger.peak_bytes <= budget:
-                larger = self._with_fewest(selection, picked, larger, budget)
-            selection = larger
+            selection = self._next(selection, budget)
 
     def thinned(self, selection: _Selection, budget: int) -> _Selection:
         """Return a selection without what the budget does not need, the costliest first."""
@@ -152,18 +148,20 @@ class _Search:
             if since < place < first and storage not in selection.brief and storage not in self._kept:
                 yield storage
 
-    def _with_all(self, selection: _Selection, picked: Sequence[int]) -> _Selection | None:
-        """Return a selection with more activations, or with the first one that is possible; None if none is."""
-        larger = self._with(selection, picked) if picked else None
-        if larger is not None or len(picked) == 0:
-            return larger
-        for storage in picked if len(picked) > 1 else ():
-            larger = self._with(selection, [storage])
-            if larger is not None:
+    def _next(self, selection: _Selection, budget: int | None) -> _Selection | None:
+        """Return a selection with more activations, no more than the budget needs; None if none is left."""
+        while picked := self._cheapest(selection):
+            larger = self._with(selection, picked)
+            if larger is None and len(picked) > 1:  # one of them is impossible beside the others
+                picked = picked[:1]
+                larger = self._with(selection, picked)
+            if larger is None:
+                self._kept.update(picked)
+            elif budget is None or larger.peak_bytes > budget:
                 return larger
-            self._kept.add(storage)
-        self._kept.update(picked)
-        return self._with_all(selection, self._cheapest(selection))
+            else:
+                return self._with_fewest(selection, picked, larger, budget)
+        return None
 
     def _with_fewest(self, selection: _Selection, picked: Sequence[int], larger: _Selection, budget: int) -> _Selection:
         """Return a selection with the first ones of some activations that keep the budget."""
@@ -182,7 +180,5 @@ class _Search:
         return self._selection(self._activations.remakes(dropped | {*picked}, brief), brief)
 
     def _selection(self, remakes: Remakes | None, brief: frozenset[int]) -> _Selection | None:
-        """Return a selection with its peak; None where one cannot be made again, or that takes too long."""
-        if remakes is None or remakes.time_ms > self._most_ms:
-            return None
-        return _Selection(remakes, brief, *self._activations.peak(remakes))
+        """Return a selection with its peak; None where an activation cannot be made again."""
+        return None if remakes is None else _Selection(remakes, brief, *self._activations.peak(remakes))
