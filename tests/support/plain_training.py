@@ -42,6 +42,15 @@ def train(call, optimizer, inputs, steps=5, seed=1):
     return losses
 
 
+def assert_trained_alike(plain, model, step, data, loss):
+    """Train a model plainly and another one by its fitted step; losses, parameters and buffers are the same bits."""
+    found = []
+    for each, call in ((plain, lambda *args: loss(plain(*args[:-1]), args[-1])), (model, step)):
+        losses = train(call, torch.optim.SGD(each.parameters(), lr=0.1), data)
+        found.append([*losses, *state_of(each, None)])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 class Race:
     """A step that was trained plainly; plans of it must train to the same bits.
 

@@ -50,11 +50,13 @@ def below_floor(floor: BudgetError, needs: Iterable[tuple[int | None, str]]) -> 
     least_bytes, policy = min(known, default=(floor.required_bytes, ""))
     if least_bytes >= floor.required_bytes:
         return floor
+    return with_need(floor, f", or to {exact_bytes(least_bytes)}, which policy {policy} needs", least_bytes)
+
+
+def with_need(error: BudgetError, addition: str, required_bytes: int) -> BudgetError:
+    """Return an error of a budget with an addition to its message, and another need."""
     return BudgetError(
-        f"{floor}, or to {exact_bytes(least_bytes)}, which policy {policy} needs",
-        kernel=floor.kernel,
-        limit_bytes=floor.limit_bytes,
-        required_bytes=least_bytes,
+        f"{error}{addition}", kernel=error.kernel, limit_bytes=error.limit_bytes, required_bytes=required_bytes
     )
 
 

@@ -80,6 +80,15 @@ class Liveness:
         ]
         return tuple(sorted(found, key=lambda each: (-each[1], each[0])))
 
+    def changes(self) -> list[int]:
+        """Return the changes of bytes before each place in `order`, at twice its number, and at it, one up."""
+        found = [0] * (2 * len(self.order) + 4)
+        for span, size in zip(self.spans, self.sizes, strict=True):
+            if span is not None:
+                found[max(2 * span[0] + 1, 0)] += size
+                found[2 * span[1] + 2] -= size
+        return found
+
     def _floors(self) -> list[int]:
         parts = zip(self.persistent_bytes, self.working_bytes, self.scratch_bytes, strict=True)
         return [sum(each) for each in parts]

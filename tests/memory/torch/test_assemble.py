@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from tests.support.plain_training import Race, state_of, train  # noqa: E402
+from tests.support.plain_training import Race, assert_trained_alike  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
@@ -113,11 +113,7 @@ def test_a_result_that_depends_on_a_buffer_that_the_call_updates_is_not_computed
     step = fit(model, data, loss=functional.cross_entropy, policy="checkpoint", debug=True)
     kinds = Race((copy.deepcopy(model), data, functional.cross_entropy)).program.graph.operations
     assert [each.repeatable for each in kinds if "centered" in each.name] == [False] * 5
-    found = []
-    for each, call in ((plain, lambda x, y: functional.cross_entropy(plain(x), y)), (model, step)):
-        losses = train(call, torch.optim.SGD(each.parameters(), lr=0.1), data)
-        found.append([*losses, *state_of(each, None)])
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert_trained_alike(plain, model, step, data, functional.cross_entropy)
 
 
 def test_batch_normalization_is_computed_again_because_its_results_do_not_depend_on_what_it_updates():

@@ -61,11 +61,7 @@ class ForwardBlocks:
             self._add(storage, sorted(self._places[operation] for operation in accesses))
         self._writers = [sorted(self._places[operation] for operation in writers) for writers in graph.writers]
         self.saved = tuple(self._backward)
-        self._changes = [0] * (2 * len(order) + 4)  # of bytes before each place, at twice its number, and at it, one up
-        for span, size in zip(self._liveness.spans, self._liveness.sizes, strict=True):
-            if span is not None:
-                self._changes[max(2 * span[0] + 1, 0)] += size
-                self._changes[2 * span[1] + 2] -= size
+        self._changes = self._liveness.changes()
 
     def divide(self, count: int) -> tuple[Block, ...]:
         """Return the blocks of a division into at most `count`, in the order of forward."""

@@ -1,9 +1,11 @@
 """Recomputation: which operations must run again, and in which order, to make freed bytes again."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.plans.actions import Action, recompute, run
+from ucudnn.memory.plans.frees import with_frees
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,21 @@ def recomputation(
         made=frozenset(storage for storage, _ in wanted & makeable),
         impossible=frozenset(storage for storage, _ in wanted - makeable),
     )
+
+
+def actions_with(graph: StepGraph, order: Sequence[int], again: Mapping[int, Sequence[int]]) -> tuple[Action, ...]:
+    """Return the actions of a step of which operations run again, with all frees that they allow.
+
+    Args:
+        graph: the step.
+        order: its operations in the order in which they run.
+        again: what runs again before a place in the order.
+    """
+    actions: list[Action] = []
+    for place, operation in enumerate(order):
+        actions += map(recompute, again.get(place, ()))
+        actions.append(run(operation))
+    return with_frees(graph, actions)
 
 
 def extra_bytes(

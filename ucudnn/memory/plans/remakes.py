@@ -15,9 +15,8 @@ from itertools import accumulate
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import measure_liveness
-from ucudnn.memory.plans.actions import Action, recompute, run
-from ucudnn.memory.plans.frees import with_frees
-from ucudnn.memory.plans.recomputation import extra_bytes, recomputation
+from ucudnn.memory.plans.actions import Action
+from ucudnn.memory.plans.recomputation import actions_with, extra_bytes, recomputation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +50,7 @@ class DroppedActivations:
         self.spans = {storage: span for storage in graph.saved if (span := self._span(storage)) is not None}
         liveness = measure_liveness(graph, costs)
         self.sizes, self._scratch = liveness.sizes, liveness.scratch_bytes
-        # of bytes before each operation, at twice its number, and at it, one up
-        self._changes = [0] * (2 * len(graph.operations) + 4)
-        for span, size in zip(liveness.spans, liveness.sizes, strict=True):
-            if span is not None:
-                self._changes[max(2 * span[0] + 1, 0)] += size
-                self._changes[2 * span[1] + 2] -= size
+        self._changes = liveness.changes()
 
     def remakes(self, dropped: frozenset[int], brief: Collection[int] = ()) -> Remakes | None:
         """Return how dropped activations come back; None where no operations can make one of them again.
@@ -98,14 +92,10 @@ class DroppedActivations:
 
     def actions(self, remakes: Remakes) -> tuple[Action, ...]:
         """Return the actions of the step with what runs again, and all frees that they allow."""
-        actions: list[Action] = []
-        for operation in range(len(self._graph.operations)):
-            actions += map(recompute, remakes.operations.get(operation, ()))
-            actions.append(run(operation))
-        return with_frees(self._graph, actions)
+        return actions_with(self._graph, range(len(self._graph.operations)), remakes.operations)
 
     def peak(self, remakes: Remakes) -> tuple[int, int]:
-        """Return the peak of the step, and the operation at which it is, or before which it is while others run again.
+        """Return the peak of the step and its place: the operation that runs then, or before which others run again.
 
         It is that of the actions without a simulation, so that a search can look at many. It is more where an operation
         that runs again makes an activation, too, that was not dropped: the actions free that one meanwhile.

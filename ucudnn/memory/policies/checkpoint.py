@@ -12,10 +12,10 @@ from ucudnn.memory.budget import check_budget, over_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.order import find_order
-from ucudnn.memory.plans.actions import Action, recompute, run
+from ucudnn.memory.plans.actions import Action
 from ucudnn.memory.plans.blocks import Block, ForwardBlocks
-from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.plans.recomputation import actions_with
 
 _Blocks = tuple[Block, ...]
 
@@ -111,8 +111,4 @@ def _actions(graph: StepGraph, order: Sequence[int], blocks: _Blocks) -> tuple[A
     again: dict[int, list[int]] = {}
     for block in blocks:
         again.setdefault(block.trigger, []).extend(block.operations)
-    actions = []
-    for place, operation in enumerate(order):
-        actions += [recompute(each) for each in again.get(place, ())]
-        actions.append(run(operation))
-    return with_frees(graph, actions)
+    return actions_with(graph, order, again)

@@ -15,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from ucudnn.errors import BudgetError
-from ucudnn.memory.budget import below_floor, check_budget
+from ucudnn.memory.budget import below_floor, check_budget, with_need
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import measure_liveness
@@ -263,12 +263,8 @@ class _Choice:
         needed, found = self._steady(policies) if looks else (0, None)
         if found is None or needed <= refused.required_bytes:
             return refused
-        return BudgetError(
-            f"{refused}; its tensors take {exact_bytes(needed)} of pages, holes between them included",
-            kernel=refused.kernel,
-            limit_bytes=refused.limit_bytes,
-            required_bytes=needed,
-        )
+        pages = f"; its tensors take {exact_bytes(needed)} of pages, holes between them included"
+        return with_need(refused, pages, needed)
 
     def _steady(self, policies: Iterable[MemoryPolicy]) -> tuple[int, MemoryPlan | None]:
         """Return the plan of the fewest pages among those that do not depend on the budget, and their bytes.

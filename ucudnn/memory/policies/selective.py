@@ -105,8 +105,8 @@ class _Search:
         """Return the time that an activation spares if it stays; in a large step, what makes it alone."""
         if not self._is_exact:
             return self._activations.remake_ms(storage, selection.remakes) or 0.0
-        fewer = self._without(selection, storage)
-        return 0.0 if fewer is None else selection.remakes.time_ms - fewer.remakes.time_ms
+        fewer = self._activations.remakes(selection.remakes.dropped - {storage}, selection.brief - {storage})
+        return 0.0 if fewer is None else selection.remakes.time_ms - fewer.time_ms
 
     def _cheapest(self, selection: _Selection) -> list[int]:
         """Return the next activations to drop, or to make brief: the cheapest for each byte of those at the peak.
@@ -136,8 +136,7 @@ class _Search:
         """
         if not self._is_exact:
             return self._activations.remake_ms(storage, selection.remakes)
-        dropped, brief = selection.remakes.dropped, selection.brief | (selection.remakes.dropped & {storage})
-        remakes = self._activations.remakes(dropped | {storage}, brief)
+        remakes, _ = self._remakes_with(selection, [storage])
         return None if remakes is None else remakes.time_ms - selection.remakes.time_ms
 
     def _at_peak(self, selection: _Selection) -> Iterator[int]:
@@ -176,8 +175,12 @@ class _Search:
         return larger
 
     def _with(self, selection: _Selection, picked: Sequence[int]) -> _Selection | None:
+        return self._selection(*self._remakes_with(selection, picked))
+
+    def _remakes_with(self, selection: _Selection, picked: Sequence[int]) -> tuple[Remakes | None, frozenset[int]]:
+        """Return how dropped activations come back, and which are brief, with more: what is dropped becomes brief."""
         dropped, brief = selection.remakes.dropped, selection.brief | (selection.remakes.dropped & {*picked})
-        return self._selection(self._activations.remakes(dropped | {*picked}, brief), brief)
+        return self._activations.remakes(dropped | {*picked}, brief), brief
 
     def _selection(self, remakes: Remakes | None, brief: frozenset[int]) -> _Selection | None:
         """Return a selection with its peak; None where an activation cannot be made again."""

@@ -21,7 +21,7 @@ def as_computed(func: Any, args: Any, result: Any) -> Any:
     Args:
         func: the operator.
         args: its arguments by position.
-        result: what it returned; what is no fake is returned as it is.
+        result: what it returned. Whatever is no fake comes back unchanged.
     """
     first = result[0] if isinstance(result, tuple | list) and result else result
     if not isinstance(first, FakeTensor):

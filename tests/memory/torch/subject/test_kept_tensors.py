@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
-from tests.support.plain_training import state_of, train  # noqa: E402
+from tests.support.plain_training import assert_trained_alike, state_of, train  # noqa: E402
 from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
 
@@ -182,7 +182,7 @@ def test_tensors_that_are_attributes_change_in_place_as_in_the_plain_loop(policy
 
 
 class Showing(nn.Module):
-    """Shows what it computed last, in attributes that it only writes.
+    """Keeps what it computed last in attributes, which it writes and never reads.
 
     Args:
         reads: whether it reads a value, so that it has no plan.
@@ -296,11 +296,7 @@ def test_buffers_that_are_set_anew_from_each_other_are_followed(way, policy):
     model = _Buffers(way)
     plain = copy.deepcopy(model)
     step = fit(model, DATA, loss=functional.cross_entropy, policy=policy, debug=True)
-    found = []
-    for each, call in ((plain, lambda x, y: functional.cross_entropy(plain(x), y)), (model, step)):
-        losses = train(call, torch.optim.SGD(each.parameters(), lr=0.1), DATA)
-        found.append([*losses, *state_of(each, None)])
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert_trained_alike(plain, model, step, DATA, functional.cross_entropy)
 
 
 def test_a_buffer_whose_memory_another_one_has_too_cannot_be_set_anew():
@@ -342,10 +338,6 @@ def test_a_buffer_of_the_loss_is_followed_and_is_no_tensor_of_the_trace_afterwar
     plain = copy.deepcopy(model)
     step = fit(model, DATA, loss=ours, policy="checkpoint")
     assert not isinstance(ours.center, FakeTensor)
-    found = []
-    for each, call in ((plain, lambda x, y: theirs(plain(x), y)), (model, step)):
-        losses = train(call, torch.optim.SGD(each.parameters(), lr=0.1), DATA)
-        found.append([*losses, *state_of(each, None)])
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert_trained_alike(plain, model, step, DATA, theirs)
     assert torch.equal(theirs.center, ours.center)
     assert ours.center.abs().sum() > 0
