@@ -113,7 +113,7 @@ def test_the_peak_is_where_others_run_again_if_these_take_most():
 
 @given(step=random_steps(), data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_the_actions_are_valid_and_the_peak_and_the_time_are_those_of_a_simulation(step, data):
+def test_the_actions_are_valid_with_the_time_of_a_simulation_and_no_higher_peak_than_looked_at(step, data):
     graph, costs = step
     activations = DroppedActivations(graph, costs)
     spans = sorted(activations.spans)
@@ -124,11 +124,7 @@ def test_the_actions_are_valid_and_the_peak_and_the_time_are_those_of_a_simulati
         return
     plan = MemoryPlan(policy="test", graph=graph, actions=activations.actions(remakes))
     found = simulate(plan, costs)
-    again = [operation for each in remakes.operations.values() for operation in each]
-    twins = {storage for operation in again for storage in graph.operations[operation].writes} - dropped
-    assert activations.peak(remakes)[0] >= found.peak_bytes
-    if not any(graph.storages[each].role is Role.ACTIVATION for each in twins):
-        assert activations.peak(remakes)[0] == found.peak_bytes, "else a twin that is made again is freed, too"
+    assert activations.peak(remakes)[0] >= found.peak_bytes, "what is more is freed by the actions"
     assert remakes.time_ms == pytest.approx(found.recompute_ms)
     freed = {target for kind, target in plan.actions if kind is ActionKind.FREE}
     assert dropped <= freed
