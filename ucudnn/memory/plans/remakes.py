@@ -97,8 +97,8 @@ class DroppedActivations:
     def peak(self, remakes: Remakes) -> tuple[int, int]:
         """Return the peak of the step and its place: the operation that runs then, or before which others run again.
 
-        It is that of the actions without a simulation, so that a search can look at many. It may be more, as where an operation
-        that runs again makes an activation, too, that was not dropped: the actions free that one meanwhile.
+        It is that of the actions without a simulation, so that a search can look at many. It may be more, as where
+        an operation that runs again makes an activation, too, that was not dropped: the actions free that one meanwhile.
         """
         changes = list(self._changes)
         for storage in remakes.dropped:
