@@ -98,7 +98,7 @@ class DroppedActivations:
         """Return the peak of the step and its place: the operation that runs then, or before which others run again.
 
         It is that of the actions without a simulation, so that a search can look at many. It may be more, as where
-        an operation that runs again makes an activation, too, that was not dropped: the actions free that one meanwhile.
+        an operation that runs again makes an activation, too, that was not dropped: that one is freed meanwhile.
         """
         changes = list(self._changes)
         for storage in remakes.dropped:
