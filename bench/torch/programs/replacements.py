@@ -15,7 +15,7 @@ plan is better if the median of steps with it is lower by more than --worth. If 
 much of it is left as these comparisons take, and those that promise most come first.
 
 The kernels may be shared among calls, each on a GPU of its own (CUDA_VISIBLE_DEVICES), which keep what they find in one
-file. A call with --limit-seconds 0 makes the plans before.
+file. A call with --limit-seconds 0 makes the plans before, and says which kernels are the costliest.
 
 The answer has, for each kernel, the commit, its plan and time, the plans that were tried, and the best of them. The
 script ends with status 1 if a better plan was found, and with 0 if none was, or if its time was over; `complete` says
@@ -112,6 +112,25 @@ def keep_plans(arguments: Namespace, path: Path, device: torch.device) -> None:
     note(f"tuned for {monotonic() - begin:.0f} s: {path}")
 
 
+def costliest(own_ms: dict[str, float], plans: Path, count: int) -> list[str]:
+    """Return the costliest kernels, in the order in which the first call with these plans found them.
+
+    Each call times the kernels anew. Shares of two orders would have a kernel twice and another one not at all, so the
+    first order is kept in a file beside the plans.
+
+    Args:
+        own_ms: milliseconds of a step that each kernel takes by its plan.
+        plans: file of the program's plans.
+        count: number of kernels.
+    """
+    path = plans.with_suffix(".costliest.json")
+    names: list[str] = json.loads(path.read_text()) if path.exists() else []
+    if len(names) < min(count, len(own_ms)) or not own_ms.keys() >= set(names):
+        names = sorted(own_ms, key=lambda each: -own_ms[each])[:count]
+        path.write_text(json.dumps(names))
+    return names[:count]
+
+
 class Program:
     """The program with its plans, in which others take their place for a while."""
 
@@ -136,7 +155,8 @@ class Program:
         self.step_seconds = (monotonic() - begin) / _TIMED_STEPS
         self.calls = dict(self.times.calls)
         first, shares = arguments.share
-        self.costs = dict(sorted(own.items(), key=lambda each: -each[1])[: arguments.kernels][first::shares])
+        names = costliest({str(each): ms for each, ms in own.items()}, plans, arguments.kernels)[first::shares]
+        self.costs = {each: own[each] for name in names for each in own if str(each) == name}
         self.own = {each: self._plan_of(each) for each in self.costs}
 
     def _plan_of(self, problem: ConvolutionProblem) -> Configuration:
