@@ -336,6 +336,16 @@ def test_recurrent_layers_whose_backward_cannot_be_traced_are_refused_for_their_
         fit(Called(recurrent), ROWS, loss=functional.mse_loss)
 
 
+def test_recurrent_layers_of_cudnn_are_refused_by_name_although_they_make_a_tensor_of_the_storage_of_their_weights(
+    recurrent,
+):
+    def called(x):  # as `at::lstm` does on a GPU with weights that lie one behind the other
+        return recurrent(x + torch.empty(0).set_(x.untyped_storage()).sum())
+
+    with pytest.raises(StepGraphError, match=r"_cudnn_rnn, which .* torch\.backends\.cudnn\.flags\(enabled=False\)"):
+        fit(Called(called), ROWS, loss=functional.mse_loss)
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "message"),
     [

@@ -94,16 +94,16 @@ def check_calls(trace: Trace) -> None:
             a view is read after the tensor that it views was turned in place, or a tensor gets more elements or fewer,
             or a storage.
     """
-    _check_turned(trace)
-    calls = trace.calls
-    for call in calls:
-        _check_elements(call)
+    for call in trace.calls:  # before all others, because they make a tensor of the weights' storage before the call
         flag = _RECURRENT.get(call.func._opname)
         if flag is not None:
             raise StepGraphError(
                 f"{call.module or 'the step'} calls {call.func._opname}, which keeps a buffer for backward whose size"
                 f" is not known before it runs: call fit within {flag}.flags(enabled=False)"
             )
+    _check_turned(trace)
+    for call in trace.calls:
+        _check_elements(call)
         seeded = torch.Tag.nondeterministic_seeded in call.func.tags and call.argument("dropout_p") != 0
         if seeded and call.phase is Phase.BACKWARD and call.func._opname not in _BACKWARD_OF_ATTENTION:
             raise StepGraphError(
