@@ -294,13 +294,17 @@ def test_a_step_that_fits_computes_its_convolutions_as_is_fastest(budget):
     assert make_plan(graph, slow, budget, "auto").policy == "stock"
 
 
+SPILLING = ("spill", "joint")  # any storage leaves, with nothing that runs again and beside it
+
+
 def test_at_the_floor_storages_spill_because_no_other_policy_keeps_it(unet):
     graph, costs, _ = unet
     floor = measure_liveness(graph, costs).floor_bytes
     plan = make_plan(graph, costs, floor, "auto")
-    assert (plan.policy, plan.budget_bytes, simulate(plan, costs).peak_bytes) == ("spill", floor, floor)
+    assert plan.policy in SPILLING
+    assert (plan.budget_bytes, simulate(plan, costs).peak_bytes) == (floor, floor)
     for name in POLICIES:
-        if name != "spill":
+        if name not in SPILLING:
             with pytest.raises(BudgetError):
                 make_plan(graph, costs, floor, name)
 
@@ -325,17 +329,17 @@ def test_a_step_spills_where_that_is_faster_than_other_policies_that_keep_the_bu
     graph = open_step("vgg16")
     costs = device_costs(load_device("h200"), graph)
     budget = int(0.8 * measure_liveness(graph, costs).peak_bytes)
-    assert make_plan(graph, costs, budget, "auto").policy == "spill"
+    assert make_plan(graph, costs, budget, "auto").policy in SPILLING
     assert make_plan(graph, costs, budget, "vdnn-ext-dynamic").policy == "vdnn-ext-dynamic"
 
 
 def test_storages_spill_where_no_other_policy_finds_room(unet):
     graph, costs, _ = unet
-    least = min(_room_of(graph, costs, name) for name in POLICIES if name != "spill")
+    least = min(_room_of(graph, costs, name) for name in POLICIES if name not in SPILLING)
     most = int(0.9 * least)
     room = AllocatorRoom(most_bytes=most)
     plan = make_plan(graph, costs, most, "auto", room)
-    assert plan.policy == "spill"
+    assert plan.policy in SPILLING
     assert min(room.paged_bytes(plan, costs), room.taken_bytes(plan, costs)) <= most
 
 

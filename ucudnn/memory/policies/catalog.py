@@ -10,6 +10,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.base import BasePolicy
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.dymem import DymemPolicy
+from ucudnn.memory.policies.joint import JointPolicy
 from ucudnn.memory.policies.selective import SelectivePolicy
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.policies.swaps.hidden import HiddenSwapPolicy
@@ -56,6 +57,7 @@ POLICIES: Mapping[str, MemoryPolicy] = {
     "swap-capped": SwapPolicy(capped=True),
     "swap-hidden": HiddenSwapPolicy(),
     "spill": SpillPolicy(),
+    "joint": JointPolicy(),
     "dymem": DymemPolicy(past_limit="stop"),
     "dymem-skip": DymemPolicy(past_limit="skip"),
 }

@@ -7,7 +7,7 @@ can also give empty pages back in each step. All this takes time, with which suc
 found so does not lie tightly in a block, plans also compete in which compute waits for copies that are in the way.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -22,6 +22,7 @@ from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
+from ucudnn.memory.policies.joint import JointPolicy
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
 from ucudnn.memory.pools.allocator_room import WORTH, AllocatorRoom
 from ucudnn.memory.simulation.late_copies import with_late_copies
@@ -29,7 +30,7 @@ from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.units import exact_bytes
 
-_MOST_TRIES = 16  # plans of one policy that are replayed
+_MOST_TRIES, _MOST_JOINT_TRIES = 16, 4  # plans of one policy that are replayed; 'joint' looks at many for each
 _LEAST_STEP, _MOST_STEP = 0.004, 0.02  # shares of its peak by which the next plan has less
 _RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
 _DEAR = 1.1  # times the time of a plan that needs what is spared, beyond which it is better than one that does not
@@ -89,15 +90,22 @@ def _made(
     host_bytes: int | None,
 ) -> MemoryPlan:
     """Return the plan of a policy as `make_plan`, whether or not a plan without waits for copies would do."""
+    policies = chosen_policies(policy)
+    slow = [each for each in policies[1:] if room is not None and isinstance(each, JointPolicy)]
     choice = _Choice(graph, costs, budget, room, host_bytes)
-    for number, each in enumerate(chosen_policies(policy)):
+    for number, each in enumerate(each for each in policies if each not in slow):
         choice.add(number, each)
         if policy == "auto" and not number and choice.fits and not _has_faster(costs):
             break  # nothing is faster than a step of which nothing is moved or recomputed
     try:
-        return choice.best()
+        found = choice.best()
     except BudgetError as error:
-        raise choice.with_room(error, chosen_policies(policy)) from None
+        raise choice.with_room(error, policies) from None
+    for each in slow if any(kind in COPIES for kind, _ in found.actions) else ():  # else it saves little
+        with suppress(BudgetError):
+            other = _made(graph, costs, budget, each, room, host_bytes)
+            found = min(found, other, key=lambda each: simulate(each, costs).step_ms)
+    return found
 
 
 def _has_faster(costs: Costs) -> bool:
@@ -254,7 +262,7 @@ class _Choice:
             required_bytes=needed,
         )
 
-    def with_room(self, refused: BudgetError, policies: Iterable[MemoryPolicy]) -> BudgetError:
+    def with_room(self, refused: BudgetError, policies: Sequence[MemoryPolicy]) -> BudgetError:
         """Return what refuses a budget in live bytes, with what the allocator's room must be, holes included.
 
         Where compute may not wait, nothing is looked for, because plans that wait are looked at next.
@@ -266,14 +274,15 @@ class _Choice:
         pages = f"; its tensors take {exact_bytes(needed)} of pages, holes between them included"
         return with_need(refused, pages, needed)
 
-    def _steady(self, policies: Iterable[MemoryPolicy]) -> tuple[int, MemoryPlan | None]:
+    def _steady(self, policies: Sequence[MemoryPolicy]) -> tuple[int, MemoryPlan | None]:
         """Return the plan of the fewest pages among those that do not depend on the budget, and their bytes.
 
         They are the policies' plans for their least budgets, and for those steps above the floor that may take fewer.
+        'joint' counts only alone.
         """
         best: tuple[int, MemoryPlan | None] = 2**62, None
         floor_bytes = measure_liveness(self._graph, self._costs).floor_bytes
-        for policy in policies:
+        for policy in [each for each in policies if not isinstance(each, JointPolicy)] or policies:
             plan, budget = _least(policy, self._graph, self._costs), float(floor_bytes)
             while plan is not None:
                 found = simulate(plan, self._costs)
@@ -344,7 +353,7 @@ class _Choice:
 
     def _tighten(self, candidate: "_Candidate", over: int) -> None:
         """Let a policy plan again for fewer bytes, if it can; for its least budget where that is nearer."""
-        if candidate.tries == _MOST_TRIES:
+        if candidate.tries == (_MOST_JOINT_TRIES if isinstance(candidate.policy, JointPolicy) else _MOST_TRIES):
             return
         least, most = (int(candidate.peak_bytes * share) for share in (_LEAST_STEP, _MOST_STEP))
         less = min(max(int(over * _STEP), least), most)

@@ -36,7 +36,7 @@ class SelectivePolicy:
         """
         check_budget(graph, costs, budget)
         activations = DroppedActivations(graph, costs)
-        search = _Search(activations, sum(costs.time_ms[: graph.backward_begins]))
+        search = ActivationSearch(activations, sum(costs.time_ms[: graph.backward_begins]))
         least = min(search.selections(budget), key=lambda each: each.peak_bytes)
         if budget is not None and least.peak_bytes > budget:
             raise over_budget(_NAME, graph, least.peak_bytes, budget)
@@ -45,7 +45,7 @@ class SelectivePolicy:
         return MemoryPlan(policy=_NAME, graph=graph, actions=actions, budget_bytes=budget)
 
 
-class _Selection(NamedTuple):
+class ActivationSelection(NamedTuple):
     """Dropped activations.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Selection(NamedTuple):
     place: int
 
 
-class _Search:
+class ActivationSearch:
     """Selects what is dropped. What is selected next does not depend on the budget, which only says when to end.
 
     So a budget that is refused is told the least one, and that one is kept.
@@ -78,17 +78,17 @@ class _Search:
         self._ratios: dict[int, float] = {}  # milliseconds for each byte, when an activation was last looked at
         self._kept = set[int]()  # that turned out to be impossible to make again
 
-    def selections(self, budget: int | None) -> Iterator[_Selection]:
+    def selections(self, budget: int | None) -> Iterator[ActivationSelection]:
         """Yield selections that grow, until the budget is kept or nothing is left that lowers the peak."""
         nothing = frozenset[int]()
-        selection = self._selection(self._activations.remakes(nothing), nothing)
+        selection = self.selection(nothing, nothing)
         while selection is not None and selection.remakes.time_ms <= self._most_ms:
             yield selection
             if budget is not None and selection.peak_bytes <= budget:
                 return
             selection = self._next(selection, budget)
 
-    def thinned(self, selection: _Selection, budget: int) -> _Selection:
+    def thinned(self, selection: ActivationSelection, budget: int) -> ActivationSelection:
         """Return a selection without what the budget does not need, the costliest first."""
         times = {each: self._spared_ms(selection, each) for each in selection.remakes.dropped}
         for each in sorted(times, key=lambda each: (-times[each], each))[:_MOST_THINNED]:
@@ -97,18 +97,21 @@ class _Search:
                 selection = fewer if fewer.remakes.time_ms <= selection.remakes.time_ms else selection
         return selection
 
-    def _without(self, selection: _Selection, storage: int) -> _Selection | None:
-        brief = selection.brief - {storage}
-        return self._selection(self._activations.remakes(selection.remakes.dropped - {storage}, brief), brief)
+    def selection(self, dropped: frozenset[int], brief: frozenset[int]) -> ActivationSelection | None:
+        """Return a selection with its peak; None where an activation cannot be made again."""
+        return self._selection(self._activations.remakes(dropped, brief), brief)
 
-    def _spared_ms(self, selection: _Selection, storage: int) -> float:
+    def _without(self, selection: ActivationSelection, storage: int) -> ActivationSelection | None:
+        return self.selection(selection.remakes.dropped - {storage}, selection.brief - {storage})
+
+    def _spared_ms(self, selection: ActivationSelection, storage: int) -> float:
         """Return the time that an activation spares if it stays; in a large step, what makes it alone."""
         if not self._is_exact:
             return self._activations.remake_ms(storage, selection.remakes) or 0.0
         fewer = self._activations.remakes(selection.remakes.dropped - {storage}, selection.brief - {storage})
         return 0.0 if fewer is None else selection.remakes.time_ms - fewer.time_ms
 
-    def _cheapest(self, selection: _Selection) -> list[int]:
+    def _cheapest(self, selection: ActivationSelection) -> list[int]:
         """Return the next activations to drop, or to make brief: the cheapest for each byte of those at the peak.
 
         In a large step the more are taken at once, the more are dropped, because a selection takes longer to look at.
@@ -129,7 +132,7 @@ class _Search:
                 heappush(waiting, (self._ratios[storage], storage))
         return picked
 
-    def _longer_ms(self, selection: _Selection, storage: int) -> float | None:
+    def _longer_ms(self, selection: ActivationSelection, storage: int) -> float | None:
         """Return the time that dropping one more activation adds, or making it brief; None if that is impossible.
 
         In a large step it is that of the activation alone, without what others need from then on.
@@ -139,7 +142,7 @@ class _Search:
         remakes, _ = self._remakes_with(selection, [storage])
         return None if remakes is None else remakes.time_ms - selection.remakes.time_ms
 
-    def _at_peak(self, selection: _Selection) -> Iterator[int]:
+    def _at_peak(self, selection: ActivationSelection) -> Iterator[int]:
         """Yield the activations that are at the peak although nothing reads them there."""
         made, place = selection.remakes.made, selection.place
         for storage, (last, first) in self._activations.spans.items():
@@ -147,7 +150,7 @@ class _Search:
             if since < place < first and storage not in selection.brief and storage not in self._kept:
                 yield storage
 
-    def _next(self, selection: _Selection, budget: int | None) -> _Selection | None:
+    def _next(self, selection: ActivationSelection, budget: int | None) -> ActivationSelection | None:
         """Return a selection with more activations, no more than the budget needs; None if none is left."""
         while picked := self._cheapest(selection):
             larger = self._with(selection, picked)
@@ -162,7 +165,9 @@ class _Search:
                 return self._with_fewest(selection, picked, larger, budget)
         return None
 
-    def _with_fewest(self, selection: _Selection, picked: Sequence[int], larger: _Selection, budget: int) -> _Selection:
+    def _with_fewest(
+        self, selection: ActivationSelection, picked: Sequence[int], larger: ActivationSelection, budget: int
+    ) -> ActivationSelection:
         """Return a selection with the first ones of some activations that keep the budget."""
         low, high = 0, len(picked)
         while high - low > 1:
@@ -174,14 +179,16 @@ class _Search:
                 low = middle
         return larger
 
-    def _with(self, selection: _Selection, picked: Sequence[int]) -> _Selection | None:
+    def _with(self, selection: ActivationSelection, picked: Sequence[int]) -> ActivationSelection | None:
         return self._selection(*self._remakes_with(selection, picked))
 
-    def _remakes_with(self, selection: _Selection, picked: Sequence[int]) -> tuple[Remakes | None, frozenset[int]]:
+    def _remakes_with(
+        self, selection: ActivationSelection, picked: Sequence[int]
+    ) -> tuple[Remakes | None, frozenset[int]]:
         """Return how dropped activations come back, and which are brief, with more: what is dropped becomes brief."""
         dropped, brief = selection.remakes.dropped, selection.brief | (selection.remakes.dropped & {*picked})
         return self._activations.remakes(dropped | {*picked}, brief), brief
 
-    def _selection(self, remakes: Remakes | None, brief: frozenset[int]) -> _Selection | None:
+    def _selection(self, remakes: Remakes | None, brief: frozenset[int]) -> ActivationSelection | None:
         """Return a selection with its peak; None where an activation cannot be made again."""
-        return None if remakes is None else _Selection(remakes, brief, *self._activations.peak(remakes))
+        return None if remakes is None else ActivationSelection(remakes, brief, *self._activations.peak(remakes))

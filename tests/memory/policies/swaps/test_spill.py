@@ -14,7 +14,7 @@ from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.graph import Phase
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import ActionKind
-from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.memory.policies.catalog import POLICIES, find_policy
 from ucudnn.memory.policies.choice import make_plan
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
@@ -158,8 +158,12 @@ def test_a_3d_unet_runs_in_half_of_its_peak_where_nothing_else_does():
     scratch = (size if "convolution" in each.kind else 0 for size, each in zip(taken, graph.operations, strict=True))
     costs = replace(costs, configurations={}, scratch_bytes=tuple(scratch))  # fast algorithms copy their operands
     half = measure_liveness(graph, costs).peak_bytes // 2
-    plan = make_plan(graph, costs, half, "auto")
-    assert plan.policy == "spill"
+    for name in POLICIES:
+        if name not in ("spill", "joint"):
+            with pytest.raises(BudgetError):
+                make_plan(graph, costs, half, name)
+    plan = make_plan(graph, costs, half, "spill")
     assert simulate(plan, costs).peak_bytes <= half
+    assert simulate(make_plan(graph, costs, half, "auto"), costs).time_ms < 0.7 * simulate(plan, costs).time_ms
     made = {graph.writers[target][0] for kind, target in plan.actions if kind is ActionKind.OFFLOAD}
     assert max(made) >= graph.backward_begins > min(made), "what backward makes leaves as what forward makes"

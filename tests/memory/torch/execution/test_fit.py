@@ -24,7 +24,7 @@ from tests.support.repeatability import (  # noqa: E402
 from tests.support.small_networks import NETWORKS, small_network  # noqa: E402
 from ucudnn.memory.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
-from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
+from ucudnn.memory.policies.catalog import POLICIES, find_policy  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit_plan  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,6 +46,22 @@ def race(name, **options):
 def test_every_policy_trains_to_the_bits_of_the_plain_loop(name, policy):
     trained = race(name)
     trained.check(trained.fitted(policy))
+
+
+@pytest.mark.parametrize("name", ["unet", "gpt"])
+def test_a_plan_that_copies_beside_what_runs_again_trains_to_the_bits_of_the_plain_loop(name):
+    trained = race(name)
+    graph = trained.program.graph
+    slow = tuple(10.0 if "convolution" in each.kind or "mm" in each.kind else 1.0 for each in graph.operations)
+    costs = replace(trained.costs, time_ms=slow, issue_ms=(), configurations={}, memory_bytes=10**10)
+    costs = replace(costs, offload_bytes_per_ms=1000.0, prefetch_bytes_per_ms=1000.0)
+    plan = find_policy("joint").plan(graph, costs, measure_liveness(graph, costs).floor_bytes)
+    kinds = Counter(kind for kind, _ in plan.actions)
+    assert min(kinds[ActionKind.OFFLOAD], kinds[ActionKind.RECOMPUTE]) > 0
+    step = trained.fitted(plan)
+    with CountedCopies(step) as copies:
+        trained.check(step)
+    assert copies.calls["offload"] == trained.steps * kinds[ActionKind.OFFLOAD]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -1,0 +1,89 @@
+"""Tests of policy 'joint': what is cheap to make again is dropped, what still does not fit leaves, in one plan."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.step_graphs import StepBuilder, random_steps
+from ucudnn.errors import BudgetError
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.graph import Role
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.policies.joint import JointPolicy
+from ucudnn.memory.policies.selective import SelectivePolicy
+from ucudnn.memory.policies.swaps.spill import SpillPolicy
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.steps import open_step
+
+
+def layers(count):
+    """Return a builder of layers: to make the first half of them again takes long, the others are made in no time."""
+    builder = StepBuilder(default=10).storage("y0", 10, Role.INPUT)
+    for layer in range(1, count + 1):
+        builder.run(f"f{layer}", f"y{layer - 1}", f"y{layer}", time=50.0 if layer <= count // 2 else 2.0)
+    builder.backward("turn", f"y{count}", f"e{count}", time=2.0)
+    for layer in range(count, 0, -1):
+        builder.backward(f"b{layer}", f"y{layer - 1} y{layer} e{layer}", f"e{layer - 1}", time=10.0)
+    return builder
+
+
+def names_of(plan, kind):
+    """Return the names of operations that run again, or of storages that are copied."""
+    names = [each.name for each in (plan.graph.operations if kind is ActionKind.RECOMPUTE else plan.graph.storages)]
+    return [names[target] for found, target in plan.actions if found is kind]
+
+
+def test_what_is_cheap_is_made_again_and_what_is_dear_leaves():
+    builder = layers(8)
+    graph, costs = builder.graph(), builder.costs()
+    budget = measure_liveness(graph, costs).floor_bytes
+    plan = JointPolicy().plan(graph, costs, budget)
+    again, copied = names_of(plan, ActionKind.RECOMPUTE), names_of(plan, ActionKind.OFFLOAD)
+    assert again == ["f5"]
+    assert set(copied) == {"y1", "y2", "y3", "y4", "y6"}
+    found = simulate(plan, costs)
+    assert found.peak_bytes <= budget
+    for policy in (SpillPolicy(), SelectivePolicy()):
+        with suppress(BudgetError):
+            assert found.step_ms < simulate(policy.plan(graph, costs, budget), costs).step_ms
+
+
+@given(step=random_steps(), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_plan_is_slower_than_those_that_only_move_or_only_recompute(step, data):
+    graph, costs = step
+    found = measure_liveness(graph, costs)
+    budget = data.draw(st.integers(found.floor_bytes, found.peak_bytes))
+    plan = simulate(JointPolicy().plan(graph, costs, budget), costs)
+    assert plan.peak_bytes <= budget
+    for policy in (SpillPolicy(), SelectivePolicy()):
+        with suppress(BudgetError):
+            assert plan.step_ms <= simulate(policy.plan(graph, costs, budget), costs).step_ms * (1 + 1e-9)
+
+
+def test_every_budget_down_to_the_floor_is_kept_and_none_below():
+    builder = layers(6)
+    graph, costs = builder.graph(), builder.costs()
+    floor = measure_liveness(graph, costs).floor_bytes
+    for budget in (None, floor, floor + 7):
+        assert simulate(JointPolicy().plan(graph, costs, budget), costs).peak_bytes <= (budget or floor)
+    with pytest.raises(BudgetError, match="below the floor"):
+        JointPolicy().plan(graph, costs, floor - 1)
+
+
+@pytest.mark.parametrize(("name", "share", "faster"), [("unet2d", 0.4, 0.4), ("unet3d", 0.5, 0.7)])
+def test_unets_run_below_what_recomputation_needs_in_a_part_of_the_time_that_copies_take(name, share, faster):
+    graph = open_step(name)
+    costs = device_costs(load_device("h200"), graph)
+    budget = int(share * measure_liveness(graph, costs).peak_bytes)
+    with pytest.raises(BudgetError):
+        SelectivePolicy().plan(graph, costs, budget)
+    plan = JointPolicy().plan(graph, costs, budget)
+    found = simulate(plan, costs)
+    assert found.recompute_ms > 0 < found.offloaded_bytes
+    assert found.peak_bytes <= budget
+    assert found.step_ms < faster * simulate(SpillPolicy().plan(graph, costs, budget), costs).step_ms
