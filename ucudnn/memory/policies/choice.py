@@ -30,7 +30,7 @@ from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.units import exact_bytes
 
-_MOST_TRIES, _MOST_JOINT_TRIES = 16, 4  # plans of one policy that are replayed; 'joint' looks at many for each
+_MOST_TRIES, _MOST_JOINT_TRIES = 16, 3  # plans of one policy that are replayed; 'joint' looks at many for each
 _LEAST_STEP, _MOST_STEP = 0.004, 0.02  # shares of its peak by which the next plan has less
 _RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
 _DEAR = 1.1  # times the time of a plan that needs what is spared, beyond which it is better than one that does not

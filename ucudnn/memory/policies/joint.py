@@ -31,7 +31,7 @@ from ucudnn.memory.simulation.simulator import simulate
 _NAME = "joint"
 _SHARES = (0.0, 1 / 12, 1 / 6, 1 / 3, 1 / 2, 1.0)
 """Peaks of the selections that are looked at first: shares of the way from the least one to that of the step."""
-_MOST_PLANNED = 24  # selections in which one activation changes sides
+_MOST_PLANNED = 16  # selections in which one activation changes sides
 _FASTER = 0.9995  # of the time of a step: less is no difference
 
 
