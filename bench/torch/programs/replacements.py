@@ -155,8 +155,9 @@ class Program:
         self.step_seconds = (monotonic() - begin) / _TIMED_STEPS
         self.calls = dict(self.times.calls)
         first, shares = arguments.share
-        names = costliest({str(each): ms for each, ms in own.items()}, plans, arguments.kernels)[first::shares]
-        self.costs = {each: own[each] for name in names for each in own if str(each) == name}
+        named = {str(each): each for each in own}
+        names = costliest({name: own[each] for name, each in named.items()}, plans, arguments.kernels)
+        self.costs = {named[name]: own[named[name]] for name in names[first::shares]}
         self.own = {each: self._plan_of(each) for each in self.costs}
 
     def _plan_of(self, problem: ConvolutionProblem) -> Configuration:

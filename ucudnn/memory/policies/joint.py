@@ -82,8 +82,9 @@ class _JointSearch:
         if least > self._cap:
             return self._climbed(self._fastest_of(self._selecting.thinned(*each) for each in spread))
         chosen = self._fastest_of(each for each, _ in spread)  # copies save little here, so little is looked at
-        ends = [each for each in spread if each[0].remakes.dropped == chosen.dropped]
-        return self._fastest_of((self._selecting.thinned(*each) for each in (spread[0], ends[0])), chosen)
+        found = next(each for each in spread if each[0].remakes.dropped == chosen.dropped)
+        worth = [spread[0], *([] if found is spread[0] else [found])]
+        return self._fastest_of((self._selecting.thinned(*each) for each in worth), chosen)
 
     def _fastest_of(self, selections: Iterable[ActivationSelection], best: _JointPlan | None = None) -> _JointPlan:
         """Return the fastest plan beside selections, or another one. The empty selection always has a plan."""
@@ -114,7 +115,7 @@ class _JointSearch:
         return best
 
     def _changes(self, storage: int, best: _JointPlan) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
-        """Yield what is dropped, and what of it is brief, where an activation changes sides."""
+        """Yield the dropped activations, and the brief ones among them, once an activation has changed sides."""
         yield best.dropped ^ {storage}, best.brief - {storage}
         if storage in best.dropped:
             yield best.dropped, best.brief ^ {storage}

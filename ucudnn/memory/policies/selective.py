@@ -185,7 +185,7 @@ class ActivationSearch:
     def _remakes_with(
         self, selection: ActivationSelection, picked: Sequence[int]
     ) -> tuple[Remakes | None, frozenset[int]]:
-        """Return how dropped activations come back, and which are brief, with more: what is dropped becomes brief."""
+        """Return how activations come back if more are dropped, and the brief ones: what is picked again joins them."""
         dropped, brief = selection.remakes.dropped, selection.brief | (selection.remakes.dropped & {*picked})
         return self._activations.remakes(dropped | {*picked}, brief), brief
 

@@ -182,7 +182,7 @@ def test_tensors_that_are_attributes_change_in_place_as_in_the_plain_loop(policy
 
 
 class Showing(nn.Module):
-    """Keeps what it computed last in attributes, which it writes and never reads.
+    """A model that keeps its latest results in attributes. It writes these attributes and never reads them.
 
     Args:
         reads: whether it reads a value, so that it has no plan.

@@ -94,7 +94,7 @@ def check_calls(trace: Trace) -> None:
             a view is read after the tensor that it views was turned in place, or a tensor gets more elements or fewer,
             or a storage.
     """
-    for call in trace.calls:  # before all others, because they make a tensor of the weights' storage before the call
+    for call in trace.calls:  # first, because PyTorch makes a tensor of the weights' storage before such a call
         flag = _RECURRENT.get(call.func._opname)
         if flag is not None:
             raise StepGraphError(
