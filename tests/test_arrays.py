@@ -1,5 +1,7 @@
 """Arrays pose a problem, or are refused with their shapes, types and strides."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -105,6 +107,21 @@ def test_whole_numbers_of_any_type_are_accepted(one):
     made = problem_of(Operation.FORWARD, x, w, y, padding=one, stride=one, groups=groups)
     assert made == problem_of(Operation.FORWARD, x, w, y, padding=1)
     assert type(made.stride[0]) is type(made.groups) is int
+
+
+@pytest.mark.parametrize("name", ["padding", "stride", "dilation", "groups"])
+@pytest.mark.parametrize("value", [1.0, True, np.float64(1), np.bool_(True), (1.0, 1), (1, True), frozenset({1.0})])
+def test_what_equals_a_whole_number_is_refused_after_it_too(name, value):
+    x, w, y = np.ones((2, 3, 6, 6)), np.ones((4, 3, 3, 3)), np.ones((2, 4, 4, 4))
+    y = np.ones((2, 4, 6, 6)) if name == "padding" else y
+    cache = ProblemCache()
+    for right in (1, (1, 1), frozenset({1})):
+        if name != "groups" or right == 1:
+            with suppress(InvalidProblemError):  # of one number for two dimensions
+                cache.problem_of(Operation.FORWARD, x, w, y, **{name: right})
+    assert cache._problems
+    with pytest.raises(InvalidProblemError, match=rf"^{name} "):
+        cache.problem_of(Operation.FORWARD, x, w, y, **{name: value})
 
 
 @pytest.mark.parametrize("name", ["padding", "stride", "dilation", "groups"])

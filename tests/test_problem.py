@@ -219,3 +219,11 @@ def test_lists_and_numpys_numbers_make_the_same_problem():
     assert made == given
     assert hash(made) == hash(given)
     assert type(made.batch) is type(made.kernel[0]) is int
+
+
+def test_what_equals_a_size_is_refused_after_it_too():
+    problem = make_problem(batch=8)
+    assert [problem.part(size).batch for size in (1, 2)] == [1, 2]
+    for size in (True, 2.0):
+        with pytest.raises(InvalidProblemError, match=r"^batch "):
+            problem.part(size)

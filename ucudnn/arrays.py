@@ -188,6 +188,11 @@ def _batch_stride(name: str, array: ArrayLike) -> int:
     return int(stride // itemsize)
 
 
+def _types(value: object) -> object:
+    """Return what tells values apart that compare equal, such as 0, 0.0 and False, of which only 0 is a padding."""
+    return (*map(type, value),) if isinstance(value, (tuple, frozenset)) else type(value)
+
+
 @final
 class ProblemCache:
     """Remembers the problems that arrays posed, so that the next call with such arrays costs one look-up."""
@@ -219,6 +224,7 @@ class ProblemCache:
                 w.dtype,
                 y.dtype,
                 *parameters.items(),
+                *map(_types, parameters.values()),
             )
             known = self._problems.get(key)
         except (AttributeError, TypeError):  # no array, or a list among the parameters, which has no hash

@@ -304,6 +304,20 @@ def test_inputs_that_are_not_contiguous_are_copied(on_host, layer):
         cudnn.convolution_forward(x, w, None, y, (1, 1), (1, 1), (1, 1), 1, auto_tune=True, tensor_core="maybe")
 
 
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("wrong", [1.0, "1", None])
+def test_parameters_that_are_no_whole_numbers_are_refused_also_after_those_that_they_equal(
+    on_host, layer, place, wrong
+):
+    x, w, y = (device(each) for each in layer().arrays.values())
+    keywords = {"auto_tune": False, "tensor_core": "never"}
+    right = [(1, 1), (1, 1), (1, 1), 1]
+    cudnn.convolution_forward(x, w, None, y, *right, **keywords)
+    right[place] = wrong if place == 3 else (wrong, 1)
+    with pytest.raises(TypeError):
+        cudnn.convolution_forward(x, w, None, y, *right, **keywords)
+
+
 def test_the_limit_of_arrays(on_host, layer, monkeypatch):
     monkeypatch.setenv("UCUDNN_DEFAULT_WORKSPACE_LIMIT", "3MiB")
     assert cudnn.get_max_workspace_size() == 3 * 2**20

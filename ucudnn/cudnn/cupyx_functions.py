@@ -9,6 +9,7 @@ took slower algorithms.) With UCUDNN_TOTAL_WORKSPACE_SIZE the workspace is divid
 from array import array
 from collections.abc import Sequence
 from math import prod
+from operator import index
 from threading import get_ident
 from typing import Any, final
 
@@ -255,13 +256,13 @@ def _convolve(
     first, second = _contiguous(first), _contiguous(second)
     data_type = get_data_type(first.dtype)
     tensor_cores = _asks_for_tensor_cores(tensor_core, first.dtype)
-    convolution = convolution_descriptor(
-        data_type, tuple(pad), tuple(stride), tuple(dilation), CUDNN_CROSS_CORRELATION, tensor_cores, groups
-    )
+    # Descriptors are remembered, and 0.0 would find that of 0.
+    lists = (tuple(map(index, each)) for each in (pad, stride, dilation))
+    convolution = convolution_descriptor(data_type, *lists, CUDNN_CROSS_CORRELATION, tensor_cores, index(groups))
     made = [
-        filter_descriptor(get_data_type(each.dtype), w_layout, tuple(each.shape))
+        filter_descriptor(get_data_type(each.dtype), index(w_layout), tuple(each.shape))
         if place == _FILTERS[operation]
-        else tensor_descriptor(get_data_type(each.dtype), d_layout, tuple(each.shape))
+        else tensor_descriptor(get_data_type(each.dtype), index(d_layout), tuple(each.shape))
         for place, each in enumerate((first, second, written))
     ]
     a, b, c = (each.value for each in made)
