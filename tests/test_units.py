@@ -1,9 +1,15 @@
+import csv
+import io
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ucudnn
 from ucudnn.errors import InvalidSizeError
-from ucudnn.units import exact_bytes, format_bytes, format_ms, parse_bytes
+from ucudnn.units import csv_text, exact_bytes, format_bytes, format_ms, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -73,3 +79,19 @@ def test_sizes_that_no_memory_has_are_refused_in_a_short_line(size):
     with pytest.raises(InvalidSizeError) as refused:
         parse_bytes(size)
     assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", '=HYPERLINK("x","y")'])
+def test_text_is_never_a_formula(text):
+    assert list(csv.reader(io.StringIO(csv_text([text], [[text]]), newline=""))) == [["'" + text]] * 2
+
+
+def test_other_values_stay_as_they_are():
+    rows = list(csv.reader(io.StringIO(csv_text(["a", "b"], [["conv=1", -2.5], ["a,b", None], ["'=1", True]]))))
+    assert rows == [["a", "b"], ["conv=1", "-2.5"], ["a,b", ""], ["'=1", "True"]]
+
+
+def test_csv_is_written_in_one_place():
+    package = Path(ucudnn.__file__).parent
+    writes = re.compile(r"csv\.(Dict)?[wW]riter")
+    assert [path.name for path in package.rglob("*.py") if writes.search(path.read_text())] == ["units.py"]

@@ -1,10 +1,12 @@
-"""Whole numbers, and bytes and milliseconds as text.
+"""Whole numbers, and bytes, milliseconds and tables as text.
 
 It reads '64MiB', and writes '64 MiB' and '12.3 ms'; no other module does.
 """
 
+import csv
+import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
@@ -17,6 +19,7 @@ _FACTORS = {"": 1, "b": 1} | {
 }
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _MOST_SHOWN = 80  # characters of a value in a message
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _MOST = 1 << 63  # bytes; no machine has so many
 _FORMS = "a whole number of bytes (67108864) or a number with B, KiB, MiB, GiB, KB, MB or GB (64MiB, 1.5 GiB)"
 
@@ -110,3 +113,16 @@ def _significant(value: float) -> str:
         text = f"{value:.3g}"
     text = text.rstrip("0") if "." in text and value == int(value) else text
     return text.rstrip(".")  # 99.96 is '100.' in three digits
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table as CSV, with a line for the columns' names and one for each row.
+
+    Spreadsheets compute text that begins like a formula (with `=`, `+`, `-`, `@`, a tab or a line's end), and names of
+    layers and models come from anywhere. Such text gets a `'` in front; numbers stay as they are.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")  # else Python 3.11 puts a text with \r in no quotes
+    for row in (columns, *rows):
+        writer.writerow([f"'{each}" if isinstance(each, str) and each.startswith(_FORMULA) else each for each in row])
+    return text.getvalue().replace("\r\n", "\n")

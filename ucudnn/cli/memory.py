@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, repeat
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +51,7 @@ from ucudnn.memory.steps import open_measured_step
 from ucudnn.plots import MemoryPicture, PolicyPoint, check_picture, draw_front, draw_memory
 from ucudnn.reporting.output_file import check_apart, check_distinct, check_output, write_whole
 from ucudnn.reporting.terminal import print_table, print_text, progress
-from ucudnn.units import format_bytes, format_ms
+from ucudnn.units import csv_text, format_bytes, format_ms
 
 _MODEL_OPTIONS = ("--shape", "--tokens", "--loss", "--optimizer", "--dtype", "--math", "--layout", "--autocast")
 _RULES = (
@@ -378,8 +379,8 @@ def _show_front(
         head = {"step": graph.name, "batch": graph.batch, "device": costs.device}
         print_text(json.dumps({**head, "plans": [asdict(each) for each in plans]}, indent=2))
     elif as_csv:
-        text = [f"{each.policy},{each.budget_bytes},{each.peak_bytes},{each.time_ms}" for each in plans]
-        print_text("\n".join(["policy,budget_bytes,peak_bytes,time_ms", *text]))
+        columns = ("policy", "budget_bytes", "peak_bytes", "time_ms")
+        print_text(csv_text(columns, map(attrgetter(*columns), plans)))
     else:
         rows = [
             [each.policy, format_bytes(each.budget_bytes), format_bytes(each.peak_bytes), format_ms(each.time_ms)]

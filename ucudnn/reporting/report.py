@@ -1,7 +1,5 @@
 """Reports: the decision for each kernel with its time and workspace, as values, JSON, CSV and plain text."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import fsum
@@ -11,7 +9,7 @@ from ucudnn.planning.decision import Decision, Decisions, Method
 from ucudnn.planning.division import GROUPED, Alternative
 from ucudnn.reporting.deviation import KernelTimes, describe_deviations, is_far
 from ucudnn.reporting.html_table import html_table
-from ucudnn.units import format_bytes, format_ms
+from ucudnn.units import csv_text, format_bytes, format_ms
 
 _NO_SOLVER = "not divided by times"
 
@@ -195,12 +193,8 @@ class Report:
 
     def to_csv(self) -> str:
         """Return the kernels as CSV, with a line for each."""
-        text = io.StringIO()
         columns = [*(field.name for field in fields(KernelReport)), "speedup"]
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.records())
-        return text.getvalue()
+        return csv_text(columns, (each.values() for each in self.records()))
 
     def _repr_html_(self) -> str:
         """Return the report as notebooks show it."""

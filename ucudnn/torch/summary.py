@@ -1,7 +1,5 @@
 """The summary: which convolutions went through handles and which did not, as planned, and as measured on request."""
 
-import csv
-import io
 import logging
 import re
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from ucudnn.torch.layer_owners import shapes_of
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.tuning_report import TuningReport, report_tuning
-from ucudnn.units import format_bytes, format_ms
+from ucudnn.units import csv_text, format_bytes, format_ms
 
 _LOG = logging.getLogger(__name__)
 
@@ -158,12 +156,8 @@ class Summary:
 
     def to_csv(self) -> str:
         """Return the layers as CSV, with a line for each."""
-        text = io.StringIO()
         columns = [*(each.name for each in fields(LayerSummary)), "divided"]
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.records())
-        return text.getvalue()
+        return csv_text(columns, (each.values() for each in self.records()))
 
     def _repr_html_(self) -> str:
         """Return the summary as notebooks show it: a table for each device, and the counts."""

@@ -1,7 +1,5 @@
 """What policies make of a step within a budget, as one table; and time against peak, by policy."""
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +17,7 @@ from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
 from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.units import format_bytes, format_ms
+from ucudnn.units import csv_text, format_bytes, format_ms
 
 Progress = Callable[[str], None]
 """A function that is called with what is about to be done."""
@@ -141,13 +139,11 @@ class PolicyComparison:
 
     def to_csv(self) -> str:
         """Return the figures as CSV, a line for each policy that has a plan."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["policy", *_COLUMNS, *(f"fragmentation_{name.replace(' ', '_')}" for name in POOLS)])
-        for row in self.rows:
-            if row.simulation is not None:
-                writer.writerow([row.policy, *row.numbers().values(), *(row.waste[name] for name in POOLS)])
-        return text.getvalue()
+        columns = ["policy", *_COLUMNS, *(f"fragmentation_{name.replace(' ', '_')}" for name in POOLS)]
+        planned = [row for row in self.rows if row.simulation is not None]
+        return csv_text(
+            columns, ((row.policy, *row.numbers().values(), *map(row.waste.__getitem__, POOLS)) for row in planned)
+        )
 
 
 def compare_policies(
