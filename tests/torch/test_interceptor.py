@@ -56,13 +56,14 @@ def test_only_gradients_that_are_wanted_are_computed(mask):
 @pytest.mark.parametrize(("dimensions", "memory_format"), [(2, torch.channels_last), (3, torch.channels_last_3d)])
 def test_channels_last_stays_channels_last(dimensions, memory_format):
     make = (torch.nn.Conv2d, torch.nn.Conv3d)[dimensions - 2]
-    module = torch.nn.Sequential(make(4, 6, 3), make(6, 3, 2)).double()
-    x = drawn((2, 4, *(6,) * dimensions))
+    # PyTorch puts channels first in three dimensions of float64.
+    module = torch.nn.Sequential(make(4, 6, 3), make(6, 3, 2)).to(memory_format=memory_format)
+    x = drawn((2, 4, *(6,) * dimensions)).float().detach().requires_grad_()
     expected = outcome(module, x)
-    module = module.to(memory_format=memory_format)
     with enable_on_cpu() as on:
         found = outcome(module, x)
     assert_close(found, expected)
+    assert found[0].stride() == expected[0].stride()
     assert found[0].is_contiguous(memory_format=memory_format)
     assert {kernel.problem.split()[-1] for report in on.report().reports.values() for kernel in report.kernels} == {
         "NHWC" if dimensions == 2 else "NDHWC"

@@ -2,32 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 
 from ucudnn.problem import ConvolutionProblem, MathMode
+from ucudnn.torch.chosen_form import ChosenForm
 from ucudnn.torch.fused_call import FusedCall
 from ucudnn.torch.kernel_call import KernelCall
-from ucudnn.torch.problem import Sizes, TorchConvolution, convolution_of, memory_format_of
+from ucudnn.torch.problem import Geometry, Sizes, TorchConvolution, convolution_of
 
 ONE_DIMENSION = "of one dimension, with a weight whose channels are last"
 """A reason to leave a convolution to PyTorch, which then computes it by cuDNN."""
 
-_ON_CUDNN = ("Cudnn", "CudnnTranspose")
 _NATIVE = ("CudaDepthwise2d", "CudaDepthwise3d")
-
-
-@final
-class Geometry(NamedTuple):
-    """The arguments of a convolution besides its tensors, as PyTorch orders them; lists have an entry per dimension."""
-
-    stride: Sizes
-    padding: Sizes
-    dilation: Sizes
-    transposed: bool
-    output_padding: Sizes
-    groups: int
 
 
 @final
@@ -75,9 +63,21 @@ class CachedCall:
         weight_gradient: computes the gradient of the weight; None if it is not wanted.
         bias_as: sizes and strides with which the bias is added to the output.
         fused: computes the output with its bias, if it is on; None without a bias, or where no engine can add it.
+        output_strides: PyTorch's, where the kernel writes in another order of dimensions; None where it does not.
+        gradient_strides: the same, of the gradients of input and weight.
     """
 
-    __slots__ = ("bias_as", "format", "fused", "input_gradient", "output", "reason", "weight_gradient")
+    __slots__ = (
+        "bias_as",
+        "format",
+        "fused",
+        "gradient_strides",
+        "input_gradient",
+        "output",
+        "output_strides",
+        "reason",
+        "weight_gradient",
+    )
 
     def __init__(
         self,
@@ -97,6 +97,13 @@ class CachedCall:
         self.weight_gradient = weight_gradient
         self.bias_as = bias_as
         self.fused = fused
+        self.output_strides: Sizes | None = None
+        self.gradient_strides: tuple[Sizes | None, Sizes | None] = (None, None)
+
+    @property
+    def lies_as_computed(self) -> bool:
+        """Whether nothing is copied to another memory format, neither before nor behind its kernels."""
+        return self.format is None and self.output_strides is None and not any(self.gradient_strides)
 
 
 def forward_call(
@@ -115,12 +122,14 @@ def forward_call(
     if not bias_fits(bias, x, call):
         return CachedCall("the bias does not fit")
     biased = biased_problem(bias, call)
-    return CachedCall(
+    made = CachedCall(
         memory_format=missing_format(call, x, weight),
         output=kernel_call_of(call.forward, 0),
         bias_as=bias_form(bias, x.dim()),
         fused=None if biased is None or fused_call_of is None else fused_call_of(biased),
     )
+    made.output_strides = _other(ChosenForm(x, weight, geometry).output_strides(call.out_shape), call.out_shape, call)
+    return made
 
 
 def backward_call(
@@ -140,11 +149,26 @@ def backward_call(
         return CachedCall("the gradient is of another shape or type")
     input_gradient = kernel_call_of(call.backward_input, 0) if output_mask[0] else None
     later_bytes = 0 if input_gradient is None else input_gradient.output_bytes
-    return CachedCall(
+    made = CachedCall(
         memory_format=missing_format(call, grad, x, weight),
         input_gradient=input_gradient,
         weight_gradient=kernel_call_of(call.backward_weight, later_bytes) if output_mask[1] else None,
     )
+    made.gradient_strides = backward_strides(grad, x, weight, geometry, call)
+    return made
+
+
+def backward_strides(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, call: TorchConvolution
+) -> tuple[Sizes | None, Sizes | None]:
+    """Return the strides of PyTorch's gradients of input and weight where they are not those of our kernels."""
+    of_x, of_weight = ChosenForm(x, weight, geometry).gradient_strides(grad)
+    return _other(of_x, x.shape, call), _other(of_weight, weight.shape, call)
+
+
+def _other(strides: Sizes, shape: Sizes, call: TorchConvolution) -> Sizes | None:
+    same = torch.empty(shape, device="meta", memory_format=call.memory_format).stride() == strides
+    return None if same else strides
 
 
 def bias_fits(bias: torch.Tensor | None, x: torch.Tensor, call: TorchConvolution) -> bool:
@@ -202,34 +226,19 @@ def asked_convolution(
         return f"{kind}: empty, of a type that cuDNN has not, or of shapes that PyTorch refuses"
     if x.is_cuda and not flags.enabled:
         return "torch.backends.cudnn.enabled is False"
-    found = _format_on_cudnn(x, weight, geometry, native=native) if x.is_cuda else memory_format_of(x, weight)
-    return found if isinstance(found, str) else made(found) or call
+    chosen = ChosenForm(x, weight, geometry)
+    found = _format_on_cudnn(x, weight, chosen, native=native) if x.is_cuda else chosen.memory_format
+    return found if isinstance(found, str) else made(found if x.dim() > 3 else torch.contiguous_format) or call
 
 
 def _format_on_cudnn(
-    x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, *, native: bool
+    x: torch.Tensor, weight: torch.Tensor, chosen: ChosenForm, *, native: bool
 ) -> torch.memory_format | str:
     """Return the memory format in which PyTorch would let cuDNN compute, or why it would not."""
-    choice: Any = torch._C._select_conv_backend(
-        x,
-        weight,
-        None,
-        list(geometry.stride),
-        list(geometry.padding),
-        list(geometry.dilation),
-        geometry.transposed,
-        list(geometry.output_padding),
-        geometry.groups,
-    )
-    name = str(choice).rsplit(".", 1)[-1]
-    if native and name in _NATIVE and x.is_contiguous() and weight.is_contiguous():
+    if native and chosen.backend in _NATIVE and x.is_contiguous() and weight.is_contiguous():
         return torch.contiguous_format
-    if name not in _ON_CUDNN:
-        return f"PyTorch computes it by {name}, not by cuDNN"
-    one_dimension = x.dim() == 3
-    if one_dimension:  # PyTorch adds a dimension of size 1, and makes the input contiguous
-        x, weight = torch.empty_like(x, device="meta").contiguous().unsqueeze(2), weight.unsqueeze(2)
-    found: torch.memory_format = torch._C._conv_determine_backend_memory_format(x, weight, choice)
-    if one_dimension and found is not torch.contiguous_format:
+    if not chosen.on_cudnn:
+        return f"PyTorch computes it by {chosen.backend}, not by cuDNN"
+    if x.dim() == 3 and chosen.memory_format is not torch.contiguous_format:
         return ONE_DIMENSION
-    return found
+    return chosen.memory_format

@@ -22,3 +22,8 @@ def empty_of(device_type: str) -> Callable[[Sizes, Sizes, torch.dtype], torch.Te
     found: Callable[[Sizes, Sizes, torch.dtype], torch.Tensor]
     found = getattr(_guards, f"_empty_strided_{device_type}", dispatched)
     return found
+
+
+def restrided(tensor: torch.Tensor, strides: Sizes) -> torch.Tensor:
+    """Return a tensor's elements with other strides of a dense tensor."""
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -13,14 +13,16 @@ from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode, Operation
 from ucudnn.reporting.report import Report
 from ucudnn.torch.aten_kernels import AtenKernels, Gradients
-from ucudnn.torch.call_cache import ONE_DIMENSION, CachedCall, Flags, Geometry, backward_call, forward_call
+from ucudnn.torch.call_cache import ONE_DIMENSION, CachedCall, Flags, backward_call, forward_call
+from ucudnn.torch.chosen_form import cpu_settings
 from ucudnn.torch.fallbacks import Fallbacks
-from ucudnn.torch.fast_tensors import alias
+from ucudnn.torch.fast_tensors import alias, restrided
 from ucudnn.torch.fused_call import FusedCall
 from ucudnn.torch.gpu import on_default_stream
 from ucudnn.torch.kernel_call import KernelCall
 from ucudnn.torch.layer_names import LayerNames
 from ucudnn.torch.layer_owners import LayerOwners, shapes_of
+from ucudnn.torch.problem import Geometry
 
 _MOST_CALLS = 1 << 14
 
@@ -169,7 +171,7 @@ class Interceptor:
             None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device()),
             geometry,
             deterministic,
-            enabled,
+            enabled if ordinal >= 0 else cpu_settings(),
             allow_tf32,
             name,
         )
@@ -188,9 +190,11 @@ class Interceptor:
                 near, filters = x.contiguous(memory_format=call.format), weight.contiguous(memory_format=call.format)
             out, fused = kernel.new(), call.fused
             if fused is not None and fused.run(near, filters, out, bias):
-                return out
+                return out if call.output_strides is None else restrided(out, call.output_strides)
             if kernel.run(out, filters, near) if transposed else kernel.run(near, filters, out):
-                return out if bias is None else out.add_(alias(bias, *call.bias_as))
+                if bias is not None:
+                    out.add_(alias(bias, *call.bias_as))
+                return out if call.output_strides is None else restrided(out, call.output_strides)
             del out, near, filters  # the kernel may have failed because memory is short
         else:
             self._leave(call)
@@ -241,7 +245,7 @@ class Interceptor:
             geometry,
             tuple(output_mask),
             deterministic,
-            enabled,
+            enabled if ordinal >= 0 else cpu_settings(),
             precision,
             name,
         )
@@ -269,7 +273,7 @@ class Interceptor:
 
     def _keep(self, key: tuple[Any, ...], call: CachedCall) -> None:
         self._calls[key] = call
-        if not call.reason and call.format is None:  # the gate takes no others
+        if not call.reason and call.lies_as_computed:  # the gate takes no others
             self.has_unlent = True
 
     def _planned_anew(self) -> None:
@@ -346,4 +350,9 @@ def _gradients(
         near = weight if form is None else weight.contiguous(memory_format=form)
         if not (later.run(grad, near, grad_x) if transposed else later.run(grad_x, near, grad)):
             return None
-    return grad_x, grad_weight, grad_bias
+    of_x, of_weight = call.gradient_strides
+    return (
+        grad_x if grad_x is None or of_x is None else restrided(grad_x, of_x),
+        grad_weight if grad_weight is None or of_weight is None else restrided(grad_weight, of_weight),
+        grad_bias,
+    )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch._prims_common import suggest_memory_format
@@ -22,6 +22,18 @@ _KNOWN = {theirs: ours for ours, theirs in DTYPES.items()}
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 Sizes = tuple[int, ...]
+
+
+@final
+class Geometry(NamedTuple):
+    """The arguments of a convolution besides its tensors, as PyTorch orders them; lists have an entry per dimension."""
+
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    transposed: bool
+    output_padding: Sizes
+    groups: int
 
 
 @final

@@ -43,7 +43,8 @@ from bench.torch.measuring import conditions
 from bench.torch.network_step import FORMS, NETWORKS, model_of, step_of
 from bench.torch.network_times import Clock, host_ms
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.torch.call_cache import Geometry, asked_convolution, present_flags
+from ucudnn.torch.call_cache import asked_convolution, present_flags
+from ucudnn.torch.problem import Geometry
 
 STOCK, UNLIMITED = "stock", "none"
 WAYS = (STOCK, UNLIMITED, "64MiB")

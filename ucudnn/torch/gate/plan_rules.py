@@ -23,7 +23,7 @@ def plan_rules(calls: Mapping[tuple[Any, ...], CachedCall], asides: Asides) -> t
     forward: list[GateRule] = []
     backward: list[GateRule] = []
     for key, call in calls.items():
-        if call.reason or call.format is not None:
+        if call.reason or not call.lies_as_computed:
             continue
         kernels = {0: call.output} if call.output is not None else {0: call.input_gradient, 1: call.weight_gradient}
         wanted = {at: kernel for at, kernel in kernels.items() if kernel is not None}

@@ -13,7 +13,7 @@ from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.aten_kernels import AtenKernels, Gradients
-from ucudnn.torch.call_cache import Flags, Geometry
+from ucudnn.torch.call_cache import Flags
 from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.gate.gate_library import GateLibrary
@@ -21,6 +21,7 @@ from ucudnn.torch.gate.gate_opener import GateOpener, Refresh
 from ucudnn.torch.gpu import capturing
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.layer_names import LayerNames
+from ucudnn.torch.problem import Geometry
 from ucudnn.torch.steps.step_times import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker
 from ucudnn.torch.tuning.call_table import CallTable

@@ -10,8 +10,8 @@ import torch
 from ucudnn.torch.aten_kernels import Gradients
 from ucudnn.torch.call_cache import (
     Flags,
-    Geometry,
     asked_convolution,
+    backward_strides,
     bias_fits,
     bias_form,
     biased_problem,
@@ -21,7 +21,7 @@ from ucudnn.torch.checking.candidate_check import CandidateCheck, Computed, Oper
 from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule
 from ucudnn.torch.output_form import OutputForm
-from ucudnn.torch.problem import Sizes
+from ucudnn.torch.problem import Geometry, Sizes
 from ucudnn.torch.steps.step_times import TuningPhase
 from ucudnn.torch.tuning.call_site import CallSite
 from ucudnn.torch.tuning.candidate import NO_MEMORY, Trial
@@ -329,6 +329,8 @@ def backward_of(
         return TunedCall(tuner, {}, reason="the gradient is of another shape or type")
     copied = missing_format(call, grad, x, weight)
     reason = _reason(flags, tuner, copied)
+    if any(backward_strides(grad, x, weight, geometry, call)):
+        reason = "PyTorch's gradients differ in their memory format"
     if reason:
         return TunedCall(tuner, {}, reason=reason)
     problems = {_DGRAD: call.backward_input, _WGRAD: call.backward_weight}

@@ -14,7 +14,8 @@ from torch import Tensor
 from ucudnn.memory.torch.execution.step_program import StepProgram
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
-from ucudnn.torch.call_cache import Flags, Geometry, asked_convolution, present_flags
+from ucudnn.torch.call_cache import Flags, asked_convolution, present_flags
+from ucudnn.torch.problem import Geometry
 
 _FORWARD = torch.ops.aten.convolution.default
 _BACKWARD = torch.ops.aten.convolution_backward.default
