@@ -149,6 +149,20 @@ def test_hooks_and_steps_without_averaging_run_backward_as_one():
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_backward_in_parts_ends_once_behind_the_last_one():
+    watched = Watched("checkpoint")
+    watched.run()
+    watched.run()
+    watched.watch_operators()
+    ended = []
+    watched.step._run.after_backward = lambda: ended.append(watched.events.count("op"))
+    watched.run()
+    assert len(watched.step._run.parts) > 2
+    assert ended == [watched.events.count("op")]
+    assert ended > [2]
+
+
+@pytest.mark.usefixtures("alone")
 def test_an_error_before_the_first_bucket_leaves_a_step_that_can_run_again():
     watched = Watched("vdnn-ext-all-p")
     watched.run()
