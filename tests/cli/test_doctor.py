@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.other_user import needs_root, run_as_other
 from ucudnn.cli import doctor
 from ucudnn.cli.doctor import PartState, as_text, examine
 from ucudnn.settings import Settings
@@ -135,3 +136,15 @@ def test_the_database_is_looked_at_and_not_made(tmp_path):
     path.write_text("no database")
     assert found(settings)["database"].state is PartState.BROKEN
     assert path.read_text() == "no database"
+
+
+@needs_root
+def test_a_user_without_a_home_has_no_place_for_the_database(monkeypatch):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    settings = replace(Settings.load({}, backend="cpu", database="off"), database=None)
+    found(settings)  # a superuser's modules may not be there for others
+    finding = run_as_other(lambda: found(settings)["database"])
+    assert finding.state is PartState.BROKEN
+    assert "there is no cache folder for the database" in finding.text
+    assert "set UCUDNN_DATABASE" in finding.text

@@ -214,7 +214,10 @@ def _compiler() -> Diagnosis:
 def _database(path: str | None) -> Diagnosis:
     if path == OFF:
         return Diagnosis("database", PartState.OK, "off: measurements are not kept")
-    file = default_path() if path is None else Path(path)
+    try:
+        file = default_path() if path is None else Path(path)
+    except DatabaseError as error:
+        return Diagnosis("database", PartState.BROKEN, str(error))
     try:
         file.stat()
     except FileNotFoundError:

@@ -63,7 +63,7 @@ def check(path):
 
 def test_a_sound_file_has_no_damage(path):
     assert check(path) == []
-    assert sorted(file.name for file in path.parent.iterdir()) == ["measurements.db", "measurements.db.lock"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["measurements.db", "measurements.db.ucudnn-lock"]
 
 
 @pytest.mark.parametrize(("change", "message"), MEASUREMENT_EDITS, ids=[change for change, _ in MEASUREMENT_EDITS])

@@ -3,13 +3,25 @@
 SQLite knows its logs by their names alone. So the file of the lock notes which database file they belong to.
 """
 
+import errno
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic, sleep
 from typing import NamedTuple, TextIO
 
 LOGS = ("-wal", "-shm")
 """What SQLite appends to the path of a database for its log and the index of the log."""
+
+LOCK = ".ucudnn-lock"
+"""What is appended for the lock; `.lock` is what other programs append."""
+
+_NOTE = "ucudnn "  # how the content of a lock begins
+_MOST_BYTES = 64
+_MOST_SECONDS = 120.0
+_WAIT_SECONDS = 0.01
 
 
 class FileState(NamedTuple):
@@ -38,6 +50,15 @@ def state_of(path: Path) -> FileState | None:
     return FileState(found.st_ino, found.st_size)
 
 
+def linked_logs(path: Path) -> Iterator[Path]:
+    """Yield what is at the places of a database's logs, and is a link or no regular file."""
+    for log in (beside(path, suffix) for suffix in (*LOGS, "-journal")):
+        with suppress(FileNotFoundError):
+            found = log.lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                yield log
+
+
 def is_emptied(path: Path, lock: TextIO) -> bool:
     """Whether a database was cut off to nothing while others use it, because a log of this very file is there."""
     found = state_of(path)
@@ -55,7 +76,7 @@ def delete_logs_of_another_file(path: Path, lock: TextIO) -> None:
 
 def _noted(lock: TextIO) -> int | None:
     lock.seek(0)
-    text = lock.read(64).strip()
+    text = lock.readline(_MOST_BYTES).removeprefix(_NOTE).strip()
     return int(text) if text.isdecimal() else None
 
 
@@ -63,22 +84,79 @@ def note_file(path: Path, lock: TextIO) -> None:
     """Note which file the logs at this path belong to."""
     found = state_of(path)
     if found is not None and _noted(lock) != found.inode:
-        lock.truncate(0)
-        lock.write(f"{found.inode}\n")
+        lock.seek(0)
+        lock.write(f"{_NOTE}{found.inode}\n")  # a process that is killed here leaves a first line that is right
+        lock.truncate()
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[TextIO | None]:
-    """Let one process at a time create or replace a database. The system drops the locks of killed processes.
+def exclusive(path: Path, seconds: float = _MOST_SECONDS) -> Iterator[TextIO | None]:
+    """Let one process at a time create or replace a file. The system drops the locks of killed processes.
+
+    Args:
+        path: the file, such as a database.
+        seconds: how long to wait for another process.
 
     Yields:
         the file of the lock, which names the file that the logs belong to; None on Windows.
+
+    Raises:
+        OSError: if the lock cannot be opened, if the file at its place is no lock, or if another process keeps it.
     """
     try:
         import fcntl
     except ImportError:  # Windows has no fcntl; SQLite's own locks must suffice there
         yield None
         return
-    with beside(path, ".lock").open("a+", encoding="ascii", errors="replace") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _opened(path) as file:
+        end = monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if monotonic() > end:  # a user who may only read the file can lock it
+                    reason = f"another process has kept {beside(path, LOCK)} locked for {seconds:g} seconds"
+                    raise TimeoutError(errno.ETIMEDOUT, reason) from None
+                sleep(_WAIT_SECONDS)
         yield file
+
+
+def _opened(path: Path) -> TextIO:
+    """Open the lock of a file, and nothing that is no lock: in a shared folder, anyone may have put it there."""
+    lock = beside(path, LOCK)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait for its reader
+    reason = "is a link" if lock.is_symlink() else None
+    if reason is None:
+        number = os.open(lock, flags, 0o644)
+        reason = _refused(number, path)
+        if reason is None:
+            _let_same_users_in(number, path)
+            return os.fdopen(number, "r+", encoding="ascii", errors="replace")
+        os.close(number)
+    raise FileExistsError(errno.EEXIST, f"{lock} {reason}, and no lock of ucudnn: move it away")
+
+
+def _refused(number: int, path: Path) -> str | None:
+    """Return why an open file is not the lock of the file at a path, or None."""
+    found = os.fstat(number)
+    if not stat.S_ISREG(found.st_mode):
+        return "is no regular file"
+    if found.st_nlink > 1:
+        return "has another name in its file system"
+    owners = [each.stat().st_uid for each in (path.parent, path) if each.exists()]
+    if path.parent.stat().st_mode & stat.S_ISVTX and found.st_uid not in (os.geteuid(), *owners):
+        return f"belongs to another user, of number {found.st_uid}"
+    content = os.pread(number, _MOST_BYTES + 1, 0)
+    # A system that loses its power may leave zeros.
+    is_note = content.startswith(_NOTE.encode()) or not content.strip(b"\0")
+    return None if is_note and len(content) <= _MOST_BYTES else "has other content"
+
+
+def _let_same_users_in(number: int, path: Path) -> None:
+    """Let all who may write a database lock it, too, as SQLite does for its logs."""
+    with suppress(OSError):  # there is no database yet, or another user made the lock
+        found = path.stat()
+        if not os.geteuid():
+            os.fchown(number, found.st_uid, found.st_gid)
+        os.fchmod(number, stat.S_IMODE(found.st_mode) & 0o666)

@@ -16,6 +16,7 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, TypeVar, final
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
@@ -26,6 +27,7 @@ from ucudnn.benchmarking.storage.file_lock import (
     delete_logs_of_another_file,
     exclusive,
     is_emptied,
+    linked_logs,
     note_file,
     state_of,
 )
@@ -252,7 +254,7 @@ class DatabaseFile:
 
     def _rename(self, reason: str) -> None:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{os.getpid()}")
+        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{token_hex(4)}")
         for suffix in ("", *LOGS):
             with suppress(FileNotFoundError):
                 beside(self.path, suffix).rename(beside(aside, suffix))
@@ -289,6 +291,8 @@ def _refuse_other_files(path: Path, *, missing: bool) -> None:
         path: the file.
         missing: whether the file may be missing.
     """
+    for log in linked_logs(path):  # SQLite would write what a hard link names
+        raise DatabaseError(f"{log} is a link or no regular file, and no log of a database: {_ELSEWHERE}")
     try:
         found = path.stat()
     except FileNotFoundError:

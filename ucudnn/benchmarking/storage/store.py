@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, final
@@ -10,6 +11,7 @@ from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.own_files import make_private
 from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import ConvolutionProblem
@@ -24,10 +26,20 @@ _T = TypeVar("_T")
 
 
 def default_path() -> Path:
-    """Return the default path of the database, which is in the user's cache folder."""
+    """Return the default path of the database, which is in the user's cache folder.
+
+    Raises:
+        DatabaseError: if the user has no such folder.
+    """
     from platformdirs import user_cache_path
 
-    return user_cache_path("ucudnn", appauthor=False) / "measurements.db"
+    try:
+        folder = user_cache_path("ucudnn", appauthor=False)
+        if not folder.is_absolute():  # earlier versions of platformdirs return the text "~/.cache"
+            raise RuntimeError("the user's home is not known")
+    except RuntimeError as error:
+        raise DatabaseError(f"there is no cache folder for the database ({error}): set UCUDNN_DATABASE") from error
+    return folder / "measurements.db"
 
 
 @final
@@ -102,7 +114,12 @@ def open_database(path: str | None, access: Access = Access.PLAN) -> Database:
     """
     if path == OFF:
         raise DatabaseError("the database is off: give --database PATH, or set UCUDNN_DATABASE")
-    return Database(default_path() if path is None else path, access)
+    if path is None:
+        path = str(default_path())
+        if access is Access.PLAN:
+            with suppress(OSError):  # which the database tells of
+                make_private(Path(path).parent)
+    return Database(path, access)
 
 
 def open_store(path: str | None, backend: Backend, *, in_program: bool = False) -> MachineStore | None:
