@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.tools.script import add_names, command_line
-from ucudnn.memory.step_file import save_step
+from ucudnn.memory.step_file import encode_step
 from ucudnn.memory.torch.record import record
 from ucudnn.memory.torch.training_step import TrainingRecipe
+from ucudnn.reporting.output_file import write_whole
 
 STEPS = Path(__file__).parents[2] / "ucudnn" / "memory" / "steps"
 
@@ -44,7 +45,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.names or RECIPES:
         path = arguments.out / f"{name}.json"
-        save_step(replace(record(RECIPES[name], progress=print), name=name), path)
+        step = replace(record(RECIPES[name], progress=print), name=name)
+        write_whole(path, encode_step(step, compress=path.suffix == ".gz"))
         print(f"written to {path}: {path.stat().st_size} bytes")
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from bench.tools.script import command_line, run_main
 from ucudnn.problem import ConvolutionProblem, MathMode, Operation
-from ucudnn.profiles.format import Profile, save_profile
+from ucudnn.profiles.format import Profile, encode_profile
 from ucudnn.profiles.measurement import Algorithm, Measurement
+from ucudnn.reporting.output_file import write_whole
 
 NOTES = (
     "TENSOR_CORE",
@@ -76,7 +77,8 @@ def main() -> None:
             problem = problem_of(row)
             recording[problem] = (*recording.get(problem, ()), record_of(row))
     conditions = dict(condition.split("=", 1) for condition in arguments.condition)
-    save_profile(Profile(name=arguments.profile.stem, conditions=conditions, recordings=recordings), arguments.profile)
+    profile = Profile(name=arguments.profile.stem, conditions=conditions, recordings=recordings)
+    write_whole(arguments.profile, encode_profile(profile, compress=arguments.profile.suffix == ".gz"))
 
 
 if __name__ == "__main__":

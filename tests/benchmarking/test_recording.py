@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
+from tests.support.saved_files import save_profile
 from ucudnn.backends.base import Backend
 from ucudnn.backends.bench import Bench
 from ucudnn.backends.cpu.backend import CpuBackend
@@ -24,7 +25,7 @@ from ucudnn.networks.variants import Variant
 from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType
-from ucudnn.profiles.format import count_records, load_profile, merged, save_profile
+from ucudnn.profiles.format import count_records, load_profile, merged
 from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
+from tests.support.saved_files import save_step
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.graph import Role
-from ucudnn.memory.step_file import save_step
 from ucudnn.memory.steps import open_step
 
 GIB = 2**30

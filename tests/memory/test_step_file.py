@@ -6,11 +6,12 @@ import re
 
 import pytest
 
+from tests.support.saved_files import save_step
 from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import StepFileError, StepFileVersionError
 from ucudnn.memory.costs import ScratchPieces
 from ucudnn.memory.graph import Affine, Role, Storage
-from ucudnn.memory.step_file import decode_step, encode_step, load_measured, load_step, save_step
+from ucudnn.memory.step_file import decode_step, encode_step, load_measured, load_step
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.problems import DIFFERENT, make_problem
+from tests.support.saved_files import save_profile
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -14,7 +15,7 @@ from ucudnn.networks.tables import load_network
 from ucudnn.networks.variants import variants
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType, Layout, Operation
-from ucudnn.profiles.format import Profile, load_profile, save_profile
+from ucudnn.profiles.format import Profile, load_profile
 from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.solvers.desirable import desirable_set
 

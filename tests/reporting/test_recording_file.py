@@ -7,7 +7,7 @@ import pytest
 
 import ucudnn.cli.network
 from tests.support.databases import MACHINE, PROBLEM, measurement
-from ucudnn.benchmarking.storage.file_lock import beside, exclusive
+from ucudnn.benchmarking.storage.file_lock import LOCK, beside, exclusive
 from ucudnn.errors import OutputError, ProfileError
 from ucudnn.networks.tables import CSV_HEADER
 from ucudnn.profiles.format import Profile, load_profile
@@ -18,7 +18,7 @@ def recording(name, conditions=MACHINE):
     return Profile(name=name, conditions=conditions, recordings={name: {PROBLEM: (measurement(),)}})
 
 
-@pytest.mark.parametrize("name", ["file.json", "file.json.gz", "f" * 250])
+@pytest.mark.parametrize("name", ["file.json", "file.json.gz", "f" * 250, "ü" * 125])
 def test_recordings_that_are_added_at_once_are_all_in_the_file(tmp_path, name):
     names = [f"network{index}" for index in range(16)]
     with ThreadPoolExecutor(8) as threads:  # the system locks files of one process against each other, too
@@ -52,13 +52,25 @@ def test_a_lock_is_not_taken_for_held_once_its_file_is_gone(tmp_path, monkeypatc
         tries.append(path)
         with exclusive(path) as file:
             if len(tries) == 1:  # the command before deletes it when it ends
-                beside(path, ".lock").unlink()
+                beside(path, LOCK).unlink()
             yield file
 
     monkeypatch.setattr("ucudnn.reporting.recording_file.exclusive", deleted_once)
     add_recording(recording("network"), tmp_path / "file.json")
     assert len(tries) == 2
     assert [each.name for each in tmp_path.iterdir()] == ["file.json"]
+
+
+@pytest.mark.parametrize("suffix", [".recording.lock", ".recording.ucudnn-lock"])
+def test_a_file_of_others_beside_it_stays(tmp_path, suffix):
+    path, other = tmp_path / "file.json", tmp_path / f"file.json{suffix}"
+    other.write_text("precious")
+    if suffix == ".recording.lock":
+        add_recording(recording("network"), path)
+    else:
+        with pytest.raises(OutputError, match=r"file\.json cannot be written: .*ucudnn-lock has other content"):
+            add_recording(recording("network"), path)
+    assert other.read_text() == "precious"
 
 
 def test_what_cannot_be_added_leaves_the_file_and_no_lock(tmp_path):

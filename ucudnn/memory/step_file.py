@@ -69,11 +69,6 @@ def load_measured(path: Path) -> Costs | None:
     return found
 
 
-def save_step(graph: StepGraph, path: Path, measured: Costs | None = None) -> None:
-    """Write a step to a file, with what was measured of it at its mini-batch; gzipped where the name ends in .gz."""
-    path.write_bytes(encode_step(graph, measured, compress=path.suffix == ".gz"))
-
-
 def decode_step(data: bytes, source: str) -> StepGraph:
     """Return the step of a file's bytes, gzipped or not; messages name the source.
 

@@ -114,11 +114,6 @@ def encode_profile(profile: Profile, *, compress: bool = False) -> bytes:
     return gzip.compress(text, mtime=0) if compress else text
 
 
-def save_profile(profile: Profile, path: Path) -> None:
-    """Write a profile, compressed if the name ends in .gz."""
-    path.write_bytes(encode_profile(profile, compress=path.suffix == ".gz"))
-
-
 def refuse_other_conditions(profile: Profile, conditions: Mapping[str, str]) -> None:
     """Raise an error if a profile was recorded under other conditions.
 

@@ -1,9 +1,11 @@
 """Files that commands write: checked before anything is measured for them, and written whole or not at all."""
 
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 
 from ucudnn.errors import OutputError
 from ucudnn.units import shortened
@@ -25,7 +27,8 @@ def check_output(path: Path) -> None:
         exists = _exists(path)
     except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
         raise OutputError(f"{_name(path)} cannot be written: {_reason(error)}") from error
-    if not os.access(path if exists else path.parent, os.W_OK):
+    replaced = [path.parent] if not exists or path.is_file() else []  # `write_whole` makes a new file, to be whole
+    if not all(os.access(each, os.W_OK) for each in (*replaced, *([path] if exists else []))):
         raise OutputError(f"{_name(path)} cannot be written: permission denied")
 
 
@@ -76,29 +79,35 @@ def _exists(path: Path) -> bool:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file. A file that is there is replaced by the whole new one, or stays as it is.
 
+    A link is replaced, and not what it names.
+
     Raises:
         OutputError: if it cannot be written.
     """
     check_output(path)
-    if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
-        _write(path, content, path)
-        return
-    part = path.with_name(f"{path.name[:200]}.{os.getpid()}.part")
     try:
-        _write(part, content, path)
-        part.replace(path)
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)  # a device or a pipe cannot be replaced
+        else:
+            _replace(path, content)
     except OSError as error:
         raise OutputError(f"{_name(path)} cannot be written: {_reason(error)}") from error
-    finally:
+
+
+def _replace(path: Path, content: bytes) -> None:
+    # Nobody can foresee the name and put a link there, and no thread or process of another host has the same.
+    part = path.with_name(f".ucudnn-{token_hex(8)}.part")
+    file = part.open("xb")
+    try:
+        with file:
+            if path.is_file() and not path.is_symlink():
+                part.chmod(stat.S_IMODE(path.stat().st_mode))
+            file.write(content)
+        part.replace(path)
+    except BaseException:
         with suppress(OSError):
             part.unlink()
-
-
-def _write(file: Path, content: bytes, path: Path) -> None:
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise OutputError(f"{_name(path)} cannot be written: {_reason(error)}") from error
+        raise
 
 
 def _name(path: Path) -> str:

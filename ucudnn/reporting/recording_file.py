@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from ucudnn.benchmarking.storage.file_lock import beside, exclusive, state_of
+from ucudnn.benchmarking.storage.file_lock import LOCK, beside, exclusive, state_of
 from ucudnn.errors import OutputError
 from ucudnn.profiles.format import Profile, encode_profile, load_profile, merged
 from ucudnn.reporting.output_file import check_output, write_whole
@@ -34,8 +34,8 @@ def add_recording(made: Profile, path: Path) -> Profile:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Let one command at a time change a file, and leave no lock beside it."""
-    name = path.with_name(f"{path.name[:200]}.recording")
-    lock = beside(name, ".lock")
+    name = path.with_name(os.fsdecode(os.fsencode(path.name)[:200]) + ".recording")
+    lock = beside(name, LOCK)
     while True:
         with exclusive(name) as file:
             if file is not None and not _is_there(lock, file):

@@ -21,6 +21,7 @@ import pytest
 from tests.support import database_worker
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
+from tests.support.saved_files import save_profile
 from ucudnn import Handle
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.replay import ReplayBackend
@@ -31,7 +32,7 @@ from ucudnn.benchmarking.storage.schema import SCHEMA_VERSION
 from ucudnn.benchmarking.storage.store import MachineStore, default_path, open_store
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import DataType, Layout, MathMode, Operation
-from ucudnn.profiles.format import load_profile, save_profile
+from ucudnn.profiles.format import load_profile
 from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 
 ROOT = Path(__file__).parents[3]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
+from tests.support.saved_files import save_profile
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
@@ -15,7 +16,7 @@ from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.store import open_store
 from ucudnn.errors import ProfileError
 from ucudnn.problem import Operation
-from ucudnn.profiles.format import load_profile, save_profile
+from ucudnn.profiles.format import load_profile
 from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 
 REQUESTS = [
