@@ -9,7 +9,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
 
+from ucudnn.benchmarking.storage.own_files import distrust
 from ucudnn.errors import BackendUnavailableError
 
 HERE = Path(__file__).parent
@@ -23,6 +26,7 @@ _CUDNN = (("cudnn.h",), "cudnn", ("/usr/include", "/usr/include/x86_64-linux-gnu
 _CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")  # the first includes the second, which has its own wheel
 _CUDA = (_CUDA_HEADERS, "cu13", ("/usr/local/cuda/include", "/usr/include"))
 _OLDER_CUDA = (_CUDA_HEADERS, "cuda_runtime", ())
+_MARK = b"ucudnn build "  # in each library of this package, before the hash of what it was built from
 
 
 def default_folder() -> Path:
@@ -84,19 +88,36 @@ def compile_flags(headers: Sequence[Path] = ()) -> list[str]:
 
 
 def link_flags(folder: Path) -> list[str]:
-    """Return the linker flags for the library, and for cuDNN if it is in a wheel, under the name that -lcudnn finds."""
+    """Return the linker flags for the library, and for cuDNN if it is in a wheel, under the name that -lcudnn finds.
+
+    Raises:
+        BackendUnavailableError: if the folder cannot be written.
+    """
     flags = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lucudnn"]
     for libraries in _wheel("cudnn", "lib"):
-        link, target = folder / "libcudnn.so", libraries / "libcudnn.so.9"
-        if target.exists() and not (link.is_symlink() and link.resolve() == target.resolve()):
-            link.unlink(missing_ok=True)
-            link.symlink_to(target)
+        if (libraries / "libcudnn.so.9").exists():
+            _link(folder / "libcudnn.so", libraries / "libcudnn.so.9")
         flags += [f"-Wl,-rpath,{libraries}", f"-Wl,-rpath-link,{libraries}"]
     return flags
 
 
+def _link(link: Path, target: Path) -> None:
+    """Make a link, or change one to an earlier wheel. Another libcudnn.so is the user's, and -lcudnn finds that one."""
+    before = link.readlink() if link.is_symlink() else None
+    if before == target or (before is None and link.exists()) or (before and before.parts[-3:] != target.parts[-3:]):
+        return
+    made = link.with_name(f".{token_hex(8)}.so")
+    try:
+        made.symlink_to(target)
+        made.replace(link)  # another process may do the same
+    except OSError as error:
+        raise BackendUnavailableError(f"{error}: give --folder with a writable one") from error
+
+
 def build(folder: Path, headers: Sequence[Path] = (), compiler: str | None = None) -> Path:
     """Compile the library into a folder, unless it is there and has the same sources, Python and headers.
+
+    A library that another user than root could have written is not taken, but compiled again.
 
     Args:
         folder: folder of the library.
@@ -107,33 +128,60 @@ def build(folder: Path, headers: Sequence[Path] = (), compiler: str | None = Non
         The file of the library.
 
     Raises:
-        BackendUnavailableError: if a compiler or headers are missing, or it cannot be compiled.
+        BackendUnavailableError: if a compiler or headers are missing, if it cannot be compiled, if others can change
+            what is in the folder, or if it has another library of this name.
     """
-    library, stamp = folder / LIBRARY, folder / f"{LIBRARY}.stamp"
+    library = folder / LIBRARY
     used = header_folders(headers)
     python = libpython()
     flags = [*_FLAGS, f"-I{INCLUDE}", *(f"-isystem{each}" for each in used)]
     flags += [f'-DUCUDNN_PYTHON="{sys.executable}"', f'-DUCUDNN_LIBPYTHON="{python or ""}"']
     state = _hash(flags)
-    if library.exists() and stamp.exists() and stamp.read_text() == state:
+    if _is_built(library, state):
         return library
     chosen = find_compiler(compiler)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # programs of all users load a library of the system
+        why = distrust(folder, folder)
+        if why is not None:
+            raise BackendUnavailableError(f"{why}; or give --folder with another one")
+        with TemporaryDirectory(prefix="unfinished-", dir=folder, ignore_cleanup_errors=True) as alone:
+            made = Path(alone) / LIBRARY  # so that no process loads an incomplete file
+            _compile([chosen, *flags, f'-DUCUDNN_BUILD="{state}"'], made)
+            made.chmod(made.stat().st_mode & 0o755)
+            made.replace(library)
     except OSError as error:
         raise BackendUnavailableError(f"{error}: give --folder with a writable one") from error
-    sources = [str(file) for file in sorted(SOURCES.glob("*.cpp"))]
-    unfinished = folder / f"{LIBRARY}.{state[:8]}"  # so that no process loads an incomplete file
-    command = [chosen, *flags, *sources, "-o", str(unfinished), "-ldl", "-pthread"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise BackendUnavailableError(f"{chosen} cannot be run: {error}") from error
-    if done.returncode:
-        raise BackendUnavailableError(f"{' '.join(command)} failed:\n{done.stderr}")
-    unfinished.replace(library)
-    stamp.write_text(state)
     return library
+
+
+def _is_built(library: Path, state: str) -> bool:
+    """Whether a library was built from the same, by nobody whose code must not run here.
+
+    Raises:
+        BackendUnavailableError: if it is the library of something else.
+    """
+    try:
+        content = library.read_bytes()
+        is_trusted = distrust(library, library.parent) is None
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise BackendUnavailableError(f"{error}: give --folder with another one") from error
+    if content and _MARK not in content:
+        raise BackendUnavailableError(f"{library} is another library, and stays: give --folder with another one")
+    return is_trusted and _MARK + state.encode() in content
+
+
+def _compile(command: Sequence[str], made: Path) -> None:
+    sources = [str(file) for file in sorted(SOURCES.glob("*.cpp"))]
+    whole = [*command, *sources, "-o", str(made), "-ldl", "-pthread"]
+    try:
+        done = subprocess.run(whole, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BackendUnavailableError(f"{command[0]} cannot be run: {error}") from error
+    if done.returncode:
+        raise BackendUnavailableError(f"{' '.join(whole)} failed:\n{done.stderr}")
 
 
 def find_compiler(given: str | None = None) -> str:

@@ -20,8 +20,15 @@
 #define UCUDNN_LIBPYTHON ""
 #endif
 
+#ifndef UCUDNN_BUILD
+#define UCUDNN_BUILD ""
+#endif
+
 namespace ucudnn {
 namespace {
+
+// Python reads in the library's file what it was built from.
+__attribute__((used)) const char build[] = "ucudnn build " UCUDNN_BUILD;
 
 // The functions of Python's stable C interface that are used. They are looked up, not linked, so that any Python works.
 struct Python {

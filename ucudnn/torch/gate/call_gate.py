@@ -39,6 +39,12 @@ _FUNCTIONS = (
 )
 
 
+_EXPORTED = (
+    *("begin", "add", "direct", "bias", "aside", "keep", "open", "sets", "passes_to_own", "in_python", "close"),
+)
+"""The functions of the gate, without `ucudnn_gate_`."""
+
+
 @final
 class GateOutput(NamedTuple):
     """An output that is computed here.
@@ -88,12 +94,15 @@ class CallGate:
         is_open: whether it stands in front of operators.
 
     Raises:
-        OSError: if it cannot be loaded.
+        OSError: if it cannot be loaded, or is another library.
     """
 
     def __init__(self, path: Path) -> None:
         self.is_open = False
         self._library = ctypes.CDLL(str(path))
+        missing = [each for each in _EXPORTED if not hasattr(self._library, f"ucudnn_gate_{each}")]
+        if missing:
+            raise OSError(f"{path} is another library: it has no ucudnn_gate_{missing[0]}")
         self._callback = _CALLBACK(self._computed)
         self._library.ucudnn_gate_sets.restype = ctypes.c_int64
         self._computes: dict[int, Compute] = {}  # by numbers that are never used again

@@ -1,19 +1,23 @@
 """Builds the library of the gate in the background, once for each version of PyTorch on a machine."""
 
-import fcntl
 import logging
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from time import perf_counter
 from typing import final
 
 import torch
 
+from ucudnn.benchmarking.storage.file_lock import exclusive, state_of
+from ucudnn.benchmarking.storage.own_files import distrust, make_private
 from ucudnn.benchmarking.storage.store import default_path
+from ucudnn.errors import BackendUnavailableError, UcudnnError
 from ucudnn.torch.gate.call_gate import CallGate
 
 _LOG = logging.getLogger(__name__)
@@ -21,18 +25,25 @@ _LOG = logging.getLogger(__name__)
 _SOURCE = Path(__file__).parent / "src" / "call_gate.cpp"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+_DETOUR = "calls that are passed on make a detour through Python"
 _MOST_SECONDS = 600.0  # it takes some seconds of one processor, of which a busy host has little to spare
 _MOST_AWAITED_SECONDS = 60.0
 
 
 def default_folder() -> Path:
-    """Return the folder that keeps the library, in the user's cache folder."""
+    """Return the folder that keeps the library, in the user's cache folder.
+
+    Raises:
+        DatabaseError: if the user has no such folder.
+    """
     return default_path().parent / "gate"
 
 
 @final
 class GateLibrary:
     """Builds the gate where there is a C++ compiler, and loads it.
+
+    What another user than root could have written is not loaded: it would run as this user.
 
     Args:
         folder: keeps the library for later processes; None for the user's cache folder.
@@ -51,8 +62,9 @@ class GateLibrary:
         """Return whether an earlier process has built the library, so that to begin takes no time of a processor."""
         if self._is_built is None:
             try:
-                self._is_built = self._path().exists()
-            except (OSError, RuntimeError):
+                library = self._path()
+                self._is_built = distrust(library, _root(library.parent)) is None
+            except (OSError, UcudnnError):
                 self._is_built = False
         return self._is_built
 
@@ -85,41 +97,65 @@ class GateLibrary:
 
     def _run(self) -> None:
         try:
-            self._gate = CallGate(self._built())
-        except (OSError, subprocess.SubprocessError, RuntimeError) as error:
-            _LOG.info("calls that are passed on make a detour through Python: %s", error)
+            self._gate = self._loaded()
+        except BackendUnavailableError as error:
+            _warn_once(f"{_DETOUR}: {error}")
+        except (OSError, subprocess.SubprocessError, UcudnnError) as error:
+            _LOG.info("%s: %s", _DETOUR, error)
 
-    def _built(self) -> Path:
-        """Return the path of the library, which is built if it is not there.
+    def _loaded(self) -> CallGate:
+        """Return the gate, whose library is built if there is none that can be trusted and loaded.
 
         Raises:
             OSError: if the folder or the compiler cannot be used.
+            BackendUnavailableError: if another user could replace what is in the folder.
             SubprocessError: if the library cannot be built.
-            RuntimeError: if the user has no cache folder.
+            DatabaseError: if the user has no cache folder.
         """
         library = self._path()
-        if library.exists():
-            return library
+        before, gate = state_of(library), self._kept(library)
+        if gate is not None:
+            return gate
         compiler = next(filter(None, map(self._find, _COMPILERS)), None)
         if compiler is None:
             raise FileNotFoundError(f"no C++ compiler was found, none of {', '.join(_COMPILERS)}")
-        folder = library.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{library.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # ranks begin at the same time
-            if not library.exists():
-                unfinished = library.with_suffix(".unfinished")
-                command = [*self._polite(), compiler, *_flags(), str(_SOURCE), "-o", str(unfinished), *_links()]
-                subprocess.run(command, capture_output=True, timeout=_MOST_SECONDS, check=True)
-                unfinished.replace(library)
-        return library
+        make_private(library.parent)
+        _refuse_shared(library.parent)
+        with exclusive(library, _MOST_SECONDS):  # ranks begin at the same time
+            gate = None if state_of(library) == before else self._kept(library)
+            return self._built(library, compiler) if gate is None else gate
+
+    def _kept(self, library: Path) -> CallGate | None:
+        """Return the gate that an earlier process has built; None if there is none, or none to load."""
+        if not library.exists():
+            return None
+        _refuse_shared(library.parent)
+        why = distrust(library, library)
+        if why is None:
+            try:
+                return CallGate(library)
+            except OSError as error:  # of a disk that was full, or of another program
+                why = str(error)
+        _warn_once(f"the library of the gate is built again: {why}")
+        return None
+
+    def _built(self, library: Path, compiler: str) -> CallGate:
+        """Build the library in a folder of its own, so that nothing that is not whole gets its name."""
+        with TemporaryDirectory(prefix="unfinished-", dir=library.parent, ignore_cleanup_errors=True) as folder:
+            made = Path(folder) / library.name
+            command = [*self._polite(), compiler, *_flags(), str(_SOURCE), "-o", str(made), *_links()]
+            subprocess.run(command, capture_output=True, timeout=_MOST_SECONDS, check=True)
+            made.chmod(0o700)
+            gate = CallGate(made)  # from here, because a path that was loaded before gives what was there then
+            made.replace(library)
+        return gate
 
     def _path(self) -> Path:
         """Return the path of the library, which names all that it depends on.
 
         Raises:
             OSError: if a file cannot be read.
-            RuntimeError: if the user has no cache folder.
+            DatabaseError: if the user has no cache folder.
         """
         texts = [each.read_text() for each in sorted(_SOURCE.parent.iterdir())]
         state = sha256("\0".join([*_flags(), torch.__version__, *texts]).encode()).hexdigest()[:16]
@@ -129,6 +165,22 @@ class GateLibrary:
         """Return what makes a command leave the processors to the program."""
         nice = self._find("nice")
         return [] if nice is None else [nice, "-n", "10"]
+
+
+def _root(folder: Path) -> Path:
+    """Return the user's cache folder, which has that of the package, which has that of the gate."""
+    return folder.parent.parent
+
+
+def _refuse_shared(folder: Path) -> None:
+    why = distrust(folder, _root(folder))
+    if why is not None:
+        raise BackendUnavailableError(f"no library is loaded from {folder}, because {why}; or set XDG_CACHE_HOME")
+
+
+@lru_cache(maxsize=16)
+def _warn_once(text: str) -> None:
+    _LOG.warning(text)  # however often a program begins to compute by plans
 
 
 def _flags() -> list[str]:
