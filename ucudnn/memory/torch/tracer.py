@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, final
 
 import torch
@@ -128,7 +129,7 @@ class TracedCall:
         module: the module that called it; for backward the one that called its forward operation.
         source: file and line, likewise.
         node: number of the autograd node that backward evaluates; None in forward and in the optimizer.
-        flops: floating-point operations by PyTorch's counter, which knows matrix products, convolutions and attention.
+        flops: floating-point operations of matrix products, convolutions and attention; 0 for other operators.
         index: its position among all calls that were traced.
     """
 
@@ -314,25 +315,25 @@ def _traced(tensor: torch.Tensor, storage: int) -> TracedTensor:
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    packet = func._overloadpacket
-    if packet in _ATTENTION:  # PyTorch's counter knows the attention of GPUs only
-        return int(_ATTENTION[packet](*(each.shape for each in args if isinstance(each, torch.Tensor))))
-    count: Any = flop_counter.flop_registry.get(packet)
+    """Return floating-point operations, counted without PyTorch where its counter is wrong.
+
+    It multiplies the gradient of a grouped convolution's filter by the groups, does not know attention on CPUs, and in
+    older releases refuses queries with more heads than keys.
+    """
+    if func is torch.ops.aten.convolution_backward.default:
+        grad, x, weight, *_, mask = args
+        transposed = args[7]
+        return int(2 * x.shape[0] * prod((x if transposed else grad).shape[2:]) * weight.numel() * sum(mask[:2]))
+    if func.namespace == "aten" and func._opname.startswith("_scaled_dot_product"):
+        backward = func._opname.endswith("_backward")
+        query, key, value = args[backward : backward + 3]
+        # Backward computes the scores again, then gradients of query and key, and of scores and value.
+        query_products, value_products = (3, 2) if backward else (1, 1)
+        width = query_products * query.shape[-1] + value_products * value.shape[-1]
+        return int(2 * prod(query.shape[:-1]) * key.shape[-2] * width)
+    count: Any = flop_counter.flop_registry.get(func._overloadpacket)
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
-
-
-def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *_: Any) -> int:
-    return int(flop_counter.sdpa_backward_flop_count(grad, query, key, value))
-
-
-def _attention_flops(query: Any, key: Any, value: Any, *_: Any) -> int:
-    return int(flop_counter.sdpa_flop_count(query, key, value))
 
 
 _WITH_MEMORY: dict[Any, Any] = {torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default}
 """Operators that return no memory, which code could neither view nor copy, and those that are traced in their place."""
-
-_ATTENTION: dict[Any, Any] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
-}
