@@ -7,6 +7,7 @@ from tests.support.step_graphs import StepBuilder, alternatives, small_branches,
 from ucudnn.errors import BudgetError
 from ucudnn.memory.graph import Role
 from ucudnn.memory.layers import StepLayer
+from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies.dymem import DymemPolicy, restarted_pool, search_prefetch_layers
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
 from ucudnn.memory.simulation.simulator import simulate
@@ -127,6 +128,23 @@ def test_a_pool_that_is_too_small_is_refused_with_the_size_that_suffices():
     assert planned(small_line(), budget=70).budget_bytes == 70
     with pytest.raises(BudgetError, match="policy dymem needs 70 bytes"):
         planned(small_line(), budget=69)
+
+
+def test_a_budget_is_checked_with_the_smallest_workspaces():
+    front = alternatives((40.0, 0), (20.0, MIB))
+    costs = small_line().costs(configurations={3: front})
+    plan = DymemPolicy(past_limit="stop").plan(small_line().graph(), costs.with_configurations(costs.fastest), 70)
+    assert plan.configurations == {3: front[0]}
+
+
+def test_a_budget_is_checked_in_the_order_of_the_plan():
+    # The program makes what stays before l2, and Dymem after it.
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT).storage("out", 50, Role.OUTPUT)
+    builder.run("fork", "x", "a").run("l1", "a", "b").run("r1", "a", "out").run("l2", "b", "c", scratch=50)
+    graph, costs = builder.graph(), builder.costs()
+    assert measure_liveness(graph, costs).floor_bytes > 90
+    plan = planned(builder, budget=90)
+    assert simulate(plan, costs).peak_bytes <= 90
 
 
 def test_a_workspace_is_what_the_pool_has_left_in_steps_of_a_mebibyte():
