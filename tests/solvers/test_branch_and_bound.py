@@ -41,6 +41,21 @@ def test_where_it_gives_up_its_division_and_its_bound_hold(drawn, work):
     assert not found.optimal or ticks == best
 
 
+@given(divisions())
+def test_it_keeps_the_division_that_it_begins_with_until_it_finds_a_faster_one(drawn):
+    fronts, counts, total = drawn
+    relaxation = relax(knapsack_of(fronts, counts, total))
+    if relaxation.proves_optimal:
+        return
+    best = optimum(fronts, counts, total)
+    found = search(relaxation, begun=[{0: count} for count in counts])
+    assert totals_of(fronts, counts, found.counts) == best
+    kept = search(relaxation, 0, begun=found.counts)
+    assert totals_of(fronts, counts, kept.counts) == best
+    assert kept.value_ms == found.value_ms
+    assert kept.bound_ms <= best[0] / 1e9 + 1e-12
+
+
 @given(divisions(), st.integers(1, 12), st.integers(0, 10**8), st.integers(0, 30_000))
 def test_an_enumeration_proves_what_it_says(drawn, most_sums, goal, work):
     """Whatever the goal and however short the lists: nothing within what is proved is better than the best."""

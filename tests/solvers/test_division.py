@@ -8,11 +8,11 @@ from itertools import product
 
 import pulp
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.configurations import micro_configurations
-from tests.support.divisions import divisions, optimum
+from tests.support.divisions import divisions, optimum, scaled_divisions, ticks_of
 from tests.support.papers_program import glpk_optimum
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import SolverError, SolverUnavailableError
@@ -78,6 +78,39 @@ def check_against_force(given_choices, total, solver):
     else:
         check(division, given_choices, total)
         assert division.time_ms == pytest.approx(expected, abs=1e-9)
+
+
+def check_exactly(drawn, solver):
+    """Check a division against the optimum in whole ticks and bytes."""
+    fronts, counts, total = drawn
+    given_choices = choices_of(fronts, counts)
+    division = divide(given_choices, total, solver)
+    check(division, given_choices, total)
+    ticks = sum(ticks_of(taken.time_ms) * count for row in division.selected for taken, count in row)
+    assert (ticks, division.workspace_bytes) == optimum(fronts, counts, total)
+
+
+GIGABYTES = [
+    ((0, 2278473216, 6514033152, 8204279808), (8.8, 6.2, 3.9, 3.4)),
+    ((0, 5377961984, 7448841728, 8951830016), (8.5, 8.3, 7.9, 1.5)),
+    ((0, 2331694080, 3494206464, 4032555008), (8.0, 4.9, 4.5, 1.1)),
+]
+MICROSECONDS = [
+    ((0, 61855891, 100431678, 101762470), (0.0034, 0.0026, 0.002, 0.0015)),
+    ((0, 37733517, 67421933, 136925083), (0.0068, 0.0061, 0.0036, 0.0013)),
+    ((0, 105818138, 122636811, 131835998), (0.0083, 0.0073, 0.0061, 0.0034)),
+    ((0, 25042589, 63863009, 131217901), (0.0076, 0.0062, 0.0044, 0.0012)),
+]
+PETABYTES = [((0, 2**51 + 1), (2.0, 1.0)), ((0, 2**50), (2.0, 1.5))]
+
+
+@settings(max_examples=25)
+@given(drawn=scaled_divisions())
+@example((GIGABYTES, [1, 1, 1], 15262858239)).via("CBC calls it infeasible, in a row of MiB")
+@example((MICROSECONDS, [1, 1, 1, 1], 302562907)).via("CBC calls a slower division optimal, in milliseconds")
+@example((PETABYTES, [5, 3], 13 * 2**50 + 4)).via("floats do not hold such sums of bytes")
+def test_every_solver_is_exact_at_any_scale(solver, drawn):
+    check_exactly(drawn, solver)
 
 
 @given(given_choices=choices(), total=st.integers(0, 120))
@@ -225,7 +258,7 @@ def test_a_time_limit_gives_the_best_division_found_with_its_gap(monkeypatch, ca
             for indices, taken in zip(index_of, optimal.selected, strict=True)
         ],
     }
-    answer = SolverAnswer(counts=answers[answered], optimal=False, solver="highs")
+    answer = SolverAnswer(counts=answers[answered], ended=False, solver="highs")
     monkeypatch.setattr(division_module, "solve", lambda *_, time_limit_seconds, **__: answer)
     monkeypatch.setattr(branch_and_bound, "SHORT_WORK", 3000)
     division = divide(given_choices, total, SolverName.HIGHS, time_limit_seconds=0.1)
@@ -254,14 +287,70 @@ def test_fractions_that_a_solver_calls_optimal_are_no_proof(monkeypatch, limit):
     monkeypatch.setattr(integer_program, "_engine", lambda *arguments: ("cbc", relaxed))
     monkeypatch.setattr(branch_and_bound, "SHORT_WORK", 1)
     given_choices, total = hard_choices(), 17 * MIB + 12345
-    if limit is None:
-        with pytest.raises(SolverError, match="cbc did not solve the integer program to the optimum"):
-            divide(given_choices, total, SolverName.CBC)
-        return
     division = divide(given_choices, total, SolverName.CBC, time_limit_seconds=limit)
-    assert division.status is DivisionStatus.BEST_FOUND
+    assert division.method == "search"
     optimum_ms = divide(given_choices, total).time_ms
     assert division.time_ms * (1 - division.gap) <= optimum_ms <= division.time_ms
+    if limit is None:
+        check(division, given_choices, total)
+        assert division.time_ms == optimum_ms
+
+
+def answers_of(given_choices):
+    """Return answers of solvers that are wrong, by what is wrong with them."""
+    too_large = [{len(choice.desirable) - 1: choice.count} for choice in given_choices]
+    slow = [{0: choice.count} for choice in given_choices]
+    return {"missing": None, "too large": too_large, "slow": slow}
+
+
+@pytest.mark.parametrize("answered", ["missing", "too large", "slow", SolverError("cbc failed")])
+@pytest.mark.parametrize("limit", [None, 10.0])
+@pytest.mark.parametrize("work", [1, 200_000])
+def test_a_solver_that_ends_with_a_wrong_answer_is_corrected(monkeypatch, caplog, answered, limit, work):
+    given_choices, total = hard_choices()[:5], 8 * MIB + 12345
+
+    def solve(*_, **__):
+        if isinstance(answered, SolverError):
+            raise answered
+        return SolverAnswer(counts=answers_of(given_choices)[answered], ended=True, solver="cbc")
+
+    monkeypatch.setattr(division_module, "solve", solve)
+    monkeypatch.setattr(branch_and_bound, "SHORT_WORK", work)
+    division = divide(given_choices, total, SolverName.CBC, time_limit_seconds=limit)
+    check(division, given_choices, total)
+    assert (division.method, division.time_ms) == ("search", divide(given_choices, total).time_ms)
+    assert ("cbc failed" in caplog.text) == isinstance(answered, SolverError)
+
+
+def test_what_a_solver_calls_optimal_is_only_the_best_found_where_the_search_proves_nothing(monkeypatch, caplog):
+    given_choices, total = hard_choices(), 17 * MIB + 12345
+    optimum_ms = divide(given_choices, total).time_ms
+    for work in ("SHORT_WORK", "PROOF_WORK"):
+        monkeypatch.setattr(branch_and_bound, work, 1)
+    slow = SolverAnswer(counts=answers_of(given_choices)["slow"], ended=True, solver="highs")
+    monkeypatch.setattr(division_module, "solve", lambda *_, **__: slow)
+    division = divide(given_choices, total, SolverName.HIGHS)
+    assert division.status is DivisionStatus.BEST_FOUND
+    assert division.time_ms * (1 - division.gap) <= optimum_ms < division.time_ms
+    assert "highs ended without a proof: the division is at most" in caplog.text
+
+
+def test_what_a_search_proved_is_optimal_whether_a_solver_ends_in_time_or_not(monkeypatch, caplog):
+    given_choices, total = hard_choices()[:5], 8 * MIB + 12345
+    late = SolverAnswer(counts=None, ended=False, solver="highs")
+    monkeypatch.setattr(division_module, "solve", lambda *_, **__: late)
+    division = divide(given_choices, total, SolverName.HIGHS, time_limit_seconds=0.1)
+    check(division, given_choices, total)
+    assert (division.method, caplog.text) == ("search", "")
+
+
+def test_without_any_solver_the_search_goes_on(monkeypatch):
+    given_choices, total = hard_choices()[:5], 8 * MIB + 12345
+    monkeypatch.setattr(pulp, "listSolvers", list)
+    monkeypatch.setattr(branch_and_bound, "MOST_WORK", 1)
+    check(divide(given_choices, total), given_choices, total)
+    with pytest.raises(SolverUnavailableError):
+        divide(given_choices, total, SolverName.HIGHS)
 
 
 def test_a_limit_is_held_to_the_byte_at_any_scale():

@@ -38,6 +38,30 @@ def divisions(draw, most=4, counts=FEW_OR_MANY):
     return list(count_of), list(count_of.values()), total
 
 
+@st.composite
+def scaled_divisions(draw):
+    """Draw a division whose bytes reach from a few to petabytes, and whose times from a nanosecond to ten seconds.
+
+    Often all kernels are of one scale, and the total is that of a selection, or one byte less. The first front has
+    times of 0, and points that are equally fast.
+    """
+    bytes_scale, tick_scale = draw(st.integers(4, 52)), draw(st.integers(10, 43))
+    mixed = draw(st.booleans())
+    fronts, counts, selected = [], [], 0
+    for _ in range(draw(st.integers(2, 4))):
+        steps = draw(st.lists(st.integers(1, 2**bytes_scale), min_size=1, max_size=3))
+        sizes = tuple(accumulate(steps, initial=draw(st.sampled_from([0, 512]))))
+        most = 2 ** (draw(st.integers(10, 43)) if mixed else tick_scale)
+        drawn = st.sets(st.integers(1, most), min_size=len(sizes), max_size=len(sizes))
+        ticks = draw(drawn if fronts else st.lists(st.integers(0, 3), min_size=len(sizes), max_size=len(sizes)))
+        fronts.append((sizes, tuple(each / TICKS_PER_MS for each in sorted(ticks, reverse=True))))
+        counts.append(draw(st.sampled_from([1, 1, 1, 2])))
+        selected += draw(st.sampled_from(sizes)) * counts[-1]
+    least, most = (sum(sizes[end] * count for (sizes, _), count in zip(fronts, counts, strict=True)) for end in (0, -1))
+    total = draw(st.sampled_from([selected, selected - 1]) | st.integers(least, most - 1))
+    return fronts, counts, min(max(total, least), most - 1)
+
+
 def ticks_of(time_ms):
     return round(time_ms * TICKS_PER_MS)
 

@@ -9,6 +9,7 @@ that few sums of moves lie within.
 from bisect import bisect_right
 from dataclasses import dataclass
 from math import inf
+from operator import sub
 
 import numpy as np
 
@@ -21,6 +22,9 @@ MOST_WORK = 10_000_000
 
 SHORT_WORK = 200_000
 """Sums of moves for a good division that a solver begins with."""
+
+PROOF_WORK = 10 * MOST_WORK
+"""Sums of moves to prove what a solver answers, where there is no time limit."""
 
 _FIRST_SUMS, _FIRST_BITS = 256, 32
 _GROWTH = 2
@@ -46,7 +50,7 @@ class Found:
     optimal: bool
 
 
-def search(relaxation: Relaxation, most_work: int = MOST_WORK) -> Found:
+def search(relaxation: Relaxation, most_work: int = MOST_WORK, begun: Counts | None = None) -> Found:
     """Search for the fastest division.
 
     Of equally fast divisions, one with the fewest bytes is found, and of these one in which later choices have more of
@@ -55,8 +59,9 @@ def search(relaxation: Relaxation, most_work: int = MOST_WORK) -> Found:
     Args:
         relaxation: the relaxation of the division.
         most_work: sums of moves after which the best division so far is the answer.
+        begun: a division to begin with, which fits the room; None for the relaxation's.
     """
-    best = Change(rank=(0, 0, 0), moved={})
+    best = first = Change(rank=(0, 0, 0) if begun is None else _rank(relaxation, begun), moved={})
     proved = 0.0
     if not relaxation.proves_optimal:
         best, proved = _rounds(relaxation, best, most_work)
@@ -64,12 +69,18 @@ def search(relaxation: Relaxation, most_work: int = MOST_WORK) -> Found:
     optimal = _is_proved(gap, proved)
     value, ms_per_tick = relaxation.value + best.ticks, relaxation.knapsack.ms_per_tick
     return Found(
-        counts=relaxation.counts(best.moved),
+        counts=relaxation.counts(best.moved) if begun is None or best is not first else begun,
         value_ms=value * ms_per_tick,
         bound_ms=(value if optimal else value + proved - gap) * ms_per_tick,
         gap=gap,
         optimal=optimal,
     )
+
+
+def _rank(relaxation: Relaxation, counts: Counts) -> tuple[int, int, int]:
+    totals = relaxation.knapsack.totals
+    ticks, size, early = map(sub, totals(counts), totals(relaxation.counts({})))
+    return ticks, size, early
 
 
 def _gap(relaxation: Relaxation, best: Change) -> float:

@@ -2,7 +2,8 @@
 
 Paper, section 3.3. There are four ways, and each is taken where the one before does not answer: all kernels are as fast
 as they can be; the division of the linear relaxation meets its bound; a search of what the relaxation leaves open; an
-integer program of what the search leaves open.
+integer program of what the search leaves open. Solvers calculate with floats and tolerances, so their answers are
+checked in whole bytes and ticks, and a search that begins with them proves that none is faster, or finds a faster one.
 """
 
 import logging
@@ -13,7 +14,7 @@ from math import fsum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
 
-from ucudnn.errors import SolverError
+from ucudnn.errors import SolverError, SolverUnavailableError
 from ucudnn.settings import SolverName
 from ucudnn.solvers.integer_program import SolverAnswer, solve
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _BYTES, _TIME = attrgetter("workspace_bytes"), attrgetter("time_ms")
-_MARGIN = 1e-9  # relative: what solvers cannot tell apart either
+_MARGIN = 1e-9  # relative: what no measured time can tell apart
 
 
 class Option(Protocol):
@@ -57,7 +58,7 @@ class Choice(Generic[Taken]):
 
 
 class DivisionStatus(Enum):
-    """How a division ended."""
+    """How a division ended. OPTIMAL is proved in whole numbers: none is faster, or by a billionth at most."""
 
     OPTIMAL = "optimal"
     INFEASIBLE = "infeasible"
@@ -70,11 +71,10 @@ class Division(Generic[Taken]):
 
     Attributes:
         status: OPTIMAL; INFEASIBLE where even the smallest configurations exceed the total; BEST_FOUND where a time
-            limit came before the proof.
+            limit, or the end of the search's work, came before the proof.
         selected: for each choice the configurations that its kernels take, and how many take each.
-        method: what proved the division optimal: 'all fastest' where everything fits, 'bound reached' where the linear
-            relaxation's own division meets its bound, 'search' where the search did, else the solver's name. Where
-            nothing did, what found the division.
+        method: what found the division: 'all fastest' where everything fits, 'bound reached' where the linear
+            relaxation's own division meets its bound, the solver's name where it found one as fast, else 'search'.
         bound_ms: milliseconds that every division takes at least, where the status is BEST_FOUND.
     """
 
@@ -118,12 +118,12 @@ def divide(
         solver: who solves the integer program. AUTO searches first, which is faster than any of them, and leaves the
             program to the first solver that is installed where the search would take too long. A named solver begins
             with what a short search found.
-        time_limit_seconds: after which the best division found so far is taken, with its gap; None waits for the
-            optimum. It limits the integer program; the search is short.
+        time_limit_seconds: after which the best division found so far is taken, with its gap. It limits the integer
+            program; a search before it and one after it take seconds at most. None waits for the solver's answer, and
+            searches longer.
 
     Raises:
-        SolverUnavailableError: if the solver is not installed.
-        SolverError: if the solver gave up, or its answer does not pass the check in whole bytes.
+        SolverUnavailableError: if the named solver is not installed.
     """
     if sum(choice.desirable[0].workspace_bytes * choice.count for choice in choices) > total_bytes:
         return Division(status=DivisionStatus.INFEASIBLE)
@@ -141,9 +141,9 @@ def divide(
     found = search(relaxation, MOST_WORK if solver is SolverName.AUTO else SHORT_WORK)
     if relaxation.proves_optimal:
         return _division(shapes, found.counts, "bound reached")
-    if solver is SolverName.AUTO and found.value_ms - found.bound_ms <= _MARGIN * found.value_ms:
+    if solver is SolverName.AUTO and _is_proved(found.value_ms, found.bound_ms):
         return _division(shapes, found.counts, "search")
-    return _solved(shapes, relaxation, found, total_bytes, solver, time_limit_seconds)
+    return _solved(shapes, relaxation, found, solver, time_limit_seconds)
 
 
 @final
@@ -190,33 +190,49 @@ def _solved(
     shapes: _Shapes[Taken],
     relaxation: "Relaxation",
     found: "Found",
-    total_bytes: int,
     solver: SolverName,
     time_limit_seconds: float | None,
 ) -> Division[Taken]:
-    """Return the division that a solver finds, which begins with what a search found."""
-    for exact in (False, True):
-        answer = solve(relaxation, found, solver, exact=exact, time_limit_seconds=time_limit_seconds)
-        if not answer.optimal:
-            return _best_found(shapes, answer, found, total_bytes)
-        assert answer.counts is not None
-        division = _division(shapes, answer.counts, answer.solver)
-        if division.workspace_bytes <= total_bytes:
-            return division
-        _LOG.info("the solver's answer exceeds %d bytes within its tolerance: solving it digit by digit", total_bytes)
-    raise SolverError(f"{division.method} answered with {division.workspace_bytes} bytes, more than {total_bytes}")
+    """Return the division that a solver finds, which begins with what a search found, or a faster one."""
+    from ucudnn.solvers.branch_and_bound import MOST_WORK, PROOF_WORK, search
+
+    answer = _asked(relaxation, found, solver, time_limit_seconds)
+    totals = relaxation.knapsack.totals
+    begun = min((counts for counts in (answer.counts, found.counts) if counts is not None), key=totals)
+    best = found
+    ended = answer.ended or time_limit_seconds is None
+    if ended and not found.optimal:
+        best = search(relaxation, PROOF_WORK if time_limit_seconds is None else MOST_WORK, begun)
+        begun = best.counts
+    ticks, *_ = totals(begun)
+    bound_ms = max(found.bound_ms, best.bound_ms)
+    method = answer.solver if answer.counts is not None and totals(answer.counts)[0] == ticks else "search"
+    if _is_proved(ticks * relaxation.knapsack.ms_per_tick, bound_ms):
+        return _division(shapes, begun, method)
+    division = _division(shapes, begun, method, DivisionStatus.BEST_FOUND, bound_ms)
+    end = "ended without a proof" if ended else "ran out of time"
+    _LOG.warning("%s %s: the division is at most %.2g %% from the optimum", answer.solver, end, division.gap * 100)
+    return division
 
 
-def _best_found(shapes: _Shapes[Taken], answer: SolverAnswer, found: "Found", total_bytes: int) -> Division[Taken]:
-    """Return the better of what a solver found in its time and what the search had found before."""
-    divisions = [
-        _division(shapes, counts, method, DivisionStatus.BEST_FOUND, found.bound_ms)
-        for counts, method in ((answer.counts, answer.solver), (found.counts, "search"))
-        if counts is not None
-    ]
-    best = min((each for each in divisions if each.workspace_bytes <= total_bytes), key=lambda each: each.time_ms)
-    _LOG.warning("%s ran out of time: its division is at most %.2f %% from the optimum", answer.solver, best.gap * 100)
-    return best
+def _asked(
+    relaxation: "Relaxation", found: "Found", solver: SolverName, time_limit_seconds: float | None
+) -> SolverAnswer:
+    """Return what a solver answers, without a division where that does not fit the room in whole bytes."""
+    try:
+        answer = solve(relaxation, found, solver, time_limit_seconds=time_limit_seconds)
+    except SolverError as error:
+        if isinstance(error, SolverUnavailableError) and solver is not SolverName.AUTO:
+            raise
+        _LOG.warning("dividing by a search alone: %s", error)
+        return SolverAnswer(counts=None, ended=True, solver=solver.value)
+    if answer.counts is not None and relaxation.knapsack.totals(answer.counts)[1] > relaxation.knapsack.room_bytes:
+        return SolverAnswer(counts=None, ended=answer.ended, solver=answer.solver)
+    return answer
+
+
+def _is_proved(value_ms: float, bound_ms: float) -> bool:
+    return value_ms - bound_ms <= _MARGIN * value_ms
 
 
 def _division(

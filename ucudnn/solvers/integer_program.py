@@ -3,12 +3,16 @@
 Kernels with the same desirable set are interchangeable, so they share one integer variable for each configuration,
 bounded by their number, instead of the paper's 0-1 variables. Only what a search leaves open gets a variable, bounded
 by how many kernels can take it in a division that is no slower than the one found.
+
+Tolerances of solvers are absolute. So all numbers are whole: ticks beyond each choice's fastest point, and bytes beyond
+its smallest one. What a solver answers is no proof even so; see `ucudnn.solvers.division`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from ucudnn.errors import SolverError, SolverUnavailableError
@@ -28,23 +32,18 @@ class SolverAnswer:
     """What a solver answered.
 
     Attributes:
-        counts: the division, or None where the time limit came before there was any.
-        optimal: whether the solver proved that none is faster.
+        counts: a division, which need not fit the room; None where there is none.
+        ended: whether the solver says that it ended before its time limit.
         solver: its name.
     """
 
     counts: "Counts | None"
-    optimal: bool
+    ended: bool
     solver: str
 
 
 def solve(
-    relaxation: "Relaxation",
-    found: "Found",
-    solver: SolverName,
-    *,
-    exact: bool,
-    time_limit_seconds: float | None = None,
+    relaxation: "Relaxation", found: "Found", solver: SolverName, *, time_limit_seconds: float | None = None
 ) -> SolverAnswer:
     """Solve the integer program of what a search left open.
 
@@ -52,71 +51,71 @@ def solve(
         relaxation: of the division.
         found: what the search found. Its gap says what is open. HiGHS begins with its division.
         solver: who solves the program.
-        exact: hold the limit to the byte, in rows of small numbers, instead of within the solver's tolerance.
         time_limit_seconds: after which the best found so far is the answer.
 
     Raises:
         SolverUnavailableError: if the solver is not installed.
-        SolverError: if the solver gave up, or its answer is no division.
+        SolverError: if the solver fails.
     """
     pulp = _import_pulp()
     name, engine = _engine(pulp, solver, time_limit_seconds)
-    problem, variables = _stated(pulp, relaxation, found, exact=exact)
+    problem, variables = _stated(pulp, relaxation, found)
     if name == SolverName.HIGHS.value:
         _begin_with_initial_values(engine)
     elif type(engine).__name__ == "PYGLPK" and time_limit_seconds is not None:
         _end_in_time(engine, time_limit_seconds)
-    outcome = problem.solve(engine)
+    try:
+        outcome = problem.solve(engine)
+    except Exception as error:  # each solver has errors of its own
+        raise SolverError(f"{name} failed at the integer program: {error}") from error
     # PuLP 3 returns the status and keeps the solution's apart; PuLP 4 returns both in one object.
     status = int(getattr(outcome, "status", outcome))
-    optimal = status == 1 and int(getattr(outcome, "sol_status", getattr(problem, "sol_status", 1))) == 1
-    # CBC calls fractions optimal where its time was over before it had any division.
-    values = [variable.varValue or 0 for row in variables for variable in row.values()]
-    optimal = optimal and all(abs(value - round(value)) < _FRACTION for value in values)
-    if not optimal and time_limit_seconds is None:
-        raise SolverError(f"{name} did not solve the integer program to the optimum: status {status}")
-    if not getattr(outcome, "has_solution", True):  # then PuLP 4 leaves the initial values in the variables
-        return SolverAnswer(counts=None, optimal=False, solver=name)
+    ended = status < 0 or status == int(getattr(outcome, "sol_status", getattr(problem, "sol_status", 1))) == 1
+    # PuLP 4 leaves the initial values in the variables where there is no solution.
+    rows = [{index: variable.varValue or 0 for index, variable in row.items()} for row in variables]
     taken = [
-        {index: round(variable.varValue or 0) for index, variable in row.items()} if row else dict(known)
-        for row, known in zip(variables, found.counts, strict=True)
+        {index: round(value) for index, value in row.items()} if row else dict(known)
+        for row, known in zip(rows, found.counts, strict=True)
     ]
-    counts = relaxation.knapsack.counts.tolist()
-    if any(sum(row.values()) != count or min(row.values()) < 0 for count, row in zip(counts, taken, strict=True)):
-        if optimal:
-            raise SolverError(f"{name} answered with what is no division")
-        return SolverAnswer(counts=None, optimal=False, solver=name)
+    # CBC calls fractions optimal where its time was over before it had any division.
+    if (
+        not getattr(outcome, "has_solution", True)
+        or any(abs(value - round(value)) >= _FRACTION for row in rows for value in row.values())
+        or any(sum(row.values()) != sum(known.values()) for row, known in zip(taken, found.counts, strict=True))
+        or any(min(row.values()) < 0 for row in taken)
+    ):
+        return SolverAnswer(counts=None, ended=status < 0, solver=name)
     held = [{index: count for index, count in row.items() if count} for row in taken]
-    return SolverAnswer(counts=held, optimal=optimal, solver=name)
+    return SolverAnswer(counts=held, ended=ended, solver=name)
 
 
-def _stated(pulp: Any, relaxation: "Relaxation", found: "Found", *, exact: bool) -> tuple[Any, list[dict[int, Any]]]:
+def _stated(pulp: Any, relaxation: "Relaxation", found: "Found") -> tuple[Any, list[dict[int, Any]]]:
     """Return the program, and for each choice its variables by their points; a choice that is not open has none."""
     problem = pulp.LpProblem("workspace_division", pulp.LpMinimize)
     knapsack = relaxation.knapsack
     starts, sizes, ticks = (array.tolist() for array in (knapsack.starts, knapsack.sizes, knapsack.ticks))
     total_bytes = knapsack.room_bytes
     variables: list[dict[int, Any]] = []
-    terms: list[tuple[Any, int]] = []
-    for choice, (most, held) in enumerate(zip(relaxation.open_points(found.gap), found.counts, strict=True)):
+    costs: list[tuple[Any, int]] = []
+    weights: list[tuple[Any, int]] = []
+    for start, most, held in zip(starts, relaxation.open_points(found.gap), found.counts, strict=False):
         variables.append({})
+        kernels = sum(held.values())
+        least = min(sizes[start + index] for index in most)
+        fastest = min(ticks[start + index] for index in most)
+        total_bytes -= least * kernels
         if len(most) == 1:
-            total_bytes -= sum(sizes[starts[choice] + index] * count for index, count in held.items())
             continue
         for index, upper in most.items():
-            variable = problem.add_variable(f"x_{choice}_{index}", 0, upper, pulp.LpInteger)
+            variable = problem.add_variable(f"x_{len(variables)}_{index}", 0, upper, pulp.LpInteger)
             variable.setInitialValue(held.get(index, 0))
             variables[-1][index] = variable
-            terms.append((variable, starts[choice] + index))
-    problem += pulp.lpSum([ticks[point] * knapsack.ms_per_tick * variable for variable, point in terms])
-    for row, held in zip(variables, found.counts, strict=True):
-        if row:
-            problem += pulp.lpSum(row.values()) == sum(held.values())
-    if exact:
-        _limit_by_digits(pulp, problem, [(variable, sizes[point]) for variable, point in terms], total_bytes)
-    else:
-        # In MiB, so that the row's tolerance stands against numbers of moderate size.
-        problem += pulp.lpSum([sizes[point] / 2**20 * variable for variable, point in terms]) <= total_bytes / 2**20
+            costs.append((variable, ticks[start + index] - fastest))
+            weights.append((variable, sizes[start + index] - least))
+        problem += pulp.lpSum(variables[-1].values()) == kernels
+    tick, unit = (gcd(*(number for _, number in terms)) or 1 for terms in (costs, weights))
+    problem += pulp.lpSum([number // tick * variable for variable, number in costs])
+    _limit_by_digits(pulp, problem, [(variable, size // unit) for variable, size in weights], total_bytes // unit)
     return problem, variables
 
 

@@ -52,6 +52,15 @@ class Knapsack:
     room_bytes: int
     ms_per_tick: float
 
+    def totals(self, counts: Counts) -> tuple[int, int, int]:
+        """Return ticks, bytes beyond those of the first points, and earliness of a division (`Change.rank`)."""
+        taken = [
+            (self.ticks.item(start + index) * kernels, self.sizes.item(start + index) * kernels, choice)
+            for choice, (start, row) in enumerate(zip(self.starts.tolist(), counts, strict=False))
+            for index, kernels in row.items()
+        ]
+        return sum(t for t, _, _ in taken), sum(size for _, size, _ in taken), -sum(size * c for _, size, c in taken)
+
 
 def knapsack_of(fronts: Sequence[Front], counts: Sequence[int], total_bytes: int) -> Knapsack:
     """Return a division as arrays.
@@ -71,7 +80,7 @@ def knapsack_of(fronts: Sequence[Front], counts: Sequence[int], total_bytes: int
     # Workspaces are aligned, so a rest of the room below that alignment is of no use.
     room -= room % (int(np.gcd.reduce(sizes)) or 1)
     longest_ms = sum(front_times[0] * count for (_, front_times), count in zip(fronts, counts, strict=True))
-    ticks_per_ms = min(_TICKS_PER_MS, _MOST_TICKS / longest_ms)
+    ticks_per_ms = min(_TICKS_PER_MS, _MOST_TICKS / (longest_ms or 1))
     return Knapsack(
         sizes=sizes,
         ticks=np.rint(times * ticks_per_ms).astype(np.int64),

@@ -169,18 +169,17 @@ def relax(knapsack: Knapsack) -> Relaxation:
     At the price, the best points at a lower price, which do not fit, and those at a higher one, which do, are worth the
     same. It is where the lines of the two meet, once no other points are better there.
     """
-    sizes, ticks = knapsack.sizes.astype(np.float64), knapsack.ticks.astype(np.float64)
-    counts = knapsack.counts.astype(np.float64)
+    sizes, ticks, counts = knapsack.sizes, knapsack.ticks, knapsack.counts
 
-    def best_at(price: float) -> tuple[Integers, float, float]:
+    def best_at(price: float) -> tuple[Integers, int, int]:
         points = _first_least(ticks + price * sizes, knapsack)
-        return points, float(sizes[points] @ counts), float(ticks[points] @ counts)
+        return points, int(sizes[points] @ counts), int(ticks[points] @ counts)
 
     above, above_size, above_ticks = best_at(0.0)
     if above_size <= knapsack.room_bytes:  # times differ by less than a tick
         return _rounded(knapsack, 0.0, above, above)
     below = knapsack.starts[:-1]
-    below_size, below_ticks = 0.0, float(ticks[below] @ counts)
+    below_size, below_ticks = 0, int(ticks[below] @ counts)
     while True:
         price = (below_ticks - above_ticks) / (above_size - below_size)
         points, size, time = best_at(price)
