@@ -12,6 +12,7 @@
   * OutputError                 a file or a standard output that cannot be written
   * InfeasibleError             no configuration fits the workspace limit
     * BudgetError               no plan of a training step fits the memory budget
+  * FittedStepError             a call of a fitted step that its plan does not have
   * StepFileError               a recorded training step that cannot be read
     * StepFileVersionError      a recorded training step of an unknown version
   * MeasurementError            no algorithm of a kernel could be measured
@@ -40,6 +41,7 @@ __all__ = [
     "CudnnError",
     "DatabaseError",
     "DatabaseVersionError",
+    "FittedStepError",
     "InfeasibleError",
     "InvalidNetworkError",
     "InvalidProblemError",
@@ -152,6 +154,10 @@ class BudgetError(InfeasibleError):
         limit_bytes: the budget that was given.
         required_bytes: the smallest budget that would do: the floor of the step, or of the policy that was asked for.
     """
+
+
+class FittedStepError(UcudnnError, RuntimeError):
+    """Forward or backward of a fitted step was called in an order, or for gradients, that its plan does not have."""
 
 
 class StepFileError(UcudnnError):

@@ -144,16 +144,17 @@ class FittedStep(nn.Module):
 
     def _planned(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the plan's forward returns."""
+        if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+            raise InvalidValueError(
+                "a fitted step has no derivatives forward (torch.autograd.forward_ad, torch.func.jvp), and torch.func"
+                " cannot transform its plan (grad, vjp, vmap): call the model, as step.model"
+            )
         leaves = self._arguments.match(args, kwargs)
         if leaves is None:
             args, kwargs = self._arguments.arranged(args, kwargs)  # type: ignore[assignment]
             leaves = self._arguments.match(args, kwargs)
         if leaves is None:
             return self._other(args, kwargs)._planned(*args, **kwargs)
-        if forward_ad._current_level >= 0:
-            raise InvalidValueError(
-                "a fitted step has no derivatives forward (torch.autograd.forward_ad, torch.func.jvp): call the model"
-            )
         if _autocast(self._run.program.device.type) != self._autocast:
             raise InvalidValueError("fit and the step must run under the same autocast: fit the step again under it")
         run = self._current()

@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from ucudnn.errors import FittedStepError
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.torch.device_use.usage import StepClock
@@ -63,7 +64,7 @@ class PlannedRun:
         """Return the outputs, what backward needs, and the number of this forward.
 
         Raises:
-            RuntimeError: if another call runs the plan, and the plan copies.
+            FittedStepError: if another call runs the plan, and the plan copies.
         """
         with self._alone():
             self.forwards += 1
@@ -92,7 +93,7 @@ class PlannedRun:
             persistent: the persistent tensors of that forward; since then others may have replaced them.
 
         Raises:
-            RuntimeError: see above.
+            FittedStepError: see above.
         """
         self._check_number(number, state)
         code = self.code
@@ -116,7 +117,7 @@ class PlannedRun:
     def _check_number(self, number: int, state: list[Any]) -> None:
         if self.copying and number != self.forwards:
             state.clear()
-            raise RuntimeError(
+            raise FittedStepError(
                 "another forward of the fitted step ran before this backward, and its plan keeps activations of one"
                 " forward on the host: call backward after each forward"
             )
@@ -137,7 +138,7 @@ class PlannedRun:
         try:
             self._turn.pop()
         except IndexError:
-            raise RuntimeError(
+            raise FittedStepError(
                 "the fitted step is called while another call of it runs, in another thread or as in a signal handler,"
                 " and its plan keeps activations of one call on the host: call it after the other, or fit another step"
             ) from None

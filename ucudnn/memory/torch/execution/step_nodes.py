@@ -22,7 +22,9 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from ucudnn.errors import FittedStepError
 from ucudnn.memory.torch.execution.planned_run import PlannedRun
 from ucudnn.memory.torch.tangents import lying_as, origins_of
 
@@ -99,11 +101,11 @@ class _Turn:
         """Begin backward with the gradients of the outputs.
 
         Raises:
-            RuntimeError: if it has begun before.
+            FittedStepError: if it has begun before.
         """
         kept = self._kept
         if kept.taken:
-            raise RuntimeError("backward of a fitted step runs once: it frees activations on its way")
+            raise FittedStepError("backward of a fitted step runs once: it frees activations on its way")
         kept.taken = True
         program = kept.run.program
         used = [tangents[index] for index in program.differentiable]
@@ -153,9 +155,9 @@ class _Replay(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the code of the first part of backward."""
+        _check_order(tangents)
         _check(ctx)
         ctx.turn.begin(tangents)
         return None, None, None, ctx.turn.token() if ctx.token else None, *ctx.turn.gradients()
@@ -181,11 +183,39 @@ class _Following(torch.autograd.Function):
         return _token(run)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the code of this part of backward."""
         _check(ctx)
         return None, None, None, None, ctx.turn.token() if ctx.token else None, *ctx.turn.gradients()
+
+
+def _check_order(tangents: Sequence[Tensor | None]) -> None:
+    """Check that backward is asked for gradients of first order, one for each source.
+
+    Autograd would take gradients without a graph for constants, and leave out what comes through them. It runs backward
+    with gradients enabled where it shall make a graph, and only there.
+
+    Raises:
+        FittedStepError: if more is asked for. Forward's tensors stay, so that backward can still run.
+    """
+    if torch.is_grad_enabled():
+        raise FittedStepError(
+            "backward of a fitted step runs with gradients enabled, as by create_graph=True, which gradient penalties,"
+            " torch.autograd.functional.hessian, hvp and jvp use, and its plan makes no graph of gradients: call"
+            " torch.autograd.grad(..., create_graph=True) within the step, in the model's forward or in the loss that"
+            " fit is given, or call step.model instead of the step where such gradients are needed"
+        )
+    functions, given = torch._C._functorch, [each for each in tangents if each is not None]
+    if any(functions.is_functorch_wrapped_tensor(each) or functions.is_legacy_batchedtensor(each) for each in given):
+        raise FittedStepError(
+            "backward of a fitted step takes one gradient of each output, and not those of is_grads_batched=True,"
+            " vectorize=True or torch.func: call step.model instead of the step"
+        )
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(each).tangent is not None for each in given):
+        raise FittedStepError(
+            "a fitted step has no derivatives forward, which a gradient of its outputs has"
+            " (torch.autograd.forward_ad): call step.model instead of the step"
+        )
 
 
 def _guard(ctx: Any, guarded: Sequence[Sequence[int]], *groups: Sequence[Tensor]) -> None:
@@ -211,13 +241,13 @@ def _check(ctx: Any) -> None:
     tensors themselves.
 
     Raises:
-        RuntimeError: if somebody has.
+        FittedStepError: if somebody has.
     """
     _ = ctx.saved_tensors
     guarded, versions = ctx.guarded, ctx.versions
     ctx.guarded, ctx.versions = [], []  # a loss that is kept after backward keeps none of them
     if [*map(_version, guarded)] != versions:
-        raise RuntimeError(
+        raise FittedStepError(
             "a tensor that backward of the fitted step reads has been modified by an inplace operation since forward:"
             " hooks of saved tensors cannot help, because the plan reads the tensor itself; change it after backward"
         )
