@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from numbers import Number
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, Final, final
 
 import torch
@@ -15,8 +16,8 @@ from ucudnn.units import shortened
 
 _MOST_ENTRIES = 1000  # a longer list is compared by its length alone, because each step looks at all entries
 _MOST_DEPTH = 20
-_VALUES = (type(None), int, str, bytes, Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
-_CONSTANTS = (type, FunctionType, BuiltinFunctionType)
+VALUES = (type(None), int, str, bytes, Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, CodeType)
+CONSTANTS = (type, FunctionType, BuiltinFunctionType, property, staticmethod, classmethod)
 
 
 @final
@@ -106,11 +107,13 @@ class AttributeContent:
     def _add(self, value: Any, path: str) -> None:
         self._left -= 1
         kind = type(value)
-        if isinstance(value, _VALUES):
+        if isinstance(value, VALUES):
             self._leaves[path] = _Leaf(kind, value)
         elif isinstance(value, Number):
             self._leaves[path] = _Leaf(kind, repr(value), repr(value))
-        elif isinstance(value, _CONSTANTS) or value is ABSENT:
+        elif isinstance(value, MethodType):  # made anew for each reader
+            self._leaves[path] = _Leaf(kind, (_Held(value.__self__), _Held(value.__func__)), repr(value.__func__))
+        elif isinstance(value, CONSTANTS) or value is ABSENT:
             self._leaves[path] = _Leaf(kind, _Held(value))
         elif id(value) in self._above:
             self._leaves[path] = _Leaf(kind, "", "itself")
@@ -152,9 +155,9 @@ class AttributeContent:
             self._add(entry, name if name not in self._leaves else f"{name}#{len(self._leaves)}")
 
     def _add_object(self, value: Any, path: str) -> bool:
-        if not _is_plain(value):
+        if not isinstance(value, partial) and not _is_plain(value):
             return False
-        kind, table = type(value), vars(value)
+        kind, table = type(value), _table(value)
         self._leaves[path] = _Leaf(kind, "", f"a {kind.__name__}")
         self.views += [table, table.values()]
         for name, entry in table.items():
@@ -167,7 +170,7 @@ def _is_plain(value: Any) -> bool:
     left, seen = [value], set[int]()
     while left:
         entry = left.pop()
-        if isinstance(entry, (*_VALUES, *_CONSTANTS, Number)) or id(entry) in seen:
+        if isinstance(entry, (*VALUES, *CONSTANTS, Number)) or id(entry) in seen:
             continue
         seen.add(id(entry))
         inside = _inside(entry)
@@ -186,4 +189,12 @@ def _inside(value: Any) -> list[Any] | None:
     table = getattr(value, "__dict__", None)
     if table is None or type(table) is not dict or isinstance(value, (Tensor, nn.Module)):
         return None
-    return [*table.values()]
+    return [*_table(value).values()]
+
+
+def _table(value: Any) -> dict[str, Any]:
+    """Return the attributes of a plain object by name."""
+    if isinstance(value, partial):  # they are none of its dictionary
+        return {**vars(value), "func": value.func, "args": value.args, "keywords": value.keywords}
+    found: dict[str, Any] = vars(value)
+    return found

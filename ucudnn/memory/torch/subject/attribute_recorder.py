@@ -1,7 +1,7 @@
 """AttributeRecorder: follows which attributes a step reads of its modules while it is traced."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, final
@@ -10,9 +10,12 @@ from torch import nn
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent
+from ucudnn.memory.torch.subject.code_reads import code_reads
 from ucudnn.memory.torch.subject.kept_tensors import Kept, KeptValue
-from ucudnn.memory.torch.subject.module_attributes import AttributeRead, ModuleAttributes
+from ucudnn.memory.torch.subject.model_state import hooks_of
+from ucudnn.memory.torch.subject.module_attributes import AttributeRead, ModuleAttributes, read_now
 
+_CALLED = "__call__", "_wrapped_call_impl", "_call_impl", "forward", "__getattr__", "__getattribute__"
 _OWN = {*dir(nn.Module), *vars(nn.Module())} - {"forward", "training"}
 
 
@@ -29,7 +32,9 @@ class AttributeRecorder:
     """
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
+        self._loss = loss
         self._names = {id(module): (name, True) for name, module in model.named_modules()}
+        self._modules = [*model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
         if isinstance(loss, nn.Module):
             for name, module in loss.named_modules(prefix="loss"):
                 self._names.setdefault(id(module), (name, False))
@@ -46,6 +51,9 @@ class AttributeRecorder:
     def entered(self) -> Iterator[None]:
         """Follow what is read."""
         self._thread = get_ident()
+        for module in self._modules:
+            self._note_calls(module)
+        self._note_code(self._loss, ())
         _INTERCEPTION.begin(self)
         try:
             yield
@@ -95,7 +103,7 @@ class AttributeRecorder:
         if name in table:
             self._note(table, name, label, value)
         elif value is not ABSENT:
-            self._read_of_class(module, name, label, value)
+            self._read_of_class(module, name, label)
         elif name in module._parameters or name in module._buffers:
             tensors = module._parameters if name in module._parameters else module._buffers
             if tensors[name] is None:
@@ -113,22 +121,41 @@ class AttributeRecorder:
             self._written[key] = module
             self._writes[key] += 1
 
-    def _read_of_class(self, module: nn.Module, name: str, label: str, value: Any) -> None:
-        """Note a value that a class has, or what makes it, such as a method or a property."""
-        kind = type(module)
-        found = getattr(kind, name, ABSENT)
-        if found is not getattr(kind, name, ABSENT):
-            return  # made anew for each reader
-        self._note(kind, name, f"{kind.__name__}.{name}", found)
-        if found is value or name == "forward":
-            self._note(vars(module), name, label, ABSENT)  # an attribute of the module would be in its place
+    def _read_of_class(self, module: nn.Module, name: str, label: str) -> None:
+        """Note what a class has, or what makes it, such as a method or a property."""
+        kinds = type(module).__mro__
+        for kind in kinds:
+            found = read_now(kind, name)
+            self._note(kind, name, f"{kind.__name__}.{name}", found, kinds[:-1])
+            if found is not ABSENT:
+                if not hasattr(type(found), "__set__"):
+                    self._note(vars(module), name, label, ABSENT)  # an attribute of the module would be in its place
+                return
 
-    def _note(self, owner: Any, name: str, label: str, value: Any) -> None:
+    def _note_calls(self, module: nn.Module) -> None:
+        """Note the class of a module, and what runs when the module is called, which nobody reads of the module."""
+        kinds = type(module).__mro__[:-1]
+        self._note(module, "__class__", self._label(module, "__class__"), type(module))
+        self._note(vars(module), "_call_impl", self._label(module, "_call_impl"), read_now(vars(module), "_call_impl"))
+        for kind in kinds:
+            for name in _CALLED if kind is not nn.Module else _CALLED[:-1]:
+                self._note(kind, name, f"{kind.__name__}.{name}", read_now(kind, name), kinds)
+        for hooks in hooks_of(module):
+            for hook in hooks.values():
+                self._note_code(hook, ())
+
+    def _note_code(self, value: Any, kinds: Sequence[type]) -> None:
+        """Note what functions read besides attributes of modules."""
+        for owner, key, label in code_reads(value, kinds):
+            self._note(owner, key, label, read_now(owner, key), kinds if owner in kinds else ())
+
+    def _note(self, owner: Any, name: str, label: str, value: Any, kinds: Sequence[type] = ()) -> None:
         key = id(owner), name
         if key not in self._written and key not in self._reads:
             content = AttributeContent(value)
             self._reads[key] = AttributeRead(owner, name, label, content)
             self._values[key] = KeptValue(label, value, content.tensors)
+            self._note_code(value, kinds)
 
     def _follows(self, module: nn.Module, name: str) -> bool:
         """Whether an attribute counts: what another thread reads of other modules does not."""

@@ -26,7 +26,7 @@ class ModelState:
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         self._modules = [(name, module, module.training) for name, module in model.named_modules()]
         self._children = [module._modules for _, module, _ in self._modules if module._modules]
-        self._hooks = [hooks for _, module, _ in self._modules for hooks in _hooks_of(module)] + _hooks_of_all()
+        self._hooks = [hooks for _, module, _ in self._modules for hooks in hooks_of(module)] + _hooks_of_all()
         self._inside = _values(self._children), _values(self._hooks)
         self._hook_counts = [*map(len, self._hooks)]
         self._attributes = attributes
@@ -115,7 +115,8 @@ class ModelState:
         )
 
 
-def _hooks_of(module: nn.Module) -> Iterator[dict[Any, Any]]:
+def hooks_of(module: nn.Module) -> Iterator[dict[Any, Any]]:
+    """Yield the tables of hooks of a module."""
     yield from (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
 
 

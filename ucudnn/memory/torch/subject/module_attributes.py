@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from operator import is_
+from types import MappingProxyType
 from typing import Any, final
 
 from ucudnn.errors import InvalidValueError
@@ -19,7 +20,7 @@ class AttributeRead:
     """An attribute that was read.
 
     Attributes:
-        owner: the dictionary of a module, or a class of modules.
+        owner: what `read_now` takes.
         key: the name of the attribute there.
         label: its name in messages, with the path of the module.
         content: what it was made of.
@@ -32,7 +33,19 @@ class AttributeRead:
 
     def value(self) -> Any:
         """Return its value now."""
-        return self.owner.get(self.key, ABSENT) if type(self.owner) is dict else getattr(self.owner, self.key, ABSENT)
+        return read_now(self.owner, self.key)
+
+
+def read_now(owner: Any, key: str) -> Any:
+    """Return the entry of a dictionary, what a class itself defines, or an attribute of any other object, or ABSENT."""
+    if type(owner) is dict:
+        return owner.get(key, ABSENT)
+    if isinstance(owner, type):
+        return vars(owner).get(key, ABSENT)
+    try:
+        return getattr(owner, key, ABSENT)
+    except ValueError:
+        return ABSENT  # a variable of a function that is not set
 
 
 @final
@@ -46,11 +59,15 @@ class ModuleAttributes:
     """
 
     def __init__(self, reads: Sequence[AttributeRead]) -> None:
-        of_modules = [each for each in reads if type(each.owner) is dict]
-        of_classes = [each for each in reads if type(each.owner) is not dict]
-        self._reads = (*of_modules, *of_classes)
-        self._tables, self._keys = [each.owner for each in of_modules], [each.key for each in of_modules]
-        self._classes, self._names = [each.owner for each in of_classes], [each.key for each in of_classes]
+        tables = [each for each in reads if type(each.owner) is dict]
+        classes = [each for each in reads if isinstance(each.owner, type)]
+        others = [each for each in reads if type(each.owner) is not dict and not isinstance(each.owner, type)]
+        self._reads = (*tables, *classes, *others)
+        self._groups: list[tuple[Any, list[Any], list[str]]] = [
+            (dict.get, [each.owner for each in tables], [each.key for each in tables]),
+            (MappingProxyType.get, [vars(each.owner) for each in classes], [each.key for each in classes]),
+            (getattr, [each.owner for each in others], [each.key for each in others]),
+        ]
         self._look([each.content for each in self._reads])
 
     def check(self) -> None:
@@ -65,8 +82,10 @@ class ModuleAttributes:
             self._compare(values)
 
     def _values_now(self) -> list[Any]:
-        found = map(dict.get, self._tables, self._keys, repeat(ABSENT))
-        return [*found, *map(getattr, self._classes, self._names, repeat(ABSENT))]
+        try:
+            return [*chain.from_iterable(map(get, owners, keys, repeat(ABSENT)) for get, owners, keys in self._groups)]
+        except ValueError:
+            return [each.value() for each in self._reads]
 
     def _compare(self, values: Sequence[Any]) -> None:
         """Look at what is another object, or has entries."""

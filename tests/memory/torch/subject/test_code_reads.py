@@ -1,0 +1,407 @@
+"""What forward's functions read is a value in a plan's code: a step is refused by name when it has changed."""
+
+from functools import partial
+from types import FunctionType, ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings, strategies  # noqa: E402
+from torch import nn  # noqa: E402
+
+import ucudnn.memory  # noqa: E402
+from ucudnn.errors import InvalidValueError  # noqa: E402
+
+POLICIES = ["stock", "checkpoint", "checkpoint-selective", "swap", "spill"]
+SOURCE = """
+import functools, types
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+SCALE, OTHER, PAIR, WEIGHT = 1.5, 1.5, (1.5, "x"), torch.full((3,), 1.5)
+CONFIG, SETTINGS = {{"beta": 1.5, "unread": 0}}, types.SimpleNamespace(gain=1.5, unread=0)
+unread = 0
+
+def helper(x):
+    return [x * inner(each) for each in (1.0,)][0]
+
+def inner(value, share=1.5):
+    return value * share
+
+@functools.lru_cache
+def cached():
+    return OTHER
+
+class Owner:
+    share = 1.5
+
+    def __init__(self):
+        self.part = 1.5
+
+    def times(self, x):
+        return x * self.part
+
+    def __call__(self, y, target):
+        return ((y - target) ** 2).mean() * self.part
+
+BOUND = Owner().times
+
+def made():
+    beta = 1.5
+
+    class Base(nn.Module):
+        factor = 1.5
+
+        def above(self, x):
+            return x * 1.5
+
+        def forward(self, x):
+            return self.first(x)
+
+    class Between(Base):
+        pass
+
+    class Block(Between):
+        unread = 0
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.part = functools.partial(torch.mul, other=1.5)
+            self.activation, self.times = lambda x, by=1.5: x * by, Owner().times
+
+        def above(self, x):
+            return super().above(x)
+
+        def method(self, x):
+            return x * 1.5
+
+        @property
+        def slope(self):
+            return 1.5
+
+        @staticmethod
+        def still(x):
+            return x * 1.5
+
+        @classmethod
+        def of_class(cls, x):
+            return x * cls.factor
+
+        def default(self, x, by=1.5, *, more=1.5):
+            return x * by * more
+
+        def forward(self, x):
+            x = super().forward(x)
+            {lines}
+            return self.second(F.leaky_relu(x))
+
+    return Block, (lambda: beta).__closure__[0]
+"""
+
+
+def other(self, x):
+    return x * 2.5
+
+
+def put(owner, name, value):
+    return lambda patch, case: patch.setattr(owner(case), name, value, raising=False)
+
+
+def entry(owner, name, value):
+    return lambda patch, case: patch.setitem(owner(case), name, value)
+
+
+def variable(name, value):
+    return entry(lambda case: case.names, name, value)
+
+
+def attribute(name, value):
+    return entry(lambda case: vars(case.model), name, value)
+
+
+def of_block(name, value):
+    return put(block, name, value)
+
+
+def block(case):
+    return type(case.model)
+
+
+def base(case):
+    return type(case.model).__mro__[2]
+
+
+def code(function, of=other):
+    return put(function, "__code__", of.__code__)
+
+
+def times(x):
+    return x * 2.5
+
+
+_call, _call_impl = nn.Module.__call__, nn.Module._call_impl
+
+
+def called(self, *args):
+    return _call(self, *args)
+
+
+def implemented(self, *args):
+    return _call_impl(self, *args)
+
+
+def looked_up(self, name):
+    return times if name == "first" else nn.Module.__getattribute__(self, name)
+
+
+class Times:
+    """A plain object with a method."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def times(self, x):
+        return x * self.by
+
+
+CHANGES = {  # a line of forward, what changes what it reads, and the name that the error begins with
+    "global": ("x = x * SCALE", variable("SCALE", 2.5), "{module}.SCALE is 2.5"),
+    "global of a cached function": ("x = x * cached()", variable("OTHER", 2.5), "{module}.OTHER is 2.5"),
+    "global tuple": ("x = x * PAIR[0]", variable("PAIR", (2.5, "x")), r"{module}.PAIR\[0\] is 2.5"),
+    "global tensor": ("x = x * WEIGHT", variable("WEIGHT", torch.ones(3)), "{module}.WEIGHT is another tensor"),
+    "global method": ("x = BOUND(x)", variable("BOUND", times), "{module}.BOUND is <function"),
+    "entry": (
+        'x = x * CONFIG["beta"]',
+        entry(lambda case: case.names["CONFIG"], "beta", 2.5),
+        r"{module}.CONFIG\['beta'\] is 2.5",
+    ),
+    "object": (
+        "x = x * SETTINGS.gain",
+        put(lambda case: case.names["SETTINGS"], "gain", 2.5),
+        "{module}.SETTINGS.gain is 2.5",
+    ),
+    "function": ("x = helper(x)", variable("helper", times), "{module}.helper is <function"),
+    "function within it": ("x = helper(x)", variable("inner", lambda value: 2.5), "{module}.inner is <function"),
+    "its code": ("x = helper(x)", code(lambda case: case.names["helper"], times), "the code of helper is <code"),
+    "its default": (
+        "x = helper(x)",
+        put(lambda case: case.names["inner"], "__defaults__", (2.5,)),
+        r"inner.__defaults__\[0\] is 2.5",
+    ),
+    "class's own": ("x = x * Owner.share", put(lambda case: case.names["Owner"], "share", 2.5), "Owner.share is 2.5"),
+    "closure": ("x = x * beta", put(lambda case: case.cell, "cell_contents", 2.5), "beta, which .* reads, is 2.5"),
+    "method of a class": ("x = self.method(x)", of_block("method", other), "Block.method is"),
+    "method of a module": ("x = self.method(x)", attribute("method", times), "method is <"),
+    "its code, too": ("x = self.method(x)", code(lambda case: block(case).method), "the code of .*Block.method is"),
+    "method by super": ("x = self.above(x)", put(base, "above", other), "Base.above is"),
+    "method between": (
+        "x = self.above(x)",
+        put(lambda case: block(case).__mro__[1], "above", other),
+        "Between.above is .* was not set",
+    ),
+    "property": ("x = x * self.slope", of_block("slope", property(lambda self: 2.5)), "Block.slope is"),
+    "static": ("x = self.still(x)", of_block("still", staticmethod(times)), "Block.still is"),
+    "of the class": ("x = self.of_class(x)", of_block("of_class", classmethod(other)), "Block.of_class is"),
+    "read of the class": ("x = self.of_class(x)", put(base, "factor", 2.5), "Base.factor is 2.5"),
+    "read of the type": ("x = x * type(self).factor", of_block("factor", 2.5), "Block.factor is 2.5"),
+    "default": (
+        "x = self.default(x)",
+        put(lambda case: block(case).default, "__defaults__", (2.5,)),
+        r".*default.__defaults__\[0\] is",
+    ),
+    "default by name": (
+        "x = self.default(x)",
+        entry(lambda case: block(case).default.__kwdefaults__, "more", 2.5),
+        r".*default.__kwdefaults__\['more'\] is 2.5",
+    ),
+    "of a lambda": (
+        "x = self.activation(x)",
+        put(lambda case: case.model.activation, "__defaults__", (2.5,)),
+        r".*<lambda>.__defaults__\[0\] is",
+    ),
+    "partial": (
+        "x = self.part(x)",
+        entry(lambda case: case.model.part.keywords, "other", 2.5),
+        r"part.keywords\['other'\] is 2.5",
+    ),
+    "another partial": (
+        "x = self.part(x)",
+        attribute("part", partial(torch.mul, other=2.5)),
+        r"part.keywords\['other'\] is 2.5",
+    ),
+    "another function in a partial": (
+        "x = self.part(x)",
+        attribute("part", partial(torch.add, other=1.5)),
+        "part.func is",
+    ),
+    "method of another object": ("x = self.times(x)", attribute("times", Times(2.5).times), "times is"),
+}
+ALWAYS = {  # what every forward reads
+    "class": (
+        lambda patch, case: patch.setattr(case.model, "__class__", type("New", (block(case),), {"forward": other})),
+        "__class__ is <class",
+    ),
+    "class within": (
+        put(lambda case: case.model.first, "__class__", type("New", (nn.Linear,), {"forward": other})),
+        "first.__class__ is",
+    ),
+    "forward": (of_block("forward", other), "Block.forward is"),
+    "forward by super": (put(base, "forward", other), "Base.forward is"),
+    "call": (of_block("__call__", other), "Block.__call__ is .* was not set"),
+    "call of a base": (put(base, "__call__", other), "Base.__call__ is"),
+    "call of a module": (entry(lambda case: vars(case.model.first), "_call_impl", times), "first._call_impl is"),
+    "call of every module": (put(lambda case: nn.Module, "__call__", called), "Module.__call__ is"),
+    "call within it": (put(lambda case: nn.Module, "_call_impl", implemented), "Module._call_impl is"),
+    "getattr": (of_block("__getattr__", lambda self, name: times), "Block.__getattr__ is"),
+    "getattribute": (of_block("__getattribute__", looked_up), "Block.__getattribute__ is"),
+}
+HARMLESS = {  # what no forward reads
+    "global": variable("unread", 1),
+    "entry": entry(lambda case: case.names["CONFIG"], "unread", 1),
+    "object": put(lambda case: case.names["SETTINGS"], "unread", 1),
+    "class": of_block("unread", 1),
+    "new global": variable("new", 1),
+    "equal value": variable("SCALE", float("1.5")),
+    "equal code": lambda patch, case: code(lambda case: case.names["helper"], copied(case.names["helper"]))(
+        patch, case
+    ),
+}
+
+
+def copied(function):
+    return FunctionType(function.__code__.replace(), {})
+
+
+class Case:
+    """A fitted model whose forward has some lines, in a module of its own.
+
+    Attributes:
+        names: the module's variables.
+        cell: holds a variable of the function in which the classes are made.
+    """
+
+    def __init__(self, lines, policy):
+        self.module = ModuleType("written_model")
+        self.names = vars(self.module)
+        exec(SOURCE.format(lines="\n            ".join(lines) or "pass"), self.names)
+        kind, self.cell = self.names["made"]()
+        torch.manual_seed(0)
+        self.model, self.x = kind(), torch.randn(4, 3)
+        self.step = ucudnn.memory.fit(self.model, self.x, policy=policy)
+
+    def check(self):
+        """Compare the output and gradients of a step with those of the model as it is, to the bit."""
+        found = []
+        for call in (self.model, self.step):
+            self.model.zero_grad()
+            y = call(self.x)
+            y.square().sum().backward()
+            found.append([y.detach(), *(each.grad.clone() for each in self.model.parameters())])
+        assert all(map(torch.equal, *found))
+
+    def refuse(self, message):
+        """Check that the step is refused by name."""
+        with pytest.raises(InvalidValueError, match=rf"^{message.format(module='written_model')}.*fit it again"):
+            self.step(self.x)
+
+
+@pytest.fixture(scope="module")
+def case():
+    """Fit a model once whose forward has all lines."""
+    return Case([line for line, _, _ in CHANGES.values()], "checkpoint")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_functions_read_and_that_changed_is_refused_by_name(case, name, monkeypatch):
+    _, change, message = CHANGES[name]
+    case.names["cached"].cache_clear()
+    before = case.model(case.x)
+    change(monkeypatch, case)
+    case.names["cached"].cache_clear()
+    assert not torch.equal(case.model(case.x), before), "the plain model computes the same"
+    case.refuse(message)
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+def test_a_class_or_what_calls_it_that_changed_is_refused_by_name(case, name, monkeypatch):
+    change, message = ALWAYS[name]
+    change(monkeypatch, case)
+    case.refuse(message)
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_no_function_reads_may_change(case, name, monkeypatch):
+    case.names["cached"].cache_clear()
+    HARMLESS[name](monkeypatch, case)
+    case.check()
+
+
+def check_loss(loss, change, message):
+    x, target = torch.randn(4, 3), torch.randn(4, 3)
+    step = ucudnn.memory.fit(nn.Linear(3, 3), (x, target), loss=loss, policy="stock")
+    step(x, target).backward()
+    change()
+    with pytest.raises(InvalidValueError, match=message):
+        step(x, target)
+
+
+def test_what_a_loss_reads_is_followed_in_a_plain_object_and_in_a_closure():
+    owner, beta = Case([], "stock").names["Owner"](), 1.0
+
+    def change():
+        nonlocal beta
+        owner.part = beta = 2.5
+
+    check_loss(owner, change, r"^Owner\.part is 2\.5 now, and was 1\.5 when")
+    beta = 1.0
+    check_loss(lambda y, target: (y * target).sum() * beta, change, r"^beta, which .* reads, is 2\.5 now, and was 1\.0")
+
+
+def test_a_variable_of_a_function_that_is_deleted_is_named():
+    def deleted():
+        nonlocal beta
+        del beta
+
+    beta = 1.0
+    check_loss(
+        lambda y, target: (y * target).sum() * beta, deleted, "^beta, which .* reads, is not set now, and was 1.0"
+    )
+
+
+def test_what_forward_itself_writes_may_change():
+    counted = 0
+
+    class Counting(nn.Linear):
+        total = 0
+
+        def forward(self, x):
+            nonlocal counted
+            counted += 1
+            type(self).total += 1
+            return super().forward(x)
+
+    model, x = Counting(3, 3), torch.randn(4, 3)
+    step = ucudnn.memory.fit(model, x, policy="stock")
+    for _ in range(2):
+        model(x)
+        assert torch.equal(step(x), model(x))
+    assert counted == Counting.total == 5
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=strategies.data())
+def test_a_changed_program_computes_what_the_plain_model_does_or_is_refused(data):
+    """Of random lines of forward one reads what changes, or none does."""
+    used = data.draw(strategies.lists(strategies.sampled_from([*CHANGES]), max_size=5, unique=True))
+    case = Case([CHANGES[name][0] for name in used], data.draw(strategies.sampled_from(POLICIES)))
+    case.check()
+    with pytest.MonkeyPatch.context() as patch:
+        HARMLESS[data.draw(strategies.sampled_from([*HARMLESS]))](patch, case)
+        case.check()
+        changes = [CHANGES[name][1:] for name in used] + [*ALWAYS.values()]
+        change, message = changes[data.draw(strategies.integers(0, len(changes) - 1))]
+        change(patch, case)
+        case.refuse(message)
