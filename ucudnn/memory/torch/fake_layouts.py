@@ -1,6 +1,7 @@
-"""How what an operator returns lies in memory, where its fake, which computes nothing, lies otherwise.
+"""How what an operator returns lies in memory, and its type, where its fake, which computes nothing, has another.
 
-PyTorch makes fakes of many operators by others that compute the same. On channels_last tensors those lie otherwise.
+PyTorch makes fakes of many operators by others that compute the same. On channels_last tensors those lie otherwise, and
+where the arguments have several types, what they return beside the first result has another one.
 """
 
 from collections.abc import Callable
@@ -58,15 +59,58 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.dim() and not value.is_floating_point()
 
 
-def _normalized(args: Any, result: Any) -> Any:
-    """Return what batch normalization returns: its statistics have the type of its weights.
+def _with_statistics(*positions: int) -> Callable[[Any, Any], Any]:
+    """Return the rule of a normalization whose statistics, or gradients of weights, have the type of an argument.
 
-    Its fake gives them the input's, which is a smaller one under autocast.
+    It is the first that is there. Fakes give them the input's type, which is a smaller one under autocast.
     """
-    weight = args[1]
-    if weight is None:
+
+    def rule(args: Any, result: Any) -> Any:
+        like = next((args[each] for each in positions if isinstance(args[each], Tensor)), result[0])
+        return result[0], *(each if each is None else each.to(like.dtype) for each in result[1:])
+
+    return rule
+
+
+def _typed(position: int) -> Callable[[Any, Any], Any]:
+    """Return the rule of what has the type of an argument, in its first result."""
+
+    def rule(args: Any, result: Any) -> Any:
+        dtype = args[position].dtype
+        return result.to(dtype) if isinstance(result, Tensor) else (result[0].to(dtype), *result[1:])
+
+    return rule
+
+
+def _normed(args: Any, result: Any) -> Any:
+    """Return what normalization of weights returns: norms of float16 are in float32."""
+    return result[0], result[1].float() if args[1].dtype is torch.float16 else result[1]
+
+
+def _bagged(args: Any, result: Any) -> Any:
+    """Return what a bag of embeddings returns: for each index its bag, in memory with one entry more.
+
+    Sums need none of them; of bfloat16 the fake does not know that.
+    """
+    weight, indices, *_ = args
+    mode, padding = args[4] if len(args) > 4 else 0, args[8] if len(args) > 8 else -1
+    output, bags, *others = result
+    if mode == 0 and padding < 0 and weight.dtype is torch.bfloat16 and weight.stride(1) == 1:
+        bags = bags.new_empty(0)
+    elif bags.numel():
+        bags = bags.new_empty(indices.numel() + 1)[: indices.numel()]
+    return output, bags, *others
+
+
+def _in_turn(*rules: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return the rule that several make, one after the other."""
+
+    def rule(args: Any, result: Any) -> Any:
+        for each in rules:
+            result = each(args, result)
         return result
-    return result[0], *(each if each.dtype is weight.dtype else each.to(weight.dtype) for each in result[1:])
+
+    return rule
 
 
 def _like(position: int) -> Callable[[Any, Any], Any]:
@@ -119,12 +163,14 @@ def _rolled(args: Any, result: Any) -> Any:
 _RULES: dict[Any, Callable[[Any, Any], Any]] = {
     aten.mse_loss.default: _reduced_in_place,
     aten.smooth_l1_loss.default: _reduced_in_place,
-    aten.soft_margin_loss.default: _reduced_in_place,
+    aten.soft_margin_loss.default: _in_turn(_typed(0), _reduced_in_place),
+    aten.huber_loss.default: _typed(0),
     aten.binary_cross_entropy.default: _crossed,
     aten.binary_cross_entropy_backward.default: _like(1),
-    aten.mse_loss_backward.default: _contiguous,
-    aten.smooth_l1_loss_backward.default: _contiguous,
-    aten.huber_loss_backward.default: _contiguous,
+    aten.mse_loss_backward.default: _in_turn(_typed(1), _contiguous),
+    aten.smooth_l1_loss_backward.default: _in_turn(_typed(1), _contiguous),
+    aten.huber_loss_backward.default: _in_turn(_typed(1), _contiguous),
+    aten.soft_margin_loss_backward.default: _typed(1),
     aten._log_softmax_backward_data.default: _contiguous,
     aten.glu_backward.default: _contiguous,
     aten.rrelu_with_noise.default: _contiguous,
@@ -143,8 +189,16 @@ _RULES: dict[Any, Callable[[Any, Any], Any]] = {
     aten._cudnn_attention_forward.default: _seeded,
 }
 _RULES_OF_CPUS: dict[Any, Callable[[Any, Any], Any]] = {
-    aten.native_batch_norm.default: _normalized,
-    aten.native_batch_norm_backward.default: _formatted(1),
+    aten.native_layer_norm.default: _with_statistics(2),
+    aten.native_group_norm.default: _with_statistics(1),
+    aten.native_group_norm_backward.default: _typed(1),
+    aten.native_batch_norm.default: _with_statistics(1, 3),
+    aten._native_batch_norm_legit.default: _with_statistics(1, 3),
+    aten._native_batch_norm_legit.no_stats: _with_statistics(1),
+    aten._native_batch_norm_legit_no_training.default: _with_statistics(1, 3),
+    aten.native_batch_norm_backward.default: _in_turn(_formatted(1), _with_statistics(2, 3)),
+    aten._weight_norm_interface.default: _normed,
+    aten._embedding_bag.default: _bagged,
     aten.log_sigmoid_forward.default: _contiguous,
     aten.channel_shuffle.default: _formatted(0),
     aten.reflection_pad3d.default: _formatted(0),

@@ -9,7 +9,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.costs import Costs
@@ -93,7 +92,6 @@ class FittedStep(nn.Module):
         self.transfers = run.transfers
         self._subject, self._run = subject.without_sample(), run
         self._arguments = ArgumentForm(subject)
-        self._autocast = _autocast(run.program.device.type)
         self._state = ModelState(subject.model, run.persistent, run.program.attributes)
         self._again = again
         self._first: FirstStep | None = None
@@ -126,13 +124,14 @@ class FittedStep(nn.Module):
         Raises:
             BudgetError: if smaller arguments than the sample's have no plan within the budget.
             InvalidValueError: if the arguments differ from the sample in number, type or device, or are larger, or the
-                model differs in its parameters, buffers or modes, or the autocast type differs.
+                model differs in its parameters, buffers or modes, or a mode of PyTorch's does (`CallModes`).
         """
         model = self.model
-        if not model.training or not torch.is_grad_enabled():
+        if not model.training or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             if self._arguments.lack_targets(args):
                 return model(*args, **kwargs)
             return self._subject.called(model, args, kwargs)
+        self._run.program.modes.check()
         parallel, own = self._subject.parallel, self._subject.model
         if parallel is None:
             return self._planned(*args, **kwargs)
@@ -144,19 +143,12 @@ class FittedStep(nn.Module):
 
     def _planned(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the plan's forward returns."""
-        if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-            raise InvalidValueError(
-                "a fitted step has no derivatives forward (torch.autograd.forward_ad, torch.func.jvp), and torch.func"
-                " cannot transform its plan (grad, vjp, vmap): call the model, as step.model"
-            )
         leaves = self._arguments.match(args, kwargs)
         if leaves is None:
             args, kwargs = self._arguments.arranged(args, kwargs)  # type: ignore[assignment]
             leaves = self._arguments.match(args, kwargs)
         if leaves is None:
             return self._other(args, kwargs)._planned(*args, **kwargs)
-        if _autocast(self._run.program.device.type) != self._autocast:
-            raise InvalidValueError("fit and the step must run under the same autocast: fit the step again under it")
         run = self._current()
         run.persistent = self._state.tensors()
         if self._first_trained is not None and run.persistent[self._first_trained].grad is not None:
@@ -318,8 +310,3 @@ class FittedStep(nn.Module):
         raise InvalidValueError(
             f"DataParallel copies the fitted step, and its plan is for one GPU: {INSTEAD_OF_REPLICAS}"
         )
-
-
-def _autocast(device_type: str) -> torch.dtype | None:
-    """Return the type to which autocast casts now, or None where it is off."""
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None

@@ -97,6 +97,14 @@ class _Turn:
         """Take what forward left."""
         self._kept = kept
 
+    def check_modes(self) -> None:
+        """Check that backward runs under the modes of its trace.
+
+        Raises:
+            InvalidValueError: if it runs under autocast.
+        """
+        self._kept.run.program.modes.check_backward()
+
     def begin(self, tangents: Sequence[Tensor | None]) -> None:
         """Begin backward with the gradients of the outputs.
 
@@ -235,14 +243,16 @@ def _guard(ctx: Any, guarded: Sequence[Sequence[int]], *groups: Sequence[Tensor]
 
 
 def _check(ctx: Any) -> None:
-    """Check that nobody has changed what a part of backward reads.
+    """Check that nobody has changed what a part of backward reads, nor modes of PyTorch's.
 
     Autograd checks what it has saved. It does not where hooks of saved tensors keep copies, and the code reads the
     tensors themselves.
 
     Raises:
-        FittedStepError: if somebody has.
+        InvalidValueError: if backward runs under autocast; it can be called again outside.
+        FittedStepError: if somebody has changed a tensor.
     """
+    ctx.turn.check_modes()
     _ = ctx.saved_tensors
     guarded, versions = ctx.guarded, ctx.versions
     ctx.guarded, ctx.versions = [], []  # a loss that is kept after backward keeps none of them

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.torch.subject.call_modes import CallModes
 from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
 from ucudnn.memory.torch.subject.output_tree import OutputTree
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
@@ -86,6 +87,7 @@ class StepProgram:
         device: the device whose memory counts.
         sizes: bytes of each storage, by number.
         attributes: what the step read of its modules besides tensors.
+        modes: the modes of PyTorch's under which it was traced.
         functions: by operation, what code calls in the place of the operator, with its arguments.
         groups: the sources in groups whose gradients backward hands over as soon as they exist, one group after the
             other; () hands over all of them when it has ended.
@@ -107,6 +109,7 @@ class StepProgram:
     device: torch.device
     sizes: Mapping[int, int]
     attributes: ModuleAttributes
+    modes: CallModes
     functions: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
     groups: tuple[tuple[int, ...], ...] = ()
     order: tuple[int, ...] = ()

@@ -99,7 +99,7 @@ def check_calls(trace: Trace) -> None:
         if flag is not None:
             raise StepGraphError(
                 f"{call.module or 'the step'} calls {call.func._opname}, which keeps a buffer for backward whose size"
-                f" is not known before it runs: call fit within {flag}.flags(enabled=False)"
+                f" is not known before it runs: call fit and the step within {flag}.flags(enabled=False)"
             )
     _check_turned(trace)
     for call in trace.calls:

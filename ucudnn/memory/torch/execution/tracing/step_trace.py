@@ -24,6 +24,7 @@ from ucudnn.memory.torch.execution.tracing.averaging import with_groups
 from ucudnn.memory.torch.execution.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.provenance import Provenance
 from ucudnn.memory.torch.subject.attribute_recorder import AttributeRecorder
+from ucudnn.memory.torch.subject.call_modes import CallModes, outside_autocast
 from ucudnn.memory.torch.subject.kept_tensors import BufferTables, check_kept
 from ucudnn.memory.torch.subject.output_tree import OutputTree
 from ucudnn.memory.torch.subject.trace_checks import check_calls, explained, quiet_failures, quiet_pointers
@@ -57,6 +58,7 @@ class _Tracing:
     """One trace of a step on fake tensors."""
 
     def __init__(self, subject: StepSubject, batch: int, factor: int) -> None:
+        self._modes = CallModes()  # first, because transforms of torch.func would not let tensors be made
         self._subject = subject
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         model = subject.model
@@ -84,7 +86,11 @@ class _Tracing:
     def program(self, name: str, batch: int) -> StepProgram:
         model = self._subject.model
         parameters = {each for each, _ in model.named_parameters()}
-        with torch.enable_grad(), stateless._reparametrize_module(model, self._fake, tie_weights=True):
+        with (
+            torch.enable_grad(),
+            torch.autograd.set_detect_anomaly(False),  # it looks for NaN in values
+            stateless._reparametrize_module(model, self._fake, tie_weights=True),
+        ):
             provenance = Provenance(model)
             self._tracer = Tracer(provenance, self._note_constant, self._stand_in)
             for key, tensor in self._fake.items():
@@ -135,12 +141,18 @@ class _Tracing:
             self._check_kept()
             outputs = self._returned(result)
             del result
-            gradients = self._differentiate(outputs)
+            with outside_autocast():
+                gradients = self._differentiate(outputs)
             del outputs
+        with outside_autocast():
+            self._update(gradients)
+
+    def _update(self, gradients: Sequence[Tensor | None]) -> None:
+        """Run the optimizers."""
         fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
         found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
         for optimizer in self._subject.optimizers:
-            for label, tensor in trace_optimizer(optimizer, fakes, found, self._faked, tracer):
+            for label, tensor in trace_optimizer(optimizer, fakes, found, self._faked, self._tracer):
                 self._meet(Role.OPTIMIZER_STATE, label, tensor)
 
     def _check_kept(self) -> None:
@@ -248,6 +260,7 @@ class _Tracing:
             device=self._device(),
             sizes={numbers[index]: each.size for index, each in enumerate(trace.storages)},
             attributes=self._recorder.attributes(),
+            modes=self._modes,
         )
         parallel = self._subject.parallel
         if parallel is None:

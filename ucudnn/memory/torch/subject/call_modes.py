@@ -1,0 +1,202 @@
+"""CallModes: what PyTorch keeps by thread or process and decides by which operators a step calls.
+
+The code of a plan calls the operators of its trace, so these must be in a step as they were in the trace. What
+operators read themselves while they run needs no look: precision of products (TF32), cuDNN's trials and determinism,
+threads, denormal numbers. A `TorchDispatchMode` sees the code's operators as it sees those of the plain loop.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import Thread
+from typing import Any, final
+
+import torch
+from torch.autograd import forward_ad
+from torch.backends import opt_einsum
+from torch.nn.utils import parametrize
+from torch.utils._device import DeviceContext
+
+from ucudnn.errors import InvalidValueError
+
+_DEVICES = "cpu", "cuda"
+_einsum = vars(getattr(opt_einsum, "m", opt_einsum))  # attributes of the module itself take 30 us
+
+
+@final
+class CallModes:
+    """The modes under which forward was traced, and backward outside of autocast.
+
+    Raises:
+        InvalidValueError: if a mode is on that no plan can follow.
+    """
+
+    def __init__(self) -> None:
+        _check_transforms()
+        _check_hooks()
+        self._values = _found()
+        self._region = torch.empty(0, 0, device="cpu", dtype=torch.float32, requires_grad=True)
+        self._cast: Any = None
+
+    def check(self) -> None:
+        """Check before forward that the modes are those of the trace.
+
+        Raises:
+            InvalidValueError: if one of them differs, or one is on that no plan can follow.
+        """
+        found = _found()
+        if found != self._values:
+            rows = zip(_READERS, self._values, found, strict=True)
+            name, before, now = next(each for each in rows if each[1] != each[2])
+            raise InvalidValueError(
+                f"fit and the step must run under the same modes of PyTorch, and {name} was {before} in fit and is"
+                f" {now} now: call the step as fit was called, or fit it again"
+            )
+        _check_transforms()
+        _check_hooks()
+        self._check_region()
+
+    def check_backward(self) -> None:
+        """Check before backward that it runs outside of autocast, as it was traced.
+
+        Raises:
+            InvalidValueError: if it does not.
+        """
+        if any(map(torch.is_autocast_enabled, _DEVICES)):
+            raise InvalidValueError(
+                "backward of a fitted step is called under torch.autocast, which would cast operators of backward, too,"
+                " and its plan has them as they are outside: leave autocast before backward, as PyTorch advises"
+            )
+
+    def _check_region(self) -> None:
+        """Check that no other forward of the step ran within the same region of autocast.
+
+        Casts of weights stay in autocast's cache until the region ends, so that the plain loop adds up the gradients of
+        both calls in the cast type. A tensor without elements that is cast in each call tells whether the region is
+        another one.
+        """
+        if not (_is_within_region() and torch.is_autocast_cache_enabled()):
+            return
+        enabled = torch.is_autocast_enabled("cpu")
+        torch.set_autocast_enabled("cpu", True)
+        try:
+            cast = torch.mm(self._region, self._region).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        finally:
+            torch.set_autocast_enabled("cpu", enabled)
+        earlier, self._cast = self._cast, cast
+        if cast is earlier:
+            raise InvalidValueError(
+                "the step is called twice within one region of torch.autocast, whose cache makes both calls of the"
+                " plain loop share the weights that it casts: give each call a region of its own, or call fit and the"
+                " step within torch.autocast(..., cache_enabled=False)"
+            )
+
+
+@contextmanager
+def outside_autocast() -> Iterator[None]:
+    """Leave all regions of autocast, as the loop does before backward; then its cache is empty.
+
+    Where there is one, autocast's types become those of a new thread.
+    """
+    depth = torch.autocast_increment_nesting()
+    before = [(each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _DEVICES]
+    cached = torch.is_autocast_cache_enabled()
+    for _ in range(depth):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    if depth > 1:
+        _set_autocast([(each, False, dtype) for each, dtype in _types_of_a_thread()], cached=True)
+    try:
+        yield
+    finally:
+        _set_autocast(before, cached=cached)
+        for _ in range(depth - 1):
+            torch.autocast_increment_nesting()
+
+
+def _set_autocast(states: Iterable[tuple[str, bool, torch.dtype]], *, cached: bool) -> None:
+    for device, enabled, dtype in states:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_cache_enabled(cached)
+
+
+def _types_of_a_thread() -> list[tuple[str, torch.dtype]]:
+    found: list[tuple[str, torch.dtype]] = []
+    thread = Thread(target=lambda: found.extend((each, torch.get_autocast_dtype(each)) for each in _DEVICES))
+    thread.start()
+    thread.join()
+    return found
+
+
+def _found() -> list[Any]:
+    return [read() for read in _READERS.values()]
+
+
+def _is_within_region() -> bool:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting() > 0
+
+
+def _check_transforms() -> None:
+    """Check that neither a transform nor a mode that replaces functions of PyTorch's is on.
+
+    Raises:
+        InvalidValueError: if one is.
+    """
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        raise InvalidValueError(
+            "a fitted step has no derivatives forward (torch.autograd.forward_ad, torch.func.jvp), and torch.func"
+            " cannot transform its plan (grad, vjp, vmap): call the model, as step.model"
+        )
+    for index in range(torch._C._len_torch_function_stack()):
+        mode: Any = torch._C._get_function_stack_at(index)
+        if not isinstance(mode, DeviceContext):
+            raise InvalidValueError(
+                f"the TorchFunctionMode {type(mode).__name__} is on, and replaces functions that a plan does not call:"
+                " call fit and the step outside of it"
+            )
+
+
+def _check_hooks() -> None:
+    """Check that hooks of saved tensors are PyTorch's own, which give back what they are given.
+
+    Raises:
+        InvalidValueError: if they are others, which may change what backward of the plain loop reads.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if hooks is not None and not (getattr(hooks[0], "__module__", None) or "").startswith("torch."):
+        raise InvalidValueError(
+            "torch.autograd.graph.saved_tensors_hooks are on, and a plan keeps what backward reads by itself, without"
+            " them: call fit and the step outside of them"
+        )
+
+
+def _devices() -> tuple[Any, ...]:
+    """Return the devices on which functions make tensors; () stands for the CPU."""
+    count = torch._C._len_torch_function_stack()
+    modes = map(torch._C._get_function_stack_at, range(count))
+    return tuple(mode.device for mode in modes if isinstance(mode, DeviceContext)) if count else ()
+
+
+_READERS: dict[str, Callable[[], Any]] = {
+    **{f"torch.is_autocast_enabled({each!r})": partial(torch.is_autocast_enabled, each) for each in _DEVICES},
+    **{f"torch.get_autocast_dtype({each!r})": partial(torch.get_autocast_dtype, each) for each in _DEVICES},
+    "torch.is_autocast_cache_enabled()": torch.is_autocast_cache_enabled,
+    "whether there is a region of torch.autocast": _is_within_region,
+    "torch.are_deterministic_algorithms_enabled()": torch._C._get_deterministic_algorithms,
+    "torch.get_default_dtype()": torch.get_default_dtype,
+    "the device of torch.set_default_device": _devices,
+    "torch.backends.cudnn.enabled": torch._C._get_cudnn_enabled,
+    "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled,
+    "torch.backends.cuda.flash_sdp_enabled()": torch._C._get_flash_sdp_enabled,
+    "torch.backends.cuda.mem_efficient_sdp_enabled()": torch._C._get_mem_efficient_sdp_enabled,
+    "torch.backends.cuda.math_sdp_enabled()": torch._C._get_math_sdp_enabled,
+    "torch.backends.cuda.cudnn_sdp_enabled()": torch._C._get_cudnn_sdp_enabled,
+    "the order of torch.nn.attention.sdpa_kernel": torch._C._get_sdp_priority_order,
+    "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()": torch._C._get_math_sdp_allow_fp16_bf16_reduction,
+    "torch.backends.opt_einsum.enabled": partial(_einsum.get, "enabled"),
+    "torch.backends.opt_einsum.strategy": partial(_einsum.get, "strategy"),
+    "torch.nn.utils.parametrize.cached()": lambda: parametrize._cache_enabled,
+}
+"""What is compared, by the name in the error."""
