@@ -62,16 +62,7 @@ def check_geometry(
         StepGraphError: if it lies otherwise in its storage, so that views of it would show other elements, or on
             another device, so that a copy that comes back would lie where the next operator cannot read it.
     """
-    if device is not None and tensor.device.type != device.type:
-        raise StepGraphError(
-            f"{operator} returned a tensor on {tensor.device}, but its trace on fake tensors says {device}: the plan"
-            " would move it to another device"
-        )
-    if tensor.dtype is not dtype:
-        raise StepGraphError(
-            f"{operator} returned a tensor of {tensor.dtype}, but its trace on fake tensors says {dtype}: the plan"
-            " counts other bytes; give it arguments of one type, or leave it to the loop"
-        )
+    _check_kind(tensor, device, operator, dtype)
     found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.untyped_storage().nbytes()
     if not size and found[0] == shape and 0 in shape:
         return  # fakes have other strides than some operators where there are no elements, and no view shows any
@@ -82,6 +73,19 @@ def check_geometry(
             f"{operator} returned a tensor of shape, strides, offset and bytes {found}, but its trace on fake tensors"
             f" says {(shape, stride, offset, size)}: the plan would read other elements; give it arguments that lie one"
             " element behind the other, as x.contiguous() does, or leave it to the loop"
+        )
+
+
+def _check_kind(tensor: Tensor, device: torch.device | None, operator: str, dtype: torch.dtype) -> None:
+    if device is not None and tensor.device.type != device.type:
+        raise StepGraphError(
+            f"{operator} returned a tensor on {tensor.device}, but its trace on fake tensors says {device}: the plan"
+            " would move it to another device"
+        )
+    if tensor.dtype is not dtype:
+        raise StepGraphError(
+            f"{operator} returned a tensor of {tensor.dtype}, but its trace on fake tensors says {dtype}: the plan"
+            " counts other bytes; give it arguments of one type, or leave it to the loop"
         )
 
 
