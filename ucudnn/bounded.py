@@ -1,7 +1,15 @@
-"""A dictionary that forgets its oldest entry when it is full, for caches of what usually recurs."""
+"""What has a bound: a dictionary that forgets its oldest entry when it is full, and the content of a file."""
 
 from collections import OrderedDict
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import TypeVar, final
+
+from ucudnn.errors import InvalidValueError
+from ucudnn.units import format_bytes
+
+MOST_BYTES = 1 << 26
+"""The most bytes of a file: a step of 200,000 operations, where a large network's step has a few thousand."""
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -31,3 +39,21 @@ class BoundedDict(OrderedDict[_Key, _Value]):
         super().__setitem__(key, value)
         if len(self) > self.most:
             self.popitem(last=False)
+
+
+def read_whole(source: Path | Traversable, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        InvalidValueError: if it has more than `most` bytes.
+        OSError: if it cannot be read.
+    """
+    with source.open("rb") as file:
+        return within(file.read(most + 1), most)
+
+
+def within(data: bytes, most: int) -> bytes:
+    """Return the content of a file, unpacked if it was compressed; raise an InvalidValueError if that is too much."""
+    if len(data) > most:
+        raise InvalidValueError(f"it has more than {format_bytes(most)}, unpacked, which is the most that is read")
+    return data

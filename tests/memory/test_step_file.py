@@ -11,7 +11,7 @@ from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import StepFileError, StepFileVersionError
 from ucudnn.memory.costs import ScratchPieces
 from ucudnn.memory.graph import Affine, Role, Storage
-from ucudnn.memory.step_file import decode_step, encode_step, load_measured, load_step
+from ucudnn.memory.step_file import decode_step, encode_step, load_measured_step, load_step
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 
 
@@ -51,12 +51,12 @@ def test_what_was_measured_is_read_as_it_was_written(tmp_path, name):
     given = {"granularity": 512, "contention": 1.16, "issue_ms": (0.5, 0.25), "scratch_pieces": pieces}
     graph, measured = builder.graph(), builder.costs(**given)
     save_step(graph, tmp_path / name, measured)
-    found = load_measured(tmp_path / name)
+    found = load_measured_step(tmp_path / name)[1]
     assert found == measured
     assert found.scratch_pieces == pieces
     assert load_step(tmp_path / name) == graph
     save_step(graph, tmp_path / name)
-    assert load_measured(tmp_path / name) is None
+    assert load_measured_step(tmp_path / name)[1] is None
 
 
 def test_measurements_of_another_step_are_refused(tmp_path):
@@ -64,7 +64,7 @@ def test_measurements_of_another_step_are_refused(tmp_path):
     costs = builder.costs()
     save_step(builder.run("c", "z", "u").graph(), tmp_path / "step.json", costs)
     with pytest.raises(StepFileError, match="2 operations were measured of 3"):
-        load_measured(tmp_path / "step.json")
+        load_measured_step(tmp_path / "step.json")
 
 
 def test_the_same_step_makes_the_same_file(tmp_path):
@@ -173,7 +173,7 @@ def test_measurements_that_make_no_sense_are_named(tmp_path, name, value, messag
     content["measured"] = value if name is None else content["measured"] | {name: value}
     path.write_text(json.dumps(content))
     with pytest.raises(StepFileError, match=re.escape(message)) as caught:
-        load_measured(path)
+        load_measured_step(path)
     assert str(caught.value).startswith(f"step {path}")
 
 

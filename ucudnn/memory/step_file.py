@@ -20,12 +20,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ucudnn.bounded import read_whole
 from ucudnn.errors import InvalidValueError, ProfileError, StepFileError, StepFileVersionError
 from ucudnn.memory.costs import Costs, ScratchPieces
 from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
-from ucudnn.profiles.json_values import MOST_WHOLE, UNREADABLE, entries, number, text, texts, texts_by_name, whole
+from ucudnn.profiles.json_values import (
+    MOST_WHOLE,
+    UNREADABLE,
+    entries,
+    load_json,
+    number,
+    text,
+    texts,
+    texts_by_name,
+    whole,
+)
 from ucudnn.units import shortened
 
 _FORMAT = "ucudnn-step"
@@ -40,23 +51,28 @@ def load_step(path: Path) -> StepGraph:
         StepFileError: if the file cannot be read, or holds no step, or one that makes no sense.
         StepFileVersionError: if the step has a version that this ucudnn does not know.
     """
+    return decode_step(_read(path), str(path))
+
+
+def _read(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        return read_whole(path)
     except OSError as error:
         raise StepFileError(f"step {path} cannot be read: {error.strerror}") from error
-    return decode_step(data, str(path))
+    except InvalidValueError as error:
+        raise StepFileError(f"step {path}: {error}") from error
 
 
-def load_measured(path: Path) -> Costs | None:
-    """Read what was measured when a step was recorded, at its `batch`; None where nothing was.
+def load_measured_step(path: Path) -> tuple[StepGraph, Costs | None]:
+    """Read a step, and what was measured when it was recorded, at its `batch`; None where nothing was.
 
     Raises:
         StepFileError: see `load_step`; or if what was measured does not fit the step.
     """
-    graph, content = load_step(path), _content(path.read_bytes(), str(path))
-    measured = content.get("measured")
+    content = _content(_read(path), str(path))
+    graph, measured = _checked(content, str(path)), content.get("measured")
     if measured is None:
-        return None
+        return graph, None
     try:
         found = _decode_measured(measured)
     except InvalidValueError as error:
@@ -66,7 +82,7 @@ def load_measured(path: Path) -> Costs | None:
     for values in (found.time_ms, found.scratch_bytes, *((found.issue_ms,) if found.issue_ms else ())):
         if len(values) != len(graph.operations):
             raise StepFileError(f"step {path}: {len(values)} operations were measured of {len(graph.operations)}")
-    return found
+    return graph, found
 
 
 def decode_step(data: bytes, source: str) -> StepGraph:
@@ -75,8 +91,12 @@ def decode_step(data: bytes, source: str) -> StepGraph:
     Raises:
         StepFileError: see `load_step`.
     """
+    return _checked(_content(data, source), source)
+
+
+def _checked(content: dict[str, Any], source: str) -> StepGraph:
     try:
-        return _decode(_content(data, source))
+        return _decode(content)
     except (InvalidValueError, ProfileError) as error:
         raise StepFileError(f"step {source}: {error}") from error
     except UNREADABLE as error:
@@ -86,7 +106,9 @@ def decode_step(data: bytes, source: str) -> StepGraph:
 def _content(data: bytes, source: str) -> dict[str, Any]:
     """Return the JSON of a file of this format and version."""
     try:
-        content = json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
+        content = load_json(data)
+    except InvalidValueError as error:
+        raise StepFileError(f"step {source}: {error}") from error
     except UNREADABLE as error:
         raise StepFileError(f"step {source} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:

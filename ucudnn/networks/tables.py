@@ -2,9 +2,11 @@
 
 import csv
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
-from ucudnn.errors import InvalidNetworkError, InvalidProblemError
+from ucudnn.bounded import read_whole
+from ucudnn.errors import InvalidNetworkError, InvalidProblemError, InvalidValueError
 from ucudnn.kernel import Kernel
 from ucudnn.networks.densenet import DENSENET_BATCH, DENSENET_ROWS
 from ucudnn.networks.inception import INCEPTION_BATCH, INCEPTION_GROUPS, INCEPTION_ROWS
@@ -14,6 +16,8 @@ from ucudnn.units import shortened
 
 CSV_HEADER = "source,W,H,C_in,N,C_out,kernel_w,kernel_h,pad_w,pad_h,stride_w,stride_h"
 """Header of a table of layers. DeepBench's convolutions are published in this form."""
+
+_MOST_BYTES = 1 << 22  # of a table: 50,000 layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +77,23 @@ def load_network(name: str, batch: int | None = None) -> Network:
 
 def _read_csv(path: Path, batch: int | None) -> Network:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            missing = [column for column in CSV_HEADER.split(",") if column not in (reader.fieldnames or ())]
-            if missing:
-                raise InvalidNetworkError(f"{path}: column {missing[0]} is missing: the header must be {CSV_HEADER}")
-            layers = [_csv_layer(path, reader.line_num, row, batch) for row in reader]
+        reader = csv.DictReader(StringIO(_read(path).decode("utf-8-sig"), newline=""))
+        missing = [column for column in CSV_HEADER.split(",") if column not in (reader.fieldnames or ())]
+        if missing:
+            raise InvalidNetworkError(f"{path}: column {missing[0]} is missing: the header must be {CSV_HEADER}")
+        layers = [_csv_layer(path, reader.line_num, row, batch) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidNetworkError(f"{path} cannot be read: {error}") from error
     if not layers:
         raise InvalidNetworkError(f"{path} has no layers below its header")
     return Network(name=path.stem, layers=tuple(layers))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_whole(path, _MOST_BYTES)
+    except InvalidValueError as error:
+        raise InvalidNetworkError(f"{path} cannot be read: {error}") from error
 
 
 def _csv_layer(path: Path, line: int, row: dict[str, str | None], batch: int | None) -> Layer:

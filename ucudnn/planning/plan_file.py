@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any, final
 
 from ucudnn.backends.base import Backend
+from ucudnn.bounded import read_whole
 from ucudnn.configuration import Configuration, Float32Sum, MicroConfiguration, SlabConfiguration
-from ucudnn.errors import MeasurementError, PlanFileError, ProfileError
+from ucudnn.errors import InvalidValueError, MeasurementError, PlanFileError, ProfileError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.float32_sums import summed
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
-from ucudnn.profiles.json_values import MALFORMED
+from ucudnn.profiles.json_values import MALFORMED, load_json
 from ucudnn.slabs import Slab, is_divisible, piece_of, row_count
 from ucudnn.units import exact_bytes, shortened
 from ucudnn.workspace.spare import own_bytes
@@ -169,7 +170,9 @@ def read_plans(path: str | PathLike[str]) -> PlanFile:
         PlanFileError: if there is no such file, if it has another version, or if it is damaged.
     """
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = load_json(read_whole(Path(path)))
+    except InvalidValueError as error:
+        raise PlanFileError(f"plans {_shown(path)}: {error}") from error
     except OSError as error:
         raise PlanFileError(
             f"plans {_shown(path)} cannot be read: {error.strerror or error}; `--save-plans FILE` makes a file"

@@ -25,9 +25,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ucudnn.errors import InvalidProblemError, ProfileError
+from ucudnn.bounded import read_whole
+from ucudnn.errors import InvalidProblemError, InvalidValueError, ProfileError
 from ucudnn.problem import ENUM_FIELDS, ConvolutionProblem, Layout
-from ucudnn.profiles.json_values import UNREADABLE
+from ucudnn.profiles.json_values import UNREADABLE, load_json, texts_by_name
 from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.units import shortened
 
@@ -35,6 +36,7 @@ _FORMAT = "ucudnn-profile"
 _VERSION = 3
 _COLUMNS = ["algorithm", "time_ms", "spread_ms", "workspace_bytes"]
 _DIGITS = 5  # of a time, more than a measurement is precise to
+_MOST_BYTES = 1 << 27  # of a file, unpacked: 1,000,000 rows of a database
 _MOST_MS = 1e12  # 30 years; sums of larger times could overflow
 
 Recording = Mapping[ConvolutionProblem, tuple[Measurement, ...]]
@@ -96,10 +98,8 @@ def _load_shipped(name: str) -> Profile:
 def _read(name: str, source: Any) -> Profile:
     """Return the profile in a file; errors call it by a name."""
     try:
-        data = source.read_bytes()
-        text = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-        return _decode(name, json.loads(text))
-    except ProfileError as error:
+        return _decode(name, load_json(read_whole(source, _MOST_BYTES), _MOST_BYTES))
+    except (ProfileError, InvalidValueError) as error:
         raise ProfileError(f"profile {name}: {error}") from error
     except UNREADABLE as error:
         raise ProfileError(f"profile {name} cannot be read: {type(error).__name__}: {error}") from error
@@ -188,10 +188,11 @@ def _decode(name: str, content: Any) -> Profile:
             for problem, rows in _by_size(entry):
                 recording[problem] = tuple(_decode_row(problem, row, algorithms) for row in rows)
         recordings[network] = recording
+    conditions = texts_by_name(content["conditions"], "condition")
     database = content.get("database")
     if database is not None and not isinstance(database, dict):
         raise ProfileError("the rows of its database are no JSON object")
-    return Profile(name=name, conditions=dict(content["conditions"]), recordings=recordings, database=database)
+    return Profile(name=name, conditions=conditions, recordings=recordings, database=database)
 
 
 def _by_size(entry: Mapping[str, Any]) -> Iterator[tuple[ConvolutionProblem, list[Any]]]:

@@ -1,13 +1,17 @@
-"""Values of JSON files, each read with the type and the range that it must have.
+"""JSON files of a bounded size, and their values, each with the type and the range that it must have.
 
 Files come from elsewhere: by hand, from another version, or damaged. A text in the place of a number would end in an
 error far from the file, so readers check each value, and errors name it.
 """
 
+import gzip
+import json
 import zlib
 from collections.abc import Iterable
+from io import BytesIO
 from typing import Any
 
+from ucudnn.bounded import MOST_BYTES, within
 from ucudnn.errors import InvalidValueError
 from ucudnn.units import shortened
 
@@ -19,6 +23,18 @@ MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError, Overfl
 
 UNREADABLE = (OSError, EOFError, zlib.error, *MALFORMED)
 """The exceptions that reading a file of another form can raise."""
+
+
+def load_json(data: bytes, most: int = MOST_BYTES) -> Any:
+    """Return the value of a JSON text of at most `most` bytes, which may be compressed by gzip.
+
+    Raises:
+        InvalidValueError: if the text has more bytes; no more than `most` of them are unpacked.
+    """
+    if data.startswith(b"\x1f\x8b"):
+        with gzip.open(BytesIO(data)) as file:
+            data = file.read(most + 1)
+    return json.loads(within(data, most))
 
 
 def whole(value: Any, what: str, least: int = 0, most: int = MOST_WHOLE) -> int:

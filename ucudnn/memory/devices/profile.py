@@ -16,7 +16,6 @@ A profile has
   others test it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,8 +23,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ucudnn.bounded import read_whole
 from ucudnn.errors import InvalidValueError, ProfileError
-from ucudnn.profiles.json_values import UNREADABLE, entries, number, text, texts_by_name, whole
+from ucudnn.profiles.json_values import UNREADABLE, entries, load_json, number, text, texts_by_name, whole
 from ucudnn.units import shortened
 
 _FORMAT = "ucudnn-device"
@@ -100,7 +100,7 @@ def load_device(name: str) -> DeviceProfile:
             f"device {name!r} is neither a file nor one that ships with ucudnn: {', '.join(shipped_devices())}"
         )
     try:
-        content = json.loads(source.read_bytes())
+        content = load_json(read_whole(source))
         said = (content.get("format"), content.get("version")) if isinstance(content, dict) else ()
         if said != (_FORMAT, _VERSION):
             raise ProfileError(f"device {name!r} has another format than {_FORMAT!r}, version {_VERSION}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from ucudnn.errors import StepFileError
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.step_file import decode_step, load_measured, load_step
+from ucudnn.memory.step_file import decode_step, load_measured_step, load_step
 from ucudnn.units import shortened
 
 __all__ = ["open_measured_step", "open_step", "shipped_steps"]
@@ -32,6 +32,11 @@ def open_step(name: str) -> StepGraph:
     """
     if name in shipped_steps():
         return decode_step((resources.files(__name__) / f"{name}{_SUFFIX}").read_bytes(), name)
+    return load_step(_file(name))
+
+
+def _file(name: str) -> Path:
+    """Return the file of a step; raise an error if there is none."""
     path = Path(name)
     try:
         found = path.is_file()
@@ -42,7 +47,7 @@ def open_step(name: str) -> StepGraph:
             f"step {name!r} is neither a file nor one that ships with ucudnn: {', '.join(shipped_steps())};"
             " `ucudnn memory record` makes one"
         )
-    return load_step(path)
+    return path
 
 
 def open_measured_step(name: str) -> tuple[StepGraph, Costs | None]:
@@ -51,5 +56,4 @@ def open_measured_step(name: str) -> tuple[StepGraph, Costs | None]:
     Raises:
         StepFileError: see `open_step`.
     """
-    graph = open_step(name)
-    return graph, None if name in shipped_steps() else load_measured(Path(name))
+    return (open_step(name), None) if name in shipped_steps() else load_measured_step(_file(name))
