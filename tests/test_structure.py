@@ -70,7 +70,7 @@ PLACES = {  # a package from elsewhere: the modules or folders that import it
         "reporting.terminal",
     ),
     "cupy": ("backends.cudnn.gpu.cupy_gpu",),
-    "sqlite3": ("benchmarking.storage.sqlite_file",),
+    "sqlite3": ("benchmarking.storage.connection", "benchmarking.storage.sqlite_file"),
     "platformdirs": ("benchmarking.storage.store",),
 }
 ATEN_CONVOLUTION = ["stride", "padding", "dilation", "transposed", "output_padding", "groups"]

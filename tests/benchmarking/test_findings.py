@@ -1,6 +1,7 @@
 """Answers from what was measured: nothing in these tests measures."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -93,6 +94,25 @@ def test_a_request_that_is_finished_in_the_storage_is_finished_here_unless_all_i
         assert findings.load(REQUEST) == (EXPLORATION if reuses else None)
         assert (REQUEST in findings.explored) == reuses
         assert micros(findings.known_micro_configurations(REQUEST)) == ([(4, "SMALL", 3.0)] if reuses else [])
+
+
+@pytest.mark.parametrize("left", ["nothing", "a size that does not divide the mini-batch", "none within the limit"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_request_whose_measurements_are_gone_is_not_finished(tmp_path, left, apart):
+    request = replace(REQUEST, sizes=(3, 4), apart=apart)
+    exploration = Exploration(names=("SMALL",), sizes=(3, 4))
+    with closing(Database(tmp_path / "measurements.db")) as database:
+        storage = MachineStore(database, {"device": "none"}, "counting")
+        if left == "a size that does not divide the mini-batch":
+            storage.save([(PROBLEM.part(3), measured("SMALL", 10, 3.0))])
+        elif left == "none within the limit":
+            storage.save([(PROBLEM.part(4), measured("SMALL", 101, 3.0))])
+        storage.save_exploration(request, exploration)
+        findings = Findings(CountingBackend({}), storage)
+        assert findings.load(request) is None
+        assert request not in findings.explored
+        storage.save([(PROBLEM.part(size), measured("SMALL", 10, 3.0)) for size in (3, 4)])
+        assert findings.load(request) == exploration
 
 
 def test_a_problem_with_a_discarded_algorithm_is_not_taken_from_the_storage(tmp_path):

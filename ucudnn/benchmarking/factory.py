@@ -27,7 +27,7 @@ def open_benchmark(
         measures: whether plans wait for measurements.
 
     Raises:
-        DatabaseError: if the database cannot be opened, or has another schema version.
+        DatabaseError: if the path is no place for a database, such as a folder or a file of another program.
         SettingsError: if the devices cannot share the work.
     """
     # The store loads sqlite3, which waits until there is something to measure.

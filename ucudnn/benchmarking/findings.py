@@ -77,14 +77,31 @@ class Findings:
         return self._explored
 
     def load(self, request: Request) -> Exploration | None:
-        """Take a finished request from the storage, and return what was tried, or None if it is not finished."""
+        """Take a finished request from the storage, and return what was tried.
+
+        Return None if it is not finished, or if its measurements cannot all be read or make no configuration.
+        """
         if self.storage is None or not self._reuses or self.discarded(request.problem):
             return None
         exploration = self.storage.load_exploration(request)
-        if exploration is not None:
-            self.results.update(self.storage.load(exploration.parts(request.problem)))
-            self.finish(request, exploration, save=False)
+        items = None if exploration is None else self.storage.load(exploration.parts(request.problem))
+        if exploration is None or items is None:
+            return None
+        self.results.update(items)
+        if not self._is_enough(request, exploration):
+            return None
+        self.finish(request, exploration, save=False)
         return exploration
+
+    def _is_enough(self, request: Request, exploration: Exploration) -> bool:
+        """Whether what is known of a request makes a configuration; each size of one that asks for sizes apart."""
+        parts = exploration.parts(request.problem)
+        if request.apart:
+            return all(self.results.of(part) for part in parts)
+        batch = request.problem.batch
+        if any(batch % each.size == 0 for each in self._micros(request, exploration.names, exploration.sizes)):
+            return True
+        return fastest(self.micro_configurations(request, exploration), batch) is not None
 
     def finish(self, request: Request, exploration: Exploration, *, save: bool) -> None:
         """Keep what was tried for a request, whose measurements are in `results`; in the storage too, if `save`."""

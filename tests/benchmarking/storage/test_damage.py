@@ -68,16 +68,18 @@ def test_a_sound_file_has_no_damage(path):
 
 @pytest.mark.parametrize(("change", "message"), MEASUREMENT_EDITS, ids=[change for change, _ in MEASUREMENT_EDITS])
 def test_an_edited_measurement_is_refused_by_name(path, change, message, caplog):
+    """It is removed with the other rows of its problem, and its requests are open again."""
     edit(path, f"UPDATE measurements SET {change} WHERE algorithm = 'eng1_k2=3' AND workspace_bytes = 512")
     assert any(message in line for line in check(path))
     with closing(Database(path)) as database:
-        with pytest.raises(DatabaseError) as caught:
-            database.load(MACHINE, PARTS)
-        assert message in str(caught.value)
-        assert "`ucudnn cache check` lists such rows" in str(caught.value)
+        store = MachineStore(database, MACHINE, "cudnn")
         with caplog.at_level(logging.WARNING):
-            assert MachineStore(database, MACHINE, "cudnn").load(PARTS) == []
-    assert "going on without it" in caplog.text
+            assert store.load(PARTS) is None
+        assert message in caplog.text
+        assert "going on without it" in caplog.text
+        assert store.load_exploration(REQUEST) is None
+        assert store.load(PARTS) == []
+        assert database.check() == []
 
 
 @pytest.mark.parametrize("change", EXPLORATION_EDITS)
@@ -123,6 +125,13 @@ def test_broken_conditions_are_an_error_of_the_summary(path):
     edit(path, "UPDATE machines SET conditions = '{'")
     with closing(Database(path, Access.READ)) as database, pytest.raises(DatabaseError, match="cannot be read"):
         database.machines()
+
+
+def test_a_date_that_is_no_text_is_shown_as_text(path):
+    edit(path, "UPDATE measurements SET measured_at = x'ff'")
+    with closing(Database(path, Access.READ)) as database:
+        ((first, last),) = [(each.first, each.last) for each in database.machines()]
+    assert type(first) is type(last) is str
 
 
 @pytest.fixture(scope="module")

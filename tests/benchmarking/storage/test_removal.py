@@ -134,3 +134,15 @@ def test_one_request_is_measured_again_on_demand():
     own.remeasure([asked])
     assert own.measured > count
     assert own.micro_configurations(asked)
+
+
+@pytest.mark.parametrize("text", ["'{'", "x'ff'", "7", "'[]'"])
+def test_rows_that_make_no_sense_keep_no_others_from_being_removed(path, text):
+    before = left(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE problems SET problem = {text} WHERE key = (SELECT min(key) FROM problems)")
+        connection.execute("UPDATE explorations SET divisions = '['")
+    database = Database(path)
+    assert database.prune(None, problems=[ONE], texts=["nothing"]) > 0
+    database.forget(CpuBackend().machine(), [OTHER])
+    assert left(path)[1] < before[1] / 2

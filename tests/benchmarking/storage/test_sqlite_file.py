@@ -31,7 +31,7 @@ def path(tmp_path):
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch):
     """Let SQLite wait longer for a lock than a test may take, however busy this machine is."""
-    monkeypatch.setattr(sqlite_file, "_BUSY_MS", 100_000)
+    monkeypatch.setattr(sqlite_file, "BUSY_MS", 100_000)
     start = time.monotonic()
     yield
     assert time.monotonic() - start < 90

@@ -19,8 +19,8 @@ _GROWN = 1.05  # if the workspace exceeds the limit by this factor, it does so a
 class MeasurementStorage(Protocol):
     """Where measurements are looked up before anything is measured, and kept afterwards."""
 
-    def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[MeasuredProblem]:
-        """Return the known measurements of problems at micro-batch size."""
+    def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[MeasuredProblem] | None:
+        """Return the known measurements of problems at micro-batch size, or None if they cannot all be read."""
 
     def save(self, items: Sequence[MeasuredProblem]) -> None:
         """Keep measurements."""
@@ -105,7 +105,7 @@ class State:
         unknown = [part for part in parts if part not in self._loaded and not self.results.of(part)]
         self._loaded.update(unknown)
         if unknown:
-            self.results.update(storage.load(unknown))
+            self.results.update(storage.load(unknown) or ())
 
     def add(self, size: int, measurement: Measurement) -> None:
         """Take a measurement of a micro-batch into account, if its workspace is within the limit."""

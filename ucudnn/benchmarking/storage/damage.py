@@ -22,19 +22,23 @@ _APIS = ("graph", "legacy", "cpu")  # of the backends that compute
 
 
 def find_damage(file: DatabaseFile) -> list[str]:
-    """Return a line for each damage that SQLite finds and for each row that makes no sense. Nothing is changed."""
+    """Return a line for each damage that SQLite finds, and for each table with rows that make no sense.
+
+    Nothing is changed.
+    """
     lines = file.damage()
     rows = RowCheck()
-    checks: tuple[tuple[str, Callable[..., None]], ...] = (
-        ("SELECT key, conditions FROM machines", rows.check_machine),
-        ("SELECT key, problem FROM problems", rows.check_problem),
-        (f"SELECT machine, measured_at, {COLUMNS} FROM measurements", rows.check_measurement),
-        ("SELECT problem, explored_at, request, names, sizes, divisions FROM explorations", rows.check_exploration),
+    checks: tuple[tuple[str, str, Callable[..., None]], ...] = (
+        ("machines", "key, conditions", rows.check_machine),
+        ("problems", "key, problem", rows.check_problem),
+        ("measurements", f"machine, measured_at, {COLUMNS}", rows.check_measurement),
+        ("explorations", "problem, explored_at, request, names, sizes, divisions", rows.check_exploration),
     )
-    for query, check in checks:
+    for table, columns, check in checks:
         try:
-            for row in file.read(query):
-                lines.extend(_mistake_of(check, row))
+            found = [each for row in file.read(f"SELECT {columns} FROM {table}") for each in _mistake_of(check, row)]
+            if found:
+                lines.append(f"{len(found)} of the {table} make no sense, such as this: {found[0]}")
         except DatabaseError as error:
             lines.append(str(error))
     return list(dict.fromkeys(line.encode(errors="backslashreplace").decode() for line in lines))
@@ -78,7 +82,7 @@ class RowCheck:
         problem = self._problems[key]
         if problem is not None:  # else the problem has a line already
             decode_exploration(row, problem)
-        _check_texts(row)
+        _check_texts((request, *row))
         _check_date(date)
         if not isinstance(json.loads(request), dict):
             raise DatabaseError(f"request {shortened(request)} is no JSON object")

@@ -7,7 +7,7 @@ date. Workspace limits are not part of a row; they filter rows when these are re
 
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, final
 
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
+from ucudnn.benchmarking.storage.connection import Connection
 from ucudnn.benchmarking.storage.damage import find_damage
 from ucudnn.benchmarking.storage.removal import Selection, families_where, family_of, remove
 from ucudnn.benchmarking.storage.rows import (
@@ -25,11 +26,12 @@ from ucudnn.benchmarking.storage.rows import (
     decode_problem_text,
     dump,
     encode_measurement,
+    is_measurement,
     key_of,
     problem_text,
     request_text,
 )
-from ucudnn.benchmarking.storage.sqlite_file import Access, Connection, DatabaseFile
+from ucudnn.benchmarking.storage.sqlite_file import Access, DatabaseFile
 from ucudnn.benchmarking.storage.transfer import EXPLORATION_COLUMNS, MEASUREMENT_COLUMNS, MachineRows, pack, unpack
 from ucudnn.errors import DatabaseError
 from ucudnn.problem import ConvolutionProblem
@@ -98,7 +100,8 @@ class Database:
         """Return the measurements of problems at micro-batch size.
 
         Raises:
-            DatabaseError: if the file cannot be read, or if a row makes no sense; the message names the row.
+            DatabaseError: if the file cannot be read, or if a row makes no sense. The message names the row. All rows
+                of its problem are removed then, and all requests of the machine are open again.
         """
         found: list[MeasuredProblem] = []
         by_key = {key_of(problem_text(part)): part for part in parts}
@@ -115,8 +118,21 @@ class Database:
             except KeyError as error:  # SQLite finds wrong keys in a damaged file
                 raise self._refused("a problem has the key of something else") from error
             except DatabaseError as error:
+                self._remove_senseless(own, rows)
                 raise self._refused(str(error)) from error
         return found
+
+    def _remove_senseless(self, machine: bytes, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Remove all rows of problems of which a row makes no sense, so that they are measured again."""
+        bad = {row[0] for row in rows if not is_measurement(row)}
+
+        def write(connection: Connection) -> None:
+            own = [(machine, problem) for problem in bad]
+            connection.executemany("DELETE FROM measurements WHERE machine = ? AND problem = ?", own)
+            connection.execute("DELETE FROM explorations WHERE machine = ?", [machine])
+
+        with suppress(DatabaseError):  # of a file that cannot be written now
+            self._file.write(write)
 
     def save(
         self, machine: Mapping[str, str], items: Sequence[MeasuredProblem], measured_at: str | None = None
@@ -171,7 +187,7 @@ class Database:
         """Return how much there is of each machine, with the most recent one first."""
         query = """
             SELECT conditions, COUNT(DISTINCT problem), SUM(status = 'measured'), SUM(status = 'failed'),
-                MIN(measured_at), MAX(measured_at)
+                MIN(CAST(measured_at AS TEXT)), MAX(CAST(measured_at AS TEXT))
             FROM measurements JOIN machines ON machines.key = machine GROUP BY machine ORDER BY MAX(measured_at) DESC
         """
         return [
@@ -180,8 +196,8 @@ class Database:
 
     def _refused(self, mistake: str) -> DatabaseError:
         return DatabaseError(
-            f"database {self.path} has a row that makes no sense: {mistake}: `ucudnn cache check` lists such rows, and"
-            " `ucudnn cache clear` deletes all rows"
+            f"database {self.path} has a row that makes no sense: {mistake}: a plan measures it again, `ucudnn cache"
+            " check` looks for more, and `ucudnn cache clear` deletes all rows"
         )
 
     def check(self) -> list[str]:

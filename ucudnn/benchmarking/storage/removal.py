@@ -7,11 +7,12 @@ and plans would be made without what is missing.
 import json
 import re
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
+from ucudnn.benchmarking.storage.connection import Connection
 from ucudnn.benchmarking.storage.rows import decode_exploration, decode_problem_text, key_of, problem_text
-from ucudnn.benchmarking.storage.sqlite_file import Connection
 from ucudnn.errors import DatabaseError
 from ucudnn.problem import ConvolutionProblem
 
@@ -61,12 +62,10 @@ def families_where(connection: Connection, problems: Iterable[ConvolutionProblem
     geometries = {geometry_of(problem_text(problem)) for problem in problems}
     wanted = [each.casefold() for each in texts]
     found = set()
-    for (text,) in connection.execute("SELECT problem FROM problems"):
-        if geometry_of(text) in geometries:
-            found.add(_family(text))
-        elif wanted:
+    for text in _texts_of(connection).values():
+        with suppress(DatabaseError):  # of a text that makes no problem
             name = str(decode_problem_text(text)).casefold()
-            if any(each in name for each in wanted):
+            if geometry_of(text) in geometries or any(each in name for each in wanted):
                 found.add(_family(text))
     return found
 
@@ -101,7 +100,7 @@ def remove(connection: Connection, selection: Selection) -> int:
 
 def _remove_explorations(connection: Connection, gone: Collection[tuple[bytes, bytes]], selection: Selection) -> None:
     """Remove what was tried for requests of which a measurement is gone, and for those of the selected families."""
-    problems = dict(connection.execute("SELECT key, problem FROM problems"))
+    problems = _texts_of(connection)
     families = selection.families if selection.before is None else None
     machines = {machine for machine, _ in gone}
     dropped = []
@@ -126,14 +125,21 @@ def _refers(text: str | None, tried: list[Any], machine: bytes, gone: Collection
 
 def _keys_of(connection: Connection, families: Collection[str]) -> set[bytes]:
     """Return the keys of all problems of some families, and of the slabs of their samples."""
-    texts = dict(connection.execute("SELECT key, problem FROM problems"))
+    texts = _texts_of(connection)
     keys = {key for key, text in texts.items() if _family(text) in families}
     rows = connection.execute("SELECT problem, names, sizes, divisions FROM explorations WHERE divisions <> '[]'")
     for key, *tried in rows.fetchall():
         if key in keys:
-            problem = decode_problem_text(texts[key])
-            keys.update(key_of(problem_text(part)) for part in decode_exploration(tried, problem).parts(problem))
+            with suppress(DatabaseError):  # of a row that makes no sense, which no plan uses
+                problem = decode_problem_text(texts[key])
+                keys.update(key_of(problem_text(part)) for part in decode_exploration(tried, problem).parts(problem))
     return keys
+
+
+def _texts_of(connection: Connection) -> dict[bytes, str]:
+    """Return the texts of all problems by key, without those that are no texts."""
+    rows = connection.execute("SELECT key, problem FROM problems")
+    return {key: text for key, text in rows if isinstance(text, str)}
 
 
 def _family(text: str) -> str:

@@ -16,6 +16,7 @@ from ucudnn.bounded import BoundedDict
 from ucudnn.errors import DatabaseError, ProfileError, UcudnnError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
+from ucudnn.profiles.json_values import MOST_WHOLE
 from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 from ucudnn.slabs import row_count
 from ucudnn.units import shortened
@@ -29,6 +30,8 @@ MOST_MS = 1e12
 """The least time in milliseconds that is no time: 30 years. Sums of larger times could overflow."""
 
 _MOST_KNOWN = 1 << 16
+_MOST_SLABS = 1 << 17  # of all divisions
+_MOST_REASON = 10_000  # characters
 _FLAGS = (0, 1)
 _STATUS = {each.value: each for each in MeasurementStatus}
 _AROUND_BATCH: BoundedDict[tuple[Any, ...], tuple[str, str]] = BoundedDict(_MOST_KNOWN)
@@ -106,6 +109,8 @@ def decode_exploration(row: Sequence[Any], problem: ConvolutionProblem) -> Explo
         most = max((*found.sizes, *(each.size for each in found.divisions)), default=0)
         if most > problem.batch or any(each.rows > row_count(problem) for each in found.divisions):
             raise ValueError("a size is larger than the problem")
+        if sum(-(-row_count(problem) // each.rows) for each in found.divisions) > _MOST_SLABS:
+            raise ValueError("it has more slabs than any plan")
         if found.divisions:
             found.parts(problem)
     except (*_UNREADABLE, UcudnnError) as error:
@@ -144,7 +149,7 @@ def encode_measurement(part: ConvolutionProblem, measurement: Measurement) -> tu
         measurement.samples,
         int(measurement.complete),
         algorithm.workspace_bytes,
-        measurement.reason,
+        measurement.reason[:_MOST_REASON].encode(errors="backslashreplace").decode(),
     )
 
 
@@ -153,34 +158,39 @@ def _notes(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+def is_measurement(row: Sequence[Any]) -> bool:
+    """Return whether the values of COLUMNS make a measurement."""
+    _, api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
+    return bool(
+        type(status) is type(api) is type(name) is type(notes) is type(reason) is str
+        and status in _STATUS
+        and name
+        and type(time_ms) is type(spread_ms) is float
+        and 0 <= time_ms < MOST_MS
+        and (time_ms or status != MeasurementStatus.MEASURED.value)
+        and 0 <= spread_ms < MOST_MS
+        and type(samples) is type(workspace_bytes) is int
+        and 0 <= samples <= MOST_WHOLE
+        and 0 <= workspace_bytes <= MOST_WHOLE
+        and compiles in _FLAGS
+        and complete in _FLAGS
+    )
+
+
 def decode_measurement(row: Sequence[Any]) -> Measurement:
     """Return a measurement from the values of COLUMNS.
 
     Raises:
         DatabaseError: if a value makes no sense.
     """
-    _, api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
-    known = _STATUS.get(status)
-    if not (
-        known
-        and type(api) is type(name) is type(notes) is type(reason) is str
-        and name
-        and type(time_ms) is type(spread_ms) is float
-        and 0 <= time_ms < MOST_MS
-        and (time_ms or known is not MeasurementStatus.MEASURED)
-        and 0 <= spread_ms < MOST_MS
-        and type(samples) is type(workspace_bytes) is int
-        and samples >= 0
-        and workspace_bytes >= 0
-        and compiles in _FLAGS
-        and complete in _FLAGS
-    ):
+    if not is_measurement(row):
         raise DatabaseError(_mistake(row))
+    _, api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
     return Measurement(
         algorithm=Algorithm(
             name=name, workspace_bytes=workspace_bytes, api=api, notes=_notes(notes), compiles=bool(compiles)
         ),
-        status=known,
+        status=_STATUS[status],
         time_ms=time_ms,
         spread_ms=spread_ms,
         samples=samples,
@@ -193,13 +203,13 @@ def _mistake(row: Sequence[Any]) -> str:
     """Return which value of a row makes no sense."""
     values = dict(zip(COLUMNS.split(", "), row, strict=True))
     name = shortened(values["algorithm"])
-    if values["status"] not in _STATUS:
+    if type(values["status"]) is not str or values["status"] not in _STATUS:
         return f"{name}: status {shortened(values['status'])} is none of {', '.join(_STATUS)}"
     for column in ("api", "algorithm", "notes", "reason"):
         if type(values[column]) is not str or (column == "algorithm" and not values[column]):
             return f"{name}: {column} {shortened(values[column])} is no text"
     for column in ("samples", "workspace_bytes"):
-        if type(values[column]) is not int or values[column] < 0:
+        if type(values[column]) is not int or not 0 <= values[column] <= MOST_WHOLE:
             return f"{name}: {column} {shortened(values[column])} is no number of them"
     for column in ("compiles", "complete"):
         if values[column] not in _FLAGS:

@@ -10,7 +10,6 @@ import logging
 import os
 import sqlite3
 import stat
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
@@ -20,6 +19,20 @@ from secrets import token_hex
 from typing import Any, TypeVar, final
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
+from ucudnn.benchmarking.storage.connection import (
+    APPLICATION,
+    BUSY_MS,
+    ELSEWHERE,
+    FAILURES,
+    Connection,
+    connect,
+    connect_to_read,
+    has_own_tables,
+    is_damage,
+    is_unreadable,
+    of_another_program,
+    open_file,
+)
 from ucudnn.benchmarking.storage.file_lock import (
     LOGS,
     FileState,
@@ -31,20 +44,12 @@ from ucudnn.benchmarking.storage.file_lock import (
     note_file,
     state_of,
 )
-from ucudnn.benchmarking.storage.schema import SCHEMA_VERSION, STATEMENTS
-from ucudnn.errors import DatabaseError, DatabaseVersionError
+from ucudnn.errors import DatabaseError
 from ucudnn.units import shortened
 
-Connection = sqlite3.Connection
-"""The connection that a transaction uses."""
-
-_APPLICATION = 0x75637564  # 'ucud', the file's application_id
-_BUSY_MS = 30_000  # how long to wait for other processes
 _MAGIC = b"SQLite format 3\0"  # the first bytes of each SQLite file
 _LEAST_BYTES = 512  # the smallest page of SQLite
-_ELSEWHERE = "give UCUDNN_DATABASE another path, or use --database PATH"
-_FAILURES = (sqlite3.Error, UnicodeError)  # UnicodeError: SQLite quotes damaged text in a message
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_IOERR_SHORT_READ)
+_BUSY_AGAIN_MS = 100  # how long to wait after a wait in vain, because a plan may ask a hundred times
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -94,10 +99,15 @@ class DatabaseFile:
         self._connection: sqlite3.Connection | None = None
         self._process = 0
         self._seen = FileState(0, 0)
+        self._busy_ms = BUSY_MS
         if access is Access.READ:
             self.damage()  # A damaged file can be opened to list its damage; a file of another program cannot.
-        else:
+            return
+        try:
             self.read("SELECT 1")
+        except DatabaseError as error:
+            if access is not Access.PLAN or not isinstance(error.__cause__, sqlite3.Error):
+                raise  # else the next use may find it unlocked, or the disk no longer full
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
@@ -112,7 +122,7 @@ class DatabaseFile:
         Raises:
             DatabaseError: if the file cannot be read.
         """
-        return self._run(lambda: self._open().execute(query, parameters).fetchall())
+        return self._run(lambda: self._open().execute(query, parameters).fetchall(), reads=True)
 
     def write(self, run: Callable[[Connection], _T]) -> _T:
         """Run a function in a transaction and return its result. If it raises, nothing is written.
@@ -124,6 +134,7 @@ class DatabaseFile:
         def transact() -> _T:
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
+            self._wait(BUSY_MS)
             try:
                 answer = run(connection)
                 connection.execute("COMMIT")
@@ -144,33 +155,39 @@ class DatabaseFile:
         with self._lock:
             try:
                 found = [str(row[0]) for row in self._open().execute("PRAGMA integrity_check")]
-                schema = Counter(
-                    row[0] for row in self._open().execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-                )
-            except _FAILURES as error:
-                if _is_damage(error):
+                tables = [] if has_own_tables(self._open()) else ["the tables have another form"]
+            except FAILURES as error:
+                if is_damage(error):
                     return [f"SQLite cannot read the file: {error}"]
                 raise self._unusable(error) from error
-            tables = [] if schema == Counter(STATEMENTS) else ["the tables have another form"]
             return [*([] if found == ["ok"] else found), *tables]
 
-    def _run(self, run: Callable[[], _T]) -> _T:
+    def _run(self, run: Callable[[], _T], *, reads: bool = False) -> _T:
         """Run a function, and once more if it meets another file, or damage that is set aside."""
         with self._lock:
             self._compare_file()
             try:
+                try:
+                    return run()
+                except FAILURES as error:
+                    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED:
+                        self.close()  # the file was replaced after it was compared
+                    elif is_damage(error) or (reads and is_unreadable(error)):
+                        self._set_aside(str(error), unreadable=reads and is_unreadable(error))
+                    else:
+                        raise
                 return run()
-            except _FAILURES as error:
-                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED:
-                    self.close()  # the file was replaced after it was compared
-                elif _is_damage(error):
-                    self._set_aside(str(error))
-                else:
-                    raise self._unusable(error) from error
-            try:
-                return run()
-            except _FAILURES as error:
+            except FAILURES as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                    self._wait(_BUSY_AGAIN_MS)
                 raise self._unusable(error) from error
+
+    def _wait(self, busy_ms: int) -> None:
+        """Wait so long for other processes from now on."""
+        if self._busy_ms != busy_ms:
+            self._busy_ms = busy_ms
+            if self._connection is not None:
+                self._connection.execute(f"PRAGMA busy_timeout = {busy_ms}")
 
     def _unusable(self, error: Exception) -> DatabaseError:
         return DatabaseError(f"database {self.path} cannot be used: {error}")
@@ -203,7 +220,7 @@ class DatabaseFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         _refuse_other_files(self.path, missing=self._access is Access.PLAN)
         if self._access is Access.READ:
-            return _connect_to_read(self.path)
+            return connect_to_read(self.path)
         if self._access is Access.CHANGE:
             self._refuse_damage()
         with exclusive(self.path) as lock:
@@ -211,13 +228,13 @@ class DatabaseFile:
                 self._rename("it is empty, and others use it")
             if lock is not None:
                 delete_logs_of_another_file(self.path, lock)
-            connection = _connect(self.path, "rwc" if self._access is Access.PLAN else "rw")
+            connection = connect(self.path, "rwc" if self._access is Access.PLAN else "rw", self._busy_ms)
             if lock is not None:
                 note_file(self.path, lock)
         return connection
 
     def _refuse_damage(self) -> None:
-        with closing(_connect_to_read(self.path)) as connection:
+        with closing(connect_to_read(self.path)) as connection:
             found = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if found != ("ok",):
             raise self._damaged(str(found[0]))
@@ -226,15 +243,16 @@ class DatabaseFile:
         line = " ".join(reason.split())
         return DatabaseError(
             f"database {self.path} is damaged ({line}): `ucudnn cache check` lists the damage; delete the file, or"
-            f" {_ELSEWHERE}"
+            f" {ELSEWHERE}"
         )
 
-    def _set_aside(self, reason: str, *, known: bool = False) -> None:
+    def _set_aside(self, reason: str, *, known: bool = False, unreadable: bool = False) -> None:
         """Rename a damaged file, if it is ours.
 
         Args:
             reason: why the file seems to be damaged.
             known: whether the file was open, so that it is ours whatever its header says.
+            unreadable: whether it has a value that cannot be read, which SQLite does not count as damage.
 
         Raises:
             DatabaseError: if the file is damaged and must stay as it is.
@@ -244,12 +262,13 @@ class DatabaseFile:
             raise self._damaged(reason)
         try:
             with exclusive(self.path):
-                if state_of(self.path) is None or _is_sound(self.path):
+                found = state_of(self.path)
+                if found is None or (found.inode != self._seen.inode if unreadable else _is_sound(self.path)):
                     return  # another process has replaced the damaged file already
-                if self._access is not Access.PLAN or not (known or _application(self.path) == _APPLICATION):
+                if self._access is not Access.PLAN or not (known or _application(self.path) == APPLICATION):
                     raise self._damaged(reason)
                 self._rename(reason)
-        except (*_FAILURES, OSError) as error:
+        except (*FAILURES, OSError) as error:
             raise self._unusable(error) from error
 
     def _rename(self, reason: str) -> None:
@@ -263,25 +282,12 @@ class DatabaseFile:
         )
 
 
-def _is_damage(error: Exception) -> bool:
-    code = getattr(error, "sqlite_errorcode", None)  # Python's own errors, such as for undecodable text, have none
-    return isinstance(error, UnicodeError) or (code is not None and (code in _DAMAGE or code & 0xFF in _DAMAGE))
-
-
-@final
-class _OwnConnection(sqlite3.Connection):
-    """A connection that closes when its last owner drops it. Python 3.13 does that, too, but with a warning."""
-
-    def __del__(self) -> None:
-        with suppress(sqlite3.Error):  # a file that could not be opened
-            self.close()
-
-
-def _sqlite(path: Path, mode: str) -> Connection:
-    uri = f"{path.absolute().as_uri()}?{mode}"
-    return sqlite3.connect(
-        uri, uri=True, timeout=_BUSY_MS / 1e3, isolation_level=None, check_same_thread=False, factory=_OwnConnection
-    )
+def is_database(path: str | Path) -> bool:
+    """Return whether a file says that it is a database of ucudnn, though it may not be usable now."""
+    try:
+        return Path(path).expanduser().is_file() and _application(Path(path).expanduser()) == APPLICATION
+    except (*FAILURES, OSError, ValueError, RuntimeError):
+        return False
 
 
 def _refuse_other_files(path: Path, *, missing: bool) -> None:
@@ -298,101 +304,39 @@ def _refuse_other_files(path: Path, *, missing: bool) -> None:
     except FileNotFoundError:
         if missing:
             return
-        raise DatabaseError(f"there is no database at {path}: `ucudnn time` makes one, or {_ELSEWHERE}") from None
+        raise DatabaseError(f"there is no database at {path}: `ucudnn time` makes one, or {ELSEWHERE}") from None
     if not stat.S_ISREG(found.st_mode):
-        raise DatabaseError(f"{path} is no regular file: {_ELSEWHERE}")
+        raise DatabaseError(f"{path} is no regular file: {ELSEWHERE}")
     # SQLite takes a file of one byte for an empty one.
     application = _application(path) if found.st_size >= _LEAST_BYTES else None
     if found.st_size and application is None:
-        raise DatabaseError(f"{path} is not an SQLite database, and stays as it is: {_ELSEWHERE}")
-    if application not in (None, 0, _APPLICATION):
-        raise _of_another_program(path)
-
-
-def _of_another_program(path: Path) -> DatabaseError:
-    return DatabaseError(f"{path} is a database of another program: {_ELSEWHERE}")
+        raise DatabaseError(f"{path} is not an SQLite database, and stays as it is: {ELSEWHERE}")
+    if application not in (None, 0, APPLICATION):
+        raise of_another_program(path)
 
 
 def _application(path: Path) -> int | None:
     """Return which program an SQLite file says it belongs to, even if the file is damaged; None for other files."""
-    with closing(_sqlite(path, "immutable=1")) as connection:
+    with closing(open_file(path, "immutable=1")) as connection:
         try:
             connection.execute("PRAGMA writable_schema = ON")  # SQLite then reads the header of a file that is cut off
             return int(connection.execute("PRAGMA application_id").fetchone()[0])
         except sqlite3.Error as error:
-            if not _is_damage(error):
+            if not is_damage(error):
                 raise
     with path.open("rb") as file:
         header = file.read(100)
     return int.from_bytes(header[68:72], "big") if header.startswith(_MAGIC) else None
 
 
-def _connect_to_read(path: Path) -> Connection:
-    """Open a file so that nothing is written. Without a log, no process uses it, and no lock is needed either."""
-    connection = _sqlite(path, "mode=ro" if beside(path, "-wal").exists() else "immutable=1")
-    connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
-    try:
-        _check_version(path, connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _check_version(path: Path, connection: Connection) -> int:
-    """Return the schema version, 0 for an empty file; refuse other versions and other programs."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-    if (application or tables) and application != _APPLICATION:
-        raise _of_another_program(path)
-    if version not in (0, SCHEMA_VERSION):
-        way_out = "upgrade ucudnn" if version > SCHEMA_VERSION else "delete the file"
-        raise DatabaseVersionError(
-            f"{path} has schema version {version}, and this ucudnn reads version {SCHEMA_VERSION}: {way_out}, or"
-            f" {_ELSEWHERE}"
-        )
-    return int(version)
-
-
-def _connect(path: Path, mode: str) -> Connection:
-    connection = _sqlite(path, f"mode={mode}")
-    try:
-        version = _check_version(path, connection)
-        if not version:
-            _create_tables(connection)  # before there is a log, so that the file itself says that it is ours
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _create_tables(connection: sqlite3.Connection) -> None:
-    """Create the tables, unless another process has done so in the meantime."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if not version:
-            for statement in STATEMENTS:
-                connection.execute(statement)  # executescript would end the transaction
-            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
 def _is_sound(path: Path) -> bool:
     if not path.stat().st_size:
         return False  # and SQLite would wait for others to close the file before it creates tables
     try:
-        with closing(_connect(path, "rw")) as connection:
-            return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
-    except _FAILURES as error:
-        if _is_damage(error):
+        with closing(connect(path, "rw", BUSY_MS)) as connection:
+            sound = connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+            return sound and has_own_tables(connection)
+    except FAILURES as error:
+        if is_damage(error):
             return False
         raise

@@ -12,7 +12,7 @@ from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.own_files import make_private
-from ucudnn.benchmarking.storage.sqlite_file import Access
+from ucudnn.benchmarking.storage.sqlite_file import Access, is_database
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Measurement
@@ -44,7 +44,7 @@ def default_path() -> Path:
 
 @final
 class MachineStore:
-    """The rows of one backend and machine. A file that fails is reported once, and never stops a plan.
+    """The rows of one backend and machine. A file that fails never stops a plan: it is reported once, and tried again.
 
     Args:
         database: the database.
@@ -59,11 +59,14 @@ class MachineStore:
         self._name = name
         self._unit = unit
         self._failed = False
+        self._stale = False  # whether the file has rows that were to be forgotten
+        self._unsaved: list[MeasuredProblem] = []
 
-    def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[MeasuredProblem]:
-        """Return the measurements of problems at micro-batch size."""
-        found: list[MeasuredProblem] = []
-        found = self._try(lambda: self._database.load(self._machine, parts), found)
+    def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[MeasuredProblem] | None:
+        """Return the measurements of problems at micro-batch size, or None if they cannot all be read."""
+        found = None if self._stale else self._try(lambda: self._database.load(self._machine, parts))
+        if found is None:
+            return None
         # A workspace that is no multiple would move all segments behind it to places where no algorithm can run.
         return [
             (part, each if not each.algorithm.workspace_bytes % self._unit else self._fitted(each))
@@ -71,35 +74,45 @@ class MachineStore:
         ]
 
     def save(self, items: Sequence[MeasuredProblem]) -> None:
-        """Keep measurements."""
-        self._try(lambda: self._database.save(self._machine, items), None)
+        """Keep measurements, with those that could not be written before."""
+        every, self._unsaved = [*self._unsaved, *items], []  # several threads may save
+
+        def save() -> bool:
+            self._database.save(self._machine, every)
+            return True
+
+        if not self._try(save):
+            self._unsaved.extend(every)
 
     def forget(self, problems: Sequence[ConvolutionProblem]) -> None:
         """Forget what is known of problems, at any mini-batch, because it is measured again."""
-        self._try(lambda: self._database.forget(self._machine, problems), 0)
+        self._stale |= self._try(lambda: self._database.forget(self._machine, problems)) is None
 
     def load_exploration(self, request: Request) -> Exploration | None:
         """Return what was tried for a request, or None if the request was never finished."""
-        return self._try(lambda: self._database.load_exploration(self._machine, self._name, request), None)
+        if self._stale:
+            return None
+        return self._try(lambda: self._database.load_exploration(self._machine, self._name, request))
 
     def save_exploration(self, request: Request, exploration: Exploration) -> None:
-        """Keep that a request is finished."""
-        self._try(lambda: self._database.save_exploration(self._machine, self._name, request, exploration), None)
+        """Keep that a request is finished, unless some of its measurements could not be written."""
+        if self._unsaved:
+            self.save([])
+        if not self._unsaved:
+            self._try(lambda: self._database.save_exploration(self._machine, self._name, request, exploration))
 
     def _fitted(self, measurement: Measurement) -> Measurement:
         algorithm = measurement.algorithm
         size = -(-algorithm.workspace_bytes // self._unit) * self._unit
         return replace(measurement, algorithm=replace(algorithm, workspace_bytes=size))
 
-    def _try(self, run: Callable[[], _T], otherwise: _T) -> _T:
-        if self._failed:
-            return otherwise
+    def _try(self, run: Callable[[], _T]) -> _T | None:
         try:
             return run()
         except DatabaseError as error:
+            (_LOG.info if self._failed else _LOG.warning)("%s; going on without it", error)
             self._failed = True
-            _LOG.warning("%s; going on without it", error)
-            return otherwise
+            return None
 
 
 def open_database(path: str | None, access: Access = Access.PLAN) -> Database:
@@ -132,17 +145,17 @@ def open_store(path: str | None, backend: Backend, *, in_program: bool = False) 
             has the entry `"taken": "in a program"`, because other work of the program goes into them.
 
     Raises:
-        DatabaseVersionError: if the file has another schema version.
-        DatabaseError: if a path was given, and the file cannot be opened.
+        DatabaseError: if the path is no place for a database, such as a folder or a file of another program.
     """
     if path == OFF or not isinstance(backend, ComputeBackend):
         return None
     try:
         database = open_database(path)
     except DatabaseError as error:
-        if path is not None or isinstance(error, DatabaseVersionError):
+        # What can never be a database is a mistake of the user, who did not ask for a file in the cache folder.
+        if path is not None and not isinstance(error, DatabaseVersionError) and not is_database(path):
             raise
-        _LOG.warning("%s; going on without it", error)  # the user did not ask for a file in the cache folder
+        _LOG.warning("%s; going on without it", error)
         return None
     machine = {**backend.machine(), **(_IN_PROGRAM if in_program else {})}
     return MachineStore(database, machine, backend.name, backend.workspace_unit)

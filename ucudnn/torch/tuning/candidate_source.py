@@ -157,12 +157,13 @@ class CandidateSource:
         try:
             with self._device():
                 opened = self._open()
+            store = self._open_store(opened) if self.backend is None else None
         except (UcudnnError, MemoryError, RuntimeError, OSError) as error:  # PyTorch raises RuntimeError
             self._fail(error)
             return
         if self.backend is None:
             self.backend = opened
-            self._store = self._open_store(opened)
+            self._store = store
         else:
             opened.lend_plans(self.backend)
             of_thread = opened, self._work
@@ -256,7 +257,8 @@ class CandidateSource:
         builder: ComputeBackend,
     ) -> None:
         """Build the engines of configurations, those first that were the fastest in an earlier program."""
-        known = {} if self._store is None else {m.algorithm.name: m.time_ms for _, m in self._store.load([problem])}
+        stored = (None if self._store is None else self._store.load([problem])) or ()
+        known = {measurement.algorithm.name: measurement.time_ms for _, measurement in stored}
         whole = {id(each): known.get(each.parts[0].algorithm) for each in configurations if len(each.parts) == 1}
         ordered = sorted(configurations, key=lambda each: whole.get(id(each)) or inf)  # stable: the others as they were
         built = self._build(builder, problem, ordered, stops)
