@@ -298,7 +298,7 @@ def _refuse_other_files(path: Path, *, missing: bool) -> None:
         missing: whether the file may be missing.
     """
     for log in linked_logs(path):  # SQLite would write what a hard link names
-        raise DatabaseError(f"{log} is a link or no regular file, and no log of a database: {_ELSEWHERE}")
+        raise DatabaseError(f"{log} is a link or no regular file, and no log of a database: {ELSEWHERE}")
     try:
         found = path.stat()
     except FileNotFoundError:
