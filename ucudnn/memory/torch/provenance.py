@@ -1,5 +1,6 @@
 """Provenance: which module of a model, and which line of its program, an operator comes from."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ import torch
 
 _PYTORCH, _PYTORCH_SHOWN = "torch/", ("torch/nn/", "torch/optim/")
 _OURS = "ucudnn/memory/torch/"
+_WATCHING = f"{_OURS}subject/", f"{_OURS}step_effects.py", f"{_OURS}tracer.py"  # between lines of a model
+_PYTHON = str(Path(os.__file__).parent)
 _next_number: Any = torch._C._autograd._get_sequence_nr
 
 
@@ -27,9 +30,9 @@ def short_line(calls: Iterable[tuple[str, int]]) -> str:
     fallback = ""
     for file, line in calls:
         name = _short(file)
-        if name.startswith(_OURS):
+        if name.startswith(_OURS) and not name.startswith(_WATCHING):
             break
-        if not name.endswith(".py"):
+        if not name.endswith(".py") or name.startswith(_WATCHING):
             continue
         if not name.startswith(_PYTORCH):
             return f"{name}:{line}"
@@ -43,6 +46,19 @@ def _short(file: str) -> str:
     """Return a file's name as seen from the folder that one is in, or from where Python found it."""
     roots = sorted({str(Path.cwd()), *filter(None, sys.path)}, key=len, reverse=True)
     return next((file.removeprefix(f"{root}/") for root in roots if file.startswith(f"{root}/")), file)
+
+
+def told(place: tuple[str, str]) -> str:
+    """Return a module and a line for messages."""
+    module, line = place
+    return f"{module or 'the step'} at {line}" if line else module or "the step"
+
+
+def is_library(frame: FrameType) -> bool:
+    """Whether code is PyTorch's, or of Python's own library."""
+    file = frame.f_code.co_filename
+    own = file.startswith((_PYTHON, "<frozen")) and "site-packages" not in file
+    return own or _short(file).startswith(_PYTORCH)
 
 
 def _calls(frame: FrameType | None) -> Iterator[tuple[str, int]]:
@@ -102,6 +118,12 @@ class Provenance:
         return module, short_line(
             _calls(sys._getframe(1).f_back)
         ) or line  # a line of a backward that the program defines
+
+    def here(self, frame: FrameType) -> str:
+        """Return the module and the line that a call comes from, as 'layer1 at model.py:61', for messages."""
+        while is_library(frame) and frame.f_back is not None:
+            frame = frame.f_back
+        return told((self._stack[-1] if self._stack else "", short_line(_calls(frame))))
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         self._stack.append(self._names.get(id(module), ""))

@@ -5,6 +5,7 @@ autograd adds up, and the optimizer, one operator at a time in the order of laun
 decides by reference counts which memory it takes over.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ucudnn.memory.graph import Phase
 from ucudnn.memory.torch.fake_layouts import as_computed
 from ucudnn.memory.torch.provenance import Provenance
+from ucudnn.memory.torch.step_effects import StepEffects
 
 IGNORED = ("profiler", "prim")
 """Namespaces of operators that touch no memory."""
@@ -153,6 +155,14 @@ class TracedCall:
         return None
 
     @property
+    def computed(self) -> Any:
+        """What it computes, to be compared with calls of another trace."""
+        kwargs = {
+            key: generator_id(each) if isinstance(each, torch.Generator) else each for key, each in self.kwargs.items()
+        }
+        return self.func, self.args, kwargs, self.results
+
+    @property
     def turns(self) -> bool:
         """Whether it changes how its argument lies in memory, as `transpose_` does, but no bytes: it makes a view."""
         return torch.Tag.inplace_view in self.func.tags and not self.func._opname.startswith(_RESIZING)
@@ -198,6 +208,8 @@ class Tracer(TorchDispatchMode):
     Attributes:
         trace: what was written down.
         phase: the part of the step that runs.
+        place: the module and the line of the last operator.
+        effects: watches the code between operators; None watches nothing.
     """
 
     def __init__(
@@ -210,6 +222,8 @@ class Tracer(TorchDispatchMode):
         self._unknown, self._stand_in = unknown, stand_in
         self.trace = Trace()
         self.phase = Phase.FORWARD
+        self.place = "", ""
+        self.effects: StepEffects | None = None
         self._provenance = provenance
         self._known: dict[int, int] = {}  # from the address of a storage to its index
         self._watched: list[Any] = []
@@ -241,10 +255,20 @@ class Tracer(TorchDispatchMode):
         func = _WITH_MEMORY.get(func, func)
         if func.namespace in IGNORED:
             return func(*args, **kwargs)
-        node = torch._C._current_autograd_node()
-        number = None if node is None else node._sequence_nr()
-        place = self._provenance.place(node, number)
-        del node
+        watched = self.effects is not None and self.effects.pause(sys._getframe(1))
+        try:
+            node = torch._C._current_autograd_node()
+            number = None if node is None else node._sequence_nr()
+            self.place = self._provenance.place(node, number)
+            del node
+            return self._written(func, args, kwargs, number)
+        finally:
+            if watched:
+                self.effects.resume()  # type: ignore[union-attr]
+
+    def _written(self, func: Any, args: Any, kwargs: Any, number: int | None) -> Any:
+        """Run an operator, write it down, and return its result."""
+        place = self.place
         traced_args, traced_kwargs = tree_map_only(torch.Tensor, self._read, (args, kwargs))
         if self._stand_in is not None and func._opname not in _LIFTS:  # these return a tensor of their own
             stand_ins = tree_map_only(torch.Tensor, self._stand_in, (args, kwargs))
@@ -295,6 +319,11 @@ class Tracer(TorchDispatchMode):
     def _freed(self, address: int, index: int) -> None:
         self.trace.storages[index].died = len(self.trace.calls)
         del self._known[address]
+
+
+def generator_id(generator: Any) -> int:
+    """Return what all Python objects of one generator have in common: operators are given another one in each call."""
+    return int(generator._cdata)
 
 
 def _wanted(func: Any, args: Any, result: Any) -> Any:

@@ -221,11 +221,10 @@ class Constants(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.scale, self.calls = 2.0, 0
+        self.scale = 2.0
         self.inner = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), type("Own", (nn.LeakyReLU,), {})(0.1))
 
     def forward(self, x):
-        self.calls += 1  # which is no constant
         return self.inner(x) * self.scale
 
 

@@ -37,6 +37,7 @@ from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
 from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.memory.torch.progress import Stages
+from ucudnn.memory.torch.step_effects import kept_generators
 from ucudnn.settings import Settings
 from ucudnn.units import parse_bytes
 
@@ -135,6 +136,7 @@ class FitOptions:
 
 
 @only_new_collected()
+@kept_generators()
 def fit_subject(subject: StepSubject, limit: int | None, policy: str | MemoryPolicy, options: FitOptions) -> FittedStep:
     """Return a model that trains within a budget in bytes, as `fit` does.
 

@@ -40,6 +40,7 @@ from ucudnn.memory.torch.execution.step_program import StepProgram
 from ucudnn.memory.torch.made_operands import operand_storages, operator_on_made_up
 from ucudnn.memory.torch.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, between_ms, memory_bytes
 from ucudnn.memory.torch.progress import Stages
+from ucudnn.memory.torch.step_effects import kept_generators
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
 
 _GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
@@ -100,7 +101,8 @@ def measure_operations(
     on_gpu = device.type == "cuda"
     rooms = _rooms(program.graph, estimated, budget)
     costs = _MeasuredCosts(estimated, program.outside)
-    with torch.random.fork_rng(devices=[device] if on_gpu else []), AllocatorCap(device) as cap:
+    given = {value for call in program.calls for value in call.kwargs.values() if isinstance(value, torch.Generator)}
+    with kept_generators(given), AllocatorCap(device) as cap:
         kinds = [*_alike(program).values()]
         stages.begin(f"measuring {len(kinds)} kinds of operations")
         for number, operations in enumerate(kinds):

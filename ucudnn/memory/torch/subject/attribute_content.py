@@ -1,9 +1,12 @@
 """AttributeContent: what the value of an attribute is made of, to be compared with what it is made of later."""
 
+import pickle
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from itertools import count
 from numbers import Number
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, Final, final
@@ -18,6 +21,7 @@ _MOST_ENTRIES = 1000  # a longer list is compared by its length alone, because e
 _MOST_DEPTH = 20
 VALUES = (type(None), int, str, bytes, Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, CodeType)
 CONSTANTS = (type, FunctionType, BuiltinFunctionType, property, staticmethod, classmethod)
+_DRAWING = {"numpy.random._generator", "numpy.random.mtrand"}
 
 
 @final
@@ -75,6 +79,7 @@ class AttributeContent:
         views: what yields the entries of lists, dictionaries, sets and objects as they are at any time.
         long: lists, dictionaries and sets that are too long for that.
         tensors: the tensors in it.
+        generators: the generators of PyTorch in it.
     """
 
     def __init__(self, value: Any) -> None:
@@ -82,6 +87,8 @@ class AttributeContent:
         self.views: list[Iterable[Any]] = []
         self.long: list[Any] = []
         self.tensors: list[Tensor] = []
+        self.generators: list[torch.Generator] = []
+        self._drawing: list[tuple[Any, Any]] = []
         self._left, self._above = _MOST_ENTRIES, dict[int, Any]()
         self._add(value, "")
 
@@ -94,6 +101,15 @@ class AttributeContent:
         return isinstance(other, AttributeContent) and self._leaves == other._leaves
 
     __hash__ = None  # type: ignore[assignment]
+
+    def restore_generators(self) -> None:
+        """Let generators of NumPy draw again what they would have drawn."""
+        for generator, state in self._drawing:
+            before = pickle.loads(state)
+            if hasattr(before, "bit_generator"):
+                generator.bit_generator.state = before.bit_generator.state
+            else:
+                generator.set_state(before.get_state())
 
     def change(self, label: str, now: "AttributeContent") -> str:
         """Return what has changed since, for an error message; `label` names the attribute."""
@@ -115,17 +131,22 @@ class AttributeContent:
             self._leaves[path] = _Leaf(kind, (_Held(value.__self__), _Held(value.__func__)), repr(value.__func__))
         elif isinstance(value, CONSTANTS) or value is ABSENT:
             self._leaves[path] = _Leaf(kind, _Held(value))
+        elif isinstance(value, count) or kind.__module__ in _DRAWING:
+            state = repr(value) if isinstance(value, count) else pickle.dumps(value)
+            self._drawing += [] if isinstance(value, count) else [(value, state)]
+            self._leaves[path] = _Leaf(kind, (_Held(value), state), f"a {kind.__name__} in another state")
         elif id(value) in self._above:
             self._leaves[path] = _Leaf(kind, "", "itself")
         elif len(self._above) == _MOST_DEPTH or not self._enter(value, path):
             self.tensors += [value] if isinstance(value, Tensor) else []
+            self.generators += [value] if isinstance(value, torch.Generator) else []
             self._leaves[path] = _Leaf(kind, _Held(value))
 
     def _enter(self, value: Any, path: str) -> bool:
         """Add what is in a value; return whether it is something whose entries can be compared."""
         self._above[id(value)] = value
         try:
-            if not isinstance(value, (set, frozenset, list, tuple, dict)):
+            if not isinstance(value, (set, frozenset, list, tuple, dict, deque)):
                 return self._add_object(value, path)
             if len(value) > self._left:
                 self._add_long(value, path)
@@ -148,7 +169,7 @@ class AttributeContent:
         self._leaves[path] = _Leaf(kind, "", f"a {kind.__name__}")
         if isinstance(value, dict):
             self.views += [value, dict.values(value)]
-        elif isinstance(value, list):
+        elif isinstance(value, (list, deque)):
             self.views.append(value)
         for key, entry in dict.items(value) if isinstance(value, dict) else enumerate(value):
             name = f"{path}[{shortened(key)}]"
@@ -184,7 +205,7 @@ def _inside(value: Any) -> list[Any] | None:
     """Return what a container or an object holds; None where there is no way to see all of it."""
     if isinstance(value, dict):
         return [*value, *dict.values(value)]
-    if isinstance(value, (set, frozenset, list, tuple)):
+    if isinstance(value, (set, frozenset, list, tuple, deque)):
         return [*value]
     table = getattr(value, "__dict__", None)
     if table is None or type(table) is not dict or isinstance(value, (Tensor, nn.Module)):

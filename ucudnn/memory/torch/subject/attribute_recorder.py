@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from threading import get_ident
 from typing import Any, final
 
-from torch import nn
+from torch import Generator, nn
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent
@@ -17,6 +18,9 @@ from ucudnn.memory.torch.subject.module_attributes import AttributeRead, ModuleA
 
 _CALLED = "__call__", "_wrapped_call_impl", "_call_impl", "forward", "__getattr__", "__getattribute__"
 _OWN = {*dir(nn.Module), *vars(nn.Module())} - {"forward", "training"}
+
+
+_REMADE = {"_flat_weights", "_flat_weight_refs"}  # by a recurrent layer, where one of its parameters is set
 
 
 @final
@@ -78,6 +82,18 @@ class AttributeRecorder:
             if now.is_fake and not each.content.is_fake:
                 yield Kept(self._values[key], now.tensors, self._writes[key])
 
+    def changed(self) -> Iterator[AttributeRead]:
+        """Yield what was read first, and is not as it was; tensors that it keeps are for `check_kept`, but no list."""
+        for each in self._reads.values():
+            now = AttributeContent(each.value())
+            kept = now.is_fake and not isinstance(each.value(), list)
+            if now != each.content and not kept and each.key not in _REMADE:
+                yield each
+
+    def generators(self) -> Iterator[Generator]:
+        """Yield the generators of random numbers among what was read."""
+        return chain.from_iterable(each.content.generators for each in self._reads.values())
+
     def restore(self) -> None:
         """Let attributes that hold tensors of the trace now have what they had.
 
@@ -85,6 +101,7 @@ class AttributeRecorder:
         that shows what it computed last could not be saved.
         """
         for key, each in self._reads.items():
+            each.content.restore_generators()
             if type(each.owner) is dict and not each.content.is_fake and AttributeContent(each.value()).is_fake:
                 self._values[key].restore(each.owner, each.key)
                 self._restored.add(key)

@@ -1,6 +1,7 @@
 """What forward leaves in its modules for the next call: buffers that it sets anew, and tensors in attributes."""
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -125,18 +126,19 @@ class KeptValue:
 
     def __init__(self, label: str, value: Any, tensors: Sequence[Tensor]) -> None:
         self.label, self._value = label, value
-        self._entries = copy.copy(value) if type(value) in (dict, list, set) else None
+        self._entries = copy.copy(value) if type(value) in (dict, list, set, deque) else None
         self.tensors = tuple(tensors)
 
-    def restore(self, owner: dict[str, Any], key: str) -> None:
-        """Let a module have it again, with the entries that it had."""
+    def restore(self, owner: Any, key: str) -> None:
+        """Let a table of a module, or another object, have it again, with the entries that it had."""
         if self._value is ABSENT:
             owner.pop(key, None)
             return
-        owner[key] = value = self._value
+        value = self._value
+        owner.__setitem__(key, value) if type(owner) is dict else setattr(owner, key, value)
         if self._entries is not None:
             value.clear()
-            getattr(value, "extend" if type(value) is list else "update")(self._entries)
+            getattr(value, "extend" if type(value) in (list, deque) else "update")(self._entries)
 
 
 class Kept(NamedTuple):

@@ -1,7 +1,7 @@
 """What a trace of a step can hold; each refusal says what to do instead."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from logging import LogRecord, getLogger
 from math import prod
@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.graph import Phase
-from ucudnn.memory.torch.tracer import Trace, TracedCall, TracedTensor
+from ucudnn.memory.torch.provenance import told
+from ucudnn.memory.torch.tracer import Trace, TracedCall, TracedTensor, Tracer, generator_id
 
 _RECURRENT = {"mkldnn_rnn_layer": "torch.backends.mkldnn", "_cudnn_rnn": "torch.backends.cudnn"}
 _BACKWARD_OF_ATTENTION = {
@@ -23,8 +24,11 @@ _BACKWARD_OF_ATTENTION = {
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explained(tracer: Tracer) -> Iterator[None]:
     """Say what to do where PyTorch cannot run a step on tensors without memory.
+
+    Args:
+        tracer: knows which operator ran last.
 
     Raises:
         StepGraphError: in the place of PyTorch's error.
@@ -33,19 +37,20 @@ def explained() -> Iterator[None]:
         yield
     except DataDependentOutputException as error:
         raise StepGraphError(
-            f"the step reads the value of a tensor ({error.func}), so its operations may change from step to step:"
-            " a plan cannot hold it"
+            f"{told(tracer.place)} reads the value of a tensor ({error.func}), so its operations may change from step"
+            " to step: a plan cannot hold it; compute with the tensor, or return it and read it in the loop"
         ) from error
     except DynamicOutputShapeException as error:
         raise StepGraphError(
-            f"the shape of what {error.func} returns depends on values, as with y[mask], so it may change from step to"
-            " step: a plan cannot hold it; use torch.where or weights"
+            f"{told(tracer.place)}: the shape of what {error.func} returns depends on values, as with y[mask], so it"
+            " may change from step to step: a plan cannot hold it; use torch.where or weights"
         ) from error
     except NotImplementedError as error:
         if "Sparse" not in str(error):
             raise
         raise StepGraphError(
-            "the step makes a sparse tensor, which has no storage that a plan could hold: use Embedding(sparse=False)"
+            f"{told(tracer.place)} makes a sparse tensor, which has no storage that a plan could hold: use"
+            " Embedding(sparse=False)"
         ) from error
     except RuntimeError as error:
         if "use_reentrant=True" not in str(error):
@@ -84,6 +89,21 @@ def quiet_failures() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_told)
+
+
+def check_generators(trace: Trace, known: Iterable[torch.Generator]) -> None:
+    """Check that operators draw from generators that are there before the step.
+
+    Raises:
+        StepGraphError: if one draws from another generator, which the code of a plan would go on with in each step.
+    """
+    own = {generator_id(each) for each in (torch.default_generator, *torch.cuda.default_generators, *known)}
+    for call in trace.calls:
+        if any(isinstance(each, torch.Generator) and generator_id(each) not in own for each in call.kwargs.values()):
+            raise StepGraphError(
+                f"{told((call.module, call.source))} draws from a generator that forward makes, or that is no attribute"
+                " of a module, no argument and no global variable: make it before the fit, as self.generator"
+            )
 
 
 def check_calls(trace: Trace) -> None:

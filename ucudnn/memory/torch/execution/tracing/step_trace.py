@@ -4,33 +4,43 @@ The step is traced below autograd, so nothing is computed and no memory is taken
 """
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils import stateless
 from torch.utils._pytree import tree_map_only, tree_unflatten
 
 from ucudnn.errors import InvalidValueError, StepGraphError
-from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, Storage
+from ucudnn.memory.graph import Phase, Role
 from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.execution.tracing.averaging import with_groups
+from ucudnn.memory.torch.execution.tracing.executable_graph import executable, with_beside, with_generator
 from ucudnn.memory.torch.execution.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.provenance import Provenance
+from ucudnn.memory.torch.step_effects import StepEffects
 from ucudnn.memory.torch.subject.attribute_recorder import AttributeRecorder
 from ucudnn.memory.torch.subject.call_modes import CallModes, outside_autocast
 from ucudnn.memory.torch.subject.kept_tensors import BufferTables, check_kept
+from ucudnn.memory.torch.subject.model_state import hooks_of
 from ucudnn.memory.torch.subject.output_tree import OutputTree
-from ucudnn.memory.torch.subject.trace_checks import check_calls, explained, quiet_failures, quiet_pointers
+from ucudnn.memory.torch.subject.python_state import PythonState
+from ucudnn.memory.torch.subject.trace_checks import (
+    check_calls,
+    check_generators,
+    explained,
+    quiet_failures,
+    quiet_pointers,
+)
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor, Tracer
 
-_GENERATOR = "random number generator"
+_BEFORE = "make it a buffer or an argument of the step; what is made once is made by a call of the model before the fit"
 
 
 def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 1) -> StepProgram:
@@ -48,18 +58,45 @@ def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 
         InvalidValueError: if no output can be differentiated.
         StepGraphError: if the step depends on values of tensors, or has tensors that a program cannot hold.
     """
-    program = _Tracing(subject, batch, factor).program(name, batch * factor)
+
+    def traced(*, settled: bool = False, seeks: bool = False) -> tuple[StepProgram, str | None]:
+        tracing = _Tracing(subject, batch, factor, settled=settled, seeks=seeks)
+        try:
+            return tracing.program(name, batch * factor), tracing.moved
+        except StepGraphError:
+            if not seeks and tracing.place_is_unknown:
+                traced(settled=settled, seeks=True)
+            raise
+
+    program, moved = traced()
+    if moved is not None:  # what is made once, such as a table, stays in the next step, and a counter does not
+        again, _ = traced(settled=True)
+        if [each.computed for each in again.calls] != [each.computed for each in program.calls]:
+            raise StepGraphError(f"forward changes {moved}, and computes otherwise then: {_BEFORE}")
     gc.collect()  # circles of references in PyTorch's fakes would hold the sample
     return program
 
 
 @final
 class _Tracing:
-    """One trace of a step on fake tensors."""
+    """One trace of a step on fake tensors.
 
-    def __init__(self, subject: StepSubject, batch: int, factor: int) -> None:
+    Attributes:
+        moved: a value beside tensors that the step changed; None for none.
+
+    Args:
+        subject: what is trained.
+        batch: the mini-batch.
+        factor: by how much it is larger.
+        settled: whether no value beside tensors may change.
+        seeks: whether the place of what changes is looked for.
+    """
+
+    def __init__(self, subject: StepSubject, batch: int, factor: int, *, settled: bool, seeks: bool) -> None:
         self._modes = CallModes()  # first, because transforms of torch.func would not let tensors be made
         self._subject = subject
+        self.moved: str | None = None
+        self._settled, self._seeks = settled, seeks
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         model = subject.model
         self._real = dict([*model.named_parameters(), *model.named_buffers()])
@@ -74,6 +111,9 @@ class _Tracing:
         self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
         self._roles: dict[int, tuple[Role, str]] = {}
         self._tracer: Tracer
+        self._effects: StepEffects
+        self._python: PythonState
+        self._before: list[Any] = []
         self._buffers: BufferTables
         self._tangents: list[TracedTensor] = []
         self._gradients: list[TracedTensor | None] = []
@@ -82,6 +122,11 @@ class _Tracing:
         self._outputs: list[TracedTensor] = []
         self._differentiable: list[int] = []
         self._result: OutputTree
+
+    @property
+    def place_is_unknown(self) -> bool:
+        """Whether an effect was found when forward had ended."""
+        return self._effects.unplaced
 
     def program(self, name: str, batch: int) -> StepProgram:
         model = self._subject.model
@@ -93,6 +138,7 @@ class _Tracing:
         ):
             provenance = Provenance(model)
             self._tracer = Tracer(provenance, self._note_constant, self._stand_in)
+            self._watch(provenance)
             for key, tensor in self._fake.items():
                 self._meet(Role.PARAMETER if key in parameters else Role.BUFFER, key, tensor)
             for index, tensor in enumerate(self._inputs):
@@ -106,7 +152,10 @@ class _Tracing:
             finally:
                 self._buffers.restore()
                 self._recorder.restore()
+                self._python.restore()
         check_calls(self._tracer.trace)
+        known = *self._recorder.generators(), *self._python.generators()
+        check_generators(self._tracer.trace, (*known, *(each for each in self._leaves if isinstance(each, Generator))))
         gc.collect()  # what only circles of references hold is freed
         device = self._device().type
         traced = assemble(
@@ -133,9 +182,10 @@ class _Tracing:
     def _run(self) -> None:
         """Run forward, backward and the optimizer."""
         tracer = self._tracer
+        self._before = [*self._state_now()]
         args, kwargs = tree_unflatten(self._leaves, self._structure)
-        with explained(), quiet_pointers(), quiet_failures():
-            with tracer:
+        with explained(tracer), quiet_pointers(), quiet_failures():
+            with tracer, self._effects.entered():
                 result = self._subject.called(self._subject.model, args, kwargs)
                 result = self._buffers.write_back(result)
             self._check_kept()
@@ -154,6 +204,39 @@ class _Tracing:
         for optimizer in self._subject.optimizers:
             for label, tensor in trace_optimizer(optimizer, fakes, found, self._faked, self._tracer):
                 self._meet(Role.OPTIMIZER_STATE, label, tensor)
+
+    def _watch(self, provenance: Provenance) -> None:
+        """Prepare to see what the step does beside its operators."""
+        model, loss = self._subject.model, self._subject.loss
+        modules = dict(model.named_modules())
+        own = modules | (dict(loss.named_modules(prefix="loss")) if isinstance(loss, nn.Module) else {})
+        leaves = {id(tensor): name for name, tensor in self._fake.items()}
+        leaves |= {id(tensor): f"input{index or ''}" for index, tensor in enumerate(self._inputs)}
+        self._python = PythonState(own.items(), (loss,))
+        self._effects = self._tracer.effects = StepEffects(
+            provenance, leaves, {*map(id, own.values())}, self._python.called, self._changed, seeks=self._seeks
+        )
+
+    def _changed(self) -> str | None:
+        """Return what the step has changed and no plan would."""
+        if [*self._state_now()] != self._before:
+            return (
+                "changes modules, hooks, or what parameters are, which no plan does in its steps: do it before the fit"
+            )
+        changed = next(chain(self._recorder.changed(), self._python.changed()), None)
+        if changed is None:
+            return None
+        self.moved = changed.label
+        return (
+            f"reads and changes {changed.label}, which no plan does in its steps: {_BEFORE}" if self._settled else None
+        )
+
+    def _state_now(self) -> Iterator[Any]:
+        """Yield what modules and tensors are made of, beside their values, to be compared."""
+        for module in self._subject.model.modules():
+            yield [*map(id, chain(module._modules.values(), *map(dict.values, hooks_of(module))))]
+        for tensor in (*self._fake.values(), *self._inputs):
+            yield tensor.requires_grad, tensor.grad is None, self._tracer.find(tensor)
 
     def _check_kept(self) -> None:
         """Check that forward leaves nothing in attributes for its next call."""
@@ -185,7 +268,7 @@ class _Tracing:
             ends = [outputs[index] for index in self._differentiable]
             with torch.no_grad():
                 tangents = [torch.empty_like(each) for each in ends]
-            with self._buffers.explained():
+            with self._buffers.explained(), self._effects.entered():
                 gradients = torch.autograd.grad(ends, sources, tangents, allow_unused=True)
         for tangent in tangents:
             self._meet(Role.OUTPUT, "outside", tangent)
@@ -214,7 +297,7 @@ class _Tracing:
     ) -> StepProgram:
         trace, merged = self._tracer.trace, traced.merged
         numbers = dict(traced.rows)
-        graph = _with_beside(_with_generator(traced.graph), self._subject.beside)
+        graph = with_beside(with_generator(traced.graph), self._subject.beside)
         for storage in range(len(trace.storages)):
             numbers.setdefault(storage, len(graph.storages) + storage)
 
@@ -245,7 +328,7 @@ class _Tracing:
             and call.func is torch.ops.aten.empty_like.default
         }
         program = StepProgram(
-            graph=_executable(graph, calls, outside),
+            graph=executable(graph, calls, outside),
             calls=tuple(calls),
             uncounted=tuple(uncounted),
             persistent=tuple((real, numbered(each)) for real, each in persistent),
@@ -325,37 +408,3 @@ class _Tracing:
 def _cut(tensor: Tensor) -> Tensor:
     """Return a tensor without what it was computed from, whose gradient is the caller's."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _with_generator(graph: StepGraph) -> StepGraph:
-    """Return a step whose operations that draw random numbers stay in the program's order, whatever a plan does.
-
-    They read and write one storage of no bytes, which stands for the generator.
-    """
-    drawing = [index for index, each in enumerate(graph.operations) if not each.repeatable]
-    number = len(graph.storages)
-    operations = list(graph.operations)
-    for index in drawing:
-        old = operations[index]
-        operations[index] = replace(old, reads=(*old.reads, number), writes=(*old.writes, number))
-    generator = Storage(name=_GENERATOR, role=Role.BUFFER, size=Affine(0))
-    return replace(graph, operations=tuple(operations), storages=(*graph.storages, generator))
-
-
-def _with_beside(graph: StepGraph, beside: Mapping[str, int]) -> StepGraph:
-    """Return a step with storages that no operation accesses, which are there all the time."""
-    found = tuple(Storage(name=name, role=Role.BUFFER, size=Affine(size)) for name, size in beside.items())
-    return replace(graph, storages=(*graph.storages, *found))
-
-
-def _executable(graph: StepGraph, calls: Sequence[TracedCall], outside: Mapping[int, int]) -> StepGraph:
-    """Return a step whose operations read all that their calls are given, and do the caller's part only once.
-
-    PyTorch's gradient of a convolution's input is given the input, too, of which it needs only the geometry.
-    """
-    operations = []
-    for index, (operation, call) in enumerate(zip(graph.operations, calls, strict=True)):
-        given = {each.storage for each in call.inputs if each.storage < len(graph.storages)}
-        reads = tuple(sorted({*operation.reads} | (given - {*operation.writes})))
-        operations.append(replace(operation, reads=reads, repeatable=operation.repeatable and index not in outside))
-    return replace(graph, operations=tuple(operations))
