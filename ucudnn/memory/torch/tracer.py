@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ucudnn.memory.graph import Phase
 from ucudnn.memory.torch.fake_layouts import as_computed
 from ucudnn.memory.torch.provenance import Provenance
-from ucudnn.memory.torch.step_effects import StepEffects
 
 IGNORED = ("profiler", "prim")
 """Namespaces of operators that touch no memory."""
@@ -223,7 +222,7 @@ class Tracer(TorchDispatchMode):
         self.trace = Trace()
         self.phase = Phase.FORWARD
         self.place = "", ""
-        self.effects: StepEffects | None = None
+        self.effects: Any = None  # a `StepEffects`
         self._provenance = provenance
         self._known: dict[int, int] = {}  # from the address of a storage to its index
         self._watched: list[Any] = []
@@ -264,7 +263,7 @@ class Tracer(TorchDispatchMode):
             return self._written(func, args, kwargs, number)
         finally:
             if watched:
-                self.effects.resume()  # type: ignore[union-attr]
+                self.effects.resume()
 
     def _written(self, func: Any, args: Any, kwargs: Any, number: int | None) -> Any:
         """Run an operator, write it down, and return its result."""

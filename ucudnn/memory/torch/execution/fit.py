@@ -34,10 +34,10 @@ from ucudnn.memory.torch.execution.planned_run import PlannedRun
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.execution.tracing.garbage import only_new_collected
 from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
+from ucudnn.memory.torch.execution.tracing.step_effects import kept_generators
 from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.memory.torch.progress import Stages
-from ucudnn.memory.torch.step_effects import kept_generators
 from ucudnn.settings import Settings
 from ucudnn.units import parse_bytes
 

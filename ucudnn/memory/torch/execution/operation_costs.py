@@ -37,10 +37,10 @@ from ucudnn.memory.torch.contended import CopiesBeside, alone_and_beside
 from ucudnn.memory.torch.device_use.allocator import AllocatorCap
 from ucudnn.memory.torch.device_use.scratch_order import with_scratch_pieces
 from ucudnn.memory.torch.execution.step_program import StepProgram
+from ucudnn.memory.torch.execution.tracing.step_effects import kept_generators
 from ucudnn.memory.torch.made_operands import operand_storages, operator_on_made_up
 from ucudnn.memory.torch.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, between_ms, memory_bytes
 from ucudnn.memory.torch.progress import Stages
-from ucudnn.memory.torch.step_effects import kept_generators
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
 
 _GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples

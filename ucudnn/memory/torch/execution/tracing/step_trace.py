@@ -23,8 +23,8 @@ from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.execution.tracing.averaging import with_groups
 from ucudnn.memory.torch.execution.tracing.executable_graph import executable, with_beside, with_generator
 from ucudnn.memory.torch.execution.tracing.optimizer_trace import trace_optimizer
+from ucudnn.memory.torch.execution.tracing.step_effects import StepEffects
 from ucudnn.memory.torch.provenance import Provenance
-from ucudnn.memory.torch.step_effects import StepEffects
 from ucudnn.memory.torch.subject.attribute_recorder import AttributeRecorder
 from ucudnn.memory.torch.subject.call_modes import CallModes, outside_autocast
 from ucudnn.memory.torch.subject.kept_tensors import BufferTables, check_kept

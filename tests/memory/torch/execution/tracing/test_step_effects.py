@@ -154,6 +154,16 @@ def python_choices(_, y):
 
 
 @refused("draws a number in Python")
+def python_generator_without_seed(_, y):
+    return y * random.Random().random()
+
+
+@refused("draws a number in Python")
+def numpy_without_seed(_, y):
+    return y * float(numpy.random.default_rng().random())
+
+
+@refused("draws a number in Python")
 def numpy_number(_, y):
     return y * float(numpy.random.rand())
 
@@ -434,6 +444,11 @@ def own_generator(layer, y):
 @followed
 def generator_of_program(_, y):
     return y.detach().clone().bernoulli_(0.5, generator=GENERATOR) * y
+
+
+@followed
+def python_generator_made(_, y):
+    return y * random.Random(3).uniform(1, 2)
 
 
 @followed

@@ -76,6 +76,7 @@ _PYTHON = _python()
 """Functions of Python that are refused, by their code."""
 
 _SETS, _DELETES = _code(nn.Module.__setattr__), _code(nn.Module.__delattr__)
+_MAKES_RANDOM = _code(random.Random.__init__)
 _ADDS_BUFFER = _code(nn.Module.register_buffer)
 _METHODS = {
     *(_code(getattr(nn.Module, name)) for name in dir(nn.Module) if name.startswith("register_")),
@@ -190,6 +191,7 @@ class StepEffects:
         self._numpy, self._python = _numpy_state(), random.getstate()
         self._kernels, self._settings = _values_of(_KERNELS), _values_of(_SETTINGS)
         self._places: dict[str, str] = {}
+        self._made: list[random.Random] = []
         self.unplaced = False
         self._watch = self._profiled
 
@@ -284,6 +286,8 @@ class StepEffects:
                 self._called(frame)
             if code in _PYTHON and not _in_checkpoint(frame):
                 self._refuse(_PYTHON[code], frame)
+            if code == _MAKES_RANDOM and frame.f_locals["x"] is not None:  # it draws the same numbers in each step
+                self._made.append(frame.f_locals["self"])
             if code in _METHODS and self._restructures(frame):
                 self._refuse(_STRUCTURE, frame)
         if self._seeks:
@@ -319,7 +323,7 @@ class StepEffects:
         if owner is Tensor:
             return id(own) in self._leaves
         if isinstance(owner, type):
-            return isinstance(own, owner) and not _in_checkpoint(frame)
+            return isinstance(own, owner) and not any(own is each for each in self._made) and not _in_checkpoint(frame)
         collects = any(getattr(each, "__code__", None) is frame.f_code for each in gc.callbacks)
         return own is owner and not (own is time and (is_library(frame) or collects))
 
