@@ -153,15 +153,14 @@ class GrowthGuard:
 
     def follow(self, run: PlannedRun) -> PlannedRun:
         """Return the code for the step that begins, when the steps before it ran some code."""
-        self._steps += 1
-        if self._steps & (self._steps - 1):
-            return run
-        measured = self._measure()
-        grown = 0 if measured is None else measured - self._counted
-        if grown <= self._grown:
-            return run
-        self._grown = grown
-        found = self._again(grown, run)
+        steps, grown = self._steps + 1, self._grown
+        found: PlannedRun | None = run
+        if not steps & (steps - 1):
+            measured = self._measure()
+            grown = max(grown, 0 if measured is None else measured - self._counted)
+        if grown > self._grown:
+            found = self._again(grown, run)
+        self._steps, self._grown = steps, grown  # at the end: a search that Ctrl-C ended begins anew
         if found is None:
             warnings.warn(
                 f"kernels that were loaded since fit take {exact_bytes(grown)} beyond the budget's reserve for them,"

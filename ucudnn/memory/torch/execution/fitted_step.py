@@ -135,11 +135,11 @@ class FittedStep(nn.Module):
         parallel, own = self._subject.parallel, self._subject.model
         if parallel is None:
             return self._planned(*args, **kwargs)
-        parallel.module = _PlanInTheModelsPlace(own, self._planned)  # it averages gradients of what it has called
         try:
+            parallel.module = _PlanInTheModelsPlace(own, self._planned)  # it averages gradients of what it has called
             return parallel(*args, **kwargs)
         finally:
-            parallel.module = own
+            parallel._modules["module"] = own  # calls no function, so that Ctrl-C cannot come between
 
     def _planned(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the plan's forward returns."""
@@ -198,24 +198,25 @@ class FittedStep(nn.Module):
         if first is not None:
             if not first.ended:
                 return first.begin()
-            self._first = None
             self._change(first.follow(self._run))
+            self._first = None
         if self._guard is not None:
             self._change(self._guard.follow(self._run))
         return self._run
 
     def _change(self, run: PlannedRun) -> None:
         """Let other code run from now on."""
-        before, self._run = self._run, run
-        if run is not before:
-            before.transfers.close()
-            self.plan, self.transfers = run.plan, run.transfers
-            self.simulation = simulate(self.plan, self.costs)
-            earlier = self.stated
-            self.stated = earlier if self._told is None else self._told(self.plan)
-            if self.has_block:  # the next plan runs in it, too
-                taken = max(earlier.allocator_bytes or 0, self.stated.allocator_bytes or 0)
-                self.stated = replace(self.stated, allocator_bytes=taken)
+        before = self._run
+        if run is before:
+            return
+        simulation, earlier = simulate(run.plan, self.costs), self.stated
+        stated = earlier if self._told is None else self._told(run.plan)
+        if self.has_block:  # the next plan runs in it, too
+            taken = max(earlier.allocator_bytes or 0, stated.allocator_bytes or 0)
+            stated = replace(stated, allocator_bytes=taken)
+        self._run, self.plan, self.transfers = run, run.plan, run.transfers
+        self.simulation, self.stated = simulation, stated
+        before.transfers.close()
 
     def _other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep":
         """Return the step of smaller arguments, or of others that need other gradients.
@@ -243,8 +244,8 @@ class FittedStep(nn.Module):
         """Return a step of other arguments. It runs in this one's block, whose pages go back while it is measured."""
         if self._block is None:
             return again(args, kwargs)
-        self._block.release()
         try:
+            self._block.release()
             other = again(args, kwargs)
             if other._block is not None:
                 other._block.close()

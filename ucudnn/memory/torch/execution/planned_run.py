@@ -54,7 +54,7 @@ class PlannedRun:
         self._debug = debug
         self._delayed = simulation.delayed
         self.copying = simulation.offloaded_bytes > 0
-        self._turn = [None]  # whoever takes it out runs; no lock, because nobody waits, nor should a fork
+        self._turn: dict[str, object] = {}  # holds the call that runs; no lock, because nobody waits, nor should a fork
         self._checked = True  # until a step has ended, what operators return is compared with the trace
         self.code = self._generated()
         everything = frozenset[int]().union(*self.code.reads)
@@ -66,12 +66,14 @@ class PlannedRun:
         Raises:
             FittedStepError: if another call runs the plan, and the plan copies.
         """
-        with self._alone():
-            self.forwards += 1
-            number = self.forwards
-            self.clock.begin()
-            outputs, state = self._settled(self.code.forward, self.transfers, self.persistent, inputs)
-            return outputs, state, number
+        return self._alone(self._forward, inputs)  # type: ignore[no-any-return]
+
+    def _forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any], int]:
+        self.forwards += 1
+        number = self.forwards
+        self.clock.begin()
+        outputs, state = self._settled(self.code.forward, self.transfers, self.persistent, inputs)
+        return outputs, state, number
 
     @property
     def parts(self) -> tuple[tuple[int, ...], ...]:
@@ -106,8 +108,7 @@ class PlannedRun:
             nonlocal ahead
             self._check_number(number, state)
             ahead -= 1
-            with self._alone():
-                gradients: tuple[Tensor | None, ...] = self._settled(run)
+            gradients: tuple[Tensor | None, ...] = self._alone(self._settled, run)
             if not ahead:
                 self._end()
             return gradients
@@ -130,22 +131,25 @@ class PlannedRun:
             self._checked = False
             self.code = self._generated()
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function while no other call runs, if the plan copies.
+
+        Ctrl-C can come only where a function is called or returns, so none comes while the turn is given back.
+        """
         if not self.copying:
-            yield
-            return
+            return function(*args)
+        turn, own = self._turn, object()
         try:
-            self._turn.pop()
-        except IndexError:
-            raise FittedStepError(
-                "the fitted step is called while another call of it runs, in another thread or as in a signal handler,"
-                " and its plan keeps activations of one call on the host: call it after the other, or fit another step"
-            ) from None
-        try:
-            yield
+            if turn.setdefault("taken", own) is not own:
+                raise FittedStepError(
+                    "the fitted step is called while another call of it runs, in another thread or as in a signal"
+                    " handler, and its plan keeps activations of one call on the host: call it after the other, or fit"
+                    " another step"
+                )
+            return function(*args)
         finally:
-            self._turn.append(None)
+            if "taken" in turn and turn["taken"] is own:
+                del turn["taken"]
 
     @contextmanager
     def marked(self) -> Iterator[None]:
