@@ -20,7 +20,7 @@ from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.measure import measure
 from ucudnn.memory.torch.provenance import Provenance
-from ucudnn.memory.torch.subject.trace_checks import quiet_failures
+from ucudnn.memory.torch.subject.trace_checks import quiet_failures, start_autograd
 from ucudnn.memory.torch.tracer import Tracer
 from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
 from ucudnn.problem import MathMode
@@ -46,6 +46,7 @@ def _on_fake_tensors(
     recipe: TrainingRecipe, batches: Sequence[int], progress: Progress, *, foreach: bool | None
 ) -> list[StepGraph]:
     """Return a step at some mini-batches, recorded on fake tensors of the CPU."""
+    start_autograd()
     with FakeTensorMode(), quiet_failures():
         step = make_step(recipe, torch.device("cpu"), foreach=foreach)
         records = []

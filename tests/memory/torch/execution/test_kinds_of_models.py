@@ -248,6 +248,38 @@ def test_models_and_losses_train_to_the_bits_of_the_plain_loop(kind):
     check(*KINDS[kind]())
 
 
+def _at_two_places():
+    body = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    return nn.Sequential(body, nn.ReLU(), body, nn.Linear(8, 4))
+
+
+class Listed(nn.Module):
+    """A layer that is an attribute and in a list, one that is called twice, and two that share a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False)])
+        self.first, self.other, self.head = self.layers[0], nn.Linear(8, 8), nn.Linear(8, 4)
+        self.other.weight = self.layers[2].weight
+        self.layers[1].register_buffer("own", torch.zeros(8))
+        self.register_buffer("tied", self.layers[1].own)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(self.first(x)).tanh() + self.tied
+        self.tied.add_(1)
+        return self.head(self.other(self.first(x)))
+
+
+@pytest.mark.parametrize("make", [_at_two_places, Listed])
+def test_modules_that_are_at_several_places_train_to_the_bits_of_the_plain_loop(make):
+    torch.manual_seed(0)
+    model = make()
+    places = [(name, id(each)) for name, each in model.named_parameters(remove_duplicate=False)]
+    check(model, ROWS, functional.mse_loss)
+    assert [(name, id(each)) for name, each in model.named_parameters(remove_duplicate=False)] == places
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch makes derivatives forward by it
 def test_a_derivative_forward_within_a_model_trains_to_the_bits_of_the_plain_loop():
     torch.manual_seed(0)

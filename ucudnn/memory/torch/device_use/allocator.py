@@ -7,6 +7,7 @@ rest of a piece is smaller. With expandable segments there is one range of addre
 tensor takes a multiple of 512 bytes. `AllocatorRoom` knows how much the allocator then takes for a plan.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, final
@@ -43,6 +44,25 @@ def expand_segments(device: torch.device) -> str:
         return f"PyTorch refuses {wanted}: {str(error).partition(chr(10))[0]}"
     torch.cuda.empty_cache()
     return "" if _grows() else f"PyTorch ignores {wanted}"
+
+
+def settings_restorer(device: torch.device) -> Callable[[], None]:
+    """Return what gives PyTorch's allocator its settings of now, and the bound of what it takes."""
+    if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
+        return lambda: None
+    settings, grew = _settings(), _grows()
+    get: Any = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    share = None if get is None else float(get(device))
+
+    def restore() -> None:
+        if _grows() is not grew:  # what a text leaves out stays as it is
+            _set(",".join(filter(None, (settings, f"{_EXPANDABLE}:{grew}"))))
+        if _settings() != settings:
+            _set(settings)
+        if share is not None and float(get(device)) != share:
+            torch.cuda.set_per_process_memory_fraction(share, device)
+
+    return restore
 
 
 def lost_bytes(device: torch.device) -> int:

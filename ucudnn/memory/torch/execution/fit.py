@@ -1,9 +1,9 @@
 """fit: a training step within a memory budget, in one line."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -23,7 +23,7 @@ from ucudnn.memory.pools.moving.compaction import Compaction
 from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
-from ucudnn.memory.torch.device_use.allocator import expand_segments
+from ucudnn.memory.torch.device_use.allocator import expand_segments, settings_restorer
 from ucudnn.memory.torch.device_use.host_block import host_room
 from ucudnn.memory.torch.device_use.tensor_block import allocator_room, taken_block
 from ucudnn.memory.torch.device_use.usage import StatedBudget, stated_budget, with_loaded_kernels
@@ -34,10 +34,10 @@ from ucudnn.memory.torch.execution.planned_run import PlannedRun
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.execution.tracing.garbage import only_new_collected
 from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
-from ucudnn.memory.torch.execution.tracing.step_effects import kept_generators
 from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.memory.torch.progress import Stages
+from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found
 from ucudnn.settings import Settings
 from ucudnn.units import parse_bytes
 
@@ -135,8 +135,6 @@ class FitOptions:
     progress: Progress | None = None
 
 
-@only_new_collected()
-@kept_generators()
 def fit_subject(subject: StepSubject, limit: int | None, policy: str | MemoryPolicy, options: FitOptions) -> FittedStep:
     """Return a model that trains within a budget in bytes, as `fit` does.
 
@@ -152,12 +150,22 @@ def fit_subject(subject: StepSubject, limit: int | None, policy: str | MemoryPol
         StepGraphError: if the step depends on values of tensors.
     """
     chosen_policies(policy)  # an unknown one is refused before anything is traced or measured
+    return left_as_found(partial(_fitted, subject, limit, policy, options), *subject.touched())
+
+
+@only_new_collected()
+def _fitted(
+    subject: StepSubject, limit: int | None, policy: str | MemoryPolicy, options: FitOptions, snapshot: Snapshot
+) -> FittedStep:
+    """Return the fitted step; an error leaves everything as it was when the snapshot was made."""
     stages, name = Stages(options.progress), type(subject.model).__name__
     stages.begin(f"tracing {name}")
     program = trace_program(subject, name, _batch(subject))
     stated = replace(stated_budget(limit, program.device, libraries=False), host_bytes=options.host_bytes)
     _check_floor(subject, program.graph, step_costs(program.graph, program.device), stated)
+    snapshot.undo_after_errors(settings_restorer(program.device))
     planning = _Planning.measured(subject, program, stated, policy, options, stages)
+    snapshot.restore()  # made-up operands may have drawn random numbers
     stages.begin(f"planning {len(program.graph.operations)} operations")
     bare = subject.without_sample()
 
@@ -376,20 +384,9 @@ def _at_every_batch(subject: StepSubject, graph: StepGraph) -> StepGraph:
 
     It is as it is, too, if the model cannot compute other mini-batches, and then raises whatever it likes.
     """
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True  # until the error ends the fit
     try:
-        with _unlogged("torch._subclasses.fake_tensor"):
-            second, third = (trace_program(subject, graph.name, graph.batch, factor=factor).graph for factor in (2, 3))
+        second, third = (trace_program(subject, graph.name, graph.batch, factor=factor).graph for factor in (2, 3))
         return check_batch(join_batches(graph, second), third)
     except Exception:  # noqa: BLE001  # whatever the model or the loss raises
         return graph
-
-
-@contextmanager
-def _unlogged(name: str) -> Iterator[None]:
-    """Let a logger say nothing, because an operator that fails is expected here."""
-    log = logging.getLogger(name)
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before

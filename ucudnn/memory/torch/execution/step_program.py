@@ -55,6 +55,10 @@ class StepSubject:
         """Return all arguments as a flat list, and their structure."""
         return tree_flatten((self.args, dict(self.kwargs)))
 
+    def touched(self) -> tuple[Any, ...]:
+        """Return what a trace could change: a `Snapshot` begins at these."""
+        return self.model, self.parallel, self.loss, self.optimizers, self.args, self.kwargs
+
     def called(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return what a model, or the loss of it, returns."""
         if self.loss is None:

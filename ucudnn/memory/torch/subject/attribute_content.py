@@ -176,7 +176,7 @@ class AttributeContent:
             self._add(entry, name if name not in self._leaves else f"{name}#{len(self._leaves)}")
 
     def _add_object(self, value: Any, path: str) -> bool:
-        if not isinstance(value, partial) and not _is_plain(value):
+        if not isinstance(value, partial) and not is_plain(value):
             return False
         kind, table = type(value), _table(value)
         self._leaves[path] = _Leaf(kind, "", f"a {kind.__name__}")
@@ -186,12 +186,15 @@ class AttributeContent:
         return True
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether an object holds, at any depth, only values that can be compared, and not too many of them."""
+def is_plain(value: Any, held: tuple[type, ...] = ()) -> bool:
+    """Whether an object holds, at any depth, only values that can be compared, and not too many of them.
+
+    Values of the types `held` may be among them.
+    """
     left, seen = [value], set[int]()
     while left:
         entry = left.pop()
-        if isinstance(entry, (*VALUES, *CONSTANTS, Number)) or id(entry) in seen:
+        if isinstance(entry, (*VALUES, *CONSTANTS, Number, *held)) or id(entry) in seen:
             continue
         seen.add(id(entry))
         inside = _inside(entry)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from threading import get_ident
 from typing import Any, final
@@ -12,7 +11,7 @@ from torch import Generator, nn
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent
 from ucudnn.memory.torch.subject.code_reads import code_reads
-from ucudnn.memory.torch.subject.kept_tensors import Kept, KeptValue
+from ucudnn.memory.torch.subject.kept_tensors import Kept
 from ucudnn.memory.torch.subject.model_state import hooks_of
 from ucudnn.memory.torch.subject.module_attributes import AttributeRead, ModuleAttributes, read_now
 
@@ -45,33 +44,27 @@ class AttributeRecorder:
         self._thread = 0
         self._seen: dict[tuple[int, str], nn.Module] = {}  # a module lives as long as its number counts
         self._reads: dict[tuple[int, str], AttributeRead] = {}
-        self._values: dict[tuple[int, str], KeptValue] = {}
         self._written: dict[tuple[int, str], nn.Module] = {}
-        self._replaced: dict[tuple[int, str], KeptValue] = {}
         self._writes = Counter[tuple[int, str]]()
-        self._restored = set[tuple[int, str]]()
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Follow what is read."""
+    def begin(self) -> None:
+        """Follow what is read and written from now on."""
         self._thread = get_ident()
         for module in self._modules:
             self._note_calls(module)
         self._note_code(self._loss, ())
         _INTERCEPTION.begin(self)
-        try:
-            yield
-        finally:
-            _INTERCEPTION.end(self)
+
+    def end(self) -> None:
+        """Follow nothing any more; a second call does nothing."""
+        _INTERCEPTION.end(self)
 
     def attributes(self) -> ModuleAttributes:
         """Return what was read and not changed since."""
         kept = [
             each
             for key, each in self._reads.items()
-            if key not in {*self._written, *self._restored}
-            and not each.content.is_fake
-            and AttributeContent(each.value()) == each.content
+            if key not in self._writes and not each.content.is_fake and AttributeContent(each.value()) == each.content
         ]
         return ModuleAttributes(kept)
 
@@ -80,7 +73,7 @@ class AttributeRecorder:
         for key, each in self._reads.items():
             now = AttributeContent(each.value())
             if now.is_fake and not each.content.is_fake:
-                yield Kept(self._values[key], now.tensors, self._writes[key])
+                yield Kept(each, now.tensors, self._writes[key])
 
     def changed(self) -> Iterator[AttributeRead]:
         """Yield what was read first, and is not as it was; tensors that it keeps are for `check_kept`, but no list."""
@@ -93,22 +86,6 @@ class AttributeRecorder:
     def generators(self) -> Iterator[Generator]:
         """Yield the generators of random numbers among what was read."""
         return chain.from_iterable(each.content.generators for each in self._reads.values())
-
-    def restore(self) -> None:
-        """Let attributes that hold tensors of the trace now have what they had.
-
-        A model that makes a tensor once, such as a mask, would compute with one without memory in its evaluation. One
-        that shows what it computed last could not be saved.
-        """
-        for key, each in self._reads.items():
-            each.content.restore_generators()
-            if type(each.owner) is dict and not each.content.is_fake and AttributeContent(each.value()).is_fake:
-                self._values[key].restore(each.owner, each.key)
-                self._restored.add(key)
-        for (number, name), before in self._replaced.items():
-            table = vars(self._written[number, name])
-            if AttributeContent(table.get(name, ABSENT)).is_fake:
-                before.restore(table, name)
 
     def read(self, module: nn.Module, name: str, value: Any) -> None:
         """Note that an attribute was read, as ABSENT if the module itself has none of that name."""
@@ -132,9 +109,6 @@ class AttributeRecorder:
         """Note that an attribute is about to be written."""
         if self._follows(module, name):
             key = id(vars(module)), name
-            if key not in self._written and key not in self._reads:
-                value = vars(module).get(name, ABSENT)
-                self._replaced[key] = KeptValue(self._label(module, name), value, AttributeContent(value).tensors)
             self._written[key] = module
             self._writes[key] += 1
 
@@ -168,10 +142,8 @@ class AttributeRecorder:
 
     def _note(self, owner: Any, name: str, label: str, value: Any, kinds: Sequence[type] = ()) -> None:
         key = id(owner), name
-        if key not in self._written and key not in self._reads:
-            content = AttributeContent(value)
-            self._reads[key] = AttributeRead(owner, name, label, content)
-            self._values[key] = KeptValue(label, value, content.tensors)
+        if key not in self._writes and key not in self._reads:
+            self._reads[key] = AttributeRead(owner, name, label, AttributeContent(value))
             self._note_code(value, kinds)
 
     def _follows(self, module: nn.Module, name: str) -> bool:
@@ -200,17 +172,19 @@ class _Interception:
     def begin(self, recorder: AttributeRecorder) -> None:
         """Let a recorder see."""
         with self._lock:
-            if not self._recorders:
-                self._install()
             self._recorders += (recorder,)
+            if self._write is None:
+                self._install()
 
     def end(self, recorder: AttributeRecorder) -> None:
         """Let it see no longer; modules are as before when none is left."""
         with self._lock:
             self._recorders = tuple(each for each in self._recorders if each is not recorder)
-            if not self._recorders:
-                del nn.Module.__getattribute__
+            if not self._recorders and self._write is not None:
+                if "__getattribute__" in vars(nn.Module):
+                    del nn.Module.__getattribute__
                 nn.Module.__setattr__ = self._write  # type: ignore[method-assign]
+                self._write = None
 
     def _install(self) -> None:
         self._write = original = nn.Module.__setattr__

@@ -1,7 +1,5 @@
 """What forward leaves in its modules for the next call: buffers that it sets anew, and tensors in attributes."""
 
-import copy
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.torch.assemble import writes
-from ucudnn.memory.torch.subject.attribute_content import ABSENT
+from ucudnn.memory.torch.subject.module_attributes import AttributeRead
 from ucudnn.memory.torch.tracer import TracedCall
 
 
@@ -92,13 +90,6 @@ class BufferTables:
                 " the new value into the old buffer: let forward compute with a clone of it, as x * self.scale.clone()"
             ) from error
 
-    def restore(self) -> None:
-        """Let modules have the buffers that they had."""
-        for _, table, before in self._tables:
-            if len(table) != len(before) or any(table.get(key) is not value for key, value in before.items()):
-                table.clear()
-                table.update(before)
-
     def _changed(self) -> Iterator[tuple[str, Any, Any]]:
         for name, table, before in self._tables:
             for key in dict.fromkeys((*before, *table)):
@@ -114,33 +105,6 @@ class BufferTables:
         return None
 
 
-@final
-class KeptValue:
-    """The value of an attribute before forward sets it.
-
-    Args:
-        label: its name in messages.
-        value: the value.
-        tensors: the tensors that it holds.
-    """
-
-    def __init__(self, label: str, value: Any, tensors: Sequence[Tensor]) -> None:
-        self.label, self._value = label, value
-        self._entries = copy.copy(value) if type(value) in (dict, list, set, deque) else None
-        self.tensors = tuple(tensors)
-
-    def restore(self, owner: Any, key: str) -> None:
-        """Let a table of a module, or another object, have it again, with the entries that it had."""
-        if self._value is ABSENT:
-            owner.pop(key, None)
-            return
-        value = self._value
-        owner.__setitem__(key, value) if type(owner) is dict else setattr(owner, key, value)
-        if self._entries is not None:
-            value.clear()
-            getattr(value, "extend" if type(value) in (list, deque) else "update")(self._entries)
-
-
 class Kept(NamedTuple):
     """An attribute that forward read first, and that holds tensors of the trace when it has ended.
 
@@ -150,7 +114,7 @@ class Kept(NamedTuple):
         writes: how often it was set.
     """
 
-    before: KeptValue
+    before: AttributeRead
     now: Sequence[Tensor]
     writes: int
 
@@ -177,7 +141,7 @@ def check_kept(
     kept = [*kept]
     if not kept:
         return
-    tainted = {*roots, *(find(tensor) for each in kept for tensor in each.before.tensors)}
+    tainted = {*roots, *(find(tensor) for each in kept for tensor in each.before.content.tensors)}
     for call in calls:
         formed = call.func._opname.endswith("_like") or call.func._opname.startswith("new_")  # they read no bytes
         drawn = torch.Tag.nondeterministic_seeded in call.func.tags

@@ -1,5 +1,7 @@
 """PythonState: values beside tensors and attributes that a step reads, which it must leave as they are."""
 
+import copy
+from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
@@ -10,9 +12,32 @@ from torch import Generator, nn
 
 from ucudnn.memory.torch.provenance import is_library
 from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent
-from ucudnn.memory.torch.subject.kept_tensors import KeptValue
 from ucudnn.memory.torch.subject.model_state import hooks_of
 from ucudnn.memory.torch.subject.module_attributes import AttributeRead
+
+
+@final
+class _KeptValue:
+    """The value of an attribute before forward sets it.
+
+    Args:
+        value: the value.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._entries = copy.copy(value) if type(value) in (dict, list, set, deque) else None
+
+    def restore(self, owner: Any, key: str) -> None:
+        """Let a table of a module, or another object, have it again, with the entries that it had."""
+        if self._value is ABSENT:
+            owner.pop(key, None)
+            return
+        value = self._value
+        owner.__setitem__(key, value) if type(owner) is dict else setattr(owner, key, value)
+        if self._entries is not None:
+            value.clear()
+            getattr(value, "extend" if type(value) in (list, deque) else "update")(self._entries)
 
 
 @final
@@ -26,7 +51,7 @@ class PythonState:
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], functions: Iterable[Any]) -> None:
         self._seen: dict[int, Any] = {}  # an object lives as long as its number counts
-        self._reads: dict[tuple[int, str], tuple[AttributeRead, KeptValue]] = {}
+        self._reads: dict[tuple[int, str], tuple[AttributeRead, _KeptValue]] = {}
         for name, module in modules:
             self._note(vars(module), "training", f"{name}.training" if name else "training")
             for kind in type(module).__mro__:
@@ -75,7 +100,7 @@ class PythonState:
             return
         self._seen[id(owner)] = owner
         content = AttributeContent(value)
-        kept = KeptValue(label, value, content.tensors)
+        kept = _KeptValue(value)
         self._reads[id(owner), key] = AttributeRead(owner, key, label, content), kept
 
     def _meet(self, value: Any) -> None:

@@ -3,8 +3,10 @@
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from logging import LogRecord, getLogger
 from math import prod
+from threading import Thread
 
 import torch
 from torch._subclasses import fake_tensor
@@ -59,6 +61,19 @@ def explained(tracer: Tracer) -> Iterator[None]:
             "the step calls torch.utils.checkpoint(use_reentrant=True), whose backward begins another one, and a trace"
             " sees one only: give it use_reentrant=False, or fit the model without it; plans recompute on their own"
         ) from error
+
+
+@cache
+def start_autograd() -> None:
+    """Let autograd start its threads before there are tensors without memory: one for each device that exists.
+
+    Where there is no GPU, `FakeTensorMode` lets PyTorch with CUDA take it for granted that there is one. If the first
+    backward of the process came after that, autograd would start threads for GPUs, and no process that is forked
+    later could compute a gradient. A thread of its own has none of the caller's modes.
+    """
+    thread = Thread(target=lambda: torch.ones((), requires_grad=True).backward())
+    thread.start()
+    thread.join()
 
 
 @contextmanager

@@ -7,13 +7,13 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain, count
 from typing import Any, final
 
 import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.utils import stateless
 from torch.utils._pytree import tree_map_only, tree_unflatten
 
 from ucudnn.errors import InvalidValueError, StepGraphError
@@ -28,7 +28,9 @@ from ucudnn.memory.torch.provenance import Provenance
 from ucudnn.memory.torch.subject.attribute_recorder import AttributeRecorder
 from ucudnn.memory.torch.subject.call_modes import CallModes, outside_autocast
 from ucudnn.memory.torch.subject.kept_tensors import BufferTables, check_kept
+from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found
 from ucudnn.memory.torch.subject.model_state import hooks_of
+from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
 from ucudnn.memory.torch.subject.output_tree import OutputTree
 from ucudnn.memory.torch.subject.python_state import PythonState
 from ucudnn.memory.torch.subject.trace_checks import (
@@ -37,6 +39,7 @@ from ucudnn.memory.torch.subject.trace_checks import (
     explained,
     quiet_failures,
     quiet_pointers,
+    start_autograd,
 )
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor, Tracer
 
@@ -58,13 +61,22 @@ def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 
         InvalidValueError: if no output can be differentiated.
         StepGraphError: if the step depends on values of tensors, or has tensors that a program cannot hold.
     """
+    start_autograd()
+    program = left_as_found(partial(_traced, subject, name, batch, factor), *subject.touched())
+    gc.collect()  # circles of references in PyTorch's fakes would hold the sample
+    return program
+
+
+def _traced(subject: StepSubject, name: str, batch: int, factor: int, snapshot: Snapshot) -> StepProgram:
+    """Return the program of a step, when what it changes beside tensors has been found to be made once."""
 
     def traced(*, settled: bool = False, seeks: bool = False) -> tuple[StepProgram, str | None]:
-        tracing = _Tracing(subject, batch, factor, settled=settled, seeks=seeks)
+        tracing = _Tracing(subject, batch, factor, snapshot, settled=settled, seeks=seeks)
         try:
             return tracing.program(name, batch * factor), tracing.moved
         except StepGraphError:
             if not seeks and tracing.place_is_unknown:
+                snapshot.restore_tensors() if settled else snapshot.restore()
                 traced(settled=settled, seeks=True)
             raise
 
@@ -73,7 +85,7 @@ def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 
         again, _ = traced(settled=True)
         if [each.computed for each in again.calls] != [each.computed for each in program.calls]:
             raise StepGraphError(f"forward changes {moved}, and computes otherwise then: {_BEFORE}")
-    gc.collect()  # circles of references in PyTorch's fakes would hold the sample
+    snapshot.restore()
     return program
 
 
@@ -88,20 +100,27 @@ class _Tracing:
         subject: what is trained.
         batch: the mini-batch.
         factor: by how much it is larger.
+        snapshot: puts everything back when the trace has ended.
         settled: whether no value beside tensors may change.
         seeks: whether the place of what changes is looked for.
     """
 
-    def __init__(self, subject: StepSubject, batch: int, factor: int, *, settled: bool, seeks: bool) -> None:
+    def __init__(
+        self, subject: StepSubject, batch: int, factor: int, snapshot: Snapshot, *, settled: bool, seeks: bool
+    ) -> None:
         self._modes = CallModes()  # first, because transforms of torch.func would not let tensors be made
-        self._subject = subject
+        self._subject, self._snapshot = subject, snapshot
         self.moved: str | None = None
         self._settled, self._seeks = settled, seeks
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         model = subject.model
-        self._real = dict([*model.named_parameters(), *model.named_buffers()])
+        named: dict[int, tuple[str, Tensor]] = {}
+        for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+            named.setdefault(id(tensor), (name, tensor))
+        self._real = dict(named.values())
         self._fake = {name: self._faked(tensor) for name, tensor in self._real.items()}
         self._recorder = AttributeRecorder(model, subject.loss)
+        snapshot.undo(self._recorder.end)
         leaves, self._structure = subject.leaves()
         self._leaves = [self._faked(_cut(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         if factor > 1:
@@ -115,6 +134,7 @@ class _Tracing:
         self._python: PythonState
         self._before: list[Any] = []
         self._buffers: BufferTables
+        self._attributes: ModuleAttributes
         self._tangents: list[TracedTensor] = []
         self._gradients: list[TracedTensor | None] = []
         self._sources: list[tuple[bool, int]] = []
@@ -131,11 +151,8 @@ class _Tracing:
     def program(self, name: str, batch: int) -> StepProgram:
         model = self._subject.model
         parameters = {each for each, _ in model.named_parameters()}
-        with (
-            torch.enable_grad(),
-            torch.autograd.set_detect_anomaly(False),  # it looks for NaN in values
-            stateless._reparametrize_module(model, self._fake, tie_weights=True),
-        ):
+        self._put_fakes_in()
+        with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):  # it looks for NaN in values
             provenance = Provenance(model)
             self._tracer = Tracer(provenance, self._note_constant, self._stand_in)
             self._watch(provenance)
@@ -146,13 +163,13 @@ class _Tracing:
             persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
             inputs = [self._tracer.describe(each) for each in self._inputs]
             self._buffers = BufferTables(model, self._subject.loss)
-            try:
-                with self._mode, provenance.entered(), self._recorder.entered():
-                    self._run_known()
-            finally:
-                self._buffers.restore()
-                self._recorder.restore()
-                self._python.restore()
+            self._recorder.begin()
+            with self._mode, provenance.entered():
+                self._run_known()
+        self._recorder.end()
+        self._attributes = self._recorder.attributes()  # what forward changed of them differs now
+        self._snapshot.restore_tensors()
+        self._python.restore()
         check_calls(self._tracer.trace)
         known = *self._recorder.generators(), *self._python.generators()
         check_generators(self._tracer.trace, (*known, *(each for each in self._leaves if isinstance(each, Generator))))
@@ -170,6 +187,14 @@ class _Tracing:
             ),
         )
         return self._built(traced, [*persistent, *self._constants], inputs)
+
+    def _put_fakes_in(self) -> None:
+        """Put a fake tensor wherever a module has the real one; the snapshot puts the real ones back."""
+        fakes = {id(self._real[name]): fake for name, fake in self._fake.items()}
+        for module in self._subject.model.modules():
+            for table in (module._parameters, module._buffers):
+                for key, tensor in table.items():
+                    table[key] = None if tensor is None else fakes[id(tensor)]  # type: ignore[assignment]
 
     def _run_known(self) -> None:
         """Run the step; where that fails, an operator before, of which no plan is known, is the better reason."""
@@ -213,6 +238,7 @@ class _Tracing:
         leaves = {id(tensor): name for name, tensor in self._fake.items()}
         leaves |= {id(tensor): f"input{index or ''}" for index, tensor in enumerate(self._inputs)}
         self._python = PythonState(own.items(), (loss,))
+        self._snapshot.undo(self._python.restore)
         self._effects = self._tracer.effects = StepEffects(
             provenance, leaves, {*map(id, own.values())}, self._python.called, self._changed, seeks=self._seeks
         )
@@ -342,7 +368,7 @@ class _Tracing:
             gradients=tuple(None if each is None else numbered(each) for each in self._gradients),
             device=self._device(),
             sizes={numbers[index]: each.size for index, each in enumerate(trace.storages)},
-            attributes=self._recorder.attributes(),
+            attributes=self._attributes,
             modes=self._modes,
         )
         parallel = self._subject.parallel

@@ -1,0 +1,317 @@
+"""Snapshot: what a fit may touch as it was before, and how it is put back whatever happens meanwhile."""
+
+import gc
+import logging
+import random
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import call
+from types import MethodType
+from typing import Any, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import fake_tensor
+from torch.autograd import forward_ad
+from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _python_dispatch
+
+from ucudnn.memory.torch.subject.attribute_content import AttributeContent, is_plain
+
+_MOST_ENTRIES = 100_000  # of what hangs on a model besides its modules; each takes about a microsecond
+_SWITCHES = ("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "mkldnn_enabled", "nnpack_enabled")
+_Result = TypeVar("_Result")
+_Undo = Callable[[], object]
+
+
+def left_as_found(work: "Callable[[Snapshot], _Result]", *roots: Any) -> _Result:
+    """Return what a function returns, and leave everything as it was if an error ends it, Ctrl-C included.
+
+    No context manager does this: Ctrl-C at the begin of its `__exit__` would leave things as they are. A second Ctrl-C
+    while things are put back can still do so.
+
+    Args:
+        work: is called with the snapshot, which it restores itself where it ends well.
+        roots: as in `Snapshot`.
+    """
+    snapshot = Snapshot(*roots)
+    try:
+        return work(snapshot)
+    except BaseException:
+        try:
+            snapshot.restore_all()
+        except BaseException:
+            snapshot.restore_all()
+            raise
+        raise
+
+
+@final
+class Snapshot:
+    """A training setup, random number generators and modes of this thread and of PyTorch, as they are now.
+
+    Entries of modules, optimizers, containers and plain objects are noted, and the gradients, the hooks and the memory
+    of tensors. Elements of tensors are not copied: nothing that a trace runs can write them. What nobody has changed is
+    not written when things are put back.
+
+    Args:
+        roots: what is trained: modules, optimizers, functions, tensors, and containers of them.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self._seen: dict[int, Any] = {}
+        self._after_errors: list[_Undo] = [] if gc.get_freeze_count() else [gc.unfreeze]
+        self._lists: list[tuple[Any, list[Any]]] = []
+        self._tables: list[tuple[dict[Any, Any], list[tuple[Any, Any]]]] = []
+        self._undos: list[_Undo] = [*_of_this_thread(), *_of_process(), *_of_generators()]
+        self._note_all([*roots, [*_hooks_of_all_modules()]])
+
+    def undo(self, undo: _Undo) -> None:
+        """Let a function be called, too, when things are put back: once or several times."""
+        self._undos.insert(0, undo)
+
+    def undo_after_errors(self, undo: _Undo) -> None:
+        """Let a function be called when an error ends the work."""
+        self._after_errors.insert(0, undo)
+
+    def restore(self) -> None:
+        """Put things back."""
+        for undo in self._undos:
+            undo()
+
+    def restore_tensors(self) -> None:
+        """Put back what holds tensors of a trace now, so that the step can be traced once more on what it has left."""
+        for table, entries in self._tables:
+            before = dict(entries)
+            for key, value in [*table.items()]:
+                if value is not before.get(key, table) and AttributeContent(value).is_fake:
+                    if key in before:
+                        table[key] = before[key]
+                    else:
+                        del table[key]
+        for value, entries in self._lists:
+            if AttributeContent(value).is_fake:
+                _put_back_entries(value, entries)
+
+    def restore_all(self) -> None:
+        """Put things back after an error, those included that otherwise stay."""
+        self.restore()
+        for undo in self._after_errors:
+            undo()
+
+    def _note_all(self, left: list[Any]) -> None:
+        """Note values and what hangs on them."""
+        while left:
+            value = left.pop()
+            if id(value) in self._seen or isinstance(value, (str, bytes, int, float, type(None), type)):
+                continue
+            self._seen[id(value)] = value  # so that its number stays its own
+            left += self._noted(value)
+
+    def _noted(self, value: Any) -> Sequence[Any]:
+        """Note one value, and return what hangs on it."""
+        if isinstance(value, Tensor):
+            return self._noted_tensor(value)
+        if (generator := _of_generator(value)) is not None:
+            self._undos.append(generator)
+            return ()
+        if isinstance(value, nn.Module):
+            self._undos.append(partial(_put_back_class, value, type(value)))
+            return self._noted_table(vars(value))
+        if isinstance(value, MethodType):
+            return (value.__self__,)
+        if isinstance(value, partial):
+            return (value.func, value.args, value.keywords)
+        if isinstance(value, dict):
+            return self._noted_table(value)
+        if isinstance(value, (list, set, deque)):
+            entries = [*value]
+            self._lists.append((value, entries))
+            self._undos.append(partial(_put_back_entries, value, entries))
+            return self._bounded(entries)
+        if isinstance(value, (tuple, frozenset)):
+            return self._bounded([*value])
+        if isinstance(value, torch.optim.Optimizer) or (hasattr(value, "__dict__") and is_plain(value, _HELD)):
+            return self._noted_table(vars(value))
+        return ()
+
+    def _noted_table(self, table: dict[Any, Any]) -> Sequence[Any]:
+        entries = [*table.items()]
+        self._tables.append((table, entries))
+        self._undos.append(partial(_put_back_table, table, entries))
+        return self._bounded([value for _, value in entries])
+
+    def _noted_tensor(self, tensor: Tensor) -> Sequence[Any]:
+        if isinstance(tensor, fake_tensor.FakeTensor):
+            return ()
+        gradient = tensor.grad if tensor.is_leaf else None
+        hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+        self._undos.append(partial(_put_back_tensor, tensor, tensor.detach(), tensor.requires_grad, gradient, hooks))
+        return [vars(tensor), gradient, *hooks]
+
+    def _bounded(self, entries: list[Any]) -> list[Any]:
+        return entries if len(self._seen) + len(entries) < _MOST_ENTRIES else []
+
+
+_HELD = (Tensor, nn.Module, torch.Generator, random.Random)
+
+
+def _put_back_class(module: nn.Module, kind: type) -> None:
+    if type(module) is not kind:
+        module.__class__ = kind
+
+
+def _put_back_table(table: dict[Any, Any], entries: list[tuple[Any, Any]]) -> None:
+    now = [*table.items()]
+    if len(now) == len(entries) and all(a is c and b is d for (a, b), (c, d) in zip(now, entries, strict=True)):
+        return
+    table.clear()
+    table.update(entries)
+
+
+def _put_back_entries(value: Any, entries: list[Any]) -> None:
+    if len(value) == len(entries) and all(now is before for now, before in zip(value, entries, strict=True)):
+        return
+    value.clear()
+    (value.update if isinstance(value, set) else value.extend)(entries)
+
+
+def _put_back_tensor(tensor: Tensor, was: Tensor, needed: bool, gradient: Tensor | None, hooks: Any) -> None:
+    """Give a tensor its memory, its gradient, its hooks and whether it needs one; `was` lies in its memory."""
+    if _form(tensor) != _form(was):
+        tensor.data = was
+    if tensor.is_leaf:
+        if tensor.requires_grad is not needed:
+            tensor.requires_grad_(needed)
+        if tensor.grad is not gradient:
+            tensor.grad = gradient
+    for name, before in zip(("_backward_hooks", "_post_accumulate_grad_hooks"), hooks, strict=True):
+        if before is None and getattr(tensor, name):
+            getattr(tensor, name).clear()
+
+
+def _form(tensor: Tensor) -> Any:
+    if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter):
+        return None
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _of_generator(value: Any) -> _Undo | None:
+    """Return what gives a random number generator its state; None for what is none."""
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    numbers: Any = getattr(sys.modules.get("numpy"), "random", None)
+    if numbers is not None and isinstance(value, numbers.RandomState):
+        return partial(value.set_state, value.get_state(legacy=False))
+    if numbers is not None and isinstance(value, numbers.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    return None
+
+
+def _of_generators() -> Iterator[_Undo]:
+    """Yield what gives the generators of the process their states."""
+    generators = [torch.default_generator, *torch.cuda.default_generators, random._inst]
+    numbers: Any = getattr(sys.modules.get("numpy"), "random", None)
+    if numbers is not None:
+        generators.append(numbers.mtrand._rand)
+    yield from filter(None, map(_of_generator, generators))
+
+
+def _of_process() -> Iterator[_Undo]:
+    """Yield what puts back filters of warnings, the logger of fake tensors, the garbage collector and switches."""
+    filters: Any = warnings.filters
+    yield partial(_put_back_warnings, filters, [*filters], warnings.showwarning)
+    logger = logging.getLogger(fake_tensor.__name__)
+    yield partial(_put_back_entries, logger.filters, [*logger.filters])
+    yield partial(setattr, logger, "disabled", logger.disabled)
+    yield gc.enable if gc.isenabled() else gc.disable
+    yield partial(gc.set_threshold, *gc.get_threshold())
+    yield partial(torch.set_default_dtype, torch.get_default_dtype())
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    enabled = torch.are_deterministic_algorithms_enabled()
+    yield partial(torch._C._set_deterministic_algorithms, enabled, warn_only=warn_only)
+    for name in (*_SWITCHES, "deterministic_fill_uninitialized_memory"):
+        get, put = (getattr(torch._C, f"_{each}_{name}", None) for each in ("get", "set"))
+        if get is not None and put is not None:
+            yield partial(put, get())
+
+
+def _put_back_warnings(filters: list[Any], entries: list[Any], show: Any) -> None:
+    warnings.filters, warnings.showwarning = filters, show
+    if filters != entries:
+        filters[:] = entries
+        getattr(warnings, "_filters_mutated", list)()  # Python 3.14 has none
+
+
+def _of_this_thread() -> Iterator[_Undo]:
+    """Yield what puts back PyTorch's modes of this thread."""
+    stacks = _python_dispatch._get_current_dispatch_mode_stack(), _get_current_function_mode_stack()
+    yield partial(_put_back_modes, *stacks)
+    flags = {name: value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_")}
+    yield partial(vars(_python_dispatch).update, flags)
+    yield partial(setattr, torch._GLOBAL_DEVICE_CONTEXT, "device_context", _default_device())
+    yield partial(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+    yield partial(setattr, forward_ad, "_current_level", forward_ad._current_level)
+    yield partial(torch._C._set_grad_enabled, torch.is_grad_enabled())
+    yield partial(torch.set_anomaly_enabled, torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
+    for kind in ("cpu", "cuda"):
+        yield partial(torch.set_autocast_dtype, kind, torch.get_autocast_dtype(kind))
+        yield partial(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
+    yield partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+    yield partial(_put_back_nesting, _nesting())
+    yield partial(_put_back_saving_hooks, _saving_hooks())
+    if torch.cuda.is_initialized():
+        yield partial(torch.cuda.set_stream, torch.cuda.current_stream())
+        yield partial(torch.cuda.set_device, torch.cuda.current_device())
+
+
+def _default_device() -> Any:
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
+def _put_back_modes(dispatch: list[Any], function: list[Any]) -> None:
+    if _python_dispatch._get_current_dispatch_mode_stack() != dispatch:
+        while torch._C._len_torch_dispatch_stack():
+            torch._C._pop_torch_dispatch_stack(None)
+        for mode in dispatch:
+            torch._C._push_on_torch_dispatch_stack(mode)
+    if _get_current_function_mode_stack() != function:
+        while torch._C._len_torch_function_stack():
+            torch._C._pop_torch_function_stack()
+        for mode in function:
+            torch._C._push_on_torch_function_stack(mode)
+
+
+def _nesting() -> int:
+    """Return how many contexts of autocast this thread is in. Ctrl-C cannot come between the two calls."""
+    _, depth = map(call, (torch.autocast_increment_nesting, torch.autocast_decrement_nesting))
+    return int(depth)
+
+
+def _put_back_nesting(depth: int) -> None:
+    while _nesting() > depth:
+        torch.autocast_decrement_nesting()
+    if not depth:
+        torch.clear_autocast_cache()  # weights without memory, cast
+
+
+def _saving_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _put_back_saving_hooks(top: Any) -> None:
+    while (now := _saving_hooks()) is not None and now != top:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def _hooks_of_all_modules() -> Iterator[dict[Any, Any]]:
+    """Yield the tables of hooks that PyTorch calls for all modules."""
+    for name, table in vars(torch_module).items():
+        if name.startswith("_global_") and isinstance(table, dict):
+            yield table
