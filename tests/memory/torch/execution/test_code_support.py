@@ -12,7 +12,7 @@ HERE = torch.device("cpu")
 
 
 def test_a_tensor_as_it_was_traced_passes():
-    check_geometry(torch.zeros(2, 3), (2, 3), (3, 1), 0, 24, HERE, "aten.zeros", torch.float32)
+    check_geometry(torch.zeros(2, 3), ((2, 3), (3, 1), 0, 24), HERE, "aten.zeros", torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -20,39 +20,39 @@ def test_a_tensor_as_it_was_traced_passes():
 )
 def test_a_tensor_that_lies_otherwise_is_refused(tensor):
     with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, (2, 3), (3, 1), 0, 24, HERE, "aten.zeros", torch.float32)
+        check_geometry(tensor, ((2, 3), (3, 1), 0, 24), HERE, "aten.zeros", torch.float32)
 
 
 def test_a_tensor_of_another_type_is_refused_although_it_has_the_bytes():
     with pytest.raises(StepGraphError, match=r"torch\.int32, but its trace on fake tensors says torch\.float32"):
-        check_geometry(torch.zeros(2, 3, dtype=torch.int32), (2, 3), (3, 1), 0, 24, HERE, "aten.zeros", torch.float32)
+        check_geometry(torch.zeros(2, 3, dtype=torch.int32), ((2, 3), (3, 1), 0, 24), HERE, "aten.zeros", torch.float32)
 
 
 def test_strides_without_elements_say_nothing_but_shapes_do():
     tensor = torch.zeros(1, 0)
-    check_geometry(tensor, (1, 0), (0, 1), 0, 0, HERE, "aten.sum", torch.float32)
+    check_geometry(tensor, ((1, 0), (0, 1), 0, 0), HERE, "aten.sum", torch.float32)
     with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, (0, 1), (1, 1), 0, 0, HERE, "aten.sum", torch.float32)
+        check_geometry(tensor, ((0, 1), (1, 1), 0, 0), HERE, "aten.sum", torch.float32)
     with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, (1, 0), (0, 1), 0, 4, HERE, "aten.sum", torch.float32)
+        check_geometry(tensor, ((1, 0), (0, 1), 0, 4), HERE, "aten.sum", torch.float32)
 
 
 def test_strides_of_single_entries_say_nothing_but_others_do():
     tensor = torch.zeros(512).as_strided((8, 1, 4), (64, 7, 16))
-    check_geometry(tensor, (8, 1, 4), (64, 64, 16), 0, 2048, HERE, "aten.add", torch.float32)
+    check_geometry(tensor, ((8, 1, 4), (64, 64, 16), 0, 2048), HERE, "aten.add", torch.float32)
     with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, (8, 1, 4), (32, 7, 16), 0, 2048, HERE, "aten.add", torch.float32)
+        check_geometry(tensor, ((8, 1, 4), (32, 7, 16), 0, 2048), HERE, "aten.add", torch.float32)
     with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, (8, 1, 4), (64, 7, 16), 1, 2048, HERE, "aten.add", torch.float32)
+        check_geometry(tensor, ((8, 1, 4), (64, 7, 16), 1, 2048), HERE, "aten.add", torch.float32)
     with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, (8, 1, 4, 1), (64, 7, 16, 1), 0, 2048, HERE, "aten.add", torch.float32)
+        check_geometry(tensor, ((8, 1, 4, 1), (64, 7, 16, 1), 0, 2048), HERE, "aten.add", torch.float32)
 
 
 def test_a_tensor_on_another_device_is_refused_where_a_plan_may_move_it():
     tensor = torch.zeros(2, 3, device="meta")
     with pytest.raises(StepGraphError, match=r"aten\.zeros returned a tensor on meta.*says cpu"):
-        check_geometry(tensor, (2, 3), (3, 1), 0, 24, HERE, "aten.zeros", torch.float32)
-    check_geometry(tensor, (2, 3), (3, 1), 0, 24, None, "aten.zeros", torch.float32)
+        check_geometry(tensor, ((2, 3), (3, 1), 0, 24), HERE, "aten.zeros", torch.float32)
+    check_geometry(tensor, ((2, 3), (3, 1), 0, 24), None, "aten.zeros", torch.float32)
 
 
 def test_code_calls_operators_without_the_frame_of_python_that_torch_ops_puts_around_them():

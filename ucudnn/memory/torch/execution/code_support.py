@@ -46,15 +46,14 @@ def check_gone(reference: StorageWeakRef, name: str) -> None:
 
 def check_geometry(
     tensor: Tensor,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    offset: int,
-    size: int,
+    traced: tuple[tuple[int, ...], tuple[int, ...], int, int],
     device: torch.device | None,
     operator: str,
     dtype: torch.dtype,
 ) -> None:
-    """Check that an operator returned a tensor as it was traced; no device stands for any.
+    """Check that an operator returned a tensor as it was traced: its shape, strides, offset and bytes.
+
+    No device stands for any.
 
     The stride of a dimension of one entry is none that anything is read by, and fakes of operators may have another.
 
@@ -63,6 +62,7 @@ def check_geometry(
             another device, so that a copy that comes back would lie where the next operator cannot read it.
     """
     _check_kind(tensor, device, operator, dtype)
+    shape, stride, offset, size = traced
     found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.untyped_storage().nbytes()
     if not size and found[0] == shape and 0 in shape:
         return  # fakes have other strides than some operators where there are no elements, and no view shows any
@@ -71,7 +71,7 @@ def check_geometry(
     if not lies_so or found[3] < size or (found[3] > size and not tensor.is_cuda):
         raise StepGraphError(
             f"{operator} returned a tensor of shape, strides, offset and bytes {found}, but its trace on fake tensors"
-            f" says {(shape, stride, offset, size)}: the plan would read other elements; give it arguments that lie one"
+            f" says {traced}: the plan would read other elements; give it arguments that lie one"
             " element behind the other, as x.contiguous() does, or leave it to the loop"
         )
 

@@ -280,9 +280,9 @@ class Emitter:
             if self._checked:
                 size = self._program.sizes[tensor.storage]
                 moves = size and tensor.storage < len(self._program.graph.storages)  # others lie anywhere
-                traced = tensor.shape, tensor.stride, tensor.offset, size, "device" if moves else None
-                rest = f"{str(call.func)!r}, {self._code.constant(tensor.dtype)}"
-                self._code.line(f"check_geometry({name}, {', '.join(map(str, traced))}, {rest})", [name])
+                traced = tensor.shape, tensor.stride, tensor.offset, size
+                rest = f"{'device' if moves else None}, {str(call.func)!r}, {self._code.constant(tensor.dtype)}"
+                self._code.line(f"check_geometry({name}, {traced}, {rest})", [name])
 
     def _name(self, tensor: TracedTensor) -> str:
         """Return the name of a tensor, which is made as a view where there is none."""

@@ -37,6 +37,7 @@ from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
 from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.memory.torch.progress import Stages
+from ucudnn.memory.torch.subject.call_modes import check_transforms
 from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found
 from ucudnn.settings import Settings
 from ucudnn.units import parse_bytes
@@ -150,6 +151,7 @@ def fit_subject(subject: StepSubject, limit: int | None, policy: str | MemoryPol
         StepGraphError: if the step depends on values of tensors.
     """
     chosen_policies(policy)  # an unknown one is refused before anything is traced or measured
+    check_transforms()
     return left_as_found(partial(_fitted, subject, limit, policy, options), *subject.touched())
 
 
@@ -165,7 +167,7 @@ def _fitted(
     _check_floor(subject, program.graph, step_costs(program.graph, program.device), stated)
     snapshot.undo_after_errors(settings_restorer(program.device))
     planning = _Planning.measured(subject, program, stated, policy, options, stages)
-    snapshot.restore()  # made-up operands may have drawn random numbers
+    snapshot.restore_modes()  # made-up operands may have drawn random numbers
     stages.begin(f"planning {len(program.graph.operations)} operations")
     bare = subject.without_sample()
 

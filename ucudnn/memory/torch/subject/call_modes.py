@@ -32,7 +32,7 @@ class CallModes:
     """
 
     def __init__(self) -> None:
-        _check_transforms()
+        check_transforms()
         _check_hooks()
         self._values = _found()
         self._region = torch.empty(0, 0, device="cpu", dtype=torch.float32, requires_grad=True)
@@ -52,7 +52,7 @@ class CallModes:
                 f"fit and the step must run under the same modes of PyTorch, and {name} was {before} in fit and is"
                 f" {now} now: call the step as fit was called, or fit it again"
             )
-        _check_transforms()
+        check_transforms()
         _check_hooks()
         self._check_region()
 
@@ -138,7 +138,7 @@ def _is_within_region() -> bool:
     return torch.autocast_decrement_nesting() > 0
 
 
-def _check_transforms() -> None:
+def check_transforms() -> None:
     """Check that neither a transform nor a mode that replaces functions of PyTorch's is on.
 
     Raises:

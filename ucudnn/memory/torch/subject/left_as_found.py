@@ -68,6 +68,7 @@ class Snapshot:
         self._lists: list[tuple[Any, list[Any]]] = []
         self._tables: list[tuple[dict[Any, Any], list[tuple[Any, Any]]]] = []
         self._undos: list[_Undo] = [*_of_this_thread(), *_of_process(), *_of_generators()]
+        self._contents: list[_Undo] = []
         self._note_all([*roots, [*_hooks_of_all_modules()]])
 
     def undo(self, undo: _Undo) -> None:
@@ -78,9 +79,15 @@ class Snapshot:
         """Let a function be called when an error ends the work."""
         self._after_errors.insert(0, undo)
 
-    def restore(self) -> None:
-        """Put things back."""
+    def restore_modes(self) -> None:
+        """Put modes and random number generators back; what forward writes beside tensors stays, as in the loop."""
         for undo in self._undos:
+            undo()
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self.restore_modes()
+        for undo in self._contents:
             undo()
 
     def restore_tensors(self) -> None:
@@ -120,7 +127,7 @@ class Snapshot:
             self._undos.append(generator)
             return ()
         if isinstance(value, nn.Module):
-            self._undos.append(partial(_put_back_class, value, type(value)))
+            self._contents.append(partial(_put_back_class, value, type(value)))
             return self._noted_table(vars(value))
         if isinstance(value, MethodType):
             return (value.__self__,)
@@ -131,7 +138,7 @@ class Snapshot:
         if isinstance(value, (list, set, deque)):
             entries = [*value]
             self._lists.append((value, entries))
-            self._undos.append(partial(_put_back_entries, value, entries))
+            self._contents.append(partial(_put_back_entries, value, entries))
             return self._bounded(entries)
         if isinstance(value, (tuple, frozenset)):
             return self._bounded([*value])
@@ -142,15 +149,15 @@ class Snapshot:
     def _noted_table(self, table: dict[Any, Any]) -> Sequence[Any]:
         entries = [*table.items()]
         self._tables.append((table, entries))
-        self._undos.append(partial(_put_back_table, table, entries))
+        self._contents.append(partial(_put_back_table, table, entries))
         return self._bounded([value for _, value in entries])
 
     def _noted_tensor(self, tensor: Tensor) -> Sequence[Any]:
-        if isinstance(tensor, fake_tensor.FakeTensor):
+        if isinstance(tensor, fake_tensor.FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return ()
         gradient = tensor.grad if tensor.is_leaf else None
         hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
-        self._undos.append(partial(_put_back_tensor, tensor, tensor.detach(), tensor.requires_grad, gradient, hooks))
+        self._contents.append(partial(_put_back_tensor, tensor, tensor.detach(), tensor.requires_grad, gradient, hooks))
         return [vars(tensor), gradient, *hooks]
 
     def _bounded(self, entries: list[Any]) -> list[Any]:

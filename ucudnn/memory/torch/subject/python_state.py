@@ -1,6 +1,7 @@
 """PythonState: values beside tensors and attributes that a step reads, which it must leave as they are."""
 
 import copy
+import gc
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -50,6 +51,7 @@ class PythonState:
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], functions: Iterable[Any]) -> None:
+        self._collecting = {getattr(each, "__code__", None) for each in gc.callbacks}  # they run in whatever frame
         self._seen: dict[int, Any] = {}  # an object lives as long as its number counts
         self._reads: dict[tuple[int, str], tuple[AttributeRead, _KeptValue]] = {}
         for name, module in modules:
@@ -64,7 +66,7 @@ class PythonState:
     def called(self, frame: FrameType) -> None:
         """Note what code that begins to run names."""
         code, table = frame.f_code, frame.f_globals
-        if is_library(frame) or _is_foreign(table.get("__name__")):
+        if is_library(frame) or _is_foreign(table.get("__name__")) or code in self._collecting:
             return
         for name in code.co_names:
             if name not in table:

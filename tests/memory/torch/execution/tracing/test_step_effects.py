@@ -396,13 +396,13 @@ def global_list(_, y):
     return y * len(ENTRIES)
 
 
-@refused("reads and changes global STATE")
+@refused("reads and changes .*STATE")
 def global_table(_, y):
     STATE["steps"] += 1
     return y * STATE["steps"]
 
 
-@refused("reads and changes a default of default")
+@refused("reads and changes (a default of default|default\\.__defaults__)")
 def default(_, y, seen=[]):  # noqa: B006
     seen.append(1)
     return y * len(seen)

@@ -85,7 +85,7 @@ def _traced(subject: StepSubject, name: str, batch: int, factor: int, snapshot: 
         again, _ = traced(settled=True)
         if [each.computed for each in again.calls] != [each.computed for each in program.calls]:
             raise StepGraphError(f"forward changes {moved}, and computes otherwise then: {_BEFORE}")
-    snapshot.restore()
+    snapshot.restore_modes()
     return program
 
 
