@@ -10,7 +10,9 @@ in the order of the program, from the nearest bytes that are there.
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
 
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
@@ -28,12 +30,28 @@ class Remakes:
         operations: what runs again before an operation of the step, in order.
         made: for each dropped activation, the operation before which it is made to stay.
         time_ms: the time of all that runs again.
+        found: what `operations` follow from.
     """
 
     dropped: frozenset[int]
     operations: Mapping[int, Sequence[int]]
     made: Mapping[int, int]
     time_ms: float
+    found: "Mapping[int, _Known]"
+
+
+class _Known(NamedTuple):
+    """What runs again before an operation, and all that this follows from.
+
+    Attributes:
+        absent: for each storage that was asked for, whether it was gone before the operation.
+        again: what runs again, in order; None where nothing can make what is wanted.
+        extra: most bytes that it takes beside what is there, by the storages that stay after it.
+    """
+
+    absent: Mapping[int, bool]
+    again: tuple[int, ...] | None
+    extra: dict[frozenset[int], int]
 
 
 class DroppedActivations:
@@ -43,6 +61,7 @@ class DroppedActivations:
         spans: for each activation that may be dropped, the last operation of forward that accesses it, and the first
             one behind forward, which reads it.
         sizes: bytes of each storage, as the device's allocator rounds them.
+        kinds: for each of these activations a number that those share that repeated layers make and read alike.
     """
 
     def __init__(self, graph: StepGraph, costs: Costs) -> None:
@@ -50,7 +69,10 @@ class DroppedActivations:
         self.spans = {storage: span for storage in graph.saved if (span := self._span(storage)) is not None}
         liveness = measure_liveness(graph, costs)
         self.sizes, self._scratch = liveness.sizes, liveness.scratch_bytes
-        self._changes = liveness.changes()
+        self._changes = np.array(liveness.changes(), dtype=np.int64)
+        self._scratch_row = np.array(self._scratch, dtype=np.int64)
+        self.kinds = self._kinds()
+        self._known: dict[tuple[int, tuple[int, ...]], list[_Known]] = {}
 
     def remakes(self, dropped: frozenset[int], brief: Collection[int] = ()) -> Remakes | None:
         """Return how dropped activations come back; None where no operations can make one of them again.
@@ -59,6 +81,7 @@ class DroppedActivations:
             dropped: the activations.
             brief: those among them that stay only where they are read.
         """
+        found: dict[int, _Known] = {}
         operations: dict[int, tuple[int, ...]] = {}
         made: dict[int, int] = {}
         read_at: dict[int, list[int]] = {}
@@ -66,7 +89,10 @@ class DroppedActivations:
             read_at.setdefault(self.spans[storage][1], []).append(storage)
         for place, storages in sorted(read_at.items()):
             wanted = [each for each in storages if each not in made]
-            again = self._again(wanted, place, dropped, made) if wanted else ()
+            if not wanted:
+                continue
+            found[place] = self._found(wanted, place, dropped, made)
+            again = found[place].again
             if again is None:
                 return None
             operations[place] = again
@@ -77,18 +103,7 @@ class DroppedActivations:
                         made.setdefault(each, place)
         times = self._costs.time_ms
         time_ms = sum(times[operation] for again in operations.values() for operation in again)
-        return Remakes(dropped=dropped, operations=operations, made=made, time_ms=time_ms)
-
-    def remake_ms(self, storage: int, remakes: Remakes) -> float | None:
-        """Return the time of what makes an activation again where backward reads it first; None if nothing can.
-
-        Args:
-            storage: the activation, which is looked at as if it were gone there.
-            remakes: what is dropped beside it.
-        """
-        made = {each: place for each, place in remakes.made.items() if each != storage}
-        again = self._again([storage], self.spans[storage][1], remakes.dropped | {storage}, made)
-        return None if again is None else sum(self._costs.time_ms[operation] for operation in again)
+        return Remakes(dropped=dropped, operations=operations, made=made, time_ms=time_ms, found=found)
 
     def actions(self, remakes: Remakes) -> tuple[Action, ...]:
         """Return the actions of the step with what runs again, and all frees that they allow."""
@@ -100,19 +115,46 @@ class DroppedActivations:
         It is that of the actions without a simulation, so that a search can look at many. It may be more, as where
         an operation that runs again makes an activation, too, that was not dropped: that one is freed meanwhile.
         """
-        changes = list(self._changes)
+        changes, operations = self._changes.copy(), len(self._scratch)
         for storage in remakes.dropped:
             changes[2 * self.spans[storage][0] + 2] -= self.sizes[storage]
             changes[2 * remakes.made[storage] + 1] += self.sizes[storage]
-        live = list(accumulate(changes))
-        running = [(live[2 * at + 1] + scratch, -at) for at, scratch in enumerate(self._scratch)]
-        peak = max(running, default=(live[0], 0))
-        for place, again in remakes.operations.items():
-            absent = self._absent(place, remakes.dropped, remakes.made)
-            stays = [storage for storage in remakes.dropped if remakes.made[storage] == place]
-            extra = extra_bytes(self._graph, self.sizes, self._scratch, again, absent, stays)
-            peak = max(peak, (live[2 * place] + extra, -place))
+        live = changes.cumsum()
+        running = live[1 : 2 * operations + 1 : 2] + self._scratch_row
+        at = int(running.argmax()) if operations else 0
+        peak = (int(running[at]), -at) if operations else (int(live[0]), 0)
+        stays: dict[int, set[int]] = {}
+        for storage in remakes.dropped:
+            stays.setdefault(remakes.made[storage], set()).add(storage)
+        for place, found in remakes.found.items():
+            extra = self._extra(found, place, remakes, frozenset(stays.get(place, ())))
+            peak = max(peak, (int(live[2 * place]) + extra, -place))
         return peak[0], -peak[1]
+
+    def _kinds(self) -> dict[int, int]:
+        """Return for each activation the number of its kind.
+
+        A kind is the operators that write and read an activation, with their sizes, and those of what its writers read.
+        One look at the neighbours tells the inputs of two matrix products apart; more would tell each layer apart.
+        """
+        graph, operations = self._graph, self._graph.operations
+
+        def own(storage: int) -> tuple[object, ...]:
+            accesses = [
+                (operations[each].kind, operations[each].dtype, operations[each].traffic, self._costs.time_ms[each])
+                for each in graph.accesses[storage]
+            ]
+            return graph.storages[storage].role, self.sizes[storage], *accesses
+
+        names = {
+            storage: (
+                own(storage),
+                *(own(each) for writer in graph.writers[storage] for each in operations[writer].reads),
+            )
+            for storage in self.spans
+        }
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+        return {storage: numbers[name] for storage, name in names.items()}
 
     def _span(self, storage: int) -> tuple[int, int] | None:
         """Return the accesses around the turn from forward to backward; None if backward first writes it."""
@@ -123,18 +165,44 @@ class DroppedActivations:
         first = accesses[before]
         return (accesses[before - 1], first) if storage in self._graph.operations[first].reads else None
 
-    def _again(
-        self, wanted: Sequence[int], place: int, dropped: Collection[int], made: Mapping[int, int]
-    ) -> tuple[int, ...] | None:
-        """Return what makes activations again before an operation; None if nothing can."""
+    def _found(self, wanted: Sequence[int], place: int, dropped: Collection[int], made: Mapping[int, int]) -> _Known:
+        """Return what makes activations again before an operation.
+
+        A search asks for the same ones again and again while others are dropped far away. So what was found is kept
+        with all storages whose absence it follows from, and holds as long as none of them has come or gone.
+        """
         absent = self._absent(place, dropped, made)
+        known = self._known.setdefault((place, tuple(wanted)), [])
+        for each in reversed(known):
+            if all(absent(storage) == gone for storage, gone in each.absent.items()):
+                return each
+        asked: dict[int, bool] = {}
+
+        def noted(storage: int) -> bool:
+            gone = asked.get(storage)
+            if gone is None:
+                gone = asked[storage] = absent(storage)
+            return gone
 
         def version(storage: int) -> int:
             return self._version(storage, place)
 
-        candidates = sorted(self._above(wanted, absent))
-        found = recomputation(self._graph, candidates, [(each, version(each)) for each in wanted], absent, version)
-        return None if found.impossible else found.operations
+        candidates = sorted(self._above(wanted, noted))
+        found = recomputation(self._graph, candidates, [(each, version(each)) for each in wanted], noted, version)
+        for operation in found.operations:  # what they access says how many bytes they take
+            for storage in (*self._graph.operations[operation].reads, *self._graph.operations[operation].writes):
+                noted(storage)
+        known.append(_Known(asked, None if found.impossible else found.operations, {}))
+        return known[-1]
+
+    def _extra(self, found: _Known, place: int, remakes: Remakes, stays: frozenset[int]) -> int:
+        """Return the most bytes that what runs again takes beside all that exists before it."""
+        extra = found.extra.get(stays)
+        if extra is None:
+            absent = self._absent(place, remakes.dropped, remakes.made)
+            extra = extra_bytes(self._graph, self.sizes, self._scratch, found.again or (), absent, stays)
+            found.extra[stays] = extra
+        return extra
 
     def _absent(self, place: int, dropped: Collection[int], made: Mapping[int, int]) -> Callable[[int], bool]:
         """Return what tells whether a storage is gone before an operation."""

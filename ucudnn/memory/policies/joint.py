@@ -22,9 +22,8 @@ from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import Action
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.plans.remakes import DroppedActivations
 from ucudnn.memory.plans.unfolded import UnfoldedStep
-from ucudnn.memory.policies.selective import ActivationSearch, ActivationSelection
+from ucudnn.memory.policies.selective import ActivationSelection, search_of
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.simulation.simulator import simulate
 
@@ -71,8 +70,8 @@ class _JointSearch:
 
     def __init__(self, graph: StepGraph, costs: Costs, cap: int) -> None:
         self._graph, self._costs, self._cap = graph, costs, cap
-        self._activations = DroppedActivations(graph, costs)
-        self._selecting = ActivationSearch(self._activations, sum(costs.time_ms[: graph.backward_begins]))
+        self._selecting = search_of(graph, costs)
+        self._activations = self._selecting.activations
 
     def fastest(self) -> _JointPlan:
         """Return the fastest plan that was looked at."""

@@ -9,10 +9,13 @@ is dropped next that lies there and costs the least time for each byte, with all
 What the budget turns out not to need stays, the costliest first.
 """
 
-from collections.abc import Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop
+from itertools import count
+from math import inf
 from typing import NamedTuple
 
+from ucudnn.bounded import BoundedDict
 from ucudnn.memory.budget import check_budget, over_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
@@ -20,9 +23,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.plans.remakes import DroppedActivations, Remakes
 
 _NAME = "checkpoint-selective"
-_AT_ONCE = 8  # dropped activations of a large step for each that is dropped at once beside another one
-_MOST_THINNED = 64  # dropped activations that are looked at once more
-_MOST_EXACT = 500  # activations up to which all that runs again is counted for each that is looked at
+_LOOKED_AT = 16  # kinds that are looked at anew before one of them is dropped, or more if a cheaper one may follow
 
 
 class SelectivePolicy:
@@ -35,14 +36,23 @@ class SelectivePolicy:
             BudgetError: if no selection that was looked at keeps the budget.
         """
         check_budget(graph, costs, budget)
-        activations = DroppedActivations(graph, costs)
-        search = ActivationSearch(activations, sum(costs.time_ms[: graph.backward_begins]))
+        search = search_of(graph, costs)
         least = min(search.selections(budget), key=lambda each: each.peak_bytes)
         if budget is not None and least.peak_bytes > budget:
             raise over_budget(_NAME, graph, least.peak_bytes, budget)
         chosen = search.thinned(least, least.peak_bytes if budget is None else budget)
-        actions = activations.actions(chosen.remakes)
+        actions = search.activations.actions(chosen.remakes)
         return MemoryPlan(policy=_NAME, graph=graph, actions=actions, budget_bytes=budget)
+
+
+def search_of(graph: StepGraph, costs: Costs) -> "ActivationSearch":
+    """Return the search of a step, which knows what it has selected for other budgets, as for those of `auto`."""
+    key = id(graph), id(costs)
+    entry = _SEARCHES.get(key)
+    if entry is None:  # while both are kept, no others have their numbers
+        search = ActivationSearch(DroppedActivations(graph, costs), sum(costs.time_ms[: graph.backward_begins]))
+        entry = _SEARCHES[key] = (graph, costs), search
+    return entry[1]
 
 
 class ActivationSelection(NamedTuple):
@@ -64,120 +74,187 @@ class ActivationSelection(NamedTuple):
 class ActivationSearch:
     """Selects what is dropped. What is selected next does not depend on the budget, which only says when to end.
 
-    So a budget that is refused is told the least one, and that one is kept.
+    So a budget that is refused is told the least one, and that one is kept. A step of many layers has few kinds of
+    activations. The search takes all of a kind that lie at the peak at once, so its cost grows with kinds. Of the last
+    kind it takes the fewest that keep the budget.
 
     Args:
         activations: the activations that may be dropped.
         most_ms: the most time that may run again: that of forward, beyond which blocks take less.
+
+    Attributes:
+        activations: the activations.
     """
 
     def __init__(self, activations: DroppedActivations, most_ms: float) -> None:
-        self._activations = activations
+        self.activations = activations
         self._most_ms = most_ms
-        self._is_exact = len(activations.spans) <= _MOST_EXACT
-        self._ratios: dict[int, float] = {}  # milliseconds for each byte, when an activation was last looked at
         self._kept = set[int]()  # that turned out to be impossible to make again
+        self._found: list[ActivationSelection] = []  # the selections without a budget, as far as one was asked for
+        self._is_complete = False
+        self._ratios: dict[tuple[int, bool], float] = {}  # milliseconds for each byte of kinds, dropped ones apart
 
     def selections(self, budget: int | None) -> Iterator[ActivationSelection]:
         """Yield selections that grow, until the budget is kept or nothing is left that lowers the peak."""
-        nothing = frozenset[int]()
-        selection = self.selection(nothing, nothing)
-        while selection is not None and selection.remakes.time_ms <= self._most_ms:
-            yield selection
+        number, before = 0, None
+        while (selection := self._number(number)) is not None:
             if budget is not None and selection.peak_bytes <= budget:
+                yield selection if before is None else self._with_fewest(before, selection, budget)
                 return
-            selection = self._next(selection, budget)
+            yield selection
+            number, before = number + 1, selection
 
     def thinned(self, selection: ActivationSelection, budget: int) -> ActivationSelection:
-        """Return a selection without what the budget does not need, the costliest first."""
-        times = {each: self._spared_ms(selection, each) for each in selection.remakes.dropped}
-        for each in sorted(times, key=lambda each: (-times[each], each))[:_MOST_THINNED]:
-            fewer = self._without(selection, each)
-            if fewer is not None and fewer.peak_bytes <= budget:
-                selection = fewer if fewer.remakes.time_ms <= selection.remakes.time_ms else selection
+        """Return a selection without what the budget does not need, the costliest kinds first."""
+        groups = sorted(self._kinds(sorted(selection.remakes.dropped)), key=lambda each: self._spared(selection, each))
+        for group in groups:
+            fewer = self._without(selection, group[-1:], budget)
+            if fewer is None:
+                continue
+            low, high = 1, len(group) + 1  # so many of the last ones stay, and so many do not
+            while high - low > 1:
+                middle = (low + high) // 2
+                found = self._without(selection, group[-middle:], budget)
+                low, high, fewer = (low, middle, fewer) if found is None else (middle, high, found)
+            selection = fewer
         return selection
 
     def selection(self, dropped: frozenset[int], brief: frozenset[int]) -> ActivationSelection | None:
         """Return a selection with its peak; None where an activation cannot be made again."""
-        return self._selection(self._activations.remakes(dropped, brief), brief)
+        return self._selection(self.activations.remakes(dropped, brief), brief)
 
-    def _without(self, selection: ActivationSelection, storage: int) -> ActivationSelection | None:
-        return self.selection(selection.remakes.dropped - {storage}, selection.brief - {storage})
+    def _number(self, number: int) -> ActivationSelection | None:
+        """Return a selection of those without a budget; None behind the last one."""
+        while len(self._found) <= number and not self._is_complete:
+            nothing = frozenset[int]()
+            found = self._next(self._found[-1]) if self._found else self.selection(nothing, nothing)
+            if found is not None and found.remakes.time_ms > self._most_ms:
+                found = self._longest(self._found[-1], found) if self._found else None
+                self._is_complete = True
+            self._is_complete |= found is None
+            self._found += [] if found is None else [found]
+        return self._found[number] if number < len(self._found) else None
 
-    def _spared_ms(self, selection: ActivationSelection, storage: int) -> float:
-        """Return the time that an activation spares if it stays; in a large step, what makes it alone."""
-        if not self._is_exact:
-            return self._activations.remake_ms(storage, selection.remakes) or 0.0
-        fewer = self._activations.remakes(selection.remakes.dropped - {storage}, selection.brief - {storage})
-        return 0.0 if fewer is None else selection.remakes.time_ms - fewer.time_ms
+    def _kinds(self, storages: Iterable[int]) -> list[list[int]]:
+        groups: dict[int, list[int]] = {}
+        for each in storages:
+            groups.setdefault(self.activations.kinds[each], []).append(each)
+        return [*groups.values()]
+
+    def _spared(self, selection: ActivationSelection, group: Sequence[int]) -> float:
+        """Return the time that activations add for each byte that they save, as a number below zero."""
+        fewer = self.activations.remakes(
+            selection.remakes.dropped.difference(group), selection.brief.difference(group)
+        )
+        spared = 0.0 if fewer is None else selection.remakes.time_ms - fewer.time_ms
+        return -spared / self._bytes(group)
+
+    def _bytes(self, group: Sequence[int]) -> int:
+        return sum(self.activations.sizes[each] for each in group)
+
+    def _without(self, selection: ActivationSelection, group: Sequence[int], budget: int) -> ActivationSelection | None:
+        """Return a selection in which some activations stay; None if it takes more than the budget, or longer."""
+        found = self.selection(selection.remakes.dropped.difference(group), selection.brief.difference(group))
+        if found is None or found.peak_bytes > budget or found.remakes.time_ms > selection.remakes.time_ms:
+            return None
+        return found
 
     def _cheapest(self, selection: ActivationSelection) -> list[int]:
-        """Return the next activations to drop, or to make brief: the cheapest for each byte of those at the peak.
+        """Return the kind to drop next, or to make brief: that of the least time for each byte of those at the peak.
 
-        In a large step the more are taken at once, the more are dropped, because a selection takes longer to look at.
+        What a kind takes changes as others are dropped. So the cheapest ones are looked at anew, and no others.
         """
-        wanted = 1 if self._is_exact else 1 + len(selection.remakes.dropped) // _AT_ONCE
-        waiting = [(self._ratios.get(each, 0.0), each) for each in self._at_peak(selection)]
+        groups = {
+            (self.activations.kinds[each[0]], each[0] in selection.remakes.made): each
+            for each in self._at_peak(selection)
+        }
+        waiting = [(self._ratios.get(key, 0.0), key) for key in groups]
         heapify(waiting)
-        looked_at, picked = set[int](), list[int]()
-        while waiting and len(picked) < wanted:
-            _, storage = heappop(waiting)
-            if storage in looked_at:
-                picked.append(storage)
-                continue
-            looked_at.add(storage)
-            longer_ms = self._longer_ms(selection, storage)
+        best: tuple[float, tuple[int, bool]] | None = None
+        for number in count():
+            if not waiting or (best is not None and number >= _LOOKED_AT and best < waiting[0]):
+                break
+            _, key = heappop(waiting)
+            longer_ms = self._longer_ms(selection, groups[key])
             if longer_ms is not None:
-                self._ratios[storage] = longer_ms / self._activations.sizes[storage]
-                heappush(waiting, (self._ratios[storage], storage))
-        return picked
+                self._ratios[key] = longer_ms / self._bytes(groups[key])
+                best = min(best or (inf, key), (self._ratios[key], key))
+        return [] if best is None else groups[best[1]]
 
-    def _longer_ms(self, selection: ActivationSelection, storage: int) -> float | None:
-        """Return the time that dropping one more activation adds, or making it brief; None if that is impossible.
+    def _longer_ms(self, selection: ActivationSelection, group: list[int]) -> float | None:
+        """Return the time that dropping a kind adds, or making it brief; None if that is impossible.
 
-        In a large step it is that of the activation alone, without what others need from then on.
+        What cannot be made again leaves the group.
         """
-        if not self._is_exact:
-            return self._activations.remake_ms(storage, selection.remakes)
-        remakes, _ = self._remakes_with(selection, [storage])
+        remakes, _ = self._remakes_with(selection, group)
+        if remakes is None:
+            possible = [each for each in group if self._remakes_with(selection, [each])[0] is not None]
+            self._kept.update({*group} - {*possible})
+            group[:] = possible
+            remakes = self._remakes_with(selection, group)[0] if possible else None
+            if remakes is None and possible:  # they are impossible beside each other
+                del group[1:]
+                remakes = self._remakes_with(selection, group)[0]
         return None if remakes is None else remakes.time_ms - selection.remakes.time_ms
 
-    def _at_peak(self, selection: ActivationSelection) -> Iterator[int]:
-        """Yield the activations that are at the peak although nothing reads them there."""
+    def _at_peak(self, selection: ActivationSelection) -> list[list[int]]:
+        """Return the activations at the peak that nothing reads there, by kind, dropped ones apart."""
         made, place = selection.remakes.made, selection.place
-        for storage, (last, first) in self._activations.spans.items():
-            since = made[storage] - 1 if storage in made else last
-            if since < place < first and storage not in selection.brief and storage not in self._kept:
-                yield storage
+        found = [
+            storage
+            for storage, (last, first) in self.activations.spans.items()
+            if (made[storage] - 1 if storage in made else last) < place < first
+            and storage not in selection.brief
+            and storage not in self._kept
+        ]
+        return self._kinds(each for each in found if each not in made) + self._kinds(
+            each for each in found if each in made
+        )
 
-    def _next(self, selection: ActivationSelection, budget: int | None) -> ActivationSelection | None:
-        """Return a selection with more activations, no more than the budget needs; None if none is left."""
+    def _next(self, selection: ActivationSelection) -> ActivationSelection | None:
+        """Return a selection with one more kind; None if none is left."""
         while picked := self._cheapest(selection):
             larger = self._with(selection, picked)
-            if larger is None and len(picked) > 1:  # one of them is impossible beside the others
-                picked = picked[:1]
-                larger = self._with(selection, picked)
-            if larger is None:
-                self._kept.update(picked)
-            elif budget is None or larger.peak_bytes > budget:
+            # Where a whole run of layers is gone, it comes back at once. Each second one lowers the peak more then.
+            while larger is not None and len(picked) > 1:
+                sparser = self._with(selection, picked[::2])
+                if sparser is None or sparser.peak_bytes >= larger.peak_bytes:
+                    break
+                picked, larger = picked[::2], sparser
+            if larger is not None:
                 return larger
-            else:
-                return self._with_fewest(selection, picked, larger, budget)
+            self._kept.update(picked)
         return None
 
     def _with_fewest(
-        self, selection: ActivationSelection, picked: Sequence[int], larger: ActivationSelection, budget: int
+        self, selection: ActivationSelection, larger: ActivationSelection, budget: int
     ) -> ActivationSelection:
-        """Return a selection with the first ones of some activations that keep the budget."""
-        low, high = 0, len(picked)
+        """Return a selection with the fewest of what a larger one drops beside it that keep a budget."""
+        return self._between(selection, larger, lambda each: each.peak_bytes <= budget)[1]
+
+    def _longest(self, selection: ActivationSelection, larger: ActivationSelection) -> ActivationSelection | None:
+        """Return a selection with the most of what a larger one drops beside it that run again in the time for that."""
+        found, _ = self._between(selection, larger, lambda each: each.remakes.time_ms > self._most_ms)
+        return None if found is selection else found
+
+    def _between(
+        self,
+        selection: ActivationSelection,
+        larger: ActivationSelection,
+        is_enough: Callable[[ActivationSelection], bool],
+    ) -> tuple[ActivationSelection, ActivationSelection]:
+        """Return the last selection that is not enough and the first one that is, between two, by halves."""
+        picked = sorted(larger.remakes.dropped - selection.remakes.dropped | larger.brief - selection.brief)
+        low, high, most = 0, len(picked), larger
+        least = selection
         while high - low > 1:
             middle = (low + high) // 2
             found = self._with(selection, picked[:middle])
-            if found is not None and found.peak_bytes <= budget:
-                high, larger = middle, found
+            if found is not None and is_enough(found):
+                high, most = middle, found
             else:
-                low = middle
-        return larger
+                low, least = middle, least if found is None else found
+        return least, most
 
     def _with(self, selection: ActivationSelection, picked: Sequence[int]) -> ActivationSelection | None:
         return self._selection(*self._remakes_with(selection, picked))
@@ -187,8 +264,11 @@ class ActivationSearch:
     ) -> tuple[Remakes | None, frozenset[int]]:
         """Return how activations come back if more are dropped, and the brief ones: what is picked again joins them."""
         dropped, brief = selection.remakes.dropped, selection.brief | (selection.remakes.dropped & {*picked})
-        return self._activations.remakes(dropped | {*picked}, brief), brief
+        return self.activations.remakes(dropped | {*picked}, brief), brief
 
     def _selection(self, remakes: Remakes | None, brief: frozenset[int]) -> ActivationSelection | None:
         """Return a selection with its peak; None where an activation cannot be made again."""
-        return None if remakes is None else ActivationSelection(remakes, brief, *self._activations.peak(remakes))
+        return None if remakes is None else ActivationSelection(remakes, brief, *self.activations.peak(remakes))
+
+
+_SEARCHES: BoundedDict[tuple[int, int], tuple[object, ActivationSearch]] = BoundedDict(2)
