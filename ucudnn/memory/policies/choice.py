@@ -3,8 +3,9 @@
 A plan keeps a budget in bytes that are alive. PyTorch's allocator takes more, because holes between tensors are lost.
 So each plan is replayed in one block that the allocator takes at once. Where a tensor finds no hole, storages move
 within the block. One that does not fit even so is made again for fewer bytes, until it fits. An allocator with a bound
-can also give empty pages back in each step. All this takes time, with which such a plan competes. If the plan that is
-found so does not lie tightly in a block, plans also compete in which compute waits for copies that are in the way.
+can also give empty pages back in each step. All this takes time, with which such a plan competes.
+
+A policy plans only when its bound, the least time that the step takes by it, is below the times of all known plans.
 """
 
 from collections.abc import Sequence
@@ -21,10 +22,11 @@ from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.bounds import least_step_ms
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.policies.joint import JointPolicy
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
-from ucudnn.memory.pools.allocator_room import WORTH, AllocatorRoom
+from ucudnn.memory.pools.allocator_room import AllocatorRoom
 from ucudnn.memory.simulation.late_copies import with_late_copies
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
@@ -35,6 +37,7 @@ _LEAST_STEP, _MOST_STEP = 0.004, 0.02  # shares of its peak by which the next pl
 _RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
 _DEAR = 1.1  # times the time of a plan that needs what is spared, beyond which it is better than one that does not
 _STEP = 0.4  # share of what is too much by which the next plan has less
+_LITTLE = 1e-3  # share of a step's time that moves may take without a look at other plans
 _SAME = 1 - 1e-9  # share of a time beyond which a difference is no rounding
 _STEADY_STEP = 1.02  # times the floor, and again and again: the budgets whose plans say what a refusal names
 
@@ -72,24 +75,6 @@ def make_plan(
     """
     if policy == "auto" and budget is None and not _has_faster(costs):
         return find_policy("stock").plan(graph, costs, None)
-    if room is not None and room.may_wait:
-        without = replace(room, may_wait=False)
-        with suppress(BudgetError):
-            plan = _made(graph, costs, budget, policy, without, host_bytes)
-            if without.is_tight(plan, costs) or not any(kind in COPIES for kind, _ in plan.actions):
-                return plan
-    return _made(graph, costs, budget, policy, room, host_bytes)
-
-
-def _made(
-    graph: StepGraph,
-    costs: Costs,
-    budget: int | None,
-    policy: str | MemoryPolicy,
-    room: AllocatorRoom | None,
-    host_bytes: int | None,
-) -> MemoryPlan:
-    """Return the plan of a policy as `make_plan`, whether or not a plan without waits for copies would do."""
     policies = chosen_policies(policy)
     slow = [each for each in policies[1:] if room is not None and isinstance(each, JointPolicy)]
     choice = _Choice(graph, costs, budget, room, host_bytes)
@@ -103,7 +88,7 @@ def _made(
         raise choice.with_room(error, policies) from None
     for each in slow if any(kind in COPIES for kind, _ in found.actions) else ():  # else it saves little
         with suppress(BudgetError):
-            other = _made(graph, costs, budget, each, room, host_bytes)
+            other = make_plan(graph, costs, budget, each, room, host_bytes)
             found = min(found, other, key=lambda each: simulate(each, costs).step_ms)
     return found
 
@@ -172,27 +157,38 @@ class _Choice:
         self._host_bytes = host_bytes
         self._waiting: list[_Candidate] = []
         self._too_much_host: list[_Candidate] = []
-        self._refused: list[BudgetError] = []
+        self._refused: list[tuple[MemoryPolicy, BudgetError]] = []
         self._policies: list[MemoryPolicy] = []
 
     def add(self, number: int, policy: MemoryPolicy) -> None:
-        """Add a policy, if it keeps the budget."""
+        """Add a policy. It plans when nothing that is known can be faster than it."""
         self._policies.append(policy)
-        try:
-            plan = policy.plan(self._graph, self._costs, self._budget)
-        except BudgetError as error:
-            self._refused.append(error)
-        else:
-            self._push(number, policy, plan, tries=1)
+        bound = least_step_ms(policy, self._graph, self._costs, self._budget)
+        heappush(self._waiting, _Candidate(bound, bound, number, 0, 0, policy, None))
+
+    def _next(self) -> "_Candidate | None":
+        """Return the fastest plan that no other policy can beat; None if there is none."""
+        while self._waiting:
+            candidate = heappop(self._waiting)
+            if candidate.plan is not None:
+                return candidate
+            try:
+                plan = candidate.policy.plan(self._graph, self._costs, self._budget)
+            except BudgetError as error:
+                self._refused.append((candidate.policy, error))
+            else:
+                self._push(candidate.number, candidate.policy, plan, tries=1)
+        return None
 
     @property
     def fits(self) -> bool:
         """Whether there is a plan, and the fastest one fits into the allocator's room although nothing moves."""
-        if not self._waiting:
+        candidate = self._next()
+        if candidate is None or candidate.plan is None:
             return False
-        plan = self._waiting[0].plan
-        over, pause_ms, _ = self._outlook(plan)
-        return not over and (not pause_ms or self._may_stay(plan))
+        heappush(self._waiting, candidate)
+        over, pause_ms, _ = self._outlook(candidate.plan)
+        return not over and (not pause_ms or self._may_stay(candidate.plan))
 
     def best(self) -> MemoryPlan:
         """Return the fastest plan that fits, or one that fits with empty pages given back, or without what is spared.
@@ -200,31 +196,39 @@ class _Choice:
         Raises:
             BudgetError: if there is none.
         """
-        if not self._waiting:  # whoever takes the host's memory refuses these
-            self._waiting = self._too_much_host[:1]
-        if not self._waiting:
+        candidate = self._next()
+        if candidate is None:  # whoever takes the host's memory refuses these
+            candidate = min(self._too_much_host, default=None)
+        if candidate is None:
             raise self._refusal()
-        least: tuple[int, MemoryPlan] | None = None
+        looked_at: list[MemoryPlan] = []
         tight: tuple[float, MemoryPlan] | None = None
-        while self._waiting:
-            candidate = heappop(self._waiting)
+        while candidate is not None and candidate.plan is not None:
             if tight is not None and candidate.time_ms > _DEAR * tight[0]:
                 break
             over, pause_ms, plan = (0, 0.0, candidate.plan) if candidate.priced else self._outlook(candidate.plan)
-            if not over and not pause_ms:
-                return replace(plan, budget_bytes=self._budget)
+            if not over and pause_ms <= _LITTLE * candidate.time_ms:
+                return self._laid_out(plan)
             if pause_ms < inf:
                 later = candidate._replace(time_ms=candidate.time_ms + pause_ms, plan=plan, priced=True)
                 heappush(self._waiting, later)
             spends = self._spending(candidate.plan)
             if spends is not None and (tight is None or spends[0] < tight[0]):
                 tight = spends
-            beyond = self._paged_over(candidate.plan)
-            if least is None or beyond < least[0]:
-                least = beyond, candidate.plan
+            looked_at.append(candidate.plan)
             self._tighten(candidate, over)
-        assert least is not None
-        return replace(self._closest(*least) if tight is None else tight[1], budget_bytes=self._budget)
+            candidate = self._next()
+        if tight is not None:
+            return self._laid_out(tight[1])
+        return replace(
+            self._closest(*min(((self._paged_over(each), each) for each in looked_at), key=_first)),
+            budget_bytes=self._budget,
+        )
+
+    def _laid_out(self, plan: MemoryPlan) -> MemoryPlan:
+        """Return a plan with what moves in the smallest block that is worth it."""
+        found = None if self._room is None else self._room.compaction(plan, self._costs)
+        return replace(plan, budget_bytes=self._budget, moves=plan.moves if found is None else found.moves)
 
     def _refusal(self) -> BudgetError:
         """Return what refuses a budget that no policy keeps: the floor, if it is below that, else the least need."""
@@ -233,11 +237,11 @@ class _Choice:
         except BudgetError as floor:
             plans = [
                 _near(policy, self._graph, self._costs, refused.required_bytes)
-                for policy, refused in zip(self._policies, self._refused, strict=True)
+                for policy, refused in self._refused
                 if refused.required_bytes < floor.required_bytes
             ]
             return below_floor(floor, [(each.budget_bytes, each.policy) for each in plans if each is not None])
-        return min(self._refused, key=lambda error: error.required_bytes)
+        return min((error for _, error in self._refused), key=lambda error: error.required_bytes)
 
     def _closest(self, beyond: int, plan: MemoryPlan) -> MemoryPlan:
         """Return a plan of the fewest pages, which the room has; one is given with what it takes beyond that.
@@ -251,7 +255,7 @@ class _Choice:
             return plan
         assert self._room is not None
         most = self._room.most_bytes
-        needed, found = self._steady(self._policies) if self._room.may_wait else (most + beyond, None)
+        needed, found = self._steady(self._policies)
         if found is not None and self._keeps(found) and needed <= most:
             return found
         raise BudgetError(
@@ -267,8 +271,7 @@ class _Choice:
 
         Where compute may not wait, nothing is looked for, because plans that wait are looked at next.
         """
-        looks = self._room is not None and self._room.may_wait
-        needed, found = self._steady(policies) if looks else (0, None)
+        needed, found = (0, None) if self._room is None else self._steady(policies)
         if found is None or needed <= refused.required_bytes:
             return refused
         pages = f"; its tensors take {exact_bytes(needed)} of pages, holes between them included"
@@ -305,25 +308,16 @@ class _Choice:
         """Return how a plan fits into the room, without what is spared.
 
         Returns:
-            Bytes that the allocator takes beyond it, milliseconds in which storages move, compute waits for copies or
-            pages go back to the driver (infinity where a tensor has no room even so), and the plan with what moves.
+            Bytes that the allocator takes beyond it, milliseconds in which storages move or pages go back to the driver
+            (infinity where a tensor has no room even so), and the plan with what moves.
         """
         room, costs = self._room, self._costs
         if room is None:
             return 0, 0.0, plan
-        over, found = self._over(plan), room.compaction(plan, costs)
+        found = room.widest(plan, costs)
         if found is None:
-            own = over, returns_ms(room.returns(plan, costs, room.spare_bytes)), plan
-        else:
-            own = over, inf if over else room.moves_ms(found), replace(plan, moves=found.moves)
-        patient = room.patient(plan, costs)
-        layout = None if patient is None else room.compaction(patient, costs)
-        if patient is None or layout is None:
-            return own
-        ms = simulate(plan, costs).step_ms
-        longer = inf if self._over(patient) else simulate(patient, costs).step_ms + room.moves_ms(layout) - ms
-        worth = 0.0 if found is None else WORTH * ms
-        return (over, longer, replace(patient, moves=layout.moves)) if longer < own[1] + worth else own
+            return self._over(plan), returns_ms(room.returns(plan, costs, room.spare_bytes)), plan
+        return 0, room.moves_ms(found), replace(plan, moves=found.moves)
 
     def _over(self, plan: MemoryPlan) -> int:
         """Return the bytes that the allocator takes for a plan beyond the room, without what is spared."""
@@ -332,19 +326,16 @@ class _Choice:
 
     def _may_stay(self, plan: MemoryPlan) -> bool:
         """Return whether nothing of a plan has to move in the largest block of the room."""
-        found = None if self._room is None else self._room.compaction(plan, self._costs)
+        found = None if self._room is None else self._room.widest(plan, self._costs)
         return found is not None and not found.must_move
 
     def _spending(self, plan: MemoryPlan) -> tuple[float, MemoryPlan] | None:
         """Return a plan that runs in one block only with what is spared, and its time; None where it needs it not."""
         room, costs = self._room, self._costs
-        if room is None:
+        if room is None or not room.spare_bytes or room.widest(plan, costs) is not None:
             return None
-        found = plan if room.compaction(plan, costs) is not None else room.patient(plan, costs)
-        layout = None if found is None else room.compaction(found, costs)
-        if found is None or layout is None or not self._over(found):
-            return None
-        return simulate(found, costs).step_ms, replace(found, moves=layout.moves)
+        found = room.compaction(plan, costs)
+        return None if found is None else (simulate(plan, costs).step_ms, plan)
 
     def _paged_over(self, plan: MemoryPlan) -> int:
         """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""
@@ -394,5 +385,9 @@ class _Candidate(NamedTuple):
     tries: int
     peak_bytes: int
     policy: MemoryPolicy
-    plan: MemoryPlan
+    plan: MemoryPlan | None
     priced: bool = False
+
+
+def _first(pair: tuple[int, MemoryPlan]) -> int:
+    return pair[0]

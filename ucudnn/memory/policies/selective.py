@@ -143,9 +143,7 @@ class ActivationSearch:
 
     def _spared(self, selection: ActivationSelection, group: Sequence[int]) -> float:
         """Return the time that activations add for each byte that they save, as a number below zero."""
-        fewer = self.activations.remakes(
-            selection.remakes.dropped.difference(group), selection.brief.difference(group)
-        )
+        fewer = self.activations.remakes(selection.remakes.dropped.difference(group), selection.brief.difference(group))
         spared = 0.0 if fewer is None else selection.remakes.time_ms - fewer.time_ms
         return -spared / self._bytes(group)
 

@@ -6,26 +6,25 @@ a bound can also give empty pages back in each step.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, final
 
 from ucudnn.bounded import BoundedDict
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role, StepGraph
-from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.allocator_replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
 from ucudnn.memory.pools.moving.block import BlockLimits
-from ucudnn.memory.pools.moving.compaction import TIGHT, Compaction, compact
-from ucudnn.memory.pools.moving.patience import SteppedBlock, with_waits
+from ucudnn.memory.pools.moving.compaction import Compaction, compact, tightened
 from ucudnn.memory.pools.moving.slide_search import COPY_BYTES
 from ucudnn.memory.pools.step_replay import ReplayedPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
 
 WORTH = 0.02
-"""Share of the step's time that storages may move, or compute may wait, only to let the block be smaller."""
-_MOST_LATEST = 64  # findings, of which a plan has four, and each of its plans that wait has three
+"""Share of the step's time that storages may move only to let the block be smaller."""
+_MOST_LATEST = 64  # findings, of which a plan has four
 _Found = TypeVar("_Found")
 
 
@@ -59,7 +58,6 @@ class AllocatorRoom:
         state_exists: whether the optimizer's state exists already.
         keeps_state: whether bytes can be kept for the optimizer's state until its first update.
         in_one_block: whether the allocator can take all bytes at once.
-        may_wait: whether compute may wait for copies whose storages are in the way.
         fixed: storages that never move.
         frugal: the plan of the first step, where it takes less than the plan of those after it; None for theirs.
         copied_bytes_per_ms: bytes that the device copies within its memory in a millisecond.
@@ -71,7 +69,6 @@ class AllocatorRoom:
     state_exists: bool = False
     keeps_state: bool = True
     in_one_block: bool = True
-    may_wait: bool = True
     fixed: frozenset[int] = frozenset()
     frugal: MemoryPlan | None = None
     copied_bytes_per_ms: float = 1.65e9  # of an H200, which reads and writes 3.3 TB/s
@@ -83,28 +80,36 @@ class AllocatorRoom:
         taken = self._replayed(plan, costs).reserved_bytes if found is None else found.reserved_bytes
         return self._lasting(plan.graph, costs) + taken
 
+    def widest(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        """Return how a plan runs in the largest block, without what is spared; None if it does not."""
+        if not self.in_one_block:
+            return None
+        return self._latest.known("widest", plan, costs, partial(self._within, self.most_bytes - self.spare_bytes))
+
     def compaction(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
-        """Return how a plan runs in one block; None if it does not, although storages move."""
+        """Return how a plan runs in the smallest block that is worth it; None if it runs in none."""
         if not self.in_one_block:
             return None
         return self._latest.known("compaction", plan, costs, self._compacted)
 
     def _compacted(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
-        found = self._compacted_within(self.most_bytes - self.spare_bytes, plan, costs)
-        return (
-            found if found is not None or not self.spare_bytes else self._compacted_within(self.most_bytes, plan, costs)
-        )
+        found, most = self.widest(plan, costs), self.most_bytes - self.spare_bytes
+        if found is None and self.spare_bytes:
+            most = self.most_bytes
+            found = self._within(most, plan, costs)
+        return None if found is None else tightened(found, *self._stepped(most, plan, costs))
 
-    def _compacted_within(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> Compaction | None:
-        step, first, limits = self._stepped(plan, costs)
-        return compact(step, costs, replace(limits, most_bytes=most_bytes - self._lasting(plan.graph, costs)), first)
+    def _within(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        return compact(*self._stepped(most_bytes, plan, costs))
 
-    def _stepped(self, plan: MemoryPlan, costs: Costs) -> SteppedBlock:
-        """Return what steps of a plan are in a block of the whole room."""
+    def _stepped(
+        self, most_bytes: int, plan: MemoryPlan, costs: Costs
+    ) -> tuple[ReplayedPlan, Costs, BlockLimits, ReplayedPlan | None]:
+        """Return what steps of a plan are in a block of some bytes, as `compact` takes it."""
         done, first = self._simulated(plan, costs), self.first_of(plan, costs)
         lasting = self._lasting(plan.graph, costs)
         limits = BlockLimits(
-            most_bytes=self.most_bytes - lasting,
+            most_bytes=most_bytes - lasting,
             live_bytes=predicted_bytes(plan, costs, done) + self._made_bytes(plan.graph, costs),
             first_live_bytes=predicted_bytes(first or plan, costs, self._simulated(first or plan, costs)),
             state_exists=self.state_exists,
@@ -114,44 +119,7 @@ class AllocatorRoom:
             lasting_bytes=lasting - self.lost_bytes,
             lost_bytes=self.lost_bytes,
         )
-        return SteppedBlock(self._step(plan, costs), None if first is None else self._step(first, costs), limits)
-
-    def is_tight(self, plan: MemoryPlan, costs: Costs) -> bool:
-        """Return whether a plan runs in one block that is hardly larger than its tensors."""
-        found = self.compaction(plan, costs)
-        return found is not None and found.reserved_bytes <= self._stepped(plan, costs).limits.tight_bytes(TIGHT[-1])
-
-    def patient(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
-        """Return a plan that runs in one block, or in a smaller one, because it waits for copies; None where none does.
-
-        A plan that lies tightly in its room without such waits needs none.
-        """
-        if not self.may_wait or not self.in_one_block or not any(kind in COPIES for kind, _ in plan.actions):
-            return None
-        return self._latest.known("patient", plan, costs, self._patient_anew)
-
-    def _patient_anew(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
-        before, limits = self.compaction(plan, costs), self._stepped(plan, costs).limits
-        spared = limits.most_bytes - self.spare_bytes
-        tight = [size for size in map(limits.tight_bytes, reversed(TIGHT)) if size < spared]
-        if before is not None and before.reserved_bytes <= min([spared, *tight]):
-            return None
-        best: MemoryPlan | None = None
-        for most in (spared, *tight, *([limits.most_bytes] if before is None and self.spare_bytes else [])):
-            if most > spared and best is not None:
-                break
-            found = with_waits(plan, costs, lambda each: self._stepped(each, costs), most)
-            layout = None if found is None else self.compaction(found, costs)
-            if found is None or layout is None or (before is not None and layout.reserved_bytes > most):
-                continue
-            if best is None or self._ms(found, costs) <= self._ms(best, costs) * (1 + WORTH):
-                best = found
-            if layout.reserved_bytes <= min([spared, *tight]):
-                break
-        return None if best is plan else best
-
-    def _ms(self, plan: MemoryPlan, costs: Costs) -> float:
-        return self._simulated(plan, costs).step_ms
+        return self._step(plan, costs), costs, limits, None if first is None else self._step(first, costs)
 
     def _step(self, plan: MemoryPlan, costs: Costs) -> ReplayedPlan:
         done = self._simulated(plan, costs)

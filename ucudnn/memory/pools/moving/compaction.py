@@ -65,7 +65,7 @@ class Compaction:
 def compact(
     step: ReplayedPlan, costs: Costs, limits: BlockLimits, first: ReplayedPlan | None = None
 ) -> Compaction | None:
-    """Return how a plan runs in a block; None if it does not, although storages move.
+    """Return how a plan runs in the largest block; None if it does not run in any, although storages move.
 
     Args:
         step: the plan.
@@ -78,8 +78,19 @@ def compact(
     wide = trial.run(_pages(most_bytes)) if most_bytes >= _LARGE else None
     if wide is not None and wide.reserved_bytes > most_bytes:  # small tensors have pages of their own
         wide = trial.run(_pages(most_bytes - wide.small_bytes))
-    if wide is None or wide.reserved_bytes > most_bytes:
-        return _smaller(trial, limits)
+    return _smaller(trial, limits) if wide is None or wide.reserved_bytes > most_bytes else wide
+
+
+def tightened(
+    wide: Compaction, step: ReplayedPlan, costs: Costs, limits: BlockLimits, first: ReplayedPlan | None = None
+) -> Compaction:
+    """Return how a plan runs in a block that is hardly larger than its tensors, if that is worth what moves there.
+
+    Args:
+        wide: how it runs in the largest block, as `compact` returns it.
+        step: the plan; the other arguments are those of `compact`, too.
+    """
+    trial = _Trial(step, costs, limits, first)
     best: Compaction | None = None
     for multiple in (*TIGHT, *_TIGHTER):
         if best is not None and multiple in _TIGHTER:
@@ -156,9 +167,14 @@ class _Trial:
 
     def run(self, block_bytes: int) -> Compaction | None:
         """Return how the plan runs in a block with fewest moves; None if it does not run there."""
-        sizes = kept_sizes(self._step.plan.graph, self._costs, self._limits)
-        found = [self._with_kept(block_bytes, kept) for kept in sizes]
-        return min((each for each in found if each is not None), key=lambda each: each.moved_bytes, default=None)
+        best: Compaction | None = None
+        for kept in kept_sizes(self._step.plan.graph, self._costs, self._limits):
+            found = self._with_kept(block_bytes, kept)
+            if found is not None and (best is None or found.moved_bytes < best.moved_bytes):
+                best = found
+            if best is not None and not best.moved_bytes:
+                break
+        return best
 
     def _with_kept(self, block_bytes: int, kept: int) -> Compaction | None:
         """Return how the plan runs in a block at whose begin some bytes are kept for the optimizer's state.
@@ -169,27 +185,26 @@ class _Trial:
         run as they will.
         """
         try:
-            searching = self._replay(block_bytes, kept)
+            running = self._replay(block_bytes, kept)
             first, live = self._first or self._step, self._limits.first_live_bytes
             live = live if live is None else live + kept
-            before, moves = searching.follow(first, None, live), searching.follow(self._step, None)
-            checking = searching
+            before, moves = running.follow(first, None, live), running.follow(self._step, None)
+            moved = copies = 0
             if before or moves:
-                checking = self._replay(block_bytes, kept)
-                checking.follow(first, moves if self._first is None else before, live)
-                checking.follow(self._step, moves)
-            moved, copies = checking.moved_bytes, checking.copies
-            checking.follow(self._step, moves)
+                running = self._replay(block_bytes, kept)
+                running.follow(first, moves if self._first is None else before, live)
+                moved, copies = running.moved_bytes, running.copies
+                running.follow(self._step, moves)
         except NoRoomError:
             return None
         return Compaction(
             block_bytes=block_bytes,
-            small_bytes=checking.block.small_bytes,
+            small_bytes=running.block.small_bytes,
             kept_bytes=kept,
-            top=checking.block.top,
+            top=running.block.top,
             moves=moves,
-            moved_bytes=checking.moved_bytes - moved,
-            copies=checking.copies - copies,
+            moved_bytes=running.moved_bytes - moved,
+            copies=running.copies - copies,
             first_moves={} if self._first is None else before,
             must_move=bool(moves),
         )
