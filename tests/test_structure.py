@@ -57,7 +57,7 @@ ROOMS = {  # each room: the rooms directly under it; imports go down only
 ROOMY = {("torch",), ("cudnn",), ("backends", "cpu")}
 SHARED_FILE_NAMES = {"backend", "bench", "base", "problem", "factory", "division", "plan", "report"}
 PLACES = {  # a package from elsewhere: the modules or folders that import it
-    "numpy": ("backends", "execution.overlap", "solvers", "torch"),
+    "numpy": ("backends", "execution.overlap", "solvers", "torch", "memory.plans.remakes", "memory.policies.bounds"),
     "pulp": ("solvers.integer_program", "memory"),
     "typer": ("cli",),
     "rich": ("reporting.terminal",),

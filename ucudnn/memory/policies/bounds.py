@@ -1,14 +1,18 @@
 """Bounds: the least time that a step can take by a policy within a budget, before the policy plans.
 
-Between forward and backward all activations exist that backward reads, in whatever order operations run. A policy that
-only copies must move those that the budget does not hold: out while forward computes, and back while backward does.
+A policy that only copies must move what exists at a time beyond the budget: out before that, and back after it. Copies
+hide beside compute. So the step takes at least the longer of the two before that time, and the longer of the two after.
 """
+
+from itertools import pairwise
+
+import numpy as np
 
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.liveness import measure_liveness
-from ucudnn.memory.policies.catalog import MemoryPolicy
+from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
+from ucudnn.memory.policies.dymem import DymemPolicy
 from ucudnn.memory.policies.joint import JointPolicy
 from ucudnn.memory.policies.selective import SelectivePolicy
 
@@ -20,29 +24,29 @@ def least_step_ms(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: 
 
     It is the sum of the operations' fastest times for policies that recompute, and for those of other people.
     """
-    times = [*costs.time_ms]
+    times = np.array(costs.time_ms)
     for operation, each in costs.fastest.items():
         times[operation] = min(times[operation], each.time_ms)
-    turn = graph.backward_begins
-    before, after = sum(times[:turn]), sum(times[turn:])
-    if budget is None or isinstance(policy, _RECOMPUTE) or not type(policy).__module__.startswith(__package__):
-        return max(before + after, sum(costs.issue_ms))
-    liveness = measure_liveness(graph, costs)
-    left = (
-        sum(
-            size
-            for storage, (size, span) in enumerate(zip(liveness.sizes, liveness.spans, strict=True))
-            if span is not None and span[0] < turn <= span[1] and _is_needed(graph, storage, turn)
-        )
-        - budget
-    )
+    least = max(float(times.sum()), sum(costs.issue_ms))
+    if budget is None or isinstance(policy, _RECOMPUTE) or policy not in POLICIES.values() or not len(times):
+        return least
+    before = times.cumsum() - times
+    left = np.maximum(_needed_bytes(graph, costs) - budget, 0)
     out, back = left / costs.offload_bytes_per_ms, left / costs.prefetch_bytes_per_ms
-    return max(max(before, out) + max(after, back), sum(costs.issue_ms))
+    found = np.maximum(before, out) + np.maximum(times.sum() - before, back)
+    turn = min(graph.backward_begins, len(times) - 1)  # before it, all of forward has run, whatever its order
+    return max(least, float(found[turn] if isinstance(policy, DymemPolicy) else found.max()))
 
 
-def _is_needed(graph: StepGraph, storage: int, turn: int) -> bool:
-    """Return whether the bytes of a storage that is there between forward and backward are read later."""
-    if graph.exists_after[storage]:
-        return True
-    first = next(each for each in graph.accesses[storage] if each >= turn)
-    return storage in graph.operations[first].reads
+def _needed_bytes(graph: StepGraph, costs: Costs) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Return the bytes that exist at each operation and are read there or later, without a look at scratch."""
+    changes = np.zeros(len(graph.operations) + 1, dtype=np.int64)
+    for storage, (size, accesses) in enumerate(zip(map(costs.rounded, graph.sizes), graph.accesses, strict=True)):
+        if graph.exists_before[storage]:
+            changes[0] += size
+            continue
+        for since, until in pairwise(accesses):
+            if storage in graph.operations[until].reads:
+                changes[since + (since != accesses[0])] += size
+                changes[until + 1] -= size
+    return changes.cumsum()[:-1]

@@ -32,7 +32,8 @@ from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.units import exact_bytes
 
-_MOST_TRIES, _MOST_JOINT_TRIES = 16, 3  # plans of one policy that are replayed; 'joint' looks at many for each
+_MOST_TRIES = 16  # plans of one policy that are replayed
+_MOST_FEW_TRIES = 3  # the same of one that fits, though storages move, and of 'joint', which looks at many for each
 _LEAST_STEP, _MOST_STEP = 0.004, 0.02  # shares of its peak by which the next plan has less
 _RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
 _DEAR = 1.1  # times the time of a plan that needs what is spared, beyond which it is better than one that does not
@@ -344,7 +345,8 @@ class _Choice:
 
     def _tighten(self, candidate: "_Candidate", over: int) -> None:
         """Let a policy plan again for fewer bytes, if it can; for its least budget where that is nearer."""
-        if candidate.tries == (_MOST_JOINT_TRIES if isinstance(candidate.policy, JointPolicy) else _MOST_TRIES):
+        few = not over or isinstance(candidate.policy, JointPolicy)
+        if candidate.tries >= (_MOST_FEW_TRIES if few else _MOST_TRIES):
             return
         least, most = (int(candidate.peak_bytes * share) for share in (_LEAST_STEP, _MOST_STEP))
         less = min(max(int(over * _STEP), least), most)

@@ -88,7 +88,10 @@ def tightened(
 
     Args:
         wide: how it runs in the largest block, as `compact` returns it.
-        step: the plan; the other arguments are those of `compact`, too.
+        step: the plan.
+        costs: costs of its step.
+        limits: what it must keep.
+        first: what the first step follows; None for the plan itself.
     """
     trial = _Trial(step, costs, limits, first)
     best: Compaction | None = None
@@ -132,9 +135,8 @@ def _smaller(trial: "_Trial", limits: BlockLimits) -> Compaction | None:
 
     Tensors lie elsewhere in a smaller block, so there it may find some.
     """
-    for multiple in (*TIGHT, *_TIGHTER[:1]):
-        most = min(limits.tight_bytes(multiple), limits.most_bytes)
-        found = trial.run(_pages(most)) if most >= _LARGE else None
+    for most in dict.fromkeys(limits.tight_bytes(multiple) for multiple in (*TIGHT, *_TIGHTER[:1])):
+        found = trial.run(_pages(most)) if _LARGE <= most < _pages(limits.most_bytes) else None
         if found is not None and found.reserved_bytes > limits.most_bytes:
             found = trial.run(_pages(most - found.small_bytes))
         if found is not None and found.reserved_bytes <= limits.most_bytes:
