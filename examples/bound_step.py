@@ -13,8 +13,8 @@ from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.reports.comparison import compare_policies
 from ucudnn.memory.reports.explanation import explain
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
 from ucudnn.memory.torch.record import record
-from ucudnn.memory.torch.training_step import TrainingRecipe
 from ucudnn.reporting.terminal import print_table
 from ucudnn.units import format_bytes
 

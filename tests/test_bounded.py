@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ucudnn.bounded import MOST_BYTES, BoundedDict, read_whole
 from ucudnn.errors import InvalidNetworkError, InvalidValueError, PlanFileError, ProfileError, StepFileError
 from ucudnn.memory.devices.profile import load_device
-from ucudnn.memory.step_file import load_step
-from ucudnn.memory.steps import open_measured_step
+from ucudnn.memory.step.file import load_step
+from ucudnn.memory.step.shipped import open_measured_step
 from ucudnn.networks.tables import CSV_HEADER, load_network
 from ucudnn.planning.plan_file import read_plans
 from ucudnn.profiles import format as profile_format

@@ -50,7 +50,7 @@ def test_the_installed_command_is_the_one_that_takes_ctrl_c_first():
         (("-m", "ucudnn"), "typer", ["--version"]),
         (("-m", "ucudnn"), "ucudnn.cli.plot", ["plot", "layers", "--help"]),
         (("-m", "ucudnn"), "ucudnn.cli.network", ["plan", "alexnet"]),
-        (("-m", "ucudnn"), "ucudnn.memory.graph", ["--help"]),
+        (("-m", "ucudnn"), "ucudnn.memory.step.graph", ["--help"]),
         (("-c", SCRIPT), "ucudnn.errors", ["--version"]),
         (("-c", SCRIPT), "ucudnn.planning", ["plan", "alexnet"]),
     ],

@@ -46,18 +46,54 @@ ROOMS = {  # each room: the rooms directly under it; imports go down only
     "handle": ("reporting",),
     "plots": ("reporting",),
     "__init__": ("handle",),
-    "memory": ("profiles", "solvers"),  # a recorded step writes its convolutions as a profile does
-    "torch": ("handle", "plots"),
-    "memory/torch": ("memory", "torch"),
+    "torch/device": ("handle",),
+    "torch/calls": ("torch/device",),
+    "torch/gate": ("torch/calls",),
+    "torch/steps": ("torch/calls",),
+    "torch/trials": ("torch/calls",),
+    "torch/tuning": ("torch/gate", "torch/steps", "torch/trials"),
+    "torch": ("torch/tuning", "plots"),
+    "memory/step": ("profiles", "solvers"),  # a recorded step writes its convolutions as a profile does
+    "memory/devices": ("memory/step",),
+    "memory/plans": ("memory/step",),
+    "memory/simulation": ("memory/plans",),
+    "memory/pools": ("memory/simulation",),  # the papers'
+    "memory/allocator": ("memory/simulation",),  # PyTorch's own
+    "memory/policies/swaps": ("memory/simulation",),
+    "memory/policies": ("memory/pools", "memory/policies/swaps"),
+    "memory/planner": ("memory/policies", "memory/allocator"),
+    "memory/reports": ("memory/policies",),
+    "memory": ("memory/planner", "memory/reports", "memory/devices"),
+    "memory/torch/subject": ("memory/step", "torch"),
+    "memory/torch/tracing": ("memory/torch/subject",),
+    "memory/torch/device": ("memory/torch/subject", "memory/allocator"),
+    "memory/torch/measuring": ("memory", "memory/torch/tracing", "memory/torch/device"),
+    "memory/torch/convolutions": ("memory/torch/measuring",),
+    "memory/torch/codegen": ("memory/torch/tracing", "memory/torch/device", "memory/plans"),
+    "memory/torch/running": ("memory/torch/convolutions", "memory/torch/codegen"),
+    "memory/torch/comparison": ("memory/torch/running",),
+    "memory/torch/trials": ("memory/torch/comparison",),
+    "memory/torch": ("memory/torch/trials",),
     "cudnn": ("handle", "plots"),
     "native": ("handle", "plots"),
     "cli": ("torch", "cudnn", "native", "memory/torch"),
     "__main__": ("cli",),
 }
-ROOMY = {("torch",), ("cudnn",), ("backends", "cpu")}
-SHARED_FILE_NAMES = {"backend", "bench", "base", "problem", "factory", "division", "plan", "report"}
+ROOMY = {("torch", "calls"), ("memory", "torch", "tracing"), ("cudnn",), ("backends", "cpu")}
+SHARED_FILE_NAMES = {
+    "backend",
+    "bench",
+    "base",
+    "problem",
+    "factory",
+    "division",
+    "plan",
+    "report",
+    "planner",
+    "replay",
+}
 PLACES = {  # a package from elsewhere: the modules or folders that import it
-    "numpy": ("backends", "execution.overlap", "solvers", "torch", "memory.plans.remakes", "memory.policies.bounds"),
+    "numpy": ("backends", "execution.overlap", "solvers", "torch", "memory.plans.remakes", "memory.planner.bounds"),
     "pulp": ("solvers.integer_program", "memory"),
     "typer": ("cli",),
     "rich": ("reporting.terminal",),
@@ -66,7 +102,7 @@ PLACES = {  # a package from elsewhere: the modules or folders that import it
     "ctypes": (
         *("backends.cpu.blas_threads", "backends.cudnn.api.library", "backends.cudnn.gpu.driver", "native.bridge"),
         "torch.gate.call_gate",
-        "memory.torch.device_use.nvml",
+        "memory.torch.device.nvml",
         "reporting.terminal",
     ),
     "cupy": ("backends.cudnn.gpu.cupy_gpu",),
@@ -80,11 +116,14 @@ FUNCTIONS_LEFT = {}
 
 
 def room_of(module):
-    """Return the room of a module: its first folder; for files of the root the vocabulary or a room of their own."""
-    if module.folder[:2] == ("memory", "torch") or module.name == "memory.attention":
+    """Return the room of a module: its folder, for files of the root the vocabulary or a room of their own.
+
+    Subfolders of the two large wings are rooms of their own. Those of other folders have no circles, as below.
+    """
+    if module.name == "memory.attention":
         return "memory/torch"
     if module.folder:
-        return module.folder[0]
+        return "/".join(module.folder) if module.folder[0] in ("torch", "memory") else module.folder[0]
     return "vocabulary" if module.stem in VOCABULARY else module.stem
 
 
@@ -119,6 +158,21 @@ def test_imports_go_down_the_rooms():
 
 def test_there_are_no_circles():
     assert structure.import_circles(MODULES) == []
+
+
+def subfolder_of(module):
+    """Return the subfolder of a module that has no folders below it; a file beside subfolders stands for itself."""
+    above = {each.folder[:depth] for each in MODULES.values() for depth in range(len(each.folder))}
+    return module.name if module.folder in above else "/".join(module.folder)
+
+
+def test_subfolders_have_no_circles():
+    floors = {}
+    for name, module in MODULES.items():
+        below = {subfolder_of(MODULES[each]) for each in structure.own_imports(MODULES, module) if each in MODULES}
+        floors.setdefault(subfolder_of(MODULES[name]), set()).update(below - {subfolder_of(module)})
+    assert len(floors) > 60
+    structure.reachable({room: tuple(sorted(below)) for room, below in floors.items()})  # it refuses a circle
 
 
 def test_no_module_imports_the_package_root():

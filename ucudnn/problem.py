@@ -378,8 +378,9 @@ def _span(channels: int, stride: int, sizes: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=1 << 14, typed=True)  # 2.0 is no size, also after 2 was one
 def _part(problem: ConvolutionProblem, size: int) -> ConvolutionProblem:
-    part = problem.with_batch(size)  # which refuses what is no size
-    return _changed(part, alignment=gcd(problem.alignment, *(size * step for step in problem.steps)))
+    return _changed(
+        problem.with_batch(size), alignment=gcd(problem.alignment, *(size * step for step in problem.steps))
+    )
 
 
 def _outputs(size: int, taps: int, stride: int, dilation: int, padding: tuple[int, int]) -> int:

@@ -29,8 +29,8 @@ from bench.memory.translator import Translator
 from bench.tools.results import save
 from bench.tools.script import add_backend, command_line, out_of, run_main
 from bench.torch.measuring import conditions, device_of
-from ucudnn.memory.torch.measured_peak import measured_peak
-from ucudnn.memory.torch.training_step import TrainingStep
+from ucudnn.memory.torch.measuring.measured_peak import measured_peak
+from ucudnn.memory.torch.measuring.training_step import TrainingStep
 
 GIB = 2**30
 PAPER = {50: (350, 1100), 100: (90, 550), 200: (20, 230), 400: (2, 60)}

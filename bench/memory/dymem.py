@@ -19,10 +19,8 @@ from bench.memory.paper_rows import GIB, MIB, PaperRow, print_and_save, table_pa
 from bench.tools.script import note, run_main
 from ucudnn.configuration import Configuration
 from ucudnn.errors import BudgetError
-from ucudnn.memory.costs import Costs
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.dymem import DymemPolicy
 from ucudnn.memory.policies.pool_room import fastest_in_room, room_for_workspaces
@@ -31,6 +29,8 @@ from ucudnn.memory.policies.vdnn_dynamic import VdnnDynamicPolicy
 from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.two_ended import Mobility, TwoEndedPool, mobility_in
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
 
 TITAN = load_device("titan-x")
 MEMORY = 12 * GIB

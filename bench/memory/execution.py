@@ -27,7 +27,7 @@ VGG-16.
 With --hidden as much leaves as can while forward computes. It should be 90 % of the link's bandwidth times the time of
 forward, and the step should take no longer than a plan without copies by more than 1 % and the contention. That is by
 how much longer the plan without copies takes while copies of the same sizes run freely beside it, which it never waits
-for (`ucudnn.memory.torch.trials.contention`). All three kinds of steps take turns in one process, --steps times. The
+for (`memory.torch.comparison.contention`). All three kinds of steps take turns in one process, --steps times. The
 free copies have a buffer of their own: as many bytes as leave in a step, on the device and in pinned host memory. It is
 made after the peak was measured, and freed afterwards.
 """
@@ -46,10 +46,10 @@ from bench.memory.execution_tables import WITH_HIDDEN_COPIES, WITHOUT_COPIES, sh
 from bench.memory.record_steps import RECIPES
 from bench.tools.results import load, save_case
 from bench.tools.script import command_line, note, run_main
-from ucudnn.memory.torch.training_step import TrainingRecipe
+from ucudnn.memory.torch.comparison.trial import run_apart
+from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialResult, TrialSettings
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
 from ucudnn.memory.torch.trials.budget_series import BudgetTrials
-from ucudnn.memory.torch.trials.trial import run_apart
-from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialResult, TrialSettings
 from ucudnn.memory.torch.trials.trial_series import SeriesMember, run_series_apart
 from ucudnn.problem import MathMode
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ucudnn.memory.torch.trials.contention import MOST_EXTRA
-from ucudnn.memory.torch.trials.trial_result import PYTORCH
+from ucudnn.memory.torch.comparison.contention import MOST_EXTRA
+from ucudnn.memory.torch.comparison.trial_result import PYTORCH
 
 WITHOUT_COPIES, WITH_HIDDEN_COPIES = "stock", "swap-hidden"
 GIB = 2**30

@@ -35,17 +35,17 @@ from bench.torch.measuring import conditions
 from tests.support.host_gpu import PROBLEM
 from tests.support.moving_plans import shaken
 from ucudnn.backends.cudnn.backend import CudnnBackend
-from ucudnn.benchmarking.untimed_division import equal_parts
+from ucudnn.benchmarking.unmeasured.untimed_division import equal_parts
 from ucudnn.execution.plan import make_plan
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution
 from ucudnn.memory.torch.convolutions.step_kernel import StepKernel
-from ucudnn.memory.torch.execution.fit import fit, fit_plan
-from ucudnn.memory.torch.execution.fitted_step import FittedStep
-from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
-from ucudnn.memory.torch.tracer import TracedTensor
+from ucudnn.memory.torch.running.fit import fit, fit_plan
+from ucudnn.memory.torch.running.fitted_step import FittedStep
+from ucudnn.memory.torch.subject.step_arguments import step_subject
+from ucudnn.memory.torch.subject.traced_values import TracedTensor
 from ucudnn.problem import Operation
-from ucudnn.torch.gpu import TorchGpu
+from ucudnn.torch.device.gpu import TorchGpu
 
 POLICIES = ("stock", "checkpoint", "vdnn-ext-all-p")
 COUNTED = (ActionKind.RUN, ActionKind.RECOMPUTE, ActionKind.OFFLOAD, ActionKind.PREFETCH)

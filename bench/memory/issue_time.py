@@ -27,10 +27,10 @@ from bench.memory.record_steps import RECIPES
 from bench.tools.results import save_case
 from bench.tools.script import command_line, note, run_main, verdict
 from bench.torch.measuring import conditions
-from ucudnn.memory.torch.execution.fit import FitOptions, fit_subject
-from ucudnn.memory.torch.training_step import TrainingStep
-from ucudnn.memory.torch.trials.trial import trial_step, trial_subject, with_plan
-from ucudnn.memory.torch.trials.trial_result import TrialSettings
+from ucudnn.memory.torch.comparison.trial import trial_step, trial_subject, with_plan
+from ucudnn.memory.torch.comparison.trial_result import TrialSettings
+from ucudnn.memory.torch.measuring.training_step import TrainingStep
+from ucudnn.memory.torch.running.fit import FitOptions, fit_subject
 
 POLICIES = ("stock", "checkpoint", "vdnn-ext-all-p")
 EAGER = "eager"

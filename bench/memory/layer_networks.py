@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from bench.memory.layer_step import FeatureMap, LayerRules, LayerStep
-from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.step.graph import StepGraph
 
 CLASSES = 1000
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
+from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 from ucudnn.problem import ConvolutionProblem, Operation
 
 _BYTES = 4  # of a float32

@@ -15,8 +15,8 @@ from bench.tools.results import cpu_conditions, save
 from bench.tools.script import command_line, note, out_of, run_main
 from ucudnn.memory.devices.profile import DeviceProfile, load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import Phase, StepGraph
-from ucudnn.memory.steps import open_step
+from ucudnn.memory.step.graph import Phase, StepGraph
+from ucudnn.memory.step.shipped import open_step
 
 STEPS = {"resnet50": 256, "inception_v3": 64, "densenet121": 64, "vgg16": 128, "unet2d": 8, "unet3d": 4, "gpt2": 8}
 POLICIES = (

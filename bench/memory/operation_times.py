@@ -22,9 +22,9 @@ from bench.tools.script import add_backend, add_names, command_line, note, out_o
 from bench.torch.measuring import conditions, device_of
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.torch.measure import measure
+from ucudnn.memory.torch.measuring.measure import measure
+from ucudnn.memory.torch.measuring.training_step import make_step
 from ucudnn.memory.torch.record import trace_step
-from ucudnn.memory.torch.training_step import make_step
 
 PRECISIONS = {"fma": "highest", "tf32": "high"}
 """PyTorch's names of how float32 is multiplied outside of convolutions."""

@@ -11,11 +11,11 @@ from bench.tools.script import command_line, out_of
 from ucudnn.errors import BudgetError
 from ucudnn.memory.devices.profile import DeviceProfile
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.policies.catalog import MemoryPolicy, find_policy
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.steps import open_step, shipped_steps
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.shipped import open_step, shipped_steps
 
 MIB, GIB = 2**20, 2**30
 PYTORCH, LAYERS, LEAN = "as PyTorch runs it", "as layers of cuDNN", "as layers that free outputs early"

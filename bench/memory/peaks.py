@@ -25,16 +25,16 @@ from bench.memory.record_steps import RECIPES
 from bench.tools.results import save
 from bench.tools.script import add_backend, add_names, command_line, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions, device_of
-from ucudnn.memory.costs import Costs
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.liveness import measure_liveness
-from ucudnn.memory.steps import open_step
-from ucudnn.memory.torch.measure import measure
-from ucudnn.memory.torch.measured_peak import library_bytes, measured_peak
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.shipped import open_step
+from ucudnn.memory.torch.measuring.measure import measure
+from ucudnn.memory.torch.measuring.measured_peak import library_bytes, measured_peak
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, TrainingStep, make_step
 from ucudnn.memory.torch.record import trace_step
-from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
 
 GIB = 2**30
 BATCHES = {"resnet50": 256, "vgg16_bn": 128, "inception_v3": 128, "densenet121": 128, "unet3d": 4, "gpt2": 8}

@@ -31,25 +31,25 @@ from bench.memory.execution import BATCHES, SHARES
 from bench.tools.results import cpu_conditions, save
 from bench.tools.script import add_names, command_line, note, out_of, run_main
 from ucudnn.errors import BudgetError
-from ucudnn.memory.costs import Costs
+from ucudnn.memory.allocator.block import BlockLimits
+from ucudnn.memory.allocator.compaction import Compaction, compact
+from ucudnn.memory.allocator.headroom import AllocatorRoom
+from ucudnn.memory.allocator.replay import replay_allocator, replay_returns
+from ucudnn.memory.allocator.step_replay import ReplayedPlan
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import Role, StepGraph
-from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.planner.planner import frugal_plan, least_plan, make_plan, returns_ms
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.choice import frugal_plan, least_plan, make_plan, returns_ms
-from ucudnn.memory.pools.allocator_replay import replay_allocator, replay_returns
-from ucudnn.memory.pools.allocator_room import AllocatorRoom
 from ucudnn.memory.pools.best_fit import BestFitPool
-from ucudnn.memory.pools.moving.block import BlockLimits
-from ucudnn.memory.pools.moving.compaction import Compaction, compact
 from ucudnn.memory.pools.placement import live_bytes
 from ucudnn.memory.pools.planned import PlannedPool
-from ucudnn.memory.pools.step_replay import ReplayedPlan
 from ucudnn.memory.simulation.late_copies import with_late_copies
 from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.steps import open_step
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Role, StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.shipped import open_step
 
 SPARED = 0.015  # of a budget, as on a GPU
 PART = 0.97  # of the budget that live bytes take

@@ -14,11 +14,8 @@ from bench.paper.planning import timed_ms
 from bench.tools.results import cpu_conditions, json_text, save
 from bench.tools.script import command_line, out_of, run_main, verdict
 from ucudnn.errors import BudgetError
-from ucudnn.memory.costs import Costs
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy
 from ucudnn.memory.pools.best_fit import BestFitPool
@@ -26,7 +23,10 @@ from ucudnn.memory.pools.placement import Pool
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.steps import open_step, shipped_steps
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.shipped import open_step, shipped_steps
 
 SHARES = (0.8, 0.6, 0.4)
 """Budgets that are asked of policies which can keep less than the step's peak, as shares of the peak."""

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.tools.script import add_names, command_line
-from ucudnn.memory.step_file import encode_step
+from ucudnn.memory.step.file import encode_step
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
 from ucudnn.memory.torch.record import record
-from ucudnn.memory.torch.training_step import TrainingRecipe
 from ucudnn.reporting.output_file import write_whole
 
 STEPS = Path(__file__).parents[2] / "ucudnn" / "memory" / "steps"

@@ -15,10 +15,10 @@ from bench.memory.layer_step import LayerRules
 from bench.memory.paper_rows import GIB, MIB, PYTORCH, PaperRow, print_and_save, simulated, table_parser
 from bench.tools.script import note, run_main
 from ucudnn.memory.devices.profile import load_device
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.policies.swaps.swap import SwapPolicy
 from ucudnn.memory.simulation.result import Simulation
-from ucudnn.memory.steps import open_step, shipped_steps
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.shipped import open_step, shipped_steps
 
 M40 = load_device("m40")
 MEMORY = 12 * GIB

@@ -20,9 +20,9 @@ from bench.memory.swap import M40, MEMORY, MOST_PERCENT, saved_bytes
 from bench.memory.translation_step import TranslatorSizes, translator_step
 from bench.tools.results import cpu_conditions, save
 from bench.tools.script import note, out_of, run_main
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.policies.swaps.swap import SwapPolicy
 from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.step.graph import StepGraph
 
 LAYERS = {"3 + 3 layers": 3, "4 + 4 layers": 4}
 SWAPPING = {"3 + 3 layers, 40 steps": TranslatorSizes(40, 3), "4 + 4 layers, 50 steps": TranslatorSizes(50, 4)}

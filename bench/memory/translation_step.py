@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bench.memory.layer_step import LayerRules, LayerStep
-from ucudnn.memory.graph import Affine, Phase, Role, StepGraph
+from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph
 
 WIDTH, LAYERS, WORDS, CLASSES = 1024, 3, 40_000, 512
 """Of TensorFlow's tutorial: size of states, layers, vocabulary, and the words that its sampled loss compares."""

@@ -19,8 +19,8 @@ from bench.memory.paper_rows import (
 from bench.tools.script import run_main, verdict
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.step.graph import StepGraph
 
 TITAN = load_device("titan-x")
 MEMORY = 12 * GIB

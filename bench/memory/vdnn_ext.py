@@ -19,13 +19,13 @@ from bench.memory.paper_rows import MIB, PaperRow, print_and_save, simulated, ta
 from bench.tools.script import run_main, verdict
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.layers import find_layers
 from ucudnn.memory.policies.vdnn import Offloads, vdnn_plan
 from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.simulation.stalls import with_stalls
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.layers import find_layers
 
 GTX = load_device("gtx-970")
 MEMORY = GTX.memory_bytes

@@ -24,11 +24,11 @@ from bench.torch.measuring import MIB, conditions, device_of, torch_command_line
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
 from ucudnn.backends.cudnn.backend import CudnnBackend
-from ucudnn.benchmarking.untimed_division import equal_parts
+from ucudnn.benchmarking.unmeasured.untimed_division import equal_parts
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm, Effort, MeasurementStatus
-from ucudnn.torch.gpu import TorchGpu
-from ucudnn.torch.tuning.tuned_kernel import TunedKernel
+from ucudnn.torch.calls.candidate_kernel import TunedKernel
+from ucudnn.torch.device.gpu import TorchGpu
 
 LIMITS = {"no limit": 6 << 30, "64 MiB": 64 * MIB}
 TURNS, SAMPLE_MS, MOST_CALLS = 9, 1.0, 12

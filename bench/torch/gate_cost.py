@@ -44,14 +44,14 @@ from tests.support.host_gpu import Host
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.native import build
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.torch.fast_tensors import empty_of
+from ucudnn.torch.device.fast_tensors import empty_of
+from ucudnn.torch.device.gpu import TorchGpu
+from ucudnn.torch.device.timed_device import FreeBlocks, Program
 from ucudnn.torch.gate.call_gate import CallGate, GateOutput, GateRule, look_of
-from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.steps.trial_ledger import TrialLedger
+from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
-from ucudnn.torch.tuning.candidate_source import CandidateSource
-from ucudnn.torch.tuning.program import FreeBlocks, Program
 from ucudnn.torch.tuning.tuner import Tuner
 
 CALLS = 50  # so few that most samples are not interrupted by other processes

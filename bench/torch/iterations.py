@@ -23,7 +23,7 @@ from bench.tools.results import save_case
 from bench.tools.script import out_of, run_main
 from bench.torch.measuring import conditions, device_of, interceptor_for, torch_command_line
 from bench.torch.step import network_step, steps_in_turn
-from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.calls.interceptor import Interceptor
 
 CANDIDATES = {"tf32": "cudnn", "fma": "cudnn:legacy"}
 """The backend of each math mode."""

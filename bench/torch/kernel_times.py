@@ -8,8 +8,8 @@ import torch
 
 from bench.torch.network_times import Clock
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.torch.fused_call import FusedCall
-from ucudnn.torch.kernel_call import KernelCall
+from ucudnn.torch.calls.fused_call import FusedCall
+from ucudnn.torch.calls.kernel_call import KernelCall
 
 
 class KernelTimes:

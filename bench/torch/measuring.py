@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.tools.script import add_backend, command_line
 from ucudnn.backends.cudnn.gpu.base import driver_version
-from ucudnn.torch.aten_kernels import held_bytes
+from ucudnn.torch.calls.aten_kernels import held_bytes
+from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.factory import open_interceptor
 from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.gate.gate_library import GateLibrary
-from ucudnn.torch.interceptor import Interceptor
 
 MIB = 2**20
 _BUILDING_S = 600

@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 
-from ucudnn.memory.torch.device_use.nvml import driver_of
+from ucudnn.memory.torch.device.nvml import driver_of
 
 _READINGS = {
     "sm_mhz": ("nvmlDeviceGetClockInfo", 1),

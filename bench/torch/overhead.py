@@ -22,7 +22,7 @@ from bench.tools.results import save_run
 from bench.tools.script import out_of, run_main, verdict
 from bench.torch.measuring import conditions, device_of, interceptor_for, torch_command_line
 from ucudnn.backends.cudnn.backend import CudnnBackend
-from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.summary import summarize
 

@@ -34,7 +34,7 @@ from bench.torch.measuring import (
 )
 from bench.torch.models import image_model, small_resnet
 from ucudnn.settings import Settings
-from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.summary import summarize
 from ucudnn.units import parse_bytes

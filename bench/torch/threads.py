@@ -21,7 +21,7 @@ from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cpu.blas_threads import can_limit
 from ucudnn.handle import Handle
 from ucudnn.torch import turn_on
-from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.overrides import process_overrides
 
 ALONE, ONE, ALL = "PyTorch alone", "ucudnn, one thread", "ucudnn, all threads"

@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 from bench.memory import execution
 from bench.memory.execution_tables import FLOOR, HIDDEN_COLUMNS, hidden_rows
 from bench.tools.results import load
+from ucudnn.memory.torch.comparison.trial import run_trial
 from ucudnn.memory.torch.trials.budget_series import BudgetSeries
-from ucudnn.memory.torch.trials.trial import run_trial
 from ucudnn.memory.torch.trials.trial_series import TrialSeries
 
 pytestmark = pytest.mark.usefixtures("one_thread", "older_objects_frozen")

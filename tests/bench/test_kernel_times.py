@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("torch")
 
 from bench.torch.kernel_times import KernelTimes
-from ucudnn.torch.fused_call import FusedCall
-from ucudnn.torch.kernel_call import KernelCall
+from ucudnn.torch.calls.fused_call import FusedCall
+from ucudnn.torch.calls.kernel_call import KernelCall
 
 
 class Clock:

@@ -8,11 +8,11 @@ from bench.memory.layer_networks import NETWORKS
 from bench.memory.layer_step import LayerRules, LayerStep
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import Phase, Role
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies.catalog import find_policy
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.steps import open_step
+from ucudnn.memory.step.graph import Phase, Role
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.shipped import open_step
 
 
 def convolutions(graph):

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from bench.memory.record_steps import RECIPES
-from ucudnn.memory.steps import open_step, shipped_steps
+from ucudnn.memory.step.shipped import open_step, shipped_steps
 from ucudnn.memory.torch.record import record
 
 

@@ -13,8 +13,8 @@ from ucudnn.memory.devices.profile import load_device  # noqa: E402
 from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
 from ucudnn.memory.policies.catalog import find_policy  # noqa: E402
 from ucudnn.memory.simulation.simulator import simulate  # noqa: E402
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.record import record  # noqa: E402
-from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("older_objects_frozen")
 

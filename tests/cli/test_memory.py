@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.saved_files import save_step
 from tests.support.step_graphs import StepBuilder
-from ucudnn.memory.graph import Role
-from ucudnn.memory.steps import open_step
+from ucudnn.memory.step.graph import Role
+from ucudnn.memory.step.shipped import open_step
 
 GIB = 2**30
 

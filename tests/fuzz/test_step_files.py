@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from tests.support.fuzzing import check, damaged, fuzz
 from tests.support.step_graphs import StepBuilder
-from ucudnn.memory.graph import Affine, Phase, Role
 from ucudnn.memory.policies.catalog import POLICIES
-from ucudnn.memory.step_file import encode_step
+from ucudnn.memory.step.file import encode_step
+from ucudnn.memory.step.graph import Affine, Phase, Role
 from ucudnn.problem import ConvolutionProblem, Operation
 
 

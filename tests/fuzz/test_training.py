@@ -21,7 +21,7 @@ from torch import nn
 from tests.support.fuzzing import DIGITS, LINKS, NUMBERS, OUTPUTS, SIZES, STREAMS, VALUES, check, fuzz
 from ucudnn.errors import UcudnnError
 from ucudnn.memory.policies.catalog import POLICIES
-from ucudnn.memory.torch.execution.fit import fit
+from ucudnn.memory.torch.running.fit import fit
 from ucudnn.settings import VARIABLES
 
 pytestmark = pytest.mark.usefixtures("older_objects_frozen")

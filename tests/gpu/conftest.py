@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items):
 def small_programs_are_tuned(monkeypatch):
     """Let programs of tests be tuned although they are so small that their host bounds them."""
     try:
-        from ucudnn.torch.tuning.program import ProgramOnGpu
+        from ucudnn.torch.device.timed_device import ProgramOnGpu
     except ImportError:  # there is no PyTorch, so nothing is tuned
         return
     monkeypatch.setattr(ProgramOnGpu, "can_delay", False)

@@ -11,7 +11,7 @@ import ucudnn.torch  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.benchmarking.measurer import LocalMeasurer  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.tuning.candidate import WRONG, CandidateState  # noqa: E402
+from ucudnn.torch.trials.candidate import WRONG, CandidateState  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 

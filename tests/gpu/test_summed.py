@@ -253,7 +253,7 @@ def test_a_thread_that_has_only_chosen_its_gpu_loads_the_kernels():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch has no GPU")
-    from ucudnn.torch.gpu import TorchGpu
+    from ucudnn.torch.device.gpu import TorchGpu
 
     torch.zeros(1, device="cuda")
     found = []

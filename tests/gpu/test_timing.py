@@ -13,7 +13,7 @@ from ucudnn.problem import ConvolutionProblem, Operation
 def devices():
     yield CupyGpu(0)
     torch = pytest.importorskip("torch")
-    from ucudnn.torch.gpu import TorchGpu
+    from ucudnn.torch.device.gpu import TorchGpu
 
     torch.zeros(1, device="cuda")
     yield TorchGpu(0)

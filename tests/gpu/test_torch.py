@@ -19,8 +19,8 @@ from tests.support.ranks import run_ranks  # noqa: E402
 from tests.support.torch_cases import CASES, asked, default_flags, modules  # noqa: E402
 from ucudnn import Effort  # noqa: E402
 from ucudnn.problem import MathMode  # noqa: E402
-from ucudnn.torch.aten_kernels import held_bytes  # noqa: E402
-from ucudnn.torch.kernel_call import IN_CAPTURE  # noqa: E402
+from ucudnn.torch.calls.aten_kernels import held_bytes  # noqa: E402
+from ucudnn.torch.calls.kernel_call import IN_CAPTURE  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
@@ -513,7 +513,7 @@ print("fine")
 def test_machines_are_described_as_with_cupy():
     cupy = pytest.importorskip("cupy")
     from ucudnn.backends.cudnn.gpu.cupy_gpu import CupyGpu
-    from ucudnn.torch.gpu import TorchGpu
+    from ucudnn.torch.device.gpu import TorchGpu
 
     ours, theirs = TorchGpu(0).machine(), CupyGpu(0).machine()
     assert ours.keys() == theirs.keys()
@@ -526,7 +526,7 @@ def test_random_operands_are_the_same_for_every_library():
 
     from ucudnn.backends.cudnn.gpu.base import random_block
     from ucudnn.problem import DataType
-    from ucudnn.torch.gpu import TorchGpu
+    from ucudnn.torch.device.gpu import TorchGpu
 
     gpu = TorchGpu(0)
     for dtype in DataType:

@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
-from ucudnn.torch.interceptor import Interceptor  # noqa: E402
+from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
+from ucudnn.torch.device.timed_device import ProgramOnGpu  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.tuning.program import ProgramOnGpu  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 

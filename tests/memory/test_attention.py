@@ -10,7 +10,7 @@ from bench.memory.attention_layers import StepByStepAttention  # noqa: E402
 from tests.support.training_steps import step_of  # noqa: E402
 from ucudnn.errors import InvalidValueError  # noqa: E402
 from ucudnn.memory.attention import AdditiveAttention  # noqa: E402
-from ucudnn.memory.torch.measured_peak import measured_peak  # noqa: E402
+from ucudnn.memory.torch.measuring.measured_peak import measured_peak  # noqa: E402
 
 BATCH, STEPS, POSITIONS, QUERY, MEMORY, HIDDEN = 3, 5, 7, 6, 10, 8
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 
 from tests.support.host_gpu import PROBLEM
-from ucudnn.benchmarking.untimed_division import equal_parts
+from ucudnn.benchmarking.unmeasured.untimed_division import equal_parts
 from ucudnn.problem import Operation
+from ucudnn.torch.calls.candidate_kernel import TunedKernel
+from ucudnn.torch.calls.problem import shapes_of
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of
-from ucudnn.torch.problem import shapes_of
-from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 
 GEOMETRY = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 

@@ -15,8 +15,8 @@ from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.torch import Enabled
-from ucudnn.torch.gpu import TorchGpu
-from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.calls.interceptor import Interceptor
+from ucudnn.torch.device.gpu import TorchGpu
 from ucudnn.torch.overrides import process_overrides
 
 PROBLEM = ConvolutionProblem(
@@ -64,14 +64,14 @@ class Host:
 
     def install(self, monkeypatch):
         """Let the package see this instead of PyTorch."""
-        monkeypatch.setattr("ucudnn.torch.gpu.torch", self)
-        monkeypatch.setattr("ucudnn.torch.kernel_call.torch", self)
-        monkeypatch.setattr("ucudnn.torch.output_form.torch", self)
+        monkeypatch.setattr("ucudnn.torch.device.gpu.torch", self)
+        monkeypatch.setattr("ucudnn.torch.calls.kernel_call.torch", self)
+        monkeypatch.setattr("ucudnn.torch.calls.output_form.torch", self)
         for module in ("gpu", "output_form"):
             monkeypatch.setattr(f"ucudnn.torch.{module}.empty_of", lambda device_type: self.empty_here)
-        monkeypatch.setattr("ucudnn.torch.gpu._current_device", lambda: self.current)
-        monkeypatch.setattr("ucudnn.torch.gpu._current_stream", lambda ordinal: self.stream)
-        monkeypatch.setattr("ucudnn.torch.gpu._is_capturing", lambda: self.captures)
+        monkeypatch.setattr("ucudnn.torch.device.gpu._current_device", lambda: self.current)
+        monkeypatch.setattr("ucudnn.torch.device.gpu._current_stream", lambda ordinal: self.stream)
+        monkeypatch.setattr("ucudnn.torch.device.gpu._is_capturing", lambda: self.captures)
         monkeypatch.setattr("ucudnn.backends.cudnn.algorithms.compile_ahead.exchange_capture_mode", lambda mode: 0)
         monkeypatch.setattr(torch.cuda, "device", self.use)
         monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: 0, raising=False)

@@ -98,11 +98,11 @@ class LazyGpu:
 
     def install(self, monkeypatch):
         """Let transfers see this in the place of a GPU."""
-        monkeypatch.setattr("ucudnn.memory.torch.execution.transfers.torch", self)
-        monkeypatch.setattr("ucudnn.memory.torch.device_use.host_block.torch", self)
-        monkeypatch.setattr("ucudnn.memory.torch.device_use.stream_copies.torch", self)
-        monkeypatch.setattr("ucudnn.memory.torch.device_use.stream_copies.current_stream", lambda _: id(self.compute))
-        monkeypatch.setattr("ucudnn.memory.torch.execution.transfers.copy_on", self._copy)
+        monkeypatch.setattr("ucudnn.memory.torch.running.transfers.torch", self)
+        monkeypatch.setattr("ucudnn.memory.torch.device.host_block.torch", self)
+        monkeypatch.setattr("ucudnn.memory.torch.device.stream_copies.torch", self)
+        monkeypatch.setattr("ucudnn.memory.torch.device.stream_copies.current_stream", lambda _: id(self.compute))
+        monkeypatch.setattr("ucudnn.memory.torch.running.transfers.copy_on", self._copy)
 
     def _copy(self, stream, target, source):
         stream.push(lambda: target.copy_(source))

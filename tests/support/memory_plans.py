@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tests.support.step_graphs import random_steps
 from tests.support.strategies import one_of, whole
-from ucudnn.memory.graph import Phase
-from ucudnn.memory.order import ORDERS
 from ucudnn.memory.plans.actions import ActionKind, offload, prefetch, recompute, run, synchronize, wait
 from ucudnn.memory.plans.blocks import ForwardBlocks
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.step.order import ORDERS
 
 
 @st.composite

@@ -3,10 +3,10 @@
 import random
 from dataclasses import replace
 
-from ucudnn.memory.graph import Phase, Role
+from ucudnn.memory.allocator.step_replay import ReplayedPlan, StepReplay
 from ucudnn.memory.plans.actions import ActionKind, Move
-from ucudnn.memory.pools.step_replay import ReplayedPlan, StepReplay
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Phase, Role
 
 
 class _Nowhere:

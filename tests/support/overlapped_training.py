@@ -24,7 +24,7 @@ from tests.support.memory_plans import random_plan_in_parts
 from tests.support.moving_plans import shaken
 from tests.support.small_networks import InPlace
 from ucudnn.memory import fit
-from ucudnn.memory.policies.choice import make_plan
+from ucudnn.memory.planner.planner import make_plan
 
 rank, store, backend = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 world, cases = int(sys.argv[4]), json.loads(sys.argv[5])

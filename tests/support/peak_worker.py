@@ -16,9 +16,9 @@ from torch import nn
 
 import ucudnn.torch
 from tests.support.trained_program import TrainedProgram
+from ucudnn.torch.device.timed_device import ProgramOnGpu
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning import tuner
-from ucudnn.torch.tuning.program import ProgramOnGpu
 
 OFF_STEPS = 60
 STEADY_STEPS = 20

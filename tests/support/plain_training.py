@@ -5,11 +5,11 @@ from collections import Counter
 
 import torch
 
-from ucudnn.memory.policies.choice import make_plan
-from ucudnn.memory.torch.execution.fit import fit_plan
-from ucudnn.memory.torch.execution.operation_costs import step_costs
-from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
-from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
+from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.torch.measuring.operation_costs import step_costs
+from ucudnn.memory.torch.running.fit import fit_plan
+from ucudnn.memory.torch.subject.step_arguments import step_subject
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 
 def optimizer_of(kind, model):

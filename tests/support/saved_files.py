@@ -1,6 +1,6 @@
 """Writes profiles and steps to files, compressed where the name ends in .gz."""
 
-from ucudnn.memory.step_file import encode_step
+from ucudnn.memory.step.file import encode_step
 from ucudnn.profiles.format import encode_profile
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from ucudnn.memory.torch.device_use import nvml
+from ucudnn.memory.torch.device import nvml
 
 GPU, MIB = torch.device("cuda", 0), 2**20
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tests.support.strategies import BOOLEANS, one_of, several_of, whole
 from ucudnn.configuration import Configuration, MicroConfiguration
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 
 
 class StepBuilder:

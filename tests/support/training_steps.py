@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from bench.memory import models
 from tests.support.small_networks import SmallInception
-from ucudnn.memory.torch.training_step import TrainingStep
+from ucudnn.memory.torch.measuring.training_step import TrainingStep
 
 
 def training_step(name, optimizer="sgd", **options):

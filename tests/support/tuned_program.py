@@ -10,16 +10,16 @@ from ucudnn.benchmarking.storage.store import open_store
 from ucudnn.handle import Handle
 from ucudnn.settings import Settings
 from ucudnn.torch import Enabled
-from ucudnn.torch.gpu import TorchGpu
-from ucudnn.torch.interceptor import Interceptor
-from ucudnn.torch.limits.memory_limit import MemoryLimit
-from ucudnn.torch.limits.plan_owner import PlanOwner, Stated
-from ucudnn.torch.limits.stated_room import StatedRoom
+from ucudnn.torch.calls.interceptor import Interceptor
+from ucudnn.torch.device.gpu import TorchGpu
+from ucudnn.torch.device.memory_limit import MemoryLimit
+from ucudnn.torch.device.stated_headroom import StatedRoom
+from ucudnn.torch.device.timed_device import FreeBlocks, HomeStream, Program
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.steps.trial_ledger import TrialLedger
+from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
-from ucudnn.torch.tuning.candidate_source import CandidateSource
-from ucudnn.torch.tuning.program import FreeBlocks, HomeStream, Program
+from ucudnn.torch.tuning.plan_owner import PlanOwner, Stated
 from ucudnn.torch.tuning.tuner import Tuner
 
 LIMIT = 3000

@@ -9,7 +9,7 @@ from tests.support.faulty_backend import FaultyBackend  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
-from ucudnn.torch.interceptor import Interceptor  # noqa: E402
+from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 F = torch.nn.functional

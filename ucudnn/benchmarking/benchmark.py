@@ -9,10 +9,10 @@ from typing import Protocol, final
 from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.backends.fork_locks import call_in_child
 from ucudnn.benchmarking.findings import Finding, Findings, FindingStorage, in_slabs, with_slab_names
-from ucudnn.benchmarking.fixed_rule import FixedRule
 from ucudnn.benchmarking.measurer import LocalMeasurer, Measurer, ProgressListener
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
+from ucudnn.benchmarking.unmeasured.heuristic_mode import FixedRule
 from ucudnn.configuration import MicroConfiguration, SlabConfiguration
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement

@@ -38,16 +38,16 @@ from ucudnn.cli.options import (
 )
 from ucudnn.cli.torch_model import record_model, training_options
 from ucudnn.command_line import NoEffect
-from ucudnn.memory.costs import Costs
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import CHOICES, device_costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies.catalog import POLICIES, find_policy, named_policies
 from ucudnn.memory.reports.comparison import POOLS, compare_policies, policy_fronts
 from ucudnn.memory.reports.explanation import PeakExplanation, explain
-from ucudnn.memory.step_file import encode_step
-from ucudnn.memory.steps import open_measured_step
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.file import encode_step
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.shipped import open_measured_step
 from ucudnn.plots import MemoryPicture, PolicyPoint, check_picture, draw_front, draw_memory
 from ucudnn.reporting.output_file import check_apart, check_distinct, check_output, write_whole
 from ucudnn.reporting.terminal import print_table, print_text, progress

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ucudnn.errors import InvalidValueError
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import Phase
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.best_fit import BestFitPool
@@ -17,6 +15,8 @@ from ucudnn.memory.reports.plan_lanes import plan_lanes, plan_phases
 from ucudnn.memory.reports.snapshot import encode_snapshot
 from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Phase
 from ucudnn.plots import AddressPicture, QueuePicture, draw_addresses, draw_queues
 from ucudnn.reporting.output_file import write_whole
 from ucudnn.units import format_bytes, format_ms

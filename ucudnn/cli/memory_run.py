@@ -32,7 +32,7 @@ from ucudnn.reporting.terminal import print_table, print_text
 from ucudnn.settings import parse_choice
 
 if TYPE_CHECKING:
-    from ucudnn.memory.torch.trials.trial_table import TrialTable
+    from ucudnn.memory.torch.comparison.trial_table import TrialTable
 
 __all__ = ["run_step"]
 

@@ -11,7 +11,7 @@ from ucudnn.command_line import NoEffect, read_settings
 from ucudnn.errors import InvalidSizeError
 from ucudnn.memory.devices.profile import shipped_devices
 from ucudnn.memory.devices.roofline import CHOICES
-from ucudnn.memory.steps import shipped_steps
+from ucudnn.memory.step.shipped import shipped_steps
 from ucudnn.networks.tables import CSV_HEADER, NETWORKS
 from ucudnn.networks.variants import LAYOUT_NAMES, Variant, variants
 from ucudnn.policy import BatchSizePolicy

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
 from ucudnn.cli.options import MODEL_BATCH, variant_of
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
 from ucudnn.networks.variants import Variant
 from ucudnn.problem import MOST_SIZE, DataType
 from ucudnn.profiles.measurement import Effort
@@ -18,8 +18,8 @@ from ucudnn.settings import Settings
 from ucudnn.units import shortened
 
 if TYPE_CHECKING:
-    from ucudnn.memory.torch.training_step import TrainingRecipe
-    from ucudnn.memory.torch.trials.trial_table import TrialTable
+    from ucudnn.memory.torch.comparison.trial_table import TrialTable
+    from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
     from ucudnn.torch.summary import Summary
 
 
@@ -157,10 +157,10 @@ def run_policies(
     """
     try:
         with interrupts_later():
-            from ucudnn.memory.torch.training_step import check_recipe
-            from ucudnn.memory.torch.trials.trial import trial_device
-            from ucudnn.memory.torch.trials.trial_result import TrialSettings
-            from ucudnn.memory.torch.trials.trial_table import compare_trials
+            from ucudnn.memory.torch.comparison.trial import trial_device
+            from ucudnn.memory.torch.comparison.trial_result import TrialSettings
+            from ucudnn.memory.torch.comparison.trial_table import compare_trials
+            from ucudnn.memory.torch.measuring.training_step import check_recipe
     except ImportError as error:
         raise _without_pytorch(error) from error
     recipe = _recipe_of(options)
@@ -180,7 +180,7 @@ def run_policies(
 
 
 def _recipe_of(options: TrainingOptions) -> "TrainingRecipe":
-    from ucudnn.memory.torch.training_step import TrainingRecipe
+    from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
     from ucudnn.torch.model_timing import parse_shape
 
     return TrainingRecipe(
@@ -202,7 +202,7 @@ def _autocast(name: str | None) -> DataType | None:
     Raises:
         InvalidValueError: if it casts to no such type.
     """
-    from ucudnn.memory.torch.training_step import AUTOCASTS
+    from ucudnn.memory.torch.measuring.training_step import AUTOCASTS
 
     found = None if name is None else next((each for each in AUTOCASTS if each.value == name.strip().lower()), None)
     if found is None and name is not None:

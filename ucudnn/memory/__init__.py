@@ -20,5 +20,5 @@ __all__ = ["fit"]
 def __getattr__(name: str) -> Any:
     """Return `fit`, with which PyTorch is imported only now."""
     if name == "fit":
-        return import_module("ucudnn.memory.torch.execution.fit").fit
+        return import_module("ucudnn.memory.torch.running.fit").fit
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,7 +33,7 @@ class Origin(Enum):
     """Where a configuration comes from.
 
     MEASURED: from measured times. FILE: from a file of plans. RULE: from the order of heuristics, because the problem
-    must repeat to the bit, or because nothing is measured before its first run (see `ucudnn.benchmarking.fixed_rule`).
+    must repeat to the bit, or because nothing is measured before its first run (see `heuristic_mode`).
     PROGRAM: from times of the program's own calls.
     """
 

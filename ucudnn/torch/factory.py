@@ -26,18 +26,18 @@ from ucudnn.planning.concurrency import groups_under
 from ucudnn.planning.plan_file import read_plans
 from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import VARIABLES, Settings, is_set, parse_choice
-from ucudnn.torch.fallbacks import Fallbacks
+from ucudnn.torch.calls.fallbacks import Fallbacks
+from ucudnn.torch.calls.interceptor import Interceptor
+from ucudnn.torch.device.gpu import TorchGpu, allocated_bytes
+from ucudnn.torch.device.memory_limit import MemoryLimit
+from ucudnn.torch.device.stated_headroom import StatedRoom
+from ucudnn.torch.device.timed_device import ProgramOnGpu
 from ucudnn.torch.gate.gate_library import GateLibrary
-from ucudnn.torch.gpu import TorchGpu, allocated_bytes
-from ucudnn.torch.interceptor import Interceptor
-from ucudnn.torch.limits.memory_limit import MemoryLimit
-from ucudnn.torch.limits.plan_owner import PlanOwner, Stated
-from ucudnn.torch.limits.stated_room import StatedRoom
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides
 from ucudnn.torch.steps.trial_ledger import TrialLedger
+from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
-from ucudnn.torch.tuning.candidate_source import CandidateSource
-from ucudnn.torch.tuning.program import ProgramOnGpu
+from ucudnn.torch.tuning.plan_owner import PlanOwner, Stated
 from ucudnn.torch.tuning.tuner import Tuner
 from ucudnn.units import parse_bytes
 

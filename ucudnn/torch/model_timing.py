@@ -18,9 +18,9 @@ from ucudnn.networks.variants import Variant
 from ucudnn.problem import MOST_SIZE, MathMode
 from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings
+from ucudnn.torch.calls.problem import DTYPES
 from ucudnn.torch.factory import interceptor_of
 from ucudnn.torch.overrides import process_overrides
-from ucudnn.torch.problem import DTYPES
 from ucudnn.torch.summary import Summary, summarize
 from ucudnn.units import shortened
 

@@ -9,9 +9,9 @@ from typing import Any, final
 import torch
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
-from ucudnn.torch.aten_kernels import OPERATORS, AtenKernels, Gradients
+from ucudnn.torch.calls.aten_kernels import OPERATORS, AtenKernels, Gradients
+from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.gate.call_gate import CallGate
-from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
 AnyInterceptor = Interceptor | AutoInterceptor

@@ -13,10 +13,10 @@ import torch
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.reporting.html_table import html_table
 from ucudnn.reporting.report import KernelReport, Report, format_workspace
-from ucudnn.torch.aten_kernels import AtenKernels
-from ucudnn.torch.fallbacks import PastLimit
-from ucudnn.torch.interceptor import Interceptor
-from ucudnn.torch.layer_owners import shapes_of
+from ucudnn.torch.calls.aten_kernels import AtenKernels
+from ucudnn.torch.calls.fallbacks import PastLimit
+from ucudnn.torch.calls.interceptor import Interceptor
+from ucudnn.torch.calls.layer_owners import shapes_of
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.tuning_report import TuningReport, report_tuning

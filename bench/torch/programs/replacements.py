@@ -53,8 +53,8 @@ from ucudnn.errors import UcudnnError
 from ucudnn.execution.plan import prepared
 from ucudnn.policy import powers_of_two
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.factory import _open_gpu
-from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.units import parse_bytes

@@ -34,7 +34,7 @@ from bench.torch.network_step import Step, step_of
 from bench.torch.network_times import Clock, steps_ms
 from bench.torch.programs.command_line import network_command_line
 from ucudnn.torch.overrides import process_overrides
-from ucudnn.torch.steps.step_times import TuningPhase
+from ucudnn.torch.steps.phase import TuningPhase
 
 MOST_LOST = 0.05
 _WARM_STEPS = 20

@@ -43,8 +43,8 @@ from bench.torch.measuring import conditions
 from bench.torch.network_step import FORMS, NETWORKS, model_of, step_of
 from bench.torch.network_times import Clock, host_ms
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.torch.call_cache import asked_convolution, present_flags
-from ucudnn.torch.problem import Geometry
+from ucudnn.torch.calls.call_cache import asked_convolution, present_flags
+from ucudnn.torch.calls.problem import Geometry
 
 STOCK, UNLIMITED = "stock", "none"
 WAYS = (STOCK, UNLIMITED, "64MiB")

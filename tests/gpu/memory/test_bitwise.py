@@ -1,6 +1,6 @@
 """Plans train to PyTorch's bits on a GPU with deterministic algorithms: every policy, and random plans.
 
-It is the twin of `tests/memory/torch/execution/test_fit.py`. PyTorch's own step is trained twice first. Where it does
+It is the twin of `tests/memory/torch/running/test_fit.py`. PyTorch's own step is trained twice first. Where it does
 not repeat itself, the operation that differs is named in a warning, and plans must stay within the spread of some runs.
 """
 

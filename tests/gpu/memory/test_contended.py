@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.training_steps import training_step  # noqa: E402
-from ucudnn.memory.torch.contended import CopiesBeside, alone_and_beside  # noqa: E402
-from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
-from ucudnn.memory.torch.measure import bandwidth  # noqa: E402
+from ucudnn.memory.torch.measuring.copy_slowdown import CopiesBeside, alone_and_beside  # noqa: E402
+from ucudnn.memory.torch.measuring.measure import bandwidth  # noqa: E402
+from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),

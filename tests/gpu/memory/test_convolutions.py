@@ -10,16 +10,16 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from bench.memory import models  # noqa: E402
+from ucudnn.memory.planner.planner import make_plan  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
-from ucudnn.memory.policies.choice import make_plan  # noqa: E402
+from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
+from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E402
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices  # noqa: E402
-from ucudnn.memory.torch.execution.fit import fit, fit_plan  # noqa: E402
-from ucudnn.memory.torch.execution.operation_costs import step_costs  # noqa: E402
-from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject  # noqa: E402
-from ucudnn.memory.torch.execution.tracing.step_trace import trace_program  # noqa: E402
-from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
-from ucudnn.memory.torch.trials.trial_result import TrialSettings  # noqa: E402
+from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
+from ucudnn.memory.torch.running.fit import fit, fit_plan  # noqa: E402
+from ucudnn.memory.torch.subject.step_arguments import step_subject  # noqa: E402
+from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 

@@ -72,7 +72,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.training_steps import training_step
 from ucudnn.memory import fit
-from ucudnn.memory.torch.device_use.usage import outside_bytes, reserve_bytes
+from ucudnn.memory.torch.device.stated_budget import outside_bytes, reserve_bytes
 
 distributed.init_process_group("nccl", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
 torch.cuda.set_device(0)

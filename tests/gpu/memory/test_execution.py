@@ -17,20 +17,20 @@ from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory.pools.host_slots import HostSlots  # noqa: E402
 from ucudnn.memory.simulation.result import Queue  # noqa: E402
 from ucudnn.memory.simulation.simulator import predicted_bytes, simulate  # noqa: E402
-from ucudnn.memory.torch.device_use.host_block import HostBlock  # noqa: E402
-from ucudnn.memory.torch.device_use.nvml import process_bytes  # noqa: E402
-from ucudnn.memory.torch.device_use.usage import (  # noqa: E402
+from ucudnn.memory.torch.comparison.device_timeline import measure_timeline  # noqa: E402
+from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
+from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E402
+from ucudnn.memory.torch.device.host_block import HostBlock  # noqa: E402
+from ucudnn.memory.torch.device.nvml import process_bytes  # noqa: E402
+from ucudnn.memory.torch.device.stated_budget import (  # noqa: E402
     library_workspace_bytes,
     outside_bytes,
     reserve_bytes,
 )
-from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
-from ucudnn.memory.torch.execution.operation_costs import measure_operator  # noqa: E402
-from ucudnn.memory.torch.execution.transfers import Transfers  # noqa: E402
-from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.trials.device_timeline import measure_timeline  # noqa: E402
-from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
-from ucudnn.memory.torch.trials.trial_result import TrialSettings  # noqa: E402
+from ucudnn.memory.torch.measuring.operation_costs import measure_operator  # noqa: E402
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
+from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from ucudnn.memory.torch.running.transfers import Transfers  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 ALONE = pytest.mark.alone  # others' memory may count as ours, and their work changes which algorithms trials choose
@@ -320,7 +320,7 @@ def test_the_first_step_within_a_budget_takes_less_than_the_others(monkeypatch, 
 def test_a_budget_lets_segments_grow_while_the_program_runs():
     script = """
         import torch
-        from ucudnn.memory.torch.device_use.allocator import expand_segments
+        from ucudnn.memory.torch.device.allocator import expand_segments
         kept = torch.ones(3 << 20, device="cuda")
         assert expand_segments(torch.device("cuda", 0)) == "", "PyTorch refuses"
         more = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")

@@ -13,7 +13,7 @@ from tests.support.plain_training import state_of  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from tests.support.training_steps import training_step  # noqa: E402
 from ucudnn.errors import StepGraphError  # noqa: E402
-from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
+from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 

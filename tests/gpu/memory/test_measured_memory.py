@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
-from ucudnn.memory.torch.trials.trial_result import TrialSettings  # noqa: E402
+from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
+from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E402
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 

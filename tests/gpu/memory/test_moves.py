@@ -11,13 +11,13 @@ from tests.support.large_unet import RECIPE  # noqa: E402
 from tests.support.moving_plans import shaken  # noqa: E402
 from tests.support.plain_training import Race, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
-from ucudnn.memory.policies.choice import make_plan  # noqa: E402
-from ucudnn.memory.torch.device_use.stream_copies import slide  # noqa: E402
-from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes  # noqa: E402
-from ucudnn.memory.torch.execution.code_support import arrive, leave  # noqa: E402
-from ucudnn.memory.torch.execution.fit import FitOptions, fit, fit_subject  # noqa: E402
-from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
-from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialSettings  # noqa: E402
+from ucudnn.memory.planner.planner import make_plan  # noqa: E402
+from ucudnn.memory.torch.codegen.code_support import arrive, leave  # noqa: E402
+from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
+from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialSettings  # noqa: E402
+from ucudnn.memory.torch.device.stated_budget import library_workspace_bytes, outside_bytes  # noqa: E402
+from ucudnn.memory.torch.device.stream_copies import slide  # noqa: E402
+from ucudnn.memory.torch.running.fit import FitOptions, fit, fit_subject  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 

@@ -8,11 +8,11 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from ucudnn.memory.torch.device_use.scratch_order import with_scratch_pieces  # noqa: E402
-from ucudnn.memory.torch.execution.operation_costs import measure_operator  # noqa: E402
-from ucudnn.memory.torch.execution.step_program import StepSubject  # noqa: E402
-from ucudnn.memory.torch.execution.tracing.step_trace import trace_program  # noqa: E402
-from ucudnn.memory.torch.made_operands import operand_storages, operator_on_made_up  # noqa: E402
+from ucudnn.memory.torch.measuring.made_operands import operand_storages, operator_on_made_up  # noqa: E402
+from ucudnn.memory.torch.measuring.operation_costs import measure_operator  # noqa: E402
+from ucudnn.memory.torch.measuring.scratch_order import with_scratch_pieces  # noqa: E402
+from ucudnn.memory.torch.subject.step_program import StepSubject  # noqa: E402
+from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from tests.support.training_steps import training_step  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.torch.device_use.usage import outside_bytes, read_outside  # noqa: E402
+from ucudnn.memory.torch.device.stated_budget import outside_bytes, read_outside  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 

@@ -9,7 +9,7 @@ import pytest
 from ucudnn.errors import ProfileError
 from ucudnn.memory.devices.profile import load_device, shipped_devices
 from ucudnn.memory.devices.roofline import convolution_front, device_costs
-from ucudnn.memory.steps import open_step
+from ucudnn.memory.step.shipped import open_step
 from ucudnn.problem import ConvolutionProblem, Layout, Operation
 
 FIGURES = {

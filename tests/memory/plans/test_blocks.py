@@ -4,13 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
-from ucudnn.memory.graph import Role
-from ucudnn.memory.order import ORDERS
 from ucudnn.memory.plans.actions import recompute, run
 from ucudnn.memory.plans.blocks import Block, ForwardBlocks
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Role
+from ucudnn.memory.step.order import ORDERS
 
 
 def chain(layers, size=10):

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
-from ucudnn.memory.graph import Role
 from ucudnn.memory.plans.actions import ActionKind, free, offload, prefetch, recompute, run, wait
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.step.graph import Role
 
 
 def test_activations_go_after_their_last_access_and_nothing_else_goes():

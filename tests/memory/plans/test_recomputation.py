@@ -1,8 +1,8 @@
 """Tests of which operations run again to make freed bytes again."""
 
 from tests.support.step_graphs import StepBuilder
-from ucudnn.memory.graph import Role
 from ucudnn.memory.plans.recomputation import recomputation
+from ucudnn.memory.step.graph import Role
 
 
 def remake(graph, wanted, absent, candidates=None):

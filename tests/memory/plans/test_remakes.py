@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
-from ucudnn.memory.graph import Role
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.plans.remakes import DroppedActivations
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Role
 
 
 def line():

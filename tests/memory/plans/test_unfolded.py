@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
-from ucudnn.memory.graph import Phase, Role
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import ActionKind, free, offload, prefetch, recompute, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.plans.remakes import DroppedActivations
 from ucudnn.memory.plans.unfolded import UnfoldedStep
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Phase, Role
+from ucudnn.memory.step.liveness import measure_liveness
 
 
 def line():

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import MemoryPlanError
-from ucudnn.memory.graph import Phase, Role
 from ucudnn.memory.plans.actions import (
     Action,
     ActionKind,
@@ -21,6 +20,7 @@ from ucudnn.memory.plans.actions import (
     wait,
 )
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.step.graph import Phase, Role
 
 
 def updated_step():

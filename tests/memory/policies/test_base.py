@@ -4,9 +4,9 @@ import pytest
 
 from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import BudgetError
-from ucudnn.memory.graph import Role
 from ucudnn.memory.policies.base import BasePolicy
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Role
 
 
 def line():

@@ -4,11 +4,11 @@ import pytest
 
 from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import BudgetError
-from ucudnn.memory.graph import Role
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import ActionKind, free, recompute, run
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Role
+from ucudnn.memory.step.liveness import measure_liveness
 
 
 def chain(layers, times=None):

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
 from ucudnn.errors import BudgetError, InvalidValueError
-from ucudnn.memory.graph import Phase, Role
-from ucudnn.memory.liveness import measure_liveness
-from ucudnn.memory.order import ORDERS
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.policies.catalog import POLICIES, find_policy, named_policies
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Phase, Role
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.order import ORDERS
 
 EVERY = {
     **POLICIES,

@@ -5,12 +5,12 @@ import pytest
 from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, alternatives, small_branches, small_line
 from ucudnn.errors import BudgetError
-from ucudnn.memory.graph import Role
-from ucudnn.memory.layers import StepLayer
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies.dymem import DymemPolicy, restarted_pool, search_prefetch_layers
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Role
+from ucudnn.memory.step.layers import StepLayer
+from ucudnn.memory.step.liveness import measure_liveness
 
 MIB = 1 << 20
 

@@ -10,14 +10,14 @@ from tests.support.step_graphs import StepBuilder, random_steps
 from ucudnn.errors import BudgetError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import Role
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.policies.joint import JointPolicy
 from ucudnn.memory.policies.selective import SelectivePolicy
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.steps import open_step
+from ucudnn.memory.step.graph import Role
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.shipped import open_step
 
 
 def layers(count):

@@ -4,12 +4,12 @@ import pytest
 
 from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import BudgetError
-from ucudnn.memory.graph import Role
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.selective import SelectivePolicy
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Role
+from ucudnn.memory.step.liveness import measure_liveness
 
 
 def layers(count, slow=10.0, fast=1.0):

@@ -5,10 +5,10 @@ import pytest
 from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, alternatives, small_branches, small_line
 from ucudnn.errors import BudgetError
-from ucudnn.memory.graph import Role
-from ucudnn.memory.layers import StepLayer, find_layers
 from ucudnn.memory.policies.vdnn import VdnnPolicy, find_prefetch_layer, vdnn_plan
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Role
+from ucudnn.memory.step.layers import StepLayer, find_layers
 
 
 def planned(builder, offloads):

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, alternatives, random_convolution_steps, small_branches, small_line
 from ucudnn.errors import BudgetError
-from ucudnn.memory.graph import Role
 from ucudnn.memory.policies.vdnn import VdnnPolicy
 from ucudnn.memory.policies.vdnn_dynamic import VdnnDynamicPolicy
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Role
 
 STATIC = {
     f"{offloads} {letter}": VdnnPolicy(offloads=offloads, fastest=letter == "p")

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, random_convolution_steps, small_branches, small_line
 from ucudnn.errors import BudgetError
-from ucudnn.memory.graph import Role
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.policies.vdnn import VdnnPolicy
 from ucudnn.memory.policies.vdnn_ext import VdnnExtPolicy
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Role
 
 
 def planned(builder, offloads):

@@ -9,7 +9,7 @@ from ucudnn.memory.policies.catalog import find_policy
 from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.steps import open_step, shipped_steps
+from ucudnn.memory.step.shipped import open_step, shipped_steps
 
 
 @pytest.mark.parametrize("name", shipped_steps())

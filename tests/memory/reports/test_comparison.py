@@ -15,7 +15,7 @@ from ucudnn.memory.policies.catalog import find_policy
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.reports.comparison import POOLS, compare_policies, policy_fronts
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.steps import open_step
+from ucudnn.memory.step.shipped import open_step
 
 GIB = 2**30
 

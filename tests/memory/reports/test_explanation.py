@@ -8,11 +8,11 @@ from tests.support.step_graphs import StepBuilder, small_line
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import Affine
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.reports.explanation import FLOOR, explain, floor_batch, largest_batch, least_budget
-from ucudnn.memory.steps import open_step
+from ucudnn.memory.step.graph import Affine
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.shipped import open_step
 from ucudnn.problem import MOST_SIZE, ConvolutionProblem, Operation
 from ucudnn.units import format_bytes
 

@@ -5,8 +5,6 @@ import pytest
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import Role
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.reports.ownership import (
     GRADIENTS,
     PASSING,
@@ -16,7 +14,9 @@ from ucudnn.memory.reports.ownership import (
     memory_over_time,
     owners_at,
 )
-from ucudnn.memory.steps import open_step, shipped_steps
+from ucudnn.memory.step.graph import Role
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.shipped import open_step, shipped_steps
 
 
 def small_step():

@@ -1,7 +1,6 @@
 """Tests of what a report says of the host, and of what a plan does to layers."""
 
 from tests.support.step_graphs import StepBuilder, small_line
-from ucudnn.memory.graph import Phase
 from ucudnn.memory.plans.actions import free, offload, prefetch, recompute, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import POLICIES
@@ -14,6 +13,7 @@ from ucudnn.memory.reports.plan_summary import (
     plan_lines,
 )
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import Phase
 
 
 def test_a_report_says_how_long_the_host_issues_operations_and_whether_it_bounds_the_step():

@@ -12,7 +12,7 @@ from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.policies.catalog import find_policy
 from ucudnn.memory.reports.snapshot import encode_snapshot, plan_snapshot
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.steps import open_step
+from ucudnn.memory.step.shipped import open_step
 
 
 def live_bytes_of(snapshot):

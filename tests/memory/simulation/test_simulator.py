@@ -9,11 +9,11 @@ from tests.support.reference_simulator import OutOfMemoryError, ReferenceSimulat
 from tests.support.step_graphs import StepBuilder
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import BudgetError
-from ucudnn.memory.graph import Role
 from ucudnn.memory.plans.actions import free, offload, prefetch, recompute, run, synchronize, wait
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
+from ucudnn.memory.step.graph import Role
 
 COMPUTE, OUT, BACK = Queue.COMPUTE, Queue.TO_HOST, Queue.FROM_HOST
 

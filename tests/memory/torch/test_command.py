@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from tests.support.paths import ROOT
 from ucudnn.cli.app import main
-from ucudnn.memory.steps import open_measured_step, open_step
+from ucudnn.memory.step.shipped import open_measured_step, open_step
 
 UNET = ("tests.support.training_steps:small_unet", "--shape", "3x16x16")
 BROKEN = "tests.support.broken_models"

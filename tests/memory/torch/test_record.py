@@ -11,9 +11,9 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from tests.support.training_steps import Lambda, step_of, training_step  # noqa: E402
 from ucudnn.errors import InvalidNetworkError, InvalidValueError, StepGraphError  # noqa: E402
-from ucudnn.memory.graph import Phase, Role  # noqa: E402
+from ucudnn.memory.step.graph import Phase, Role  # noqa: E402
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.record import record, record_measured, trace_step  # noqa: E402
-from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.networks.variants import Variant  # noqa: E402
 from ucudnn.problem import DataType, Layout, Operation  # noqa: E402
 

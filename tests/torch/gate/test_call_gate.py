@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn  # noqa: E402
-from ucudnn.torch.aten_kernels import AtenKernels  # noqa: E402
+from ucudnn.torch.calls.aten_kernels import AtenKernels  # noqa: E402
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of  # noqa: E402
 
 CASES = {

@@ -8,7 +8,7 @@ from bench.torch.bias import CASES, measure, problem_of  # noqa: E402
 from tests.support.problems import make_problem  # noqa: E402
 from ucudnn.backends.candidates import Candidates  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
-from ucudnn.torch.gpu import TorchGpu  # noqa: E402
+from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
 
 
 def test_each_kind_of_engine_is_timed_within_each_limit(host, capsys):

@@ -25,7 +25,7 @@ from ucudnn.backends.cudnn.gpu.base import Timed  # noqa: E402
 from ucudnn.backends.prefetch import PrefetchRequest  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.problem import MathMode, Operation  # noqa: E402
-from ucudnn.torch.gpu import TorchGpu  # noqa: E402
+from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from tests.support.direct_call import DirectCall  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
-from ucudnn.torch.gate.direct_kernel import direct_kernel  # noqa: E402
-from ucudnn.torch.gpu import TorchGpu  # noqa: E402
+from ucudnn.torch.calls.direct_kernel import direct_kernel  # noqa: E402
+from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.handle import save_plans  # noqa: E402
 from ucudnn.planning.choices import Origin  # noqa: E402
 from ucudnn.problem import WITH_BIAS  # noqa: E402
-from ucudnn.torch import fused_choice  # noqa: E402
+from ucudnn.torch.calls import fused_choice  # noqa: E402
 
 LIMIT = 3000
 """Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""

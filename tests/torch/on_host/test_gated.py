@@ -9,13 +9,13 @@ from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram, python_calls  # noqa: E402
 from ucudnn.execution.launcher import BoundKernel  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
+from ucudnn.torch.calls.candidate_kernel import TunedKernel  # noqa: E402
 from ucudnn.torch.gate.call_gate import CallGate  # noqa: E402
 from ucudnn.torch.gate.gate_library import GateLibrary  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
 from ucudnn.torch.tuning import tuner as module  # noqa: E402
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
-from ucudnn.torch.tuning.tuned_kernel import TunedKernel  # noqa: E402
 
 MIB = 1 << 20
 

@@ -19,13 +19,13 @@ from tests.support.tuned_program import (  # noqa: E402
 )
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
 from ucudnn.problem import WITH_BIAS, Operation  # noqa: E402
-from ucudnn.torch.added_bias import is_fused  # noqa: E402
+from ucudnn.torch.calls.added_bias import is_fused  # noqa: E402
+from ucudnn.torch.calls.direct_kernel import direct_kernel  # noqa: E402
+from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.gate.call_gate import CallGate  # noqa: E402
-from ucudnn.torch.gate.direct_kernel import direct_kernel  # noqa: E402
-from ucudnn.torch.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import Overrides, process_overrides  # noqa: E402
 from ucudnn.torch.steps import step_comparison  # noqa: E402
-from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
 
 
@@ -269,7 +269,7 @@ def test_the_gate_is_opened_where_steps_end_on_the_default_stream(gated, in_pyth
 def test_the_gate_is_not_opened_again_for_kernels_that_it_can_never_compute(gated, in_python, monkeypatch):
     found, wanted = counted_openings(monkeypatch), direct_kernel
     monkeypatch.setattr(
-        "ucudnn.torch.kernel_call.direct_kernel",
+        "ucudnn.torch.calls.kernel_call.direct_kernel",
         lambda plan, backend: None if plan.problem.operation is Operation.BACKWARD_FILTER else wanted(plan, backend),
     )
     process_overrides.refresh()

@@ -19,8 +19,8 @@ from ucudnn.backends.base import Scaling  # noqa: E402
 from ucudnn.backends.cudnn.algorithms import graph_call  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
-from ucudnn.torch.gpu import TorchGpu  # noqa: E402
-from ucudnn.torch.kernel_call import IN_CAPTURE  # noqa: E402
+from ucudnn.torch.calls.kernel_call import IN_CAPTURE  # noqa: E402
+from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.workspace import allocation  # noqa: E402
 
@@ -158,7 +158,7 @@ def test_a_forked_child_does_not_use_the_gpu_and_waits_for_no_thread(host):
 def test_the_allocators_cache_is_emptied_only_if_pytorchs_benchmarks_would(host, monkeypatch, may):
     emptied = []
     host.cuda.empty_cache = lambda: emptied.append(1)
-    monkeypatch.setattr("ucudnn.torch.gpu._may_empty", lambda: may)
+    monkeypatch.setattr("ucudnn.torch.device.gpu._may_empty", lambda: may)
     with enable_on_host(host):
         convolve_and_differentiate(*image_and_filters())
     assert bool(emptied) is may

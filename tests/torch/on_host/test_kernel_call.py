@@ -13,7 +13,7 @@ from tests.support.host_gpu import (  # noqa: E402
     image_and_filters,
 )
 from ucudnn.execution.launcher import BoundKernel  # noqa: E402
-from ucudnn.torch.kernel_call import KernelCall  # noqa: E402
+from ucudnn.torch.calls.kernel_call import KernelCall  # noqa: E402
 
 F = torch.nn.functional
 

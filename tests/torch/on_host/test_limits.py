@@ -16,9 +16,9 @@ from ucudnn.execution.kernel_plans import KernelPlans  # noqa: E402
 from ucudnn.handle import Handle, save_plans  # noqa: E402
 from ucudnn.planning.choices import Origin  # noqa: E402
 from ucudnn.settings import Settings  # noqa: E402
-from ucudnn.torch.interceptor import Interceptor  # noqa: E402
+from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
 
 MIB = 1 << 20
 
@@ -238,7 +238,7 @@ def test_trials_wait_until_the_share_covers_what_new_shapes_waited_for_plans(sta
 def test_nothing_is_tried_among_deterministic_algorithms(stated, monkeypatch):
     one = stated()
     monkeypatch.setattr("ucudnn.torch.tuning.auto_interceptor._deterministic", lambda: True)
-    monkeypatch.setattr("ucudnn.torch.interceptor._deterministic", lambda: True)
+    monkeypatch.setattr("ucudnn.torch.calls.interceptor._deterministic", lambda: True)
     with one.enable() as on, torch.backends.cudnn.flags(enabled=True, deterministic=True):
         for _ in range(30):
             assert_near(one.step(), one.expected)

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import LIMIT, HostProgram, TunedProgram, end_programs  # noqa: E402
-from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
 
 ROOM = 1 << 20
 """Bytes of workspace within which no kernel is divided."""

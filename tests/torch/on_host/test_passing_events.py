@@ -12,8 +12,8 @@ from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch import Enabled  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps import step_tracker  # noqa: E402
-from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
-from ucudnn.torch.tuning.candidate import FAILED  # noqa: E402
+from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
+from ucudnn.torch.trials.candidate import FAILED  # noqa: E402
 
 ELSEWHERE = 0x40
 """Address of another stream."""

@@ -11,8 +11,8 @@ from ucudnn.errors import BackendError  # noqa: E402
 from ucudnn.execution.plan import make_plan  # noqa: E402
 from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution  # noqa: E402
 from ucudnn.memory.torch.convolutions.step_kernel import StepKernel  # noqa: E402
-from ucudnn.memory.torch.tracer import TracedTensor  # noqa: E402
-from ucudnn.torch.gpu import TorchGpu  # noqa: E402
+from ucudnn.memory.torch.subject.traced_values import TracedTensor  # noqa: E402
+from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
 
 REST = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 

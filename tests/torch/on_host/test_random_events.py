@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import LATER, LIMIT, TunedProgram, end_programs  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
 
 MODES = {
     "auto": {},

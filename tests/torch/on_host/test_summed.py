@@ -18,7 +18,7 @@ from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.execution.plan import make_plan  # noqa: E402
 from ucudnn.planning.float32_sums import summed  # noqa: E402
 from ucudnn.problem import DataType, Operation  # noqa: E402
-from ucudnn.torch.gpu import TorchGpu  # noqa: E402
+from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
 
 COUNT = 64
 

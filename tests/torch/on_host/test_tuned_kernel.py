@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from tests.support.direct_call import DirectCall  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
-from ucudnn.torch.gpu import TorchGpu  # noqa: E402
+from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
 
 OTHER = 0x40
 

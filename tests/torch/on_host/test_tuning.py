@@ -20,14 +20,14 @@ from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.benchmarking.storage.database import Database  # noqa: E402
 from ucudnn.benchmarking.storage.store import open_store  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
-from ucudnn.torch.call_cache import asked_convolution as asked  # noqa: E402
+from ucudnn.torch.calls.call_cache import asked_convolution as asked  # noqa: E402
+from ucudnn.torch.calls.candidate_kernel import TunedKernel  # noqa: E402
+from ucudnn.torch.device.timed_device import FreeBlocks  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
+from ucudnn.torch.trials.call_site import CallSite  # noqa: E402
+from ucudnn.torch.trials.candidate import NO_MEMORY, WRONG  # noqa: E402
 from ucudnn.torch.tuning import tuner as tuner_module  # noqa: E402
-from ucudnn.torch.tuning.call_site import CallSite  # noqa: E402
-from ucudnn.torch.tuning.candidate import NO_MEMORY, WRONG  # noqa: E402
-from ucudnn.torch.tuning.program import FreeBlocks  # noqa: E402
-from ucudnn.torch.tuning.tuned_kernel import TunedKernel  # noqa: E402
 
 MIB = 1 << 20
 
@@ -279,7 +279,7 @@ def test_only_the_programs_own_thread_makes_handles_of_cudnn(tuned, monkeypatch)
     one = tuned(50.0, share=0.5)
     opened = one.source._open
     one.source._open = lambda: made.append(current_thread()) or opened()
-    monkeypatch.setattr("ucudnn.torch.tuning.candidate_source.relax", lambda: relaxed.append(current_thread().name))
+    monkeypatch.setattr("ucudnn.torch.trials.candidate_source.relax", lambda: relaxed.append(current_thread().name))
     with one.enable():
         one.step()
         assert not made, "nothing is opened before the program has taken a few steps"

@@ -10,7 +10,8 @@ import torch
 
 from ucudnn.torch.steps import host_pace
 from ucudnn.torch.steps.host_pace import HostPace
-from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
+from ucudnn.torch.steps.phase import TuningPhase
+from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 
 MODEL = torch.nn.Identity()

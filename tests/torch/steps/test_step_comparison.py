@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_comparison import StepComparison
-from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
+from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 
 OWN_MS = 100.0

@@ -5,7 +5,8 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.support.ledgers import begun
-from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
+from ucudnn.torch.steps.phase import TuningPhase
+from ucudnn.torch.steps.step_times import StepTimes
 
 
 class Clock:

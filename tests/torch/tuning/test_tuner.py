@@ -17,10 +17,10 @@ import torch
 
 from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
-from ucudnn.torch.steps.step_times import TuningPhase
+from ucudnn.torch.device.timed_device import Program
+from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.trial_ledger import TrialLedger
-from ucudnn.torch.tuning import kernel_maker as module
-from ucudnn.torch.tuning.program import Program
+from ucudnn.torch.trials import kernel_maker as module
 from ucudnn.torch.tuning.tuner import Tuner
 from ucudnn.torch.tuning.tuning_report import report_tuning
 

@@ -10,10 +10,10 @@ from functools import lru_cache
 
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import InvalidValueError, ProfileError
-from ucudnn.memory.costs import Costs
 from ucudnn.memory.devices.convolution_methods import METHODS
 from ucudnn.memory.devices.profile import DeviceProfile
-from ucudnn.memory.graph import StepGraph, StepOperation
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph, StepOperation
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
 from ucudnn.profiles.format import load_profile
 from ucudnn.profiles.measurement import Measurement

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import Phase, StepGraph
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.recomputation import Recomputation, extra_bytes, recomputation
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Phase, StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
 
 
 @dataclass(frozen=True, kw_only=True)

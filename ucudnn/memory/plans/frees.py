@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from enum import Enum
 
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.actions import Action, ActionKind, free
+from ucudnn.memory.step.graph import StepGraph
 
 
 class _Use(Enum):

@@ -6,10 +6,10 @@ layers' inputs come back beside it. Inputs that no search has found are fetched 
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.layers import StepLayers
 from ucudnn.memory.plans.actions import Action, ActionKind, offload, prefetch, run, synchronize, wait
 from ucudnn.memory.plans.frees import with_frees
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.layers import StepLayers
 
 Search = Callable[[int, Callable[[int], bool]], Sequence[int]]
 """Takes the number of the layer whose turn it is, and what says whether a layer's inputs are still away. Returns the

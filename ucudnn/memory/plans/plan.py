@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ucudnn.configuration import Configuration
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.actions import Action, Moves
 from ucudnn.memory.plans.validity import check_actions, check_buffers
+from ucudnn.memory.step.graph import StepGraph
 
 
 @dataclass(frozen=True, kw_only=True)

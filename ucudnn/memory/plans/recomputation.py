@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.actions import Action, recompute, run
 from ucudnn.memory.plans.frees import with_frees
+from ucudnn.memory.step.graph import StepGraph
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import Action
 from ucudnn.memory.plans.recomputation import actions_with, extra_bytes, recomputation
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ step itself, once both have their own names again.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import Phase, Role, StepGraph, StepOperation, Storage
 from ucudnn.memory.plans.actions import Action, ActionKind
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Phase, Role, StepGraph, StepOperation, Storage
 
 _COPIES_OF_STORAGES = (ActionKind.OFFLOAD, ActionKind.PREFETCH, ActionKind.WAIT, ActionKind.FREE)
 

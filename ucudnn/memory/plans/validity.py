@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ucudnn.errors import MemoryPlanError
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.actions import COMPUTES, Action, ActionKind
+from ucudnn.memory.step.graph import StepGraph
 
 _ABSENT = -1
 

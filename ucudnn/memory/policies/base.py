@@ -7,14 +7,14 @@ layers, where two such buffers are enough. Here a step has as many as gradient m
 
 from dataclasses import dataclass
 
-from ucudnn.memory.budget import check_budget, over_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import run
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ucudnn.errors import InvalidValueError
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.base import BasePolicy
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
@@ -19,6 +17,8 @@ from ucudnn.memory.policies.swaps.swap import SwapPolicy
 from ucudnn.memory.policies.vdnn import VdnnPolicy
 from ucudnn.memory.policies.vdnn_dynamic import VdnnDynamicPolicy
 from ucudnn.memory.policies.vdnn_ext import VdnnExtPolicy
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
 from ucudnn.units import shortened
 
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isqrt
 
-from ucudnn.memory.budget import check_budget, over_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.order import find_order
 from ucudnn.memory.plans.actions import Action
 from ucudnn.memory.plans.blocks import Block, ForwardBlocks
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.plans.recomputation import actions_with
+from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.order import find_order
 
 _Blocks = tuple[Block, ...]
 

@@ -11,11 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ucudnn.configuration import Configuration
-from ucudnn.memory.budget import check_budget, over_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.layers import StepLayer, find_layers, parts_in_order
-from ucudnn.memory.order import depth_first_order
 from ucudnn.memory.plans.actions import Action, ActionKind, synchronize
 from ucudnn.memory.plans.layerwise import layerwise_actions
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -23,6 +18,11 @@ from ucudnn.memory.policies.pool_room import fastest_in_room, room_for_workspace
 from ucudnn.memory.pools.two_ended import mobility_in
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.simulation.stalls import with_stalls
+from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.layers import StepLayer, find_layers, parts_in_order
+from ucudnn.memory.step.order import depth_first_order
 
 PastLimit = Literal["stop", "skip"]
 """What the search does at a convolution when two reside: it ends, or goes on to layers before it. Algorithm 2 leaves

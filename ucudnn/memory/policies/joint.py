@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ucudnn.errors import BudgetError
-from ucudnn.memory.budget import check_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import Action
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.plans.unfolded import UnfoldedStep
 from ucudnn.memory.policies.selective import ActivationSelection, search_of
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.budget import check_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
 
 _NAME = "joint"
 _SHARES = (0.0, 1 / 12, 1 / 6, 1 / 3, 1 / 2, 1.0)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ucudnn.configuration import Configuration
-from ucudnn.memory.costs import Costs
 from ucudnn.memory.plans.actions import COMPUTES, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.free_list import FreeList
@@ -16,6 +15,7 @@ from ucudnn.memory.pools.placement import in_order
 from ucudnn.memory.pools.two_ended import Mobility, TwoEndedSpace
 from ucudnn.memory.simulation.result import Lifetime
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
+from ucudnn.memory.step.costs import Costs
 
 _STEP = 1 << 20
 _SCRATCH = -1  # the storage of a lifetime that is scratch

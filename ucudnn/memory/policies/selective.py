@@ -16,11 +16,11 @@ from math import inf
 from typing import NamedTuple
 
 from ucudnn.bounded import BoundedDict
-from ucudnn.memory.budget import check_budget, over_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.plans.remakes import DroppedActivations, Remakes
+from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
 
 _NAME = "checkpoint-selective"
 _LOOKED_AT = 16  # kinds that are looked at anew before one of them is dropped, or more if a cheaper one may follow

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ucudnn.configuration import Configuration
-from ucudnn.memory.budget import check_budget, over_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.layers import StepLayer, StepLayers, find_layers, parts_in_order
-from ucudnn.memory.order import find_order
 from ucudnn.memory.plans.layerwise import layerwise_actions
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.layers import StepLayer, StepLayers, find_layers, parts_in_order
+from ucudnn.memory.step.order import find_order
 
 Offloads = Literal["none", "conv", "all"]
 """Whose inputs leave: nobody's, those of convolutions, those of all layers of feature extraction."""

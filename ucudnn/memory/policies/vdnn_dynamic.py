@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ucudnn.configuration import Configuration
-from ucudnn.memory.budget import check_budget, over_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.layers import StepLayers, find_layers, parts_in_order
-from ucudnn.memory.order import find_order
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.vdnn import Offloads, vdnn_plan
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.layers import StepLayers, find_layers, parts_in_order
+from ucudnn.memory.step.order import find_order
 
 _Pass = tuple[Offloads, dict[int, Configuration]]
 

@@ -8,16 +8,16 @@ memory than vDNN with the same offloads and algorithms: where it would, it waits
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ucudnn.memory.budget import check_budget, over_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.layers import find_layers, parts_in_order
-from ucudnn.memory.order import find_order
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.vdnn import Offloads, vdnn_plan
 from ucudnn.memory.policies.vdnn_dynamic import choose_dynamically
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.simulation.stalls import with_stalls
+from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.layers import find_layers, parts_in_order
+from ucudnn.memory.step.order import find_order
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import pairwise
 
-from ucudnn.memory.graph import Phase, StepGraph
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.free_list import FreeList
 from ucudnn.memory.pools.placement import Placement, in_order
 from ucudnn.memory.simulation.result import Lifetime
+from ucudnn.memory.step.graph import Phase, StepGraph
 
 _RESIDENT = ("mm", "linear", "softmax", "dropout")  # in the operators' names: FC, Softmax and Dropout
 

@@ -6,9 +6,6 @@ from functools import cache
 from typing import Any
 
 from ucudnn.errors import BudgetError
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import find_policy
 from ucudnn.memory.pools.best_fit import BestFitPool
@@ -17,6 +14,9 @@ from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
 from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.units import csv_text, format_bytes, format_ms
 
 Progress = Callable[[str], None]

@@ -6,10 +6,6 @@ from itertools import accumulate
 from typing import Any
 
 from ucudnn.errors import BudgetError, InvalidProblemError, StepGraphError
-from ucudnn.memory.budget import check_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.liveness import Liveness, measure_liveness
 from ucudnn.memory.policies.catalog import find_policy
 from ucudnn.memory.reports.ownership import (
     SCRATCH,
@@ -20,6 +16,10 @@ from ucudnn.memory.reports.ownership import (
     memory_over_time,
     owners_at,
 )
+from ucudnn.memory.step.budget import check_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import Liveness, measure_liveness
 from ucudnn.problem import MOST_SIZE
 from ucudnn.units import format_bytes, format_ms
 

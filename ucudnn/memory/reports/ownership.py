@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ucudnn.memory.graph import Phase, Role
-from ucudnn.memory.liveness import Liveness
+from ucudnn.memory.step.graph import Phase, Role
+from ucudnn.memory.step.liveness import Liveness
 
 SAVED = "saved for backward"
 GRADIENTS = "gradients of activations"

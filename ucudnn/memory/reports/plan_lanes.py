@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from ucudnn.memory.graph import Phase
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Queue, Simulation
+from ucudnn.memory.step.graph import Phase
 
 Lane = Sequence[tuple[str, float, float]]
 """Work of one queue: what it is, begin and end in milliseconds."""

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import Phase
-from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.actions import COMPUTES, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.hidden_copies import planned_overlap
 from ucudnn.memory.simulation.result import Queue, Simulation
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.units import format_bytes, format_ms
 
 _MOST_LAYERS = 20

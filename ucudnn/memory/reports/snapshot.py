@@ -9,12 +9,12 @@ source line.
 import pickle
 from typing import Any
 
-from ucudnn.memory.costs import Costs
 from ucudnn.memory.plans.actions import COMPUTES, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.costs import Costs
 
 _POOL = 0x7F00_0000_0000  # addresses: any would do, if the segments lie apart
 _FIXED = 0x7E00_0000_0000

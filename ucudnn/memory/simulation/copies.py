@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ucudnn.memory.costs import Costs
+from ucudnn.memory.step.costs import Costs
 
 INSTANT_MS = 1e-9
 """A picosecond: far below any cost that was measured, and far above the rounding of a step that takes minutes."""

@@ -10,12 +10,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.actions import COMPUTES, COPIES, Action, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Queue, Simulation
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
 
 _LEAD = 0.01  # of the step's time, by which copies are issued early, because devices differ from their simulation
 _ROUNDED = 1e-9

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from ucudnn.errors import BudgetError
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import Phase
 from ucudnn.memory.plans.actions import COMPUTES, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.copies import CopyQueues, CopyRequest
 from ucudnn.memory.simulation.result import Lifetime, Queue, Simulation, TimelineEntry
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Phase
 from ucudnn.units import exact_bytes
 
 _ABSENT = -1

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from ucudnn.memory.costs import Costs
 from ucudnn.memory.plans.actions import wait
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.costs import Costs
 
 
 def with_stalls(plan: MemoryPlan, costs: Costs, cap_bytes: int) -> MemoryPlan:

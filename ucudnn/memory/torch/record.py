@@ -13,16 +13,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ucudnn.errors import BackendUnavailableError, InvalidValueError, StepGraphError
-from ucudnn.memory.batches import check_batch, join_batches
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import Role, StepGraph
 from ucudnn.memory.reports.comparison import Progress
-from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
-from ucudnn.memory.torch.measure import measure
-from ucudnn.memory.torch.provenance import Provenance
-from ucudnn.memory.torch.subject.trace_checks import quiet_failures, start_autograd
-from ucudnn.memory.torch.tracer import Tracer
-from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
+from ucudnn.memory.step.batches import check_batch, join_batches
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Role, StepGraph
+from ucudnn.memory.torch.measuring.measure import measure
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, TrainingStep, make_step
+from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
+from ucudnn.memory.torch.tracing.provenance import Provenance
+from ucudnn.memory.torch.tracing.trace_checks import quiet_failures, start_autograd
+from ucudnn.memory.torch.tracing.tracer import Tracer
 from ucudnn.problem import MathMode
 from ucudnn.torch.model_timing import running
 

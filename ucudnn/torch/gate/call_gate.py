@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, final
 import torch
 
 from ucudnn.backends.cudnn.api.library import Library
-from ucudnn.torch.gate.direct_kernel import DirectKernel
-from ucudnn.torch.problem import Sizes
+from ucudnn.torch.calls.direct_kernel import DirectKernel
+from ucudnn.torch.device.fast_tensors import Sizes
 
 _LOG = logging.getLogger(__name__)
 

@@ -2,11 +2,11 @@
 
 from typing import final
 
+from ucudnn.torch.device.timed_device import Program
 from ucudnn.torch.steps.next_module import NextModule, has_compiled
 from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.steps.turns import BLOCK_STEPS, Turns
-from ucudnn.torch.tuning.program import Program
 
 _BLOCKS = 2  # of steps that are delayed, and as many that are not
 _SHARE_OF_STEP = 0.2  # by which a step is delayed

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import final
 
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.turns import BLOCK_STEPS, Turns
-from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 
 _WORTH_KEEPING = 0.995  # of PyTorch's step: else no call is to make a detour through Python
 _BLOCKS, _MOST_BLOCKS = 3, 12  # of steps with the kernels of a set, and as many without

@@ -3,13 +3,13 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from math import hypot, sqrt
 from statistics import median
 from typing import Any, final
 
+from ucudnn.torch.device.timed_device import Program
+from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.trial_ledger import TrialLedger
-from ucudnn.torch.tuning.program import Program
 
 _MOST_TYPICAL = 30  # the latest steps without trials
 _UNSTEADY_STEPS = 2  # the first ones, which are not typical
@@ -21,18 +21,6 @@ _LEAST_PAUSE_SECONDS = 1.0
 _STANDARD_ERRORS = 2.5  # by which a gain may be wrong: in one of a hundred cases it is wrong by more
 _FROM_MEDIAN = 0.6745  # of a normal distribution, the median distance in standard deviations
 _OF_MEDIAN = 1.253  # the standard error of a median, in those of a mean
-
-
-class TuningPhase(Enum):
-    """What the tuner does in a step."""
-
-    WARMING = "warming"
-    PACING = "pacing"
-    OPENING = "opening"
-    WATCHING = "watching"
-    TRYING = "trying"
-    COMPARING = "comparing"
-    SETTLED = "settled"
 
 
 _COMPARED = TuningPhase.PACING, TuningPhase.COMPARING

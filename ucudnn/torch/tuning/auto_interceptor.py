@@ -12,19 +12,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode
-from ucudnn.torch.aten_kernels import AtenKernels, Gradients
-from ucudnn.torch.call_cache import Flags
-from ucudnn.torch.fallbacks import Fallbacks
+from ucudnn.torch.calls.aten_kernels import AtenKernels, Gradients
+from ucudnn.torch.calls.call_cache import Flags
+from ucudnn.torch.calls.fallbacks import Fallbacks
+from ucudnn.torch.calls.interceptor import Interceptor
+from ucudnn.torch.calls.layer_names import LayerNames
+from ucudnn.torch.calls.problem import Geometry
+from ucudnn.torch.device.gpu import capturing
 from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.gate.gate_library import GateLibrary
-from ucudnn.torch.gate.gate_opener import GateOpener, Refresh
-from ucudnn.torch.gpu import capturing
-from ucudnn.torch.interceptor import Interceptor
-from ucudnn.torch.layer_names import LayerNames
-from ucudnn.torch.problem import Geometry
-from ucudnn.torch.steps.step_times import TuningPhase
+from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker
 from ucudnn.torch.tuning.call_table import CallTable
+from ucudnn.torch.tuning.gate_opener import GateOpener, Refresh
 from ucudnn.torch.tuning.tuned_call import TunedCall, backward_of, forward_of
 from ucudnn.torch.tuning.tuner import Tuner
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from ucudnn.torch.aten_kernels import Gradients
-from ucudnn.torch.call_cache import (
+from ucudnn.torch.calls.aten_kernels import Gradients
+from ucudnn.torch.calls.call_cache import (
     Flags,
     asked_convolution,
     backward_strides,
@@ -17,16 +17,16 @@ from ucudnn.torch.call_cache import (
     biased_problem,
     missing_format,
 )
-from ucudnn.torch.checking.candidate_check import CandidateCheck, Computed, Operands
-from ucudnn.torch.fast_tensors import alias
+from ucudnn.torch.calls.candidate_kernel import TunedKernel
+from ucudnn.torch.calls.output_form import OutputForm
+from ucudnn.torch.calls.problem import Geometry
+from ucudnn.torch.device.fast_tensors import Sizes, alias
+from ucudnn.torch.device.timed_device import FreeBlocks
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule
-from ucudnn.torch.output_form import OutputForm
-from ucudnn.torch.problem import Geometry, Sizes
-from ucudnn.torch.steps.step_times import TuningPhase
-from ucudnn.torch.tuning.call_site import CallSite
-from ucudnn.torch.tuning.candidate import NO_MEMORY, Trial
-from ucudnn.torch.tuning.program import FreeBlocks
-from ucudnn.torch.tuning.tuned_kernel import TunedKernel
+from ucudnn.torch.steps.phase import TuningPhase
+from ucudnn.torch.trials.call_site import CallSite
+from ucudnn.torch.trials.candidate import NO_MEMORY, Trial
+from ucudnn.torch.tuning.candidate_check import CandidateCheck, Computed, Operands
 from ucudnn.torch.tuning.tuner import Tuner
 
 _WGRAD, _DGRAD = 1, 0  # places in PyTorch's mask of gradients

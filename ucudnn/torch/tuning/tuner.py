@@ -7,19 +7,20 @@ from time import perf_counter
 from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.torch.checking.readings import Reading, Readings
-from ucudnn.torch.limits.memory_watch import MemoryWatch, PeakGuard, Room
-from ucudnn.torch.limits.plan_owner import UNSTEADY_STEPS, Stated
+from ucudnn.torch.calls.candidate_kernel import TunedKernel
+from ucudnn.torch.device.memory_watch import MemoryWatch, PeakGuard, Room
+from ucudnn.torch.device.timed_device import Program
 from ucudnn.torch.steps.host_pace import HostPace
+from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
-from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
+from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.trial_ledger import TrialLedger
-from ucudnn.torch.tuning.call_site import CallSite, concluded, priority, ranked, sets_to_compare, timed, worth_replacing
-from ucudnn.torch.tuning.candidate import Candidate, Trial
-from ucudnn.torch.tuning.candidate_source import Source
-from ucudnn.torch.tuning.kernel_maker import KernelMaker
-from ucudnn.torch.tuning.program import Program
-from ucudnn.torch.tuning.tuned_kernel import TunedKernel
+from ucudnn.torch.trials.call_site import CallSite, concluded, priority, ranked, sets_to_compare, timed, worth_replacing
+from ucudnn.torch.trials.candidate import Candidate, Trial
+from ucudnn.torch.trials.candidate_source import Source
+from ucudnn.torch.trials.kernel_maker import KernelMaker
+from ucudnn.torch.trials.readings import Reading, Readings
+from ucudnn.torch.tuning.plan_owner import UNSTEADY_STEPS, Stated
 from ucudnn.workspace.spare import own_bytes
 
 _LOG = logging.getLogger("ucudnn.torch")

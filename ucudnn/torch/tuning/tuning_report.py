@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import final
 
-from ucudnn.torch.tuning.call_site import CallSite
+from ucudnn.torch.trials.call_site import CallSite
 from ucudnn.torch.tuning.tuner import Tuner
 from ucudnn.units import format_bytes, format_ms
 

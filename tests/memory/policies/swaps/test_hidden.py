@@ -11,12 +11,12 @@ from tests.support.step_graphs import StepBuilder, random_steps
 from ucudnn.errors import BudgetError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import Phase
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.policies.swaps.hidden import HiddenSwapPolicy
 from ucudnn.memory.simulation.hidden_copies import planned_overlap
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.steps import open_step
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.step.shipped import open_step
 
 
 def line():

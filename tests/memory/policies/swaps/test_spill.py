@@ -11,15 +11,15 @@ from tests.support.step_graphs import StepBuilder, random_steps, small_line
 from ucudnn.errors import BudgetError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.graph import Phase
-from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.policies.catalog import POLICIES, find_policy
-from ucudnn.memory.policies.choice import make_plan
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.steps import open_step, shipped_steps
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.shipped import open_step, shipped_steps
 
 
 def planned(builder, budget=None):

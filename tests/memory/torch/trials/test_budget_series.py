@@ -10,14 +10,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ucudnn.memory.torch import measure  # noqa: E402
-from ucudnn.memory.torch.device_use.usage import OutsideReading  # noqa: E402
-from ucudnn.memory.torch.execution import operation_costs  # noqa: E402
-from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.trials import budget_series, trial  # noqa: E402
+from ucudnn.memory.torch.comparison import trial  # noqa: E402
+from ucudnn.memory.torch.comparison.trial import ENDED, ReusedStep, run_trial  # noqa: E402
+from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialSettings  # noqa: E402
+from ucudnn.memory.torch.device.stated_budget import OutsideReading  # noqa: E402
+from ucudnn.memory.torch.measuring import (  # noqa: E402
+    measure,
+    operation_costs,
+)
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
+from ucudnn.memory.torch.trials import budget_series  # noqa: E402
 from ucudnn.memory.torch.trials.budget_series import BudgetSeries, BudgetTrials  # noqa: E402
-from ucudnn.memory.torch.trials.trial import ENDED, ReusedStep, run_trial  # noqa: E402
-from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialSettings  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))

@@ -12,10 +12,10 @@ pytest.importorskip("torch")
 import torch
 
 from ucudnn.errors import InvalidValueError
-from ucudnn.memory.torch.training_step import TrainingRecipe
+from ucudnn.memory.torch.comparison.trial import ENDED, run_trial
+from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialSettings
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
 from ucudnn.memory.torch.trials import trial_series
-from ucudnn.memory.torch.trials.trial import ENDED, run_trial
-from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialSettings
 from ucudnn.memory.torch.trials.trial_series import SeriesMember, TrialSeries, run_series_apart
 
 pytestmark = pytest.mark.usefixtures("one_thread")

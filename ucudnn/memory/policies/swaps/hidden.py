@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import inf
 
-from ucudnn.memory.budget import check_budget, over_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.swaps.swap import StorageSwap, storage_swaps, swap_plan
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
 
 _NAME = "swap-hidden"
 

@@ -20,13 +20,13 @@ from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from ucudnn.memory.budget import check_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.liveness import Liveness, measure_liveness
 from ucudnn.memory.plans.actions import Action, free, offload, prefetch, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.stalls import with_stalls
+from ucudnn.memory.step.budget import check_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import Liveness, measure_liveness
 
 
 class SpillPolicy:

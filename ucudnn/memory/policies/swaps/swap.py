@@ -15,15 +15,15 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ucudnn.memory.budget import check_budget, over_budget
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.order import dependencies
 from ucudnn.memory.plans.actions import Action, offload, prefetch, run, synchronize, wait
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.simulation.stalls import with_stalls
+from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.order import dependencies
 
 
 @dataclass(frozen=True, kw_only=True)

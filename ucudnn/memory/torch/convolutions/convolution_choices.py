@@ -21,15 +21,15 @@ from ucudnn.benchmarking.request import Request, request_of
 from ucudnn.configuration import Configuration
 from ucudnn.errors import InvalidValueError, SettingsError, UcudnnError
 from ucudnn.execution.plan import Plan, make_plan
-from ucudnn.memory.costs import Costs
+from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution
 from ucudnn.memory.torch.convolutions.step_kernel import StepKernel, operand_bytes, step_kernels
-from ucudnn.memory.torch.device_use.allocator import AllocatorCap
-from ucudnn.memory.torch.execution.operation_costs import measure_operator
-from ucudnn.memory.torch.execution.step_program import StepProgram
-from ucudnn.memory.torch.measure import memory_bytes
-from ucudnn.memory.torch.progress import Stages
-from ucudnn.memory.torch.tracer import TracedTensor
+from ucudnn.memory.torch.device.allocator import AllocatorCap
+from ucudnn.memory.torch.measuring.measure import memory_bytes
+from ucudnn.memory.torch.measuring.operation_costs import measure_operator
+from ucudnn.memory.torch.measuring.progress import Stages
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.subject.traced_values import TracedTensor
 from ucudnn.planning.float32_sums import preferred, rounds_often, summed_configurations, summed_request
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Effort

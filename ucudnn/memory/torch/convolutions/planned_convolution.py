@@ -11,7 +11,7 @@ from ucudnn.bounded import BoundedDict
 from ucudnn.errors import BackendError
 from ucudnn.execution.plan import Plan
 from ucudnn.memory.torch.convolutions.step_kernel import StepKernel
-from ucudnn.torch.kernel_call import array_of
+from ucudnn.torch.calls.kernel_call import array_of
 
 _MOST_BOUND = 32  # a step gives the same few addresses again
 

@@ -11,11 +11,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ucudnn.memory.torch.execution.step_program import StepProgram
-from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
-from ucudnn.torch.call_cache import Flags, asked_convolution, present_flags
-from ucudnn.torch.problem import Geometry
+from ucudnn.torch.calls.call_cache import Flags, asked_convolution, present_flags
+from ucudnn.torch.calls.problem import Geometry
 
 _FORWARD = torch.ops.aten.convolution.default
 _BACKWARD = torch.ops.aten.convolution_backward.default

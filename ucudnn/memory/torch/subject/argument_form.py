@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten
 from ucudnn.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from ucudnn.memory.torch.execution.step_program import StepSubject
+    from ucudnn.memory.torch.subject.step_program import StepSubject
 
 
 class _Signature(NamedTuple):

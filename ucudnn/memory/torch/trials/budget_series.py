@@ -19,10 +19,10 @@ from math import inf
 from multiprocessing.connection import Connection
 from typing import Self, final
 
-from ucudnn.memory.torch.device_use.usage import outside_bytes
-from ucudnn.memory.torch.trials.trial import ENDED, PolicyTrial, ReusedStep, result_of
-from ucudnn.memory.torch.trials.trial_process import TrialProcess, received
-from ucudnn.memory.torch.trials.trial_result import TrialResult, TrialSettings
+from ucudnn.memory.torch.comparison.trial import ENDED, PolicyTrial, ReusedStep, result_of
+from ucudnn.memory.torch.comparison.trial_process import TrialProcess, received
+from ucudnn.memory.torch.comparison.trial_result import TrialResult, TrialSettings
+from ucudnn.memory.torch.device.stated_budget import outside_bytes
 
 
 @final

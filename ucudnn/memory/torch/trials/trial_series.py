@@ -12,19 +12,19 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, final
 
 from ucudnn.errors import InvalidValueError
-from ucudnn.memory.costs import Costs
-from ucudnn.memory.policies.choice import make_plan
+from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.torch.comparison.contention import ContentionFigures, measure_contention
+from ucudnn.memory.torch.comparison.trial import ENDED, PolicyTrial, ReusedStep, result_of, trial_subject, with_plan
+from ucudnn.memory.torch.comparison.trial_process import process_of, received
+from ucudnn.memory.torch.comparison.trial_result import TrialFigures, TrialResult, TrialSettings
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
-from ucudnn.memory.torch.execution.fit import fit_plan
-from ucudnn.memory.torch.execution.fitted_step import FittedStep
-from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs
-from ucudnn.memory.torch.execution.step_program import StepProgram
-from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
-from ucudnn.memory.torch.training_step import TrainingStep
-from ucudnn.memory.torch.trials.contention import ContentionFigures, measure_contention
-from ucudnn.memory.torch.trials.trial import ENDED, PolicyTrial, ReusedStep, result_of, trial_subject, with_plan
-from ucudnn.memory.torch.trials.trial_process import process_of, received
-from ucudnn.memory.torch.trials.trial_result import TrialFigures, TrialResult, TrialSettings
+from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs
+from ucudnn.memory.torch.measuring.training_step import TrainingStep
+from ucudnn.memory.torch.running.fit import fit_plan
+from ucudnn.memory.torch.running.fitted_step import FittedStep
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 _WITHOUT_COPIES = "stock"
 

@@ -1,0 +1,59 @@
+"""Tests of what is said where a step does not fit a budget."""
+
+import pytest
+
+from tests.support.step_graphs import StepBuilder
+from ucudnn.errors import BudgetError, InfeasibleError
+from ucudnn.memory.step.budget import check_budget
+from ucudnn.memory.step.graph import Role
+
+
+def step(scratch=0, fixed=0):
+    """Return a builder whose second operation sets the floor: 100 for the parameter, 2 x 10 a sample, and scratch."""
+    builder = StepBuilder(default=10).storage("w", 0, Role.PARAMETER, fixed=100).storage("a", 10, fixed=fixed)
+    return builder.run("stem", "w", "a").run("conv", "a w", "b", scratch=scratch, module="layer1").run("2", "b", "c")
+
+
+def refused(builder, budget, batch=8):
+    with pytest.raises(BudgetError) as caught:
+        check_budget(builder.graph(batch=batch), builder.costs(), budget)
+    return caught.value
+
+
+def test_a_budget_at_the_floor_is_enough_and_no_budget_is_no_bound():
+    builder = step()
+    check_budget(builder.graph(batch=8), builder.costs(), 260)
+    check_budget(builder.graph(batch=8), builder.costs(), None)
+
+
+def test_the_floor_the_operation_that_sets_it_and_the_remedies_are_named_in_one_line():
+    error = refused(step(), 259)
+    assert str(error) == (
+        "a budget of 259 bytes (259 B) is below the floor of hand, 260 bytes (260 B), which operation 1 (conv, layer1)"
+        " sets: take a mini-batch of at most 7 instead of 8, or raise the budget to the floor"
+    )
+    assert (error.kernel, error.limit_bytes, error.required_bytes) == ("operation 1 (conv, layer1)", 259, 260)
+    assert isinstance(error, InfeasibleError)
+
+
+def test_less_scratch_is_the_first_remedy_where_it_is_enough():
+    text = str(refused(step(scratch=50), 270))
+    assert "sets: give it at most 10 bytes (10 B) of scratch, or take a mini-batch of at most 6 instead of 8" in text
+    assert "scratch" not in str(refused(step(scratch=50), 259))
+
+
+def test_other_operations_that_need_less_scratch_are_counted():
+    builder = step(scratch=50).run("last", "c", "d", scratch=40)
+    assert "10 bytes (10 B) of scratch and 1 other operations less, too" in str(refused(builder, 270))
+
+
+def test_no_mini_batch_is_named_where_none_fits():
+    assert str(refused(step(), 110)).endswith("sets: raise the budget to the floor")
+
+
+def test_mini_batches_at_which_the_sizes_do_not_hold_are_not_named():
+    """The size of a is 10 a sample less 40, so it holds from a mini-batch of 4 on."""
+    builder = step(fixed=-40)
+    text = str(refused(builder, 200, batch=6))
+    assert text.endswith("sets: take a mini-batch of at most 5 instead of 6, or raise the budget to the floor")
+    assert str(refused(builder, 170, batch=6)).endswith("sets: raise the budget to the floor")

@@ -1,0 +1,238 @@
+"""`ucudnn memory run`: policies train a model and stand in one table."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ucudnn.cli import memory_run
+from ucudnn.cli.app import main
+from ucudnn.errors import OutputError
+from ucudnn.memory.torch.comparison import trial
+
+UNET = ("tests.support.training_steps:small_unet", "--shape", "3x16x16", "--batch", "4", "--on", "cpu", "--steps", "1")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run `ucudnn memory run`; return exit status, standard output and standard error."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", "run", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_policies_are_compared_and_what_does_not_fit_has_its_reason(run):
+    status, out, error = run(*UNET, "--policy", "stock,checkpoint", "--budget", "310KB")
+    assert status == 0, error
+    assert "small_unet, mini-batch 4, measured on cpu" in out
+    assert "checkpoint" in out
+    assert "stock: policy stock needs" in out
+
+
+def test_json_has_all_figures_and_the_picture_measured_lanes(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "queues.svg"
+    status, out, error = run(*UNET, "--policy", "vdnn-all-p", "--json", "--timeline", str(path))
+    assert status == 0, error
+    (row,) = json.loads(out)["policies"]
+    assert row["policy"] == "vdnn-all-p"
+    assert row["offloaded"] > 0
+    assert row["allocated"] > 0
+    assert "picture" not in row
+    text = path.read_text()
+    assert text.count("D2H, measured") == text.count("compute, measured") > 0
+    assert "from the host" in text
+
+
+def test_plans_choose_convolutions(run, monkeypatch):
+    monkeypatch.setenv("UCUDNN_DATABASE", "off")
+    status, out, error = run(*UNET, "--policy", "vdnn-all-m", "--json", "--convolutions", "UNDIVIDED")
+    assert status == 0, error
+    (row,) = json.loads(out)["policies"]
+    assert row["configured"] > 10
+    status, _, error = run(*UNET, "--policy", "vdnn-all-m", "--convolutions", "halved")
+    assert status == 2
+    assert "--convolutions='halved' is not known" in error
+
+
+def test_an_unknown_policy_runs_nothing(run):
+    status, _, error = run(*UNET, "--policy", "stock,magic")
+    assert status == 2
+    assert "'magic' is not known" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--cap", "--budget", "1GiB"), "--cap has no effect with --on cpu: leave it out"),
+        (("--cap", "--on", "auto"), "--cap has no effect without --budget: add that, or leave it out"),
+        (("--policy", "pytorch", "--timeline", "x.png"), "--timeline has no effect with --policy pytorch"),
+        (("--policy", "pytorch", "--convolutions", "all"), "--convolutions has no effect with --policy pytorch"),
+    ],
+    ids=lambda given: " ".join(given)[:40],
+)
+def test_an_option_without_effect_is_refused_before_a_process_starts(run, monkeypatch, arguments, message):
+    monkeypatch.setattr(trial, "process_of", lambda *_: pytest.fail("a process was started"))
+    status, out, error = run(*UNET, *arguments)
+    assert (status, out) == (2, "")
+    assert error.startswith(f"error: {message}")
+
+
+def test_what_was_measured_is_not_lost_with_its_picture(run, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+
+    def full(*_, **__):
+        raise OutputError("queues.svg cannot be written: No space left on device")
+
+    monkeypatch.setattr(memory_run, "draw_queues", full)
+    monkeypatch.chdir(tmp_path)
+    status, out, error = run(*UNET, "--policy", "stock", "--json", "--timeline", "queues.svg")
+    assert status == 2
+    assert "cannot be written" in error
+    assert json.loads(out)["policies"]
+
+
+def test_a_picture_shows_one_policy(run):
+    pytest.importorskip("matplotlib")
+    status, _, error = run(*UNET, "--policy", "stock,checkpoint", "--timeline", "queues.svg")
+    assert status == 2
+    assert "--timeline draws the step of one policy" in error
+
+
+def test_if_no_policy_ran_the_status_says_so(run):
+    status, out, _ = run(*UNET, "--policy", "checkpoint", "--budget", "1KiB")
+    assert status == 2
+    assert "checkpoint: " in out
+    assert "below the floor" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((UNET[0], "--batch", "0"), "--batch 0 is no mini-batch size: give 1 to 2147483647"),
+        ((UNET[0], "--batch", "2147483648"), "--batch 2147483648 is no mini-batch size"),
+        ((UNET[0], "--batch", "9" * 30), "is no mini-batch size"),
+        (("no_such_module:net",), "there is no module no_such_module: no no_such_module.py in this folder"),
+        (("tests.support.training_steps:no_such_net",), "no_such_net"),
+        (("tests.support.training_steps",), "give module:callable"),
+        ((UNET[0], "--loss", "hinge"), "--loss='hinge' is not known: give cross-entropy"),
+        ((UNET[0], "--loss", "math:hinge"), "math:hinge"),
+        ((UNET[0], "--optimizer", "lion"), "--optimizer='lion' is not known: give sgd"),
+        ((UNET[0], "--autocast", "float32"), "--autocast='float32' is not known: give float16 or bfloat16"),
+    ],
+)
+def test_what_no_policy_can_train_is_refused_before_a_process_starts(run, monkeypatch, arguments, reason):
+    monkeypatch.setattr(trial, "process_of", lambda *_: pytest.fail("a process was started"))
+    status, out, error = run(*arguments, "--on", "cpu")
+    assert (status, out) == (2, "")
+    assert reason in error
+
+
+@pytest.mark.parametrize(("name", "words"), [("Printing", "a model's own words"), ("Writing", "a library's own words")])
+def test_what_a_model_prints_is_not_among_the_data(monkeypatch, capfd, name, words):
+    model = f"tests.support.broken_models:{name}"
+    given = ("--shape", "3x8x8", "--batch", "4", "--on", "cpu", "--steps", "1", "--policy", "stock", "--json")
+    monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", "run", model, *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, error = capfd.readouterr()  # of the policy's own process, too
+    assert ended.value.code == 0, error
+    assert [each["policy"] for each in json.loads(out)["policies"]] == ["stock"]
+    assert words in error
+
+
+@pytest.fixture
+def sleeping(tmp_path):
+    """Return a command whose policy sleeps in its own process, and the number of that process."""
+    written = tmp_path / "process"
+    process = subprocess.Popen(
+        [*_UCUDNN, "memory", "run", "tests.support.broken_models:Sleeping", "--shape", "3x8x8", "--on", "cpu"],
+        env=os.environ | {"SLEEPING_PROCESS": str(written)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=_ROOT,
+        text=True,
+        start_new_session=True,
+    )
+    while not written.exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.1)
+    yield process, int(written.read_text())
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+_ROOT = Path(__file__).parents[4]
+_UCUDNN = (sys.executable, "-m", "ucudnn")
+
+
+def _running(process):
+    """Return whether a process is there and no zombie, which nobody has waited for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("all_processes", [True, False], ids=["of a terminal", "of the command alone"])
+def test_ctrl_c_ends_the_command_and_the_process_of_its_policy(sleeping, all_processes):
+    process, worker = sleeping
+    (os.killpg if all_processes else os.kill)(process.pid, signal.SIGINT)
+    out, error = process.communicate(timeout=300)  # the model would sleep for twice as long
+    assert (process.returncode, out, error) == (130, "", "")
+    assert not _running(worker)
+
+
+def test_no_process_of_a_policy_survives_its_command(sleeping):
+    process, worker = sleeping
+    assert _running(worker)
+    process.kill()
+    process.wait()
+    ends = time.monotonic() + 300
+    while _running(worker) and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert not _running(worker)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("memory", "record", "any:model", "--out", "step.json"),
+        ("memory", "run", "any:model"),
+        ("time", "--torch", "any:model"),
+    ],
+    ids=" ".join,
+)
+def test_ctrl_c_while_pytorch_is_imported_is_no_error_of_pytorch(tmp_path, command):
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    raise ImportError('this is no PyTorch')\n"
+        "except KeyboardInterrupt:\n"
+        "    raise ImportError('Ctrl-C') from None\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), str(_ROOT)])
+    done = subprocess.run(
+        [*_UCUDNN, *command],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

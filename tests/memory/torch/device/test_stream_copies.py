@@ -1,0 +1,75 @@
+"""Tests of copies on streams: which stream counts as the current one, and what a driver that refuses a copy ends in."""
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ucudnn.errors import BackendError  # noqa: E402
+from ucudnn.memory.torch.device import stream_copies  # noqa: E402
+from ucudnn.memory.torch.device.stream_copies import ComputeStream, copy_on, slide  # noqa: E402
+
+GPU = torch.device("cuda", 1)
+
+
+def test_the_stream_is_looked_up_again_where_another_one_is_current(monkeypatch):
+    addresses, made = [5, 5, 7, 7, 5], []
+    monkeypatch.setattr(stream_copies, "current_stream", lambda ordinal: ordinal * addresses[len(found)])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.append(device) or len(made))
+    stream, found = ComputeStream(GPU), []
+    for _ in addresses:
+        found.append(stream.current())
+    assert found == [1, 1, 2, 2, 3]
+    assert made == [GPU] * 3
+
+
+@pytest.mark.parametrize("status", [0, 700])
+def test_a_copy_is_made_on_the_device_of_its_stream_and_a_refusal_is_an_error(monkeypatch, status):
+    devices, copies = [0], []
+    monkeypatch.setattr(torch.cuda, "_exchange_device", lambda ordinal: devices.append(ordinal) or devices[-2])
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", lambda ordinal: devices.append(ordinal))
+
+    def copy(*arguments):
+        copies.append((*arguments, devices[-1]))
+        return status
+
+    monkeypatch.setattr(stream_copies, "copy_function", lambda: copy)
+    target, source = torch.empty(10), torch.empty(10)
+    stream = SimpleNamespace(device_index=1, cuda_stream=99)
+    if status:
+        with pytest.raises(BackendError, match="CUDA cannot copy 40 bytes: error 700 of cuMemcpyAsync"):
+            copy_on(stream, target, source)
+    else:
+        copy_on(stream, target, source)
+    assert copies == [(target.data_ptr(), source.data_ptr(), 40, 99, 1)]
+    assert devices == [0, 1, 0]
+
+
+class _OnGpu:
+    """A tensor of ten bytes at an address of a GPU."""
+
+    device, nbytes = GPU, 10
+
+    def data_ptr(self):
+        return 96
+
+
+@pytest.mark.parametrize(
+    ("source", "copies"),
+    [
+        (100, [(96, 100, 4), (100, 104, 4), (104, 108, 2)]),
+        (90, [(102, 96, 4), (96, 90, 6)]),
+        (200, [(96, 200, 10)]),
+        (96, []),
+    ],
+)
+def test_a_slide_is_queued_in_an_order_in_which_no_byte_is_lost(monkeypatch, source, copies):
+    devices, queued = [0], []
+    monkeypatch.setattr(torch.cuda, "_exchange_device", lambda ordinal: devices.append(ordinal) or devices[-2])
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", lambda ordinal: devices.append(ordinal))
+    monkeypatch.setattr(stream_copies, "current_stream", lambda ordinal: 70 + ordinal)
+    monkeypatch.setattr(stream_copies, "copy_function", lambda: lambda *arguments: queued.append(arguments))
+    slide(_OnGpu(), source)
+    assert queued == [(*copy, 71) for copy in copies]
+    assert devices == [0, 1, 0]

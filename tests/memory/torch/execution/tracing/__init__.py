@@ -1,1 +1,0 @@
-"""Tests of ucudnn.memory.torch.execution.tracing."""

@@ -1,0 +1,183 @@
+"""Fitted steps train to the same bits as plain ones, by every policy and by random plans, and do what the plan says."""
+
+import functools
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from tests.support.live_bytes import LiveBytes  # noqa: E402
+from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
+from tests.support.plain_training import CountedCopies, Race, train  # noqa: E402
+from tests.support.repeatability import (  # noqa: E402
+    differing_operation,
+    differing_tensor,
+    distance,
+    lacking_operation,
+    largest_distance,
+    same,
+)
+from tests.support.small_networks import NETWORKS, small_network  # noqa: E402
+from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
+from ucudnn.memory.policies.catalog import POLICIES, find_policy  # noqa: E402
+from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
+from ucudnn.memory.torch.running.fit import fit_plan  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+aten = torch.ops.aten
+HELPERS = {
+    aten.as_strided.default, aten.alias.default, aten.clone.default, aten.empty_strided.default,
+    aten.ones_like.default, aten.copy_.default, aten.detach.default, aten.view.default, aten.view.dtype,
+}  # fmt: skip
+
+
+@functools.cache
+def race(name, **options):
+    torch.manual_seed(0)
+    return Race(small_network(name), **options)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_policy_trains_to_the_bits_of_the_plain_loop(name, policy):
+    trained = race(name)
+    trained.check(trained.fitted(policy))
+
+
+@pytest.mark.parametrize("name", ["unet", "gpt"])
+def test_a_plan_that_copies_beside_what_runs_again_trains_to_the_bits_of_the_plain_loop(name):
+    trained = race(name)
+    graph = trained.program.graph
+    slow = tuple(10.0 if "convolution" in each.kind or "mm" in each.kind else 1.0 for each in graph.operations)
+    costs = replace(trained.costs, time_ms=slow, issue_ms=(), configurations={}, memory_bytes=10**10)
+    costs = replace(costs, offload_bytes_per_ms=1000.0, prefetch_bytes_per_ms=1000.0)
+    plan = find_policy("joint").plan(graph, costs, measure_liveness(graph, costs).floor_bytes)
+    kinds = Counter(kind for kind, _ in plan.actions)
+    assert min(kinds[ActionKind.OFFLOAD], kinds[ActionKind.RECOMPUTE]) > 0
+    step = trained.fitted(plan)
+    with CountedCopies(step) as copies:
+        trained.check(step)
+    assert copies.calls["offload"] == trained.steps * kinds[ActionKind.OFFLOAD]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_spilling_trains_at_the_floor(name):
+    trained = race(name)
+    floor = measure_liveness(trained.program.graph, trained.costs).floor_bytes
+    step = trained.fitted("spill", floor)
+    assert step.simulation.peak_bytes == floor
+    with CountedCopies(step) as copies:
+        trained.check(step)
+    kinds = Counter(kind for kind, _ in step.plan.actions)
+    assert copies.calls["offload"] == trained.steps * kinds[ActionKind.OFFLOAD] > 0
+    assert copies.calls["prefetch"] == trained.steps * kinds[ActionKind.PREFETCH] > 0
+
+
+class WrittenAnew(nn.Module):
+    """A layer's output is overwritten whole, long after it was read last."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        kept = self.first(x)
+        wide = torch.tanh(self.second(torch.tanh(kept)))
+        kept.copy_(wide)
+        return self.last(torch.tanh(kept) * wide)
+
+
+def test_bytes_that_are_written_anew_are_freed_before():
+    torch.manual_seed(0)
+    inputs = torch.randn(256, 8), torch.randn(256, 4)
+    trained = Race((WrittenAnew(), inputs, lambda output, target: (output - target).square().mean()))
+    step = trained.fitted("spill")
+    copied = {target for kind, target in step.plan.actions if kind is ActionKind.OFFLOAD}
+    freed = Counter(target for kind, target in step.plan.actions if kind is ActionKind.FREE)
+    assert [target for target, times in freed.items() if times > 1 and target not in copied]
+    trained.check(step)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", NETWORKS)
+def test_random_plans_train_to_the_bits_of_the_plain_loop(name, seed):
+    trained = race(name)
+    plan = random_plan_in_parts(trained.program.graph, trained.costs, seed)
+    assert {ActionKind.OFFLOAD, ActionKind.PREFETCH} <= {kind for kind, _ in plan.actions}
+    trained.check(trained.fitted(plan))
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-all-p", "vdnn-ext-all-p", "swap", "dymem", "spill"])
+@pytest.mark.parametrize("name", ["resnet18", "unet", "gpt", "inplace"])
+def test_the_code_runs_copies_and_frees_what_the_plan_says(name, policy):
+    """Nothing but the plan's operators runs, as often as the plan says, and storages live as long as it says."""
+    trained = race(name, kind=None)
+    step = trained.fitted(policy, debug=False)
+    plan, program = step.plan, trained.program
+    expected = Counter(
+        program.calls[target].func
+        for kind, target in plan.actions
+        if kind in (ActionKind.RUN, ActionKind.RECOMPUTE) and target not in program.outside
+    )
+    expected.update(call.func for _, call in program.uncounted)
+    train(step, None, trained.inputs, steps=1)
+    trained.model.zero_grad()
+    present = [*trained.model.state_dict(keep_vars=True).values(), *trained.inputs]
+    with CountedCopies(step) as copies, LiveBytes(present) as live:
+        step(*trained.inputs).backward()
+    ran = Counter({func: count for func, count in live.calls.items() if func not in HELPERS})
+    assert ran == Counter({func: count for func, count in expected.items() if func not in HELPERS})
+    kinds = Counter(kind for kind, _ in plan.actions)
+    assert copies.calls["offload"] == kinds[ActionKind.OFFLOAD]
+    assert copies.calls["prefetch"] == kinds[ActionKind.PREFETCH]
+    assert live.peak == pytest.approx(step.simulation.peak_bytes, rel=0.02)
+    if policy != "stock":
+        assert kinds[ActionKind.OFFLOAD] + kinds[ActionKind.RECOMPUTE] > 0
+
+
+def test_the_operation_that_does_not_repeat_itself_is_named():
+    x = torch.ones(3)
+    assert differing_operation(lambda: torch.relu(x) + 1) == ""
+    assert differing_operation(lambda: torch.relu(torch.rand_like(x)) + 1) == "aten.rand_like.default"
+    assert differing_operation(lambda: torch.full((3,), torch.nan)) == ""
+
+
+class _SpoiledGelu:
+    """GELU of other numbers; generated code calls it by its text."""
+
+    def __str__(self):
+        return "spoiled_gelu"
+
+    def __call__(self, x):
+        return aten.gelu.default(x * 1.001)
+
+
+def test_the_operation_of_a_plan_that_differs_from_the_plain_loops_is_named():
+    trained = race("shared", steps=2)
+    step = trained.fitted("checkpoint")
+    assert lacking_operation(trained.plain, lambda: trained.trained(step)) == ""
+    gelu = next(number for number, call in enumerate(trained.program.calls) if call.func is aten.gelu.default)
+    spoiled = fit_plan(
+        trained.subject, replace(trained.program, functions={gelu: _SpoiledGelu()}), step.plan, trained.costs
+    )
+    assert lacking_operation(trained.plain, lambda: trained.trained(spoiled)).startswith("aten.gelu.default, ")
+
+
+def test_the_tensor_that_differs_first_is_named():
+    losses, state = [torch.ones(()), torch.zeros(())], [torch.ones(2), torch.zeros(3), torch.full((1,), torch.nan)]
+    assert differing_tensor((losses, state), (losses, state), ["weight", "bias"]) == ""
+    assert differing_tensor((losses, state), (losses[::-1], state), ["weight"]) == "the loss of step 0"
+    assert differing_tensor((losses, state), (losses, [state[0], state[1] + 1, state[2]]), ["weight", "bias"]) == "bias"
+    assert differing_tensor((losses, state), (losses, [*state[:2], state[0]]), ["weight"]).startswith("tensor 1 of")
+
+
+def test_runs_are_the_same_or_some_way_apart():
+    runs = [([torch.ones(())], [torch.tensor([4.0, 2.0 + shift])]) for shift in (0.0, 0.5, 0.25, 0.0)]
+    assert same(runs[0], runs[3])
+    assert not same(runs[0], runs[1])
+    assert (distance(runs[0], runs[3]), distance(runs[0], runs[2])) == (0.0, 0.0625)
+    assert largest_distance(runs) == 0.125

@@ -1,0 +1,223 @@
+"""Storages that move while a step runs: the bits stay, and the code takes memory in the order of its replay."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from ucudnn.memory.pools.moving import patience  # noqa: E402
+from ucudnn.memory.pools.moving.patience import with_waits  # noqa: E402
+
+from tests.support.large_unet import large_unet  # noqa: E402
+from tests.support.live_bytes import LiveBytes  # noqa: E402
+from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
+from tests.support.moving_plans import shaken  # noqa: E402
+from tests.support.plain_training import Race, train  # noqa: E402
+from tests.support.small_networks import small_network  # noqa: E402
+from ucudnn.errors import BudgetError  # noqa: E402
+from ucudnn.memory.allocator import (  # noqa: E402
+    block,
+    compaction,
+)
+from ucudnn.memory.allocator import headroom as allocator_room  # noqa: E402
+from ucudnn.memory.allocator.compaction import compact  # noqa: E402
+from ucudnn.memory.allocator.headroom import AllocatorRoom  # noqa: E402
+from ucudnn.memory.planner.planner import least_plan, make_plan  # noqa: E402
+from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
+from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PAGE, SMALL, END = 256, 64, 512
+
+
+@pytest.mark.parametrize("name", ["resnet18", "unet", "gpt", "shared", "inplace"])
+def test_storages_that_move_at_random_change_no_bit(name):
+    torch.manual_seed(0)
+    trained = Race(small_network(name), steps=3)
+    graph, costs = trained.program.graph, trained.costs
+    for seed, policy in enumerate(("stock", "checkpoint", "vdnn-ext-all-p", "random")):
+        plan = random_plan_in_parts(graph, costs, 3) if policy == "random" else make_plan(graph, costs, None, policy)
+        step = trained.fitted(shaken(plan, costs, seed))
+        assert "moved(" in step.code
+        assert step.code.count("arrive(") > 5, "hardly anything slides, so this tests little"
+        trained.check(step)
+        step.close()
+
+
+class _Addresses(LiveBytes):
+    """An allocator by the rules of PyTorch's: each storage that operators make lies in the smallest hole.
+
+    Small ones lie elsewhere. A tensor holds the end of the block.
+
+    Attributes:
+        taken: address and size of each storage, in the order of taking.
+        top: end of the highest one.
+    """
+
+    def __init__(self, size):
+        self.size, self.pieces, self.taken, self.top = size - END, {}, [], 0
+        super().__init__()
+
+    def _add(self, storage):
+        if storage.nbytes() <= SMALL:
+            return
+        known = storage._cdata in self._known
+        super()._add(storage)
+        if not known:
+            ends = [0, *(begin + size for begin, size in sorted(self.pieces.values()))]
+            begins = [*(begin for begin, _ in sorted(self.pieces.values())), 2**40]
+            holes = [
+                (min(begin, max(self.size, end)) - end, end)
+                for end, begin in zip(ends, begins, strict=True)
+                if min(begin, max(self.size, end)) - end >= storage.nbytes()
+            ]
+            address = min(holes, default=(0, ends[-1]))[1]
+            self.pieces[storage._cdata] = address, storage.nbytes()
+            self.taken.append(self.pieces[storage._cdata])
+            self.top = max(self.top, address + storage.nbytes())
+
+    def _gone(self, address, size):
+        super()._gone(address, size)
+        self.pieces.pop(address, None)
+
+
+def replayed(layout, step, costs, limits):
+    """Return address and size of each large piece that a step takes in its block by the replay, in order."""
+    replay = compaction._Trial(step, costs, limits, None)._replay(layout.block_bytes, layout.kept_bytes)
+    space, taken, tries = replay.block, [], []
+    take, placed = space.take, space.placed
+
+    def take_one(size):
+        piece = take(size)
+        if size > SMALL and not tries:
+            taken.append(piece)
+        return piece
+
+    def try_some(sizes):
+        tries.append(sizes)
+        try:
+            return placed(sizes)
+        finally:
+            tries.pop()
+
+    space.take, space.placed = take_one, try_some
+    replay.follow(step, layout.moves)
+    return taken
+
+
+@pytest.mark.parametrize("slides", [False, True])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [("unet", "checkpoint"), ("unet3d", "checkpoint"), ("unet", "swap-capped"), ("unet3d", "spill")],
+)
+def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy, slides, monkeypatch):
+    asked, found = [], []
+    monkeypatch.setattr(allocator_room, "compact", lambda *each: asked.append(each) or compact(*each))
+
+    def noted(*each):
+        patient = with_waits(*each)
+        found.append(None if patient is None or patient is each[0] else patient.actions)
+        return patient
+
+    monkeypatch.setattr(allocator_room, "with_waits", noted)
+    monkeypatch.setattr(AllocatorRoom, "is_tight", lambda *_: False)  # or the plans that are found first need no waits
+    for module in (block, compaction):
+        monkeypatch.setattr(module, "SMALL_BYTES", SMALL)
+        monkeypatch.setattr(module, "_LARGE", PAGE)
+        monkeypatch.setattr(module, "END_BYTES", END)
+    monkeypatch.setattr(patience, "_LARGE", PAGE)
+    monkeypatch.setattr(block, "_SMALL", PAGE)
+    if slides:  # wherever room is needed
+        monkeypatch.setattr(block.BlockReplay, "_room_maker", lambda *_: None)
+    torch.manual_seed(0)
+    trained = Race(small_network(name), kind=None, steps=1)
+    graph, costs = trained.program.graph, trained.costs
+    least, peak = measure_liveness(graph, costs).floor_bytes, measure_liveness(graph, costs).peak_bytes
+    moved, waits = [], []
+    for share in (0.8, 0.6, 0.4, 0.2):
+        budget = int(least + share * (peak - least))
+        room = AllocatorRoom(most_bytes=int(budget * 1.02))
+        try:
+            plan = make_plan(graph, costs, budget, policy, room)
+        except BudgetError:
+            continue
+        layout = room.compaction(plan, costs)
+        if layout is None or not layout.moves:
+            continue
+        assert plan.moves == layout.moves
+        waits.append(plan.actions in found)
+        step = trained.fitted(plan, debug=False)
+        trained.check(step)
+        trained.model.zero_grad()
+        with _Addresses(layout.block_bytes) as addresses:
+            train(step, None, trained.inputs, steps=1)
+        assert addresses.top == layout.top <= layout.block_bytes - END
+        one, limits = next((each[0], each[2]) for each in reversed(asked) if each[0].plan.actions == plan.actions)
+        assert addresses.taken == replayed(layout, one, costs, limits)
+        assert ("arrive(" in step.code) == slides
+        moved.append(layout.moved_bytes)
+    assert moved, "nothing had to move, so this tests nothing"
+    assert any(waits) == (policy != "checkpoint"), "the plans that copy wait for what is in the way"
+
+
+def test_a_plan_near_the_budget_lies_in_a_block_where_a_growing_allocator_would_give_pages_back():
+    graph, costs, peak = large_unet()
+    budget = int(0.7 * peak)
+    room = AllocatorRoom(
+        most_bytes=budget, spare_bytes=int(0.015 * budget), frugal=least_plan(graph, costs, "checkpoint")
+    )
+    plan = make_plan(graph, costs, budget, "checkpoint", room)
+    layout = room.compaction(plan, costs)
+    assert layout is not None
+    assert layout.moved_bytes > 0
+    assert plan.moves == layout.moves
+    assert 0.95 * budget < room.taken_bytes(plan, costs) <= budget - room.spare_bytes
+    growing = replace(room, in_one_block=False)
+    assert growing.taken_bytes(plan, costs) > budget
+    assert growing.returns(plan, costs).returned_bytes > 0
+
+
+class Block:
+    """A block that writes down what is asked of it."""
+
+    taken, held_bytes = True, 0
+
+    def __init__(self, name, asked):
+        self.name, self.asked = name, asked
+
+    def release(self):
+        self.asked.append(f"release {self.name}")
+
+    def take_again(self):
+        self.asked.append(f"take {self.name} again")
+
+    def close(self):
+        self.asked.append(f"close {self.name}")
+
+
+def test_a_step_of_a_smaller_mini_batch_runs_in_the_block_of_the_first_one():
+    step = fit(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(9, 6), policy="checkpoint")
+    asked, again = [], step._again
+    step._block = Block("first", asked)
+
+    def planned(args, kwargs):
+        asked.append("plan")
+        if args[0].shape[0] < 5:
+            raise BudgetError("too little", kernel="", limit_bytes=1, required_bytes=2)
+        other = again(args, kwargs)
+        other._block = Block("second", asked)
+        return other
+
+    step._again = planned
+    assert step(torch.randn(5, 6)).shape == (5, 1)
+    assert asked == ["release first", "plan", "close second", "take first again"]
+    assert step._others[0]._block is None
+    asked.clear()
+    with pytest.raises(BudgetError, match="too little"):
+        step(torch.randn(4, 6))
+    assert asked == ["release first", "plan", "take first again"]
+    step(torch.randn(5, 6))
+    assert asked[3:] == []
+    step.close()

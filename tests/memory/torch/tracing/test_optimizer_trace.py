@@ -1,0 +1,77 @@
+"""Tests of traced updates: an optimizer may have stepped before the step is fitted, as where training is resumed."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812  # its usual name
+
+from ucudnn.memory.step.graph import Role  # noqa: E402
+from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    "adam, all at once": lambda parameters: torch.optim.Adam(parameters, lr=0.01, foreach=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adagrad": torch.optim.Adagrad,  # has its state before the first step
+    "asgd": torch.optim.ASGD,
+    "rprop": torch.optim.Rprop,
+    "adamax": torch.optim.Adamax,
+    "adadelta": torch.optim.Adadelta,
+    "rmsprop": torch.optim.RMSprop,
+}
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def batch(size=16):
+    return torch.randn(size, 8), torch.randint(4, (size,))
+
+
+def update(run, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = run(x, y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_step_is_fitted_to_an_optimizer_that_has_stepped(model, make):
+    plain, optimizer = model, make(model.parameters())
+
+    def loss(x, y):
+        return F.cross_entropy(plain(x), y)
+
+    for _ in range(6):
+        update(loss, optimizer, *batch())
+    resumed = copy.deepcopy(plain)
+    other = make(resumed.parameters())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    step = fit(resumed, batch(), loss=F.cross_entropy, optimizer=other)
+    for size in (16, 16, 10, 16):  # a smaller mini-batch is planned when the optimizer has stepped, too
+        given = batch(size)
+        assert torch.equal(update(loss, optimizer, *given), update(step, other, *given))
+    assert all(torch.equal(*pair) for pair in zip(plain.parameters(), resumed.parameters(), strict=True))
+    tensors = {id(each) for state in other.state.values() for each in state.values() if torch.is_tensor(each)}
+    counted = [each for each in step.plan.graph.storages if each.role is Role.OPTIMIZER_STATE]
+    assert len(counted) == len(tensors)
+    step.close()
+
+
+def test_the_counts_of_steps_stay_as_they_are(model):
+    optimizer = torch.optim.Adam(model.parameters())
+    x, y = batch()
+    update(lambda x, y: F.cross_entropy(model(x), y), optimizer, x, y)
+    step = fit(model, (x, y), loss=F.cross_entropy, optimizer=optimizer)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {1.0}
+    step.close()

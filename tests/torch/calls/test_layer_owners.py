@@ -1,0 +1,168 @@
+"""Names of layers in reports of programs that name none: which module asked, without hooks."""
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.torch_cases import enable_on_cpu  # noqa: E402
+from ucudnn.problem import ConvolutionProblem, Operation  # noqa: E402
+from ucudnn.torch.calls.layer_owners import LayerOwners  # noqa: E402
+
+F = torch.nn.functional
+
+
+class Net(torch.nn.Module):
+    """Two blocks that look the same, one transposed layer, and a convolution that is a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 4, 3, padding=1)
+        self.blocks = torch.nn.Sequential(*(torch.nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)))
+        self.up = torch.nn.ConvTranspose2d(4, 2, 2, stride=2)
+        self.kernel = torch.nn.Parameter(torch.randn(2, 2, 1, 1))
+
+    def forward(self, x):
+        return F.conv2d(self.up(self.blocks(self.stem(x))), self.kernel)
+
+
+NAMES = {"stem": 1, "blocks.0": 3, "up": 1, "Net": 1}
+
+
+def rows(on):
+    return {(each.layer, each.layers, each.operation) for each in on.report().layers}
+
+
+def expected(names, operations=("Forward", "BackwardData", "BackwardFilter")):
+    return {(name, count, operation) for name, count in names.items() for operation in operations}
+
+
+def test_layers_of_a_model_have_names_without_a_change_to_it():
+    net = Net()
+    with enable_on_cpu() as on:
+        for _ in range(2):
+            net(torch.randn(2, 3, 6, 6, requires_grad=True)).sum().backward()
+    assert rows(on) == expected(NAMES)
+    assert "blocks.0 and 2 more  Forward" in str(on.report())
+    assert not net.stem._forward_hooks
+    assert not net.stem._forward_pre_hooks
+
+
+def test_images_of_new_sizes_do_not_read_the_model_again_unless_weights_have_moved(monkeypatch):
+    net, read = Net(), []
+    named_modules = torch.nn.Module.named_modules
+    monkeypatch.setattr(torch.nn.Module, "named_modules", lambda *each: read.append(each[0]) or named_modules(*each))
+    with enable_on_cpu() as on:
+        net(torch.randn(2, 3, 6, 6))
+        assert read
+        read.clear()
+        net(torch.randn(2, 3, 8, 6))
+        assert not read
+        net.stem.weight.data = net.stem.weight.data.clone()
+        read.clear()
+        net(torch.randn(2, 3, 10, 6))
+        assert sum(each is net for each in read) == 1, "once for all layers"
+        found = on._interceptor.owners()
+    assert len(found) == 3 * len(NAMES)
+    assert [names for shapes, names in found.items() if shapes.startswith("2x3x10x6")] == [("stem",)]
+    assert {names[0] for names in found.values()} == set(NAMES)
+
+
+def test_weights_that_autocast_copies_have_the_name_of_their_first_layer():
+    net = Net()
+    with enable_on_cpu() as on, torch.autocast("cpu", torch.bfloat16):
+        net(torch.randn(2, 3, 6, 6, requires_grad=True)).sum().backward()
+    # NumPy has no bfloat16, so PyTorch computes in the end, and the report has no rows.
+    assert set(on._interceptor.owners().values()) == {(name,) for name in NAMES}
+
+
+def test_a_compiled_model_has_the_names_of_its_layers():
+    net = Net()
+    with enable_on_cpu() as on:
+        compiled = torch.compile(net, backend="aot_eager")
+        compiled(torch.randn(2, 3, 6, 6, requires_grad=True)).sum().backward()
+    assert {name for name, *_ in rows(on)} == set(NAMES)
+
+
+def test_a_convolution_of_no_module_is_known_by_its_problem():
+    with enable_on_cpu() as on:
+        F.conv2d(torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3))
+    (layer,) = on.report().layers
+    assert (layer.layer, layer.layers) == ("", 1)
+    assert str(on.report()).splitlines()[2].startswith("2x3x6x6 * 4x3x3x3 float32 NCHW")
+
+
+def test_a_tensor_at_the_place_of_a_weight_that_is_gone_has_no_name():
+    import numpy as np
+
+    memory = np.zeros((4, 3, 3, 3), np.float32)
+    first, second = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(3, 4, 3)
+    net = torch.nn.Sequential(first)
+    net[0].weight.data = torch.from_numpy(memory)
+    with enable_on_cpu() as on:
+        net(torch.randn(1, 3, 5, 5))
+        net[0] = second
+        del first
+        gc.collect()
+        F.conv2d(torch.randn(1, 3, 5, 5), torch.from_numpy(memory))
+    (layer,) = on.report().layers
+    assert (layer.layer, layer.layers) == ("0", 1)  # the first call was its; nothing more is known
+
+
+def test_looking_for_the_owner_keeps_nothing_of_the_program_alive():
+    net = Net()
+
+    def train():
+        x = torch.randn(2, 3, 6, 6)
+        kept = weakref.ref(x)
+        out = net(x)
+        del x
+        gc.collect()
+        return kept(), out.sum()
+
+    with enable_on_cpu(), torch.no_grad():
+        kept, _ = train()
+    assert kept is None
+
+
+def test_under_division_numbers_of_layers_stay_where_several_look_the_same():
+    net = Net()
+    with enable_on_cpu(total_workspace="1MiB") as on:
+        net(torch.randn(2, 3, 6, 6)).sum().backward()
+    layers = [each.layer for each in on.report().layers if each.operation == "Forward"]
+    assert sum(each.startswith("#") for each in layers) == 3
+    assert "stem" in layers
+
+
+def test_a_report_of_many_convolutions_reads_each_problem_a_few_times_only(monkeypatch):
+    convolutions, read = 60, 0
+    original = ConvolutionProblem.__str__
+
+    def count(problem):
+        nonlocal read
+        read += 1
+        return original(problem)
+
+    with enable_on_cpu() as on:
+        for rows in range(convolutions):
+            F.conv2d(torch.randn(1, 1, 2 + rows, 2), torch.randn(1, 1, 2, 2))
+        monkeypatch.setattr(ConvolutionProblem, "__str__", count)
+        assert len(on.report().layers) == convolutions
+    assert convolutions <= read <= 20 * convolutions  # it was their square: half a second for 1,000 convolutions
+
+
+def test_a_weight_whose_memory_is_elsewhere_since_does_not_name_what_is_there_now():
+    names = LayerOwners()
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    problem = ConvolutionProblem(
+        operation=Operation.FORWARD, batch=1, channels=3, spatial=(5, 5), filters=4, kernel=(3, 3)
+    )
+    net.register_forward_hook(lambda *_: names.note(problem))
+    net(torch.randn(1, 3, 5, 5))
+    weight, other = net[0].weight, "another problem"
+    kept = weight.data
+    assert names.names({other: [kept.data_ptr()]}) == {other: ("0",)}
+    weight.data = kept.clone()
+    assert names.names({other: [kept.data_ptr()]}) == {other: ()}

@@ -1,0 +1,69 @@
+"""How often a candidate runs in a check: a run before the one that is timed loads its code."""
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.host_gpu import PROBLEM  # noqa: E402
+from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
+from ucudnn.torch.trials.call_site import CallSite  # noqa: E402
+from ucudnn.torch.trials.candidate import Candidate  # noqa: E402
+from ucudnn.torch.tuning.candidate_check import CandidateCheck, Computed  # noqa: E402
+
+
+class Recorder:
+    """A tuner and its program, which record what happens in a check."""
+
+    def __init__(self):
+        self.events, self.measured_marks = [], []
+        self.program, self.watch = self, SimpleNamespace(holds=lambda *_: True)
+
+    def live_bytes(self):
+        return 0
+
+    def mark(self):
+        self.events.append("mark")
+        return len(self.events)
+
+    def poison(self, size_bytes):
+        self.events.append("poison")
+
+    def distance(self, found, expected):
+        return lambda: float((found - expected).norm())
+
+    def measured(self, site, candidate, begin, end, distance):
+        self.measured_marks.append((begin, end, distance()))
+
+
+@pytest.mark.parametrize(
+    ("stock_ms", "was_slow", "runs"),
+    [
+        (0.5, False, ["run", "mark", "run", "mark"]),
+        (2.0, False, ["mark", "run", "mark"]),  # a second run would take as long again
+        (2.0, True, ["run", "mark", "run", "mark"]),  # the first check may have loaded code
+    ],
+)
+def test_a_run_that_loads_code_is_not_timed_where_kernels_are_short_or_a_check_is_the_second_one(
+    stock_ms, was_slow, runs
+):
+    tuner, site = Recorder(), CallSite(PROBLEM)
+    site.stock_ms = [stock_ms] * 3
+    part = MicroConfiguration(size=8, algorithm="a", time_ms=1.0, workspace_bytes=0)
+    candidate = Candidate(Configuration(parts=(part,)), 0)
+    candidate.was_slow = was_slow
+    out = torch.full((4,), 5.0)
+
+    def run(*operands):
+        tuner.events.append("run")
+        out.fill_(7.0)
+        return True
+
+    form = SimpleNamespace(size_bytes=16, new=lambda: out)
+    check = CandidateCheck(tuner, site, form, lambda sizes, after: True)
+    what = Computed(operands=lambda _: (out, out, out, None), finished=lambda found: found)
+    kernel = SimpleNamespace(workspace_bytes=0, run=run)
+    assert check.beside(kernel, candidate, what, torch.full((4,), 7.0))
+    assert tuner.events == ["poison", *runs]
+    assert tuner.measured_marks == [(len(runs) - 1, len(runs) + 1, 0.0)]

@@ -1,0 +1,1 @@
+"""Configurations and times without a measurement: heuristic modes, nearby plans, assumed times."""

@@ -1,0 +1,270 @@
+"""The fixed rule: plans without a measured time, by the order of heuristics, by workspaces and by assumed times.
+
+Problems that must repeat to the bit get such plans, because a measured time differs from run to run, so a plan that
+depends on it does, too. Others get them where nothing is measured before the first run. The rule depends on nothing but
+the problem, the limit and the policy, and on what the backend lists. It assumes a time for each algorithm
+(`assumed_time`). For each micro-batch size it takes the algorithm with the least, of those whose workspace fits. Of the
+sizes it takes the one whose micro-batches take the least in sum; of equals the larger size. Where no sample fits, it
+takes slabs. On the recorded H200 such plans take 1.09 times the time of measured ones at 64 MiB, in the geometric mean
+of 117 kernels, and 1.15 times at 8 MiB. The first algorithm that fits undivided takes 1.43 and 1.32 times
+(`tests/benchmarking/unmeasured/test_heuristic_mode.py`).
+
+What it chooses for a problem that must repeat is run once, and its output is checked as in a benchmark. An algorithm
+that fails is left out. Other problems wait for no check, as in PyTorch, which runs what the heuristics name. Nor do
+they wait for all heuristics: they take the plan of the same convolution at a nearby size of its images, and else what
+can be had of the first algorithms. All are looked at where these promise little: where none of them fits, where a whole
+mini-batch without tensor cores is assumed to take less, or where it is what fits, but takes much longer than with them.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import fsum, inf
+from typing import final
+
+from ucudnn.backends.base import Backend
+from ucudnn.benchmarking.request import Request
+from ucudnn.benchmarking.unmeasured.assumed_time import least_ms, plain_ms, ranked
+from ucudnn.benchmarking.unmeasured.nearby_plans import NearbyPlans
+from ucudnn.benchmarking.unmeasured.untimed_division import Fitting, computed_pieces, in_slabs
+from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
+from ucudnn.errors import BackendError, MeasurementError
+from ucudnn.policy import powers_of_two
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.slabs import Slab, piece_of
+from ucudnn.solvers.sums import MOST_PARTS
+
+_QUICK = 8  # ranks among which an algorithm mostly fits that is divided into few parts
+_PROMISING = 1.5  # of the least time
+_UNBEATEN = 2  # ranks at which an algorithm that fits undivided costs less than any division
+
+
+@final
+class FixedRule:
+    """Chooses by the rule, and checks what it chose.
+
+    Args:
+        backend: lists the algorithms, and runs them to check them.
+        discarded: returns the algorithms that count as failed for a problem.
+        checks: whether plans of problems that need not repeat wait for a check as well.
+    """
+
+    def __init__(
+        self, backend: Backend, discarded: Callable[[ConvolutionProblem], Collection[str]], *, checks: bool = True
+    ) -> None:
+        self._backend = backend
+        self._discarded = discarded
+        self._checks = checks
+        self._checked: dict[tuple[ConvolutionProblem, str], bool] = {}
+        self._nearby = NearbyPlans()
+
+    def configuration(self, request: Request, *, start: int = 0, failed: Collection[str] = ()) -> Configuration | None:
+        """Return the configuration of a problem, or None if nothing fits.
+
+        Args:
+            request: the problem with its limit, sizes and slabs. Of the sizes only the mini-batch and powers of two
+                count.
+            start: the first sample to compute, because the earlier ones are computed already.
+            failed: algorithms not to choose.
+
+        Raises:
+            UnsupportedProblemError: if the backend cannot compute the problem at all.
+            MeasurementError: if there is too little memory to check an algorithm. Another one is not taken in its
+                place, because then the plan would depend on what memory is free.
+        """
+        if not self._checks_plans_of(request.problem) and not start:
+            found = self._near(request, failed) or self._chosen(request, start, failed)
+            if found is not None:
+                self.learn(request.problem, request.limit_bytes, found)
+            return found
+        while True:
+            found = self._chosen(request, start, failed)
+            if found is None or self._passes(request.problem, found):
+                return found
+
+    def learn(self, problem: ConvolutionProblem, limit_bytes: int, configuration: Configuration) -> None:
+        """Let other sizes of the same convolution take a configuration within a limit, if they need not repeat."""
+        self._nearby.learn(problem, limit_bytes, configuration)
+
+    def slab(
+        self, problem: ConvolutionProblem, size: int, slab: Slab, limit_bytes: int, failed: Collection[str] = ()
+    ) -> SlabConfiguration | None:
+        """Return the first algorithm of one slab of a micro-batch that fits and passes its check, or None.
+
+        Args:
+            problem: the problem at mini-batch size.
+            size: the micro-batch size.
+            slab: the slab.
+            limit_bytes: workspace limit.
+            failed: algorithms not to choose.
+
+        Raises:
+            UcudnnError: as `configuration`.
+        """
+        piece = piece_of(problem.part(size), slab).problem
+        names = self._names(problem, [size], failed)
+        while True:
+            found = self._fastest(piece, self._slab_names(names), limit_bytes)
+            if found is None:
+                return None
+            one = found.on(slab)
+            if self._passes(problem, Configuration(parts=(MicroConfiguration.of_slabs(size, [one]),))):
+                return one
+
+    def _leading(self, problem: ConvolutionProblem, failed: Collection[str], most: int) -> list[str]:
+        """Return the first algorithms of a mini-batch in the order of the heuristics, without those that failed."""
+        left_out = {*self._discarded(problem), *failed}
+        first = self._backend.leading(problem, most + len(left_out))
+        return [each.name for each in first if each.name not in left_out][:most]
+
+    def _near(self, request: Request, failed: Collection[str]) -> Configuration | None:
+        """Return the configuration of a nearby size that computes this one within the limit; None if there is none."""
+        near = self._nearby.nearest(request.problem, request.limit_bytes)
+        left_out = {*self._discarded(request.problem), *failed} if near else set()
+        return next((own for each in near if (own := self._as_there(request, each, left_out)) is not None), None)
+
+    def _as_there(self, request: Request, found: Configuration, left_out: Collection[str]) -> Configuration | None:
+        """Return the configuration of another size for a request; None if it does not compute it within the limit."""
+        problem = request.problem
+        parts: dict[MicroConfiguration, MicroConfiguration] = {}
+        for part in dict.fromkeys(found.parts):
+            usable = part.algorithm not in left_out and part.size in request.sizes
+            own = self._fastest(problem.part(part.size), [part.algorithm], request.limit_bytes) if usable else None
+            if own is None:
+                return None
+            parts[part] = own.micro_batch(part.size)
+        return Configuration(parts=tuple(parts[part] for part in found.parts))
+
+    def _names(self, problem: ConvolutionProblem, sizes: Sequence[int], failed: Collection[str]) -> list[str]:
+        """Return the algorithms of a problem in the order of the heuristics, without those that failed."""
+        left_out = {*self._discarded(problem), *failed}
+        return [name for name in self._backend.names(problem, sizes) if name not in left_out]
+
+    def _slab_names(self, names: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys(own for name in names for own in (name, *self._backend.slab_names(name))))
+
+    def _chosen(self, request: Request, start: int, failed: Collection[str]) -> Configuration | None:
+        """Return what the rule takes of the algorithms that have not failed their check."""
+        problem = request.problem
+        sizes = self._sizes(request)
+        if not sizes:
+            return None
+        left = problem.batch - start
+        if not start and sizes[-1] == left:  # enough for most problems, and quick
+            first = self._fastest(problem, self._leading(problem, failed, _UNBEATEN), request.limit_bytes)
+            if first is not None and _is_promising(problem, first.assumed_ms):
+                return Configuration(parts=(first.micro_batch(left),))
+            if not self._checks_plans_of(problem):
+                found = self._divided(request, start, sizes, self._leading(problem, failed, _QUICK))
+                if found is not None and _is_promising(problem, found.time_ms):
+                    return found
+        names = self._names(problem, sizes, failed)
+        found = self._divided(request, start, sizes, names)
+        return self._divided_into_slabs(request, left, inf if found is None else found.time_ms, names) or found
+
+    def _divided(
+        self, request: Request, start: int, sizes: Sequence[int], names: Sequence[str]
+    ) -> Configuration | None:
+        """Return what the rule takes of some algorithms in whole micro-batches; None if none of them fits."""
+        problem, left = request.problem, request.problem.batch - start
+        unit = start & -start  # the size of a part decides where it may begin: see ConvolutionProblem.part
+        fitting = {
+            size: found
+            for size in reversed(sizes)
+            if size <= left and (not start or problem.begins_anywhere or size & -size <= unit)
+            if (found := self._fastest(problem.part(size), names, request.limit_bytes)) is not None
+        }
+        divisions = [(lead, parts) for lead in fitting if (parts := _filled(left, lead, fitting))]
+        if divisions:
+            _, parts = min(divisions, key=lambda each: (fsum(fitting[size].assumed_ms for size in each[1]), -each[0]))
+            return Configuration(parts=tuple(fitting[size].micro_batch(size) for size in parts))
+        return None
+
+    def _sizes(self, request: Request) -> list[int]:
+        """Return the micro-batch sizes of the rule, in ascending order."""
+        batch = request.problem.batch
+        offered = self._backend.sizes(request.problem)
+        wanted = {*request.sizes} & {*powers_of_two(batch)}
+        return sorted(size for size in wanted if offered is None or size in offered)
+
+    def _fastest(self, part: ConvolutionProblem, names: Sequence[str], limit_bytes: int) -> Fitting | None:
+        """Return the algorithm of a micro-batch or a slab that is assumed to be the fastest one that fits a limit."""
+        best: Fitting | None = None
+        least = least_ms(part)
+        for rank, name in enumerate(names):
+            if best is not None and best.assumed_ms <= ranked(least, rank):
+                break
+            if not self._checked.get((part, name), True):
+                continue
+            algorithm = self._backend.algorithm(part, name)
+            if algorithm is None or algorithm.workspace_bytes > limit_bytes:
+                continue
+            found = Fitting.of(part, algorithm, rank)
+            if best is None or found.assumed_ms < best.assumed_ms:
+                best = found
+        return best
+
+    def _divided_into_slabs(
+        self, request: Request, left: int, worth_ms: float, names: Sequence[str]
+    ) -> Configuration | None:
+        """Return the smallest micro-batches, each in the fewest slabs that are worth it; None if there are none."""
+        size = self._sizes(request)[0]
+        part, parts = request.problem.part(size), left // size
+        if left % size or parts > MOST_PARTS or parts * least_ms(part) >= worth_ms:
+            return None
+        own = self._slab_names(names if worth_ms == inf else names[:_QUICK])
+        for rows in request.rows:
+            # With more rows, only algorithms without tensor cores may fit, which are no better in slabs.
+            one = in_slabs(self._backend, part, [rows], lambda each: self._fastest(each, own, request.limit_bytes))
+            if one is not None and parts * one.time_ms < worth_ms:
+                return Configuration(parts=(one,) * parts)
+        return None
+
+    def _checks_plans_of(self, problem: ConvolutionProblem) -> bool:
+        return self._checks or problem.deterministic
+
+    def _passes(self, problem: ConvolutionProblem, configuration: Configuration) -> bool:
+        """Check what was not checked before, if it is to be checked, and return whether all of it is right."""
+        if not self._checks_plans_of(problem):
+            return True
+        pieces = {
+            piece: slabs for piece, slabs in computed_pieces(problem, configuration) if piece not in self._checked
+        }
+        if pieces:
+            self._check(problem, pieces)
+        return all(self._checked[piece] for piece, _ in computed_pieces(problem, configuration))
+
+    def _check(
+        self, problem: ConvolutionProblem, pieces: Mapping[tuple[ConvolutionProblem, str], Sequence[Slab]]
+    ) -> None:
+        try:
+            with self._backend.bench(problem) as bench:
+                for (part, name), slabs in pieces.items():
+                    algorithm = self._backend.algorithm(part, name)
+                    assert algorithm is not None
+                    try:
+                        bench.verify(part.batch, algorithm, slabs)
+                    except BackendError:
+                        self._checked[part, name] = False
+                    else:
+                        self._checked[part, name] = True
+        except MemoryError as error:
+            raise MeasurementError(
+                f"{problem}: there is too little memory to check the plan that repeats its results, and no other one"
+                f" takes its place: free memory, or load plans ({error})"
+            ) from error
+
+
+def _is_promising(problem: ConvolutionProblem, time_ms: float) -> bool:
+    """Return whether a plan by the first algorithms is assumed to be about as fast as any other one."""
+    plain = plain_ms(problem)
+    return time_ms < plain or (plain <= _PROMISING * least_ms(problem) and time_ms <= _PROMISING * plain)
+
+
+def _filled(left: int, lead: int, fitting: Collection[int]) -> list[int]:
+    """Return sizes that add up to what is left, the largest first and none above the lead; [] if none do."""
+    parts: list[int] = []
+    for size in sorted((each for each in fitting if each <= lead), reverse=True):
+        count, left = divmod(left, size)
+        if len(parts) + count > MOST_PARTS:
+            return []
+        parts += [size] * count
+    return parts if not left else []

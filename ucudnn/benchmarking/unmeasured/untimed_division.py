@@ -1,0 +1,170 @@
+"""Divisions whose times nobody has measured: they are chosen by workspaces alone, in as few calls as possible.
+
+What is left of the mini-batch begins with the largest micro-batch that fits, within the limit or in the tail of the
+output behind it (`workspace.spare`). Where none fits, the smallest one is computed slab by slab, in the fewest slabs
+that fit.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple, final
+
+from ucudnn.backends.base import Backend
+from ucudnn.benchmarking.request import Request
+from ucudnn.benchmarking.unmeasured.assumed_time import assumed_ms
+from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Algorithm
+from ucudnn.slabs import Slab, piece_of, row_count, slabs_by_problem
+from ucudnn.workspace.spare import tail_bytes
+
+MOST_CALLS = 64
+"""The largest number of calls of a division by one algorithm."""
+
+
+@final
+class Fitting(NamedTuple):
+    """An algorithm that fits for a micro-batch or a slab.
+
+    Attributes:
+        assumed_ms: its assumed time.
+        name: its name.
+        workspace_bytes: its workspace.
+    """
+
+    assumed_ms: float
+    name: str
+    workspace_bytes: int
+
+    @classmethod
+    def of(cls, part: ConvolutionProblem, algorithm: Algorithm, rank: int = 0) -> "Fitting":
+        """Return an algorithm of a part; its rank is its place in the order of heuristics."""
+        return cls(assumed_ms(part, algorithm, rank), algorithm.name, algorithm.workspace_bytes)
+
+    def micro_batch(self, size: int) -> MicroConfiguration:
+        """Return a micro-batch by this algorithm; its time is the assumed one."""
+        return MicroConfiguration(
+            size=size, algorithm=self.name, time_ms=self.assumed_ms, workspace_bytes=self.workspace_bytes
+        )
+
+    def on(self, slab: Slab) -> SlabConfiguration:
+        """Return a slab by this algorithm; its time is the assumed one."""
+        return self.micro_batch(1).on(slab)
+
+
+def equal_parts(problem: ConvolutionProblem, size: int, algorithm: Algorithm) -> Configuration:
+    """Return equal micro-batches by one algorithm."""
+    part = Fitting.of(problem.part(size), algorithm).micro_batch(size)
+    return Configuration(parts=(part,) * (problem.batch // size))
+
+
+def in_slabs(
+    backend: Backend,
+    part: ConvolutionProblem,
+    rows: Sequence[int],
+    first: Callable[[ConvolutionProblem], Fitting | None],
+) -> MicroConfiguration | None:
+    """Return a micro-batch in the fewest slabs of which each has an algorithm; None if there are none.
+
+    Args:
+        backend: the backend.
+        part: the micro-batch.
+        rows: the numbers of rows that slabs may have, in descending order.
+        first: returns the algorithm of a slab, or None.
+    """
+    for each in rows:
+        groups = slabs_by_problem(part, each)
+        if not all(backend.knows_slab(piece, part) for piece, _ in groups):
+            continue
+        found: list[SlabConfiguration] = []
+        for piece, slabs in groups:
+            chosen = first(piece)
+            if chosen is None:
+                break
+            found += [chosen.on(slab) for slab in slabs]
+        else:
+            return MicroConfiguration.of_slabs(part.batch, sorted(found, key=lambda one: one.slab))
+    return None
+
+
+def divided_by(backend: Backend, request: Request, name: str) -> Configuration | None:
+    """Return a division of a mini-batch in which one algorithm computes all parts; None if it takes too many calls.
+
+    Args:
+        backend: the backend.
+        request: the problem with its limit, and with the sizes and slabs that are allowed.
+        name: the algorithm.
+    """
+    division = _Division(backend, request, name)
+    parts: list[MicroConfiguration] = []
+    calls, left = 0, request.problem.batch
+    while left:
+        part = division.next_part(left)
+        if part is None:
+            return None
+        parts.append(part)
+        left -= part.size
+        calls += len(part.slabs) or 1
+        if calls > MOST_CALLS:
+            return None
+    return Configuration(parts=tuple(parts))
+
+
+@final
+class _Division:
+    """Divides a mini-batch by one algorithm, and asks for each of its workspaces once."""
+
+    def __init__(self, backend: Backend, request: Request, name: str) -> None:
+        self._backend = backend
+        self._request = request
+        self._name = name
+        self._sizes = [size for size in reversed(request.sizes) if size < request.problem.batch]
+        self._offered = tail_bytes(request.problem)
+        self._known: dict[int, Algorithm | None] = {}
+
+    def next_part(self, left: int) -> MicroConfiguration | None:
+        """Return the part with which the samples that are left begin; None if nothing fits."""
+        for size in (each for each in self._sizes if each <= left):
+            found = self._algorithm(size)
+            room = max(self._request.limit_bytes, self._offered[left - size])
+            if found is not None and found.workspace_bytes <= room:
+                return Fitting.of(self._request.problem.part(size), found).micro_batch(size)
+        return self._smallest_in_slabs if self._request.sizes[0] <= left else None
+
+    def _algorithm(self, size: int) -> Algorithm | None:
+        if size not in self._known:
+            self._known[size] = self._backend.algorithm(self._request.problem.part(size), self._name)
+        return self._known[size]
+
+    @cached_property
+    def _smallest_in_slabs(self) -> MicroConfiguration | None:
+        """The smallest micro-batch in slabs; None if none fit.
+
+        The workspace of a slab is about its share of that of all rows, so larger slabs would be asked about in vain.
+        """
+        size = self._request.sizes[0]
+        whole = self._algorithm(size) if self._request.rows else None
+        if whole is None:
+            return None
+        part, limit = self._request.problem.part(size), self._request.limit_bytes
+        most = row_count(part) * limit / max(1, whole.workspace_bytes)
+        names = self._backend.slab_names(self._name)
+
+        def first(piece: ConvolutionProblem) -> Fitting | None:
+            found = (self._backend.algorithm(piece, name) for name in names)
+            fitting = (each for each in found if each is not None and each.workspace_bytes <= limit)
+            return next((Fitting.of(piece, each) for each in fitting), None)
+
+        return in_slabs(self._backend, part, [each for each in self._request.rows if each <= most], first)
+
+
+def computed_pieces(
+    problem: ConvolutionProblem, configuration: Configuration
+) -> Iterator[tuple[tuple[ConvolutionProblem, str], Sequence[Slab]]]:
+    """Yield what a configuration computes, with the algorithm, and the slab where it is one."""
+    for part in dict.fromkeys(configuration.parts):
+        whole = problem.part(part.size)
+        if not part.slabs:
+            yield (whole, part.algorithm), ()
+        for each in part.slabs:
+            yield (piece_of(whole, each.slab).problem, each.algorithm), [each.slab]

@@ -1,0 +1,217 @@
+"""Compaction: a block of a fixed size, within which storages move, so that all tensors of a plan lie side by side.
+
+PyTorch's allocator takes the smallest hole that is large enough. Where there is none it grows, although enough bytes
+are free in several holes. Its growth has a second price under a bound: a whole tensor counts, even where only a part of
+it is new. So the allocator takes all bytes at once, before the first step, and then places tensors in one block.
+
+The order of a step is fixed, so it is known at which action a tensor will find no hole. Before it, storages that lie
+between holes are copied into other holes, the fewest bytes that make room. A copy within a GPU takes a tenth of the
+time of the same bytes given back to the driver and taken again. Bytes do not change, and at no time are more of them
+alive than at the plan's peak. Where that leaves no room for two copies of a storage, storages slide
+(`ucudnn.memory.allocator.slide_search`).
+"""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+from ucudnn.memory.allocator.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
+from ucudnn.memory.allocator.replay import PAGE_BYTES, SMALL_BYTES
+from ucudnn.memory.allocator.step_replay import ReplayedPlan
+from ucudnn.memory.plans.actions import Moves
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Role, StepGraph
+
+TIGHT = (1.03, 1.045)
+"""What the allocator may take as a multiple of the bytes that are alive at most, if moves are worth it."""
+_TIGHTER = (1.02, 1.0375, 1.01)  # tried where no moves are found for those, because tensors lie elsewhere there
+_WORTH_OF_TOP = 0.25  # share of `worth_bytes` for a block that ends with the highest tensor, whatever that spares
+_LARGE = PAGE_BYTES[1]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Compaction:
+    """How a plan runs in one block.
+
+    Attributes:
+        block_bytes: the block, for tensors above 1 MiB: whole pages, `END_BYTES` at their end included.
+        small_bytes: pages of smaller tensors.
+        kept_bytes: bytes at the begin of the block that a tensor holds until the first update makes the optimizer's
+            state, so that the state lies there. Else it would lie between activations.
+        top: end of the highest tensor in the block.
+        moves: what moves in each step.
+        moved_bytes: bytes that move in each step.
+        copies: copies in which they do.
+        first_moves: what moves in the first step, if that follows another plan.
+        must_move: whether something would move in the largest block that there may be, too.
+    """
+
+    block_bytes: int
+    small_bytes: int
+    kept_bytes: int
+    top: int
+    moves: Moves
+    moved_bytes: int
+    first_moves: Moves
+    must_move: bool = False
+    copies: int = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator takes for the plan beside the storages that exist before the first step."""
+        return self.block_bytes + self.small_bytes
+
+
+def compact(
+    step: ReplayedPlan, costs: Costs, limits: BlockLimits, first: ReplayedPlan | None = None
+) -> Compaction | None:
+    """Return how a plan runs in the largest block; None if it does not run in any, although storages move.
+
+    Args:
+        step: the plan.
+        costs: costs of its step.
+        limits: what it must keep.
+        first: what the first step follows; None for the plan itself.
+    """
+    trial = _Trial(step, costs, limits, first)
+    most_bytes = limits.most_bytes
+    wide = trial.run(_pages(most_bytes)) if most_bytes >= _LARGE else None
+    if wide is not None and wide.reserved_bytes > most_bytes:  # small tensors have pages of their own
+        wide = trial.run(_pages(most_bytes - wide.small_bytes))
+    return _smaller(trial, limits) if wide is None or wide.reserved_bytes > most_bytes else wide
+
+
+def tightened(
+    wide: Compaction, step: ReplayedPlan, costs: Costs, limits: BlockLimits, first: ReplayedPlan | None = None
+) -> Compaction:
+    """Return how a plan runs in a block that is hardly larger than its tensors, if that is worth what moves there.
+
+    Args:
+        wide: how it runs in the largest block, as `compact` returns it.
+        step: the plan.
+        costs: costs of its step.
+        limits: what it must keep.
+        first: what the first step follows; None for the plan itself.
+    """
+    trial = _Trial(step, costs, limits, first)
+    best: Compaction | None = None
+    for multiple in (*TIGHT, *_TIGHTER):
+        if best is not None and multiple in _TIGHTER:
+            break
+        block = _pages(limits.tight_bytes(multiple) - wide.small_bytes)
+        smaller = trial.run(block) if _LARGE <= block < wide.block_bytes else None
+        if smaller is None or smaller.moved_bytes > wide.moved_bytes + limits.worth_bytes:
+            continue
+        if best is None or smaller.moved_bytes < best.moved_bytes:
+            best = smaller
+        if best.moved_bytes <= wide.moved_bytes:
+            break
+    if best is None:
+        best = _near_top(trial, wide, wide.moved_bytes + int(_WORTH_OF_TOP * limits.worth_bytes))
+    return wide if best is None else replace(best, must_move=wide.must_move)
+
+
+def _near_top(trial: "_Trial", wide: Compaction, most_moved: int) -> Compaction | None:
+    """Return how a plan runs in a block that ends near the highest tensor of a wide one; None for the wide one itself.
+
+    The last hole is smaller there, so tensors lie elsewhere and may end higher. So blocks of some more pages follow.
+
+    Args:
+        trial: the plan.
+        wide: how it runs in the wide block.
+        most_moved: most bytes that may move in each step.
+    """
+    least, more = _pages(wide.top + END_BYTES + _LARGE - 1), 0
+    while least + more < wide.block_bytes:
+        found = trial.run(least + more)
+        if found is not None and found.moved_bytes <= most_moved:
+            return found
+        more = 2 * more or _LARGE
+    return None
+
+
+def _smaller(trial: "_Trial", limits: BlockLimits) -> Compaction | None:
+    """Return how a plan runs in a block that is smaller than the largest one, in which the search has found no moves.
+
+    Tensors lie elsewhere in a smaller block, so there it may find some.
+    """
+    for most in dict.fromkeys(limits.tight_bytes(multiple) for multiple in (*TIGHT, *_TIGHTER[:1])):
+        found = trial.run(_pages(most)) if _LARGE <= most < _pages(limits.most_bytes) else None
+        if found is not None and found.reserved_bytes > limits.most_bytes:
+            found = trial.run(_pages(most - found.small_bytes))
+        if found is not None and found.reserved_bytes <= limits.most_bytes:
+            return replace(found, must_move=True)
+    return None
+
+
+def kept_sizes(graph: StepGraph, costs: Costs, limits: BlockLimits) -> list[int]:
+    """Return how many bytes can be kept for the state that the first update makes in the block: none, or all."""
+    sizes = [
+        costs.rounded(size)
+        for size, storage in zip(graph.sizes, graph.storages, strict=True)
+        if storage.role is Role.OPTIMIZER_STATE
+    ]
+    keeps = limits.keeps_state and not limits.state_exists
+    return sorted({0, sum(size for size in sizes if size > SMALL_BYTES) if keeps else 0})
+
+
+def _pages(size: int) -> int:
+    """Return the bytes of the whole pages in a size."""
+    return size // _LARGE * _LARGE
+
+
+@final
+class _Trial:
+    """Replays steps in blocks of several sizes; arguments as those of `compact`."""
+
+    def __init__(self, step: ReplayedPlan, costs: Costs, limits: BlockLimits, first: ReplayedPlan | None) -> None:
+        self._step, self._costs, self._limits, self._first = step, costs, limits, first
+
+    def run(self, block_bytes: int) -> Compaction | None:
+        """Return how the plan runs in a block with fewest moves; None if it does not run there."""
+        best: Compaction | None = None
+        for kept in kept_sizes(self._step.plan.graph, self._costs, self._limits):
+            found = self._with_kept(block_bytes, kept)
+            if found is not None and (best is None or found.moved_bytes < best.moved_bytes):
+                best = found
+            if best is not None and not best.moved_bytes:
+                break
+        return best
+
+    def _with_kept(self, block_bytes: int, kept: int) -> Compaction | None:
+        """Return how the plan runs in a block at whose begin some bytes are kept for the optimizer's state.
+
+        What moves is searched in the first step, and in the second one, when the optimizer's state lies where the first
+        one has left it. Then all is replayed from the first step on as it will run: the code of a plan is made once, so
+        where it runs in the first step already, the same storages move there. If nothing moves, both steps have already
+        run as they will.
+        """
+        try:
+            running = self._replay(block_bytes, kept)
+            first, live = self._first or self._step, self._limits.first_live_bytes
+            live = live if live is None else live + kept
+            before, moves = running.follow(first, None, live), running.follow(self._step, None)
+            moved = copies = 0
+            if before or moves:
+                running = self._replay(block_bytes, kept)
+                running.follow(first, moves if self._first is None else before, live)
+                moved, copies = running.moved_bytes, running.copies
+                running.follow(self._step, moves)
+        except NoRoomError:
+            return None
+        return Compaction(
+            block_bytes=block_bytes,
+            small_bytes=running.block.small_bytes,
+            kept_bytes=kept,
+            top=running.block.top,
+            moves=moves,
+            moved_bytes=running.moved_bytes - moved,
+            copies=running.copies - copies,
+            first_moves={} if self._first is None else before,
+            must_move=bool(moves),
+        )
+
+    def _replay(self, block_bytes: int, kept: int) -> BlockReplay:
+        replay = BlockReplay(self._step.plan.graph, self._costs, TensorBlock(block_bytes), self._limits)
+        replay.keep(kept)
+        return replay

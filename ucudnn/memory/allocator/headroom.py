@@ -1,0 +1,180 @@
+"""AllocatorRoom: what PyTorch's allocator may take for a step, and what it takes for a plan of it.
+
+It takes more than the bytes that are alive, because holes between tensors are lost. So each plan is replayed in one
+block that the allocator takes at once. Where a tensor finds no hole, storages move within the block. An allocator with
+a bound can also give empty pages back in each step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar, final
+
+from ucudnn.bounded import BoundedDict
+from ucudnn.memory.allocator.block import BlockLimits
+from ucudnn.memory.allocator.compaction import Compaction, compact, tightened
+from ucudnn.memory.allocator.replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
+from ucudnn.memory.allocator.slide_search import COPY_BYTES
+from ucudnn.memory.allocator.step_replay import ReplayedPlan
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Role, StepGraph
+
+WORTH = 0.02
+"""Share of the step's time that storages may move only to let the block be smaller."""
+_MOST_LATEST = 64  # findings, of which a plan has four
+_Found = TypeVar("_Found")
+
+
+@final
+class _LatestPlans:
+    """Knows what was found of the latest plans, because several questions about a plan need the same replay of it."""
+
+    def __init__(self) -> None:
+        self._found: BoundedDict[tuple[object, ...], tuple[object, Any]] = BoundedDict(_MOST_LATEST)
+
+    def known(self, what: str, plan: MemoryPlan, costs: Costs, find: Callable[[MemoryPlan, Costs], _Found]) -> _Found:
+        """Return what a function finds of a plan, whatever the plan's budget is and what moves in it."""
+        parts = plan.graph, plan.actions, plan.configurations, plan.buffers, costs
+        key = what, plan.scratch_buffer, *map(id, parts)
+        entry = self._found.get(key)
+        if entry is None:  # while the parts are kept, no others have their numbers
+            entry = self._found[key] = parts, find(plan, costs)
+        found: _Found = entry[1]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorRoom:
+    """How much PyTorch's allocator may take.
+
+    Attributes:
+        most_bytes: bytes that it may take for the step, the storages that exist before it included.
+        lost_bytes: bytes of holes between those storages.
+        spare_bytes: bytes of the room that a plan leaves, if there is one that does: what plans do not know of, such as
+            kernels that are loaded later, and tensors that the allocator's bound refuses though pages are left.
+        state_exists: whether the optimizer's state exists already.
+        keeps_state: whether bytes can be kept for the optimizer's state until its first update.
+        in_one_block: whether the allocator can take all bytes at once.
+        fixed: storages that never move.
+        frugal: the plan of the first step, where it takes less than the plan of those after it; None for theirs.
+        copied_bytes_per_ms: bytes that the device copies within its memory in a millisecond.
+    """
+
+    most_bytes: int
+    lost_bytes: int = 0
+    spare_bytes: int = 0
+    state_exists: bool = False
+    keeps_state: bool = True
+    in_one_block: bool = True
+    fixed: frozenset[int] = frozenset()
+    frugal: MemoryPlan | None = None
+    copied_bytes_per_ms: float = 1.65e9  # of an H200, which reads and writes 3.3 TB/s
+    _latest: _LatestPlans = field(default_factory=_LatestPlans, init=False, repr=False, compare=False)
+
+    def taken_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
+        """Return what the allocator takes for a plan, in bytes; counted as `most_bytes`."""
+        found = self.compaction(plan, costs)
+        taken = self._replayed(plan, costs).reserved_bytes if found is None else found.reserved_bytes
+        return self._lasting(plan.graph, costs) + taken
+
+    def widest(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        """Return how a plan runs in the largest block, without what is spared; None if it does not."""
+        if not self.in_one_block:
+            return None
+        return self._latest.known("widest", plan, costs, partial(self._within, self.most_bytes - self.spare_bytes))
+
+    def compaction(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        """Return how a plan runs in the smallest block that is worth it; None if it runs in none."""
+        if not self.in_one_block:
+            return None
+        return self._latest.known("compaction", plan, costs, self._compacted)
+
+    def _compacted(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        found, most = self.widest(plan, costs), self.most_bytes - self.spare_bytes
+        if found is None and self.spare_bytes:
+            most = self.most_bytes
+            found = self._within(most, plan, costs)
+        return None if found is None else tightened(found, *self._stepped(most, plan, costs))
+
+    def _within(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        return compact(*self._stepped(most_bytes, plan, costs))
+
+    def _stepped(
+        self, most_bytes: int, plan: MemoryPlan, costs: Costs
+    ) -> tuple[ReplayedPlan, Costs, BlockLimits, ReplayedPlan | None]:
+        """Return what steps of a plan are in a block of some bytes, as `compact` takes it."""
+        done, first = self._simulated(plan, costs), self.first_of(plan, costs)
+        lasting = self._lasting(plan.graph, costs)
+        limits = BlockLimits(
+            most_bytes=most_bytes - lasting,
+            live_bytes=predicted_bytes(plan, costs, done) + self._made_bytes(plan.graph, costs),
+            first_live_bytes=predicted_bytes(first or plan, costs, self._simulated(first or plan, costs)),
+            state_exists=self.state_exists,
+            fixed=self.fixed,
+            keeps_state=self.keeps_state,
+            worth_bytes=int(WORTH * done.time_ms * self.copied_bytes_per_ms),
+            lasting_bytes=lasting - self.lost_bytes,
+            lost_bytes=self.lost_bytes,
+        )
+        return self._step(plan, costs), costs, limits, None if first is None else self._step(first, costs)
+
+    def _step(self, plan: MemoryPlan, costs: Costs) -> ReplayedPlan:
+        done = self._simulated(plan, costs)
+        return ReplayedPlan(plan, self._scratch(plan, costs), done.delayed, done.ended)
+
+    def first_of(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
+        """Return the plan of the first step; None where no plan takes less than this one."""
+        frugal = self.frugal
+        if frugal is None or self._simulated(frugal, costs).peak_bytes >= self._simulated(plan, costs).peak_bytes:
+            return None
+        return frugal
+
+    def moves_ms(self, found: Compaction) -> float:
+        """Return how long it takes in each step to move storages, in milliseconds."""
+        return (found.moved_bytes + COPY_BYTES * found.copies) / self.copied_bytes_per_ms
+
+    def paged_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
+        """Return what the allocator takes if it gives empty pages back within each step, in bytes."""
+        return self._lasting(plan.graph, costs) + self._replayed(plan, costs).paged_bytes
+
+    def returns(self, plan: MemoryPlan, costs: Costs, spare: int = 0) -> ReplayedReturns:
+        """Return how often an allocator that may take its room, less some bytes, gives pages back in each step."""
+        scratch, delayed = self._scratch(plan, costs), self._simulated(plan, costs).delayed
+        most = self.most_bytes - spare - self._lasting(plan.graph, costs)
+        return replay_returns(plan, costs, scratch, delayed, most, state_exists=self.state_exists)
+
+    def _replayed(self, plan: MemoryPlan, costs: Costs) -> ReplayedBytes:
+        return self._latest.known("bytes", plan, costs, self._replayed_anew)
+
+    def _replayed_anew(self, plan: MemoryPlan, costs: Costs) -> ReplayedBytes:
+        scratch, delayed = self._scratch(plan, costs), self._simulated(plan, costs).delayed
+        return replay_allocator(plan, costs, scratch, delayed, state_exists=self.state_exists)
+
+    def _simulated(self, plan: MemoryPlan, costs: Costs) -> Simulation:
+        return self._latest.known("simulation", plan, costs, simulate)
+
+    @staticmethod
+    def _scratch(plan: MemoryPlan, costs: Costs) -> dict[int, int]:
+        """Return the bytes of scratch by operation, as the plan chooses them."""
+        chosen = {operation: each.workspace_bytes for operation, each in plan.configurations.items()}
+        return {**dict(enumerate(costs.scratch_bytes)), **chosen}
+
+    def _made_bytes(self, graph: StepGraph, costs: Costs) -> int:
+        """Return the bytes of the optimizer's state that the first update makes."""
+        states = (
+            costs.rounded(size)
+            for size, storage in zip(graph.sizes, graph.storages, strict=True)
+            if storage.role is Role.OPTIMIZER_STATE
+        )
+        return 0 if self.state_exists else sum(states)
+
+    def _lasting(self, graph: StepGraph, costs: Costs) -> int:
+        """Return the bytes of the storages that exist before the first step, and of holes between them."""
+        return self.lost_bytes + sum(
+            costs.rounded(size)
+            for size, storage, exists in zip(graph.sizes, graph.storages, graph.exists_before, strict=True)
+            if exists and (self.state_exists or storage.role is not Role.OPTIMIZER_STATE)
+        )

@@ -1,0 +1,163 @@
+"""Replay: what PyTorch's allocator takes from a GPU for a plan, tensor by tensor.
+
+The order in which a step takes and gives back memory is fixed, and so are the allocator's choices. With expandable
+segments it has one range of addresses for tensors up to 1 MiB and one for larger ones. A tensor gets the smallest hole
+that is large enough, else the range grows at its end, by whole pages of 2 MiB or 20 MiB (`c10/cuda/
+CUDACachingAllocator.cpp`: `get_free_block`, `map_block`, `kSmallBuffer`, `kLargeBuffer`). Holes that nothing fits are
+why the allocator takes more than the bytes that are alive.
+
+Two steps are replayed, because the first update makes the optimizer's state between gradients, where it stays.
+
+The allocator may have a bound (`set_per_process_memory_fraction`, or the GPU's memory). Before it grows, it adds the
+whole tensor to what it has, though it may grow by less. Where that exceeds the bound, it waits for the GPU, and gives
+all empty pages back to the driver. In each step it maps them again when they are needed, because steps ask for the
+same. Its statistics call that a retry (`num_alloc_retries`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ucudnn.memory.allocator.growing_range import GrowingRange
+from ucudnn.memory.allocator.step_replay import Piece, ReplayedPlan, StepReplay
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.step.costs import Costs
+
+SMALL_BYTES = 2**20
+"""The largest tensor of the first range."""
+PAGE_BYTES = (2 * 2**20, 20 * 2**20)
+"""Bytes of a page in each range."""
+_STEPS = 2
+_LEAST_ASKED = 10 * 2**20  # the smallest tensor that counts as it is; smaller ones count as a page
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedBytes:
+    """What a plan takes beside the storages that exist before the first step.
+
+    Attributes:
+        live_bytes: most bytes that are alive at a time.
+        reserved_bytes: bytes that the allocator takes from the device; no fewer.
+        paged_bytes: most bytes of pages that hold something at a time. The allocator can do with them if it gives empty
+            pages back to the driver in each step, which takes time.
+    """
+
+    live_bytes: int
+    reserved_bytes: int
+    paged_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedReturns:
+    """How an allocator with a bound carries out a step.
+
+    Attributes:
+        fits: whether it finds room for every tensor.
+        times: how often it gives empty pages back in a step; none where a plan fits side by side.
+        returned_bytes: bytes of the pages that it gives back in a step.
+    """
+
+    fits: bool
+    times: int
+    returned_bytes: int
+
+
+def replay_allocator(
+    plan: MemoryPlan,
+    costs: Costs,
+    scratch: Mapping[int, int],
+    delayed: Mapping[int, int],
+    *,
+    state_exists: bool = False,
+) -> ReplayedBytes:
+    """Return what PyTorch's allocator takes for a plan.
+
+    Parameters, buffers and inputs exist before and are not counted. Gradients are freed before a step, as `zero_grad()`
+    does it, and outputs with them.
+
+    Args:
+        plan: the plan.
+        costs: costs of its step.
+        scratch: bytes of scratch by operation.
+        delayed: for each free that waits for an offload, the action before which the bytes go (`Simulation.delayed`).
+        state_exists: whether the optimizer's state exists before, too.
+    """
+    space = _Space()
+    replay = StepReplay(plan.graph, costs, space, state_exists=state_exists)
+    for _ in range(_STEPS):
+        replay.step(ReplayedPlan(plan, scratch, delayed))
+    return ReplayedBytes(live_bytes=space.peak, reserved_bytes=space.reserved, paged_bytes=space.paged_peak)
+
+
+def replay_returns(
+    plan: MemoryPlan,
+    costs: Costs,
+    scratch: Mapping[int, int],
+    delayed: Mapping[int, int],
+    most_bytes: int,
+    *,
+    state_exists: bool = False,
+) -> ReplayedReturns:
+    """Return how often an allocator with a bound gives pages back in each step of a plan; arguments as above.
+
+    Args:
+        plan: the plan.
+        costs: costs of its step.
+        scratch: bytes of scratch by operation.
+        delayed: the frees that wait.
+        most_bytes: bytes that the allocator may have beside the storages that exist before the first step.
+        state_exists: whether the optimizer's state exists before, too.
+    """
+    space = _Space(most_bytes)
+    replay = StepReplay(plan.graph, costs, space, state_exists=state_exists)
+    before = 0, 0
+    for step in range(_STEPS + 1):
+        if step >= _STEPS and space.times == before[0]:
+            break  # the next step finds all that this one found
+        before = space.times, space.returned_bytes
+        replay.step(ReplayedPlan(plan, scratch, delayed))
+        if not space.fits:
+            break
+    return ReplayedReturns(
+        fits=space.fits, times=space.times - before[0], returned_bytes=space.returned_bytes - before[1]
+    )
+
+
+class _Space:
+    """The two ranges of addresses, and what they may have together."""
+
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self._most = most_bytes
+        self._ranges = tuple(map(GrowingRange, PAGE_BYTES))
+        self._live = self.peak = self.paged_peak = self.reserved = 0
+        self.fits, self.times, self.returned_bytes = True, 0, 0
+
+    def take(self, size: int) -> Piece:
+        found = self._ranges[size > SMALL_BYTES]
+        address = found.find(size)
+        if address is None:
+            self._make_room(size)
+            address = found.grow(size)
+            self.reserved = max(self.reserved, self._mapped)
+        found.take(address, size)
+        self._live += size
+        self.peak = max(self.peak, self._live)
+        self.paged_peak = max(self.paged_peak, sum(each.paged_bytes for each in self._ranges))
+        return address, size
+
+    def give_back(self, piece: Piece) -> None:
+        address, size = piece
+        self._ranges[size > SMALL_BYTES].give_back(address, size)
+        self._live -= size
+
+    @property
+    def _mapped(self) -> int:
+        return sum(each.mapped_bytes for each in self._ranges)
+
+    def _make_room(self, size: int) -> None:
+        """Give empty pages back where a tensor exceeds the bound with all that the allocator has."""
+        asked = size if size >= _LEAST_ASKED else PAGE_BYTES[size > SMALL_BYTES]
+        if self._most is None or self._mapped + asked <= self._most:
+            return
+        self.times += 1
+        self.returned_bytes += sum(each.release() for each in self._ranges)
+        self.fits &= self._mapped + asked <= self._most

@@ -1,0 +1,1 @@
+"""The planner: which policy's plan keeps a budget, and is the fastest."""

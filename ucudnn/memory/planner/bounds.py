@@ -1,0 +1,52 @@
+"""Bounds: the least time that a step can take by a policy within a budget, before the policy plans.
+
+A policy that only copies must move what exists at a time beyond the budget: out before that, and back after it. Copies
+hide beside compute. So the step takes at least the longer of the two before that time, and the longer of the two after.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy
+from ucudnn.memory.policies.checkpoint import CheckpointPolicy
+from ucudnn.memory.policies.dymem import DymemPolicy
+from ucudnn.memory.policies.joint import JointPolicy
+from ucudnn.memory.policies.selective import SelectivePolicy
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+
+_RECOMPUTE = (CheckpointPolicy, SelectivePolicy, JointPolicy)
+
+
+def least_step_ms(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int | None) -> float:
+    """Return a time in milliseconds below which a policy's plan of a step within a budget in bytes cannot be.
+
+    It is the sum of the operations' fastest times for policies that recompute, and for those of other people.
+    """
+    times = np.array(costs.time_ms)
+    for operation, each in costs.fastest.items():
+        times[operation] = min(times[operation], each.time_ms)
+    least = max(float(times.sum()), sum(costs.issue_ms))
+    if budget is None or isinstance(policy, _RECOMPUTE) or policy not in POLICIES.values() or not len(times):
+        return least
+    before = times.cumsum() - times
+    left = np.maximum(_needed_bytes(graph, costs) - budget, 0)
+    out, back = left / costs.offload_bytes_per_ms, left / costs.prefetch_bytes_per_ms
+    found = np.maximum(before, out) + np.maximum(times.sum() - before, back)
+    turn = min(graph.backward_begins, len(times) - 1)  # before it, all of forward has run, whatever its order
+    return max(least, float(found[turn] if isinstance(policy, DymemPolicy) else found.max()))
+
+
+def _needed_bytes(graph: StepGraph, costs: Costs) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Return the bytes that exist at each operation and are read there or later, without a look at scratch."""
+    changes = np.zeros(len(graph.operations) + 1, dtype=np.int64)
+    for storage, (size, accesses) in enumerate(zip(map(costs.rounded, graph.sizes), graph.accesses, strict=True)):
+        if graph.exists_before[storage]:
+            changes[0] += size
+            continue
+        for since, until in pairwise(accesses):
+            if storage in graph.operations[until].reads:
+                changes[since + (since != accesses[0])] += size
+                changes[until + 1] -= size
+    return changes.cumsum()[:-1]

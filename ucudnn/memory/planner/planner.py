@@ -1,0 +1,395 @@
+"""Choice: the plan of a step, by one policy or by the fastest of all, that keeps a budget in its allocator, too.
+
+A plan keeps a budget in bytes that are alive. PyTorch's allocator takes more, because holes between tensors are lost.
+So each plan is replayed in one block that the allocator takes at once. Where a tensor finds no hole, storages move
+within the block. One that does not fit even so is made again for fewer bytes, until it fits. An allocator with a bound
+can also give empty pages back in each step. All this takes time, with which such a plan competes.
+
+A policy plans only when its bound, the least time that the step takes by it, is below the times of all known plans.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from ucudnn.errors import BudgetError
+from ucudnn.memory.allocator.headroom import AllocatorRoom
+from ucudnn.memory.allocator.replay import ReplayedReturns
+from ucudnn.memory.planner.bounds import least_step_ms
+from ucudnn.memory.plans.actions import COPIES
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
+from ucudnn.memory.policies.joint import JointPolicy
+from ucudnn.memory.simulation.late_copies import with_late_copies
+from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.budget import below_floor, check_budget, with_need
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.units import exact_bytes
+
+_MOST_TRIES = 16  # plans of one policy that are replayed
+_MOST_FEW_TRIES = 3  # the same of one that fits, though storages move, and of 'joint', which looks at many for each
+_LEAST_STEP, _MOST_STEP = 0.004, 0.02  # shares of its peak by which the next plan has less
+_RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
+_DEAR = 1.1  # times the time of a plan that needs what is spared, beyond which it is better than one that does not
+_STEP = 0.4  # share of what is too much by which the next plan has less
+_LITTLE = 1e-3  # share of a step's time that moves may take without a look at other plans
+_SAME = 1 - 1e-9  # share of a time beyond which a difference is no rounding
+_STEADY_STEP = 1.02  # times the floor, and again and again: the budgets whose plans say what a refusal names
+
+
+def returns_ms(returns: ReplayedReturns) -> float:
+    """Return how long pages take in each step that go back to the driver and are mapped again, in milliseconds."""
+    return returns.returned_bytes / _RETURN_BYTES_PER_MS if returns.fits else inf
+
+
+def make_plan(
+    graph: StepGraph,
+    costs: Costs,
+    budget: int | None,
+    policy: str | MemoryPolicy,
+    room: AllocatorRoom | None = None,
+    host_bytes: int | None = None,
+) -> MemoryPlan:
+    """Return the plan of a policy, or the fastest one of all policies that keep the budget for 'auto'.
+
+    Plans with which the allocator keeps its room only if it gives empty pages back to the driver in each step compete
+    with the time that this takes. Where a tensor finds no room even so, the plan counts that comes closest.
+
+    Args:
+        graph: the step.
+        costs: its costs.
+        budget: most bytes that are alive; None bounds nothing.
+        policy: name of a policy, a policy, or 'auto'.
+        room: what the allocator may take; None does not look at it.
+        host_bytes: most bytes of the host that plans may hold; plans that hold more count only where there is no other.
+            None bounds nothing.
+
+    Raises:
+        BudgetError: if no plan keeps the budget, or the room of the allocator even with empty pages given back.
+        InvalidValueError: if there is no such policy.
+    """
+    if policy == "auto" and budget is None and not _has_faster(costs):
+        return find_policy("stock").plan(graph, costs, None)
+    policies = chosen_policies(policy)
+    slow = [each for each in policies[1:] if room is not None and isinstance(each, JointPolicy)]
+    choice = _Choice(graph, costs, budget, room, host_bytes)
+    for number, each in enumerate(each for each in policies if each not in slow):
+        choice.add(number, each)
+        if policy == "auto" and not number and choice.fits and not _has_faster(costs):
+            break  # nothing is faster than a step of which nothing is moved or recomputed
+    try:
+        found = choice.best()
+    except BudgetError as error:
+        raise choice.with_room(error, policies) from None
+    for each in slow if any(kind in COPIES for kind, _ in found.actions) else ():  # else it saves little
+        with suppress(BudgetError):
+            other = make_plan(graph, costs, budget, each, room, host_bytes)
+            found = min(found, other, key=lambda each: simulate(each, costs).step_ms)
+    return found
+
+
+def _has_faster(costs: Costs) -> bool:
+    """Return whether a convolution is faster in one of its configurations than as the program computes it."""
+    return any(each.time_ms < _SAME * costs.time_ms[operation] for operation, each in costs.fastest.items())
+
+
+def frugal_plan(
+    graph: StepGraph,
+    costs: Costs,
+    policy: str | MemoryPolicy,
+    other: MemoryPlan,
+    room: AllocatorRoom | None = None,
+) -> MemoryPlan | None:
+    """Return a policy's plan for the least budget that it keeps; None where that takes no less than another plan.
+
+    Args:
+        graph: the step.
+        costs: its costs.
+        policy: name of a policy, or a policy; 'auto' stands for recomputation by blocks, which needs no host memory.
+        other: the other plan, whose budget the plan keeps, too.
+        room: what the allocator may take; a plan that takes more of it than the other one is none.
+    """
+    found = least_plan(graph, costs, policy)
+    if found is None or simulate(found, costs).peak_bytes >= simulate(other, costs).peak_bytes:
+        return None
+    if room is not None and room.taken_bytes(found, costs) > max(room.most_bytes, room.taken_bytes(other, costs)):
+        return None
+    return replace(found, budget_bytes=other.budget_bytes)
+
+
+def least_plan(graph: StepGraph, costs: Costs, policy: str | MemoryPolicy) -> MemoryPlan | None:
+    """Return a policy's plan for the least budget that it keeps, as `frugal_plan`; None where there is none."""
+    name = "checkpoint" if policy == "auto" else policy
+    return _least(find_policy(name) if isinstance(name, str) else name, graph, costs)
+
+
+def _least(policy: MemoryPolicy, graph: StepGraph, costs: Costs) -> MemoryPlan | None:
+    return _near(policy, graph, costs, measure_liveness(graph, costs).floor_bytes)
+
+
+def _near(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int) -> MemoryPlan | None:
+    """Return a policy's plan for a budget, or else for the least one that it keeps; None where there is none."""
+    for _ in range(3):  # an error names the floor, or the least budget that the policy keeps
+        try:
+            return policy.plan(graph, costs, budget)
+        except BudgetError as error:
+            budget = error.required_bytes
+    return None
+
+
+class _Choice:
+    """Plans of some policies, of which the fastest is looked at first."""
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        costs: Costs,
+        budget: int | None,
+        room: AllocatorRoom | None,
+        host_bytes: int | None,
+    ) -> None:
+        self._graph, self._costs, self._budget, self._room = graph, costs, budget, room
+        self._host_bytes = host_bytes
+        self._waiting: list[_Candidate] = []
+        self._too_much_host: list[_Candidate] = []
+        self._refused: list[tuple[MemoryPolicy, BudgetError]] = []
+        self._policies: list[MemoryPolicy] = []
+
+    def add(self, number: int, policy: MemoryPolicy) -> None:
+        """Add a policy. It plans when nothing that is known can be faster than it."""
+        self._policies.append(policy)
+        bound = least_step_ms(policy, self._graph, self._costs, self._budget)
+        heappush(self._waiting, _Candidate(bound, bound, number, 0, 0, policy, None))
+
+    def _next(self) -> "_Candidate | None":
+        """Return the fastest plan that no other policy can beat; None if there is none."""
+        while self._waiting:
+            candidate = heappop(self._waiting)
+            if candidate.plan is not None:
+                return candidate
+            try:
+                plan = candidate.policy.plan(self._graph, self._costs, self._budget)
+            except BudgetError as error:
+                self._refused.append((candidate.policy, error))
+            else:
+                self._push(candidate.number, candidate.policy, plan, tries=1)
+        return None
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan, and the fastest one fits into the allocator's room although nothing moves."""
+        candidate = self._next()
+        if candidate is None or candidate.plan is None:
+            return False
+        heappush(self._waiting, candidate)
+        over, pause_ms, _ = self._outlook(candidate.plan)
+        return not over and (not pause_ms or self._may_stay(candidate.plan))
+
+    def best(self) -> MemoryPlan:
+        """Return the fastest plan that fits, or one that fits with empty pages given back, or without what is spared.
+
+        Raises:
+            BudgetError: if there is none.
+        """
+        candidate = self._next()
+        if candidate is None:  # whoever takes the host's memory refuses these
+            candidate = min(self._too_much_host, default=None)
+        if candidate is None:
+            raise self._refusal()
+        looked_at: list[MemoryPlan] = []
+        tight: tuple[float, MemoryPlan] | None = None
+        while candidate is not None and candidate.plan is not None:
+            if tight is not None and candidate.time_ms > _DEAR * tight[0]:
+                break
+            over, pause_ms, plan = (0, 0.0, candidate.plan) if candidate.priced else self._outlook(candidate.plan)
+            if not over and pause_ms <= _LITTLE * candidate.time_ms:
+                return self._laid_out(plan)
+            if pause_ms < inf:
+                later = candidate._replace(time_ms=candidate.time_ms + pause_ms, plan=plan, priced=True)
+                heappush(self._waiting, later)
+            spends = self._spending(candidate.plan)
+            if spends is not None and (tight is None or spends[0] < tight[0]):
+                tight = spends
+            looked_at.append(candidate.plan)
+            self._tighten(candidate, over)
+            candidate = self._next()
+        if tight is not None:
+            return self._laid_out(tight[1])
+        return replace(
+            self._closest(*min(((self._paged_over(each), each) for each in looked_at), key=_first)),
+            budget_bytes=self._budget,
+        )
+
+    def _laid_out(self, plan: MemoryPlan) -> MemoryPlan:
+        """Return a plan with what moves in the smallest block that is worth it."""
+        found = None if self._room is None else self._room.compaction(plan, self._costs)
+        return replace(plan, budget_bytes=self._budget, moves=plan.moves if found is None else found.moves)
+
+    def _refusal(self) -> BudgetError:
+        """Return what refuses a budget that no policy keeps: the floor, if it is below that, else the least need."""
+        try:
+            check_budget(self._graph, self._costs, self._budget)
+        except BudgetError as floor:
+            plans = [
+                _near(policy, self._graph, self._costs, refused.required_bytes)
+                for policy, refused in self._refused
+                if refused.required_bytes < floor.required_bytes
+            ]
+            return below_floor(floor, [(each.budget_bytes, each.policy) for each in plans if each is not None])
+        return min((error for _, error in self._refused), key=lambda error: error.required_bytes)
+
+    def _closest(self, beyond: int, plan: MemoryPlan) -> MemoryPlan:
+        """Return a plan of the fewest pages, which the room has; one is given with what it takes beyond that.
+
+        Raises:
+            BudgetError: if the room has too few for each. It names what the closest steady plan takes, because that is
+                looked at within a larger budget, too: plans of this search are those of this budget alone. Where
+                compute may not wait, it names the latter, because plans that wait are looked at next.
+        """
+        if not beyond:
+            return plan
+        assert self._room is not None
+        most = self._room.most_bytes
+        needed, found = self._steady(self._policies)
+        if found is not None and self._keeps(found) and needed <= most:
+            return found
+        raise BudgetError(
+            f"tensors of {self._graph.name} do not fit side by side into {exact_bytes(most)}: the closest plan takes"
+            f" {exact_bytes(needed)} of pages, holes between tensors included: raise the budget to that",
+            kernel="",
+            limit_bytes=most,
+            required_bytes=needed,
+        )
+
+    def with_room(self, refused: BudgetError, policies: Sequence[MemoryPolicy]) -> BudgetError:
+        """Return what refuses a budget in live bytes, with what the allocator's room must be, holes included.
+
+        Where compute may not wait, nothing is looked for, because plans that wait are looked at next.
+        """
+        needed, found = (0, None) if self._room is None else self._steady(policies)
+        if found is None or needed <= refused.required_bytes:
+            return refused
+        pages = f"; its tensors take {exact_bytes(needed)} of pages, holes between them included"
+        return with_need(refused, pages, needed)
+
+    def _steady(self, policies: Sequence[MemoryPolicy]) -> tuple[int, MemoryPlan | None]:
+        """Return the plan of the fewest pages among those that do not depend on the budget, and their bytes.
+
+        They are the policies' plans for their least budgets, and for those steps above the floor that may take fewer.
+        'joint' counts only alone.
+        """
+        best: tuple[int, MemoryPlan | None] = 2**62, None
+        floor_bytes = measure_liveness(self._graph, self._costs).floor_bytes
+        for policy in [each for each in policies if not isinstance(each, JointPolicy)] or policies:
+            plan, budget = _least(policy, self._graph, self._costs), float(floor_bytes)
+            while plan is not None:
+                found = simulate(plan, self._costs)
+                if found.peak_bytes >= best[0]:
+                    break
+                if self._holds_host(found):
+                    best = min(best, (self._pages(plan, found), plan), key=lambda each: each[0])
+                while budget <= found.peak_bytes:
+                    budget *= _STEADY_STEP
+                plan = _near(policy, self._graph, self._costs, int(budget)) if budget < best[0] else None
+                budget *= _STEADY_STEP
+        return best
+
+    def _pages(self, plan: MemoryPlan, found: Simulation) -> int:
+        """Return the bytes of a plan's pages, and no fewer than are alive."""
+        assert self._room is not None
+        return max(self._room.paged_bytes(plan, self._costs), found.peak_bytes)
+
+    def _outlook(self, plan: MemoryPlan) -> tuple[int, float, MemoryPlan]:
+        """Return how a plan fits into the room, without what is spared.
+
+        Returns:
+            Bytes that the allocator takes beyond it, milliseconds in which storages move or pages go back to the driver
+            (infinity where a tensor has no room even so), and the plan with what moves.
+        """
+        room, costs = self._room, self._costs
+        if room is None:
+            return 0, 0.0, plan
+        found = room.widest(plan, costs)
+        if found is None:
+            return self._over(plan), returns_ms(room.returns(plan, costs, room.spare_bytes)), plan
+        return 0, room.moves_ms(found), replace(plan, moves=found.moves)
+
+    def _over(self, plan: MemoryPlan) -> int:
+        """Return the bytes that the allocator takes for a plan beyond the room, without what is spared."""
+        assert self._room is not None
+        return max(0, self._room.taken_bytes(plan, self._costs) - self._room.most_bytes + self._room.spare_bytes)
+
+    def _may_stay(self, plan: MemoryPlan) -> bool:
+        """Return whether nothing of a plan has to move in the largest block of the room."""
+        found = None if self._room is None else self._room.widest(plan, self._costs)
+        return found is not None and not found.must_move
+
+    def _spending(self, plan: MemoryPlan) -> tuple[float, MemoryPlan] | None:
+        """Return a plan that runs in one block only with what is spared, and its time; None where it needs it not."""
+        room, costs = self._room, self._costs
+        if room is None or not room.spare_bytes or room.widest(plan, costs) is not None:
+            return None
+        found = room.compaction(plan, costs)
+        return None if found is None else (simulate(plan, costs).step_ms, plan)
+
+    def _paged_over(self, plan: MemoryPlan) -> int:
+        """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""
+        assert self._room is not None
+        return max(0, self._room.paged_bytes(plan, self._costs) - self._room.most_bytes)
+
+    def _tighten(self, candidate: "_Candidate", over: int) -> None:
+        """Let a policy plan again for fewer bytes, if it can; for its least budget where that is nearer."""
+        few = not over or isinstance(candidate.policy, JointPolicy)
+        if candidate.tries >= (_MOST_FEW_TRIES if few else _MOST_TRIES):
+            return
+        least, most = (int(candidate.peak_bytes * share) for share in (_LEAST_STEP, _MOST_STEP))
+        less = min(max(int(over * _STEP), least), most)
+        plan = _near(candidate.policy, self._graph, self._costs, candidate.peak_bytes - less)
+        if plan is not None and simulate(plan, self._costs).peak_bytes < candidate.peak_bytes:
+            self._push(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)
+
+    def _push(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> None:
+        if self._room is None:
+            found = simulate(plan, self._costs)
+        else:
+            plan, found = with_late_copies(plan, self._costs)
+        fits_host = self._holds_host(found)
+        candidate = _Candidate(found.step_ms, found.time_ms, number, tries, found.peak_bytes, policy, plan)
+        heappush(self._waiting if fits_host else self._too_much_host, candidate)
+
+    def _keeps(self, plan: MemoryPlan) -> bool:
+        """Return whether a plan keeps the budget in live bytes, and the host's memory."""
+        found = simulate(plan, self._costs)
+        return (self._budget is None or found.peak_bytes <= self._budget) and self._holds_host(found)
+
+    def _holds_host(self, found: Simulation) -> bool:
+        """Return whether a plan does with the host's memory."""
+        return self._host_bytes is None or found.pinned_bytes <= self._host_bytes
+
+
+class _Candidate(NamedTuple):
+    """A plan of a policy, in the order in which candidates are looked at: the fastest first.
+
+    Its time is the device's, or the host's where that is longer, because operations that run again are issued again. Of
+    plans that the host issues as fast, the one that the device computes first is better. The time has what moving
+    storages or giving pages back takes if it is priced.
+    """
+
+    time_ms: float
+    device_ms: float
+    number: int
+    tries: int
+    peak_bytes: int
+    policy: MemoryPolicy
+    plan: MemoryPlan | None
+    priced: bool = False
+
+
+def _first(pair: tuple[int, MemoryPlan]) -> int:
+    return pair[0]

@@ -1,1 +1,0 @@
-"""Storages that move in a block, so that tensors find room."""

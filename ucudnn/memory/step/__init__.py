@@ -1,0 +1,1 @@
+"""A training step: its graph, costs, lifetimes, layers, and its file."""

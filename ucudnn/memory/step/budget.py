@@ -1,0 +1,96 @@
+"""Budgets: what is said where a step does not fit one."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ucudnn.errors import BudgetError, StepGraphError
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import Liveness, measure_liveness
+from ucudnn.units import exact_bytes
+
+
+def check_budget(graph: StepGraph, costs: Costs, budget: int | None, order: Sequence[int] | None = None) -> None:
+    """Check that a budget is not below the floor of a step, in the program's order or another one.
+
+    Raises:
+        BudgetError: if it is; the message names the floor, the operation that sets it, and the cheapest remedies.
+    """
+    liveness = measure_liveness(graph, costs, order)
+    if budget is not None and budget < liveness.floor_bytes:
+        operation = graph.operation_name(liveness.order[liveness.floor_place]) if liveness.order else "no operation"
+        raise BudgetError(
+            f"a budget of {exact_bytes(budget)} is below the floor of {graph.name},"
+            f" {exact_bytes(liveness.floor_bytes)}, which {operation} sets:"
+            f" {', or '.join(_remedies(liveness, costs, budget))}",
+            kernel=operation,
+            limit_bytes=budget,
+            required_bytes=liveness.floor_bytes,
+        )
+
+
+def over_budget(policy: str, graph: StepGraph, least_bytes: int, budget: int) -> BudgetError:
+    """Return the error of a policy that needs more than a budget that other policies may keep."""
+    return BudgetError(
+        f"policy {policy} needs {exact_bytes(least_bytes)} for {graph.name}, and the budget is {exact_bytes(budget)}:"
+        " take another policy or a larger budget",
+        kernel="",
+        limit_bytes=budget,
+        required_bytes=least_bytes,
+    )
+
+
+def below_floor(floor: BudgetError, needs: Iterable[tuple[int | None, str]]) -> BudgetError:
+    """Return what refuses a budget below the floor, where policies may need less, because they choose smaller scratch.
+
+    Args:
+        floor: the error that names the floor.
+        needs: budgets that policies keep, and the policies' names.
+    """
+    known = [(size, policy) for size, policy in needs if size is not None]
+    least_bytes, policy = min(known, default=(floor.required_bytes, ""))
+    if least_bytes >= floor.required_bytes:
+        return floor
+    return with_need(floor, f", or to {exact_bytes(least_bytes)}, which policy {policy} needs", least_bytes)
+
+
+def with_need(error: BudgetError, addition: str, required_bytes: int) -> BudgetError:
+    """Return an error of a budget with an addition to its message, and another need."""
+    return BudgetError(
+        f"{error}{addition}", kernel=error.kernel, limit_bytes=error.limit_bytes, required_bytes=required_bytes
+    )
+
+
+def _remedies(liveness: Liveness, costs: Costs, budget: int) -> Iterator[str]:
+    """Yield what brings the floor below a budget: less scratch costs least, then a smaller mini-batch."""
+    graph = liveness.graph
+    bare = [
+        persistent + working
+        for persistent, working in zip(liveness.persistent_bytes, liveness.working_bytes, strict=True)
+    ]
+    if max(bare, default=liveness.floor_bytes) <= budget:
+        place = liveness.floor_place
+        over = sum(floor + scratch > budget for floor, scratch in zip(bare, liveness.scratch_bytes, strict=True))
+        others = f" and {over - 1} other operations less, too" if over > 1 else ""
+        yield f"give it at most {exact_bytes(budget - bare[place])} of scratch{others}"
+    batch = _largest_batch(liveness, costs, budget)
+    if batch:
+        yield f"take a mini-batch of at most {batch} instead of {graph.batch}"
+    yield "raise the budget to the floor"
+
+
+def _largest_batch(liveness: Liveness, costs: Costs, budget: int) -> int:
+    """Return the largest mini-batch whose floor fits a budget with the same scratch; 0 if there is none."""
+    low, high = 0, liveness.graph.batch  # low may fit, high does not fit
+    while high - low > 1:
+        middle = (low + high) // 2
+        floor = _floor(liveness, costs, middle)
+        low, high = (middle, high) if floor is None or floor <= budget else (low, middle)
+    return low if low and _floor(liveness, costs, low) is not None else 0
+
+
+def _floor(liveness: Liveness, costs: Costs, batch: int) -> int | None:
+    """Return the floor at a mini-batch; None below the mini-batches for which the step's sizes hold."""
+    try:
+        return measure_liveness(liveness.graph.with_batch(batch), costs, liveness.order).floor_bytes
+    except StepGraphError:
+        return None

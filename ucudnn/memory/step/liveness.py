@@ -1,0 +1,163 @@
+"""Liveness: when each storage of a step exists, the bytes that are live at each operation, their peak and their floor.
+
+This is the step as the program runs it, without a plan. A storage exists from its first write to its last access, or
+before or after the step too, as its role says (`Role`). While an operation runs, all that it reads and writes exists,
+and its scratch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+
+_Span = tuple[int, int]  # first and last place in an order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Liveness:
+    """The bytes of a step on a device; entry i of a list belongs to the i-th operation of `order`.
+
+    Attributes:
+        graph: the step.
+        order: the operations in the order in which they run.
+        sizes: bytes of each storage, as the device's allocator rounds them.
+        spans: for each storage, the first and the last place in `order` at which it exists; None if it never does. The
+            first is -1 where it exists before the step, the last is the number of operations where it exists after it.
+        scratch_bytes: scratch of each operation.
+        live_bytes: bytes of the storages that exist while each operation runs, without scratch.
+        persistent_bytes: those among them that exist after the step: parameters, buffers, inputs, optimizer state,
+            gradients and outputs.
+        working_bytes: the other storages that the operation itself reads or writes, or that wait between operations of
+            the optimizer.
+    """
+
+    graph: StepGraph
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+    spans: tuple[_Span | None, ...]
+    scratch_bytes: tuple[int, ...]
+    live_bytes: tuple[int, ...]
+    persistent_bytes: tuple[int, ...]
+    working_bytes: tuple[int, ...]
+
+    @cached_property
+    def peak_place(self) -> int:
+        """The first place in `order` at which most bytes exist, scratch included; -1 for a step without operations."""
+        totals = [live + scratch for live, scratch in zip(self.live_bytes, self.scratch_bytes, strict=True)]
+        return max(range(len(totals)), key=totals.__getitem__, default=-1)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Most bytes that exist at a time, scratch included."""
+        if self.peak_place < 0:
+            return sum(self.sizes[storage] for storage, exists in enumerate(self.graph.exists_before) if exists)
+        return self.live_bytes[self.peak_place] + self.scratch_bytes[self.peak_place]
+
+    @cached_property
+    def floor_place(self) -> int:
+        """The place in `order` of the operation that sets the floor; -1 for a step without operations."""
+        floors = self._floors()
+        return max(range(len(floors)), key=floors.__getitem__, default=-1)
+
+    @cached_property
+    def floor_bytes(self) -> int:
+        """The least peak in this order that offloading and recomputing can reach.
+
+        That is the largest sum of the persistent bytes, the storages that one operation reads and writes, those that
+        wait between operations of the optimizer, and the operation's scratch.
+        """
+        return self._floors()[self.floor_place] if self.floor_place >= 0 else self.peak_bytes
+
+    def owners(self, place: int) -> tuple[tuple[int, int], ...]:
+        """Return who owns the memory at a place in `order`: (storage, bytes) of all that exist there, largest first."""
+        found = [
+            (storage, self.sizes[storage])
+            for storage, span in enumerate(self.spans)
+            if _covers(span, place) and self.sizes[storage]
+        ]
+        return tuple(sorted(found, key=lambda each: (-each[1], each[0])))
+
+    def changes(self) -> list[int]:
+        """Return the changes of bytes before each place in `order`, at twice its number, and at it, one up."""
+        found = [0] * (2 * len(self.order) + 4)
+        for span, size in zip(self.spans, self.sizes, strict=True):
+            if span is not None:
+                found[max(2 * span[0] + 1, 0)] += size
+                found[2 * span[1] + 2] -= size
+        return found
+
+    def _floors(self) -> list[int]:
+        parts = zip(self.persistent_bytes, self.working_bytes, self.scratch_bytes, strict=True)
+        return [sum(each) for each in parts]
+
+
+def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None = None) -> Liveness:
+    """Return the liveness of a step in the program's order, or in another one that its storages allow.
+
+    Raises:
+        InvalidValueError: if the costs belong to a step with another number of operations.
+    """
+    costs.check(len(graph.operations))
+    order = range(len(graph.operations)) if order is None else order
+    sizes = [costs.rounded(size) for size in graph.sizes]
+    spans = _spans(graph, order)
+    fixed = graph.exists_after
+    held = _held(graph, order, spans)
+    live = _sums(spans, sizes, len(order))
+    persistent = _sums([span if after else None for span, after in zip(spans, fixed, strict=True)], sizes, len(order))
+    working = _sums(held, sizes, len(order))
+    for place, operation in enumerate(order):
+        accessed = {*graph.operations[operation].reads, *graph.operations[operation].writes}
+        others = (each for each in accessed if not fixed[each] and not _covers(held[each], place))
+        working[place] += sum(map(sizes.__getitem__, others))
+    return Liveness(
+        graph=graph,
+        order=tuple(order),
+        sizes=tuple(sizes),
+        spans=tuple(spans),
+        scratch_bytes=tuple(costs.rounded(costs.scratch_bytes[operation]) for operation in order),
+        live_bytes=tuple(live),
+        persistent_bytes=tuple(persistent),
+        working_bytes=tuple(working),
+    )
+
+
+def _spans(graph: StepGraph, order: Sequence[int]) -> list[_Span | None]:
+    places = [0] * len(order)
+    for place, operation in enumerate(order):
+        places[operation] = place
+    spans: list[_Span | None] = []
+    for storage, accesses in enumerate(graph.accesses):
+        at = [places[operation] for operation in accesses]
+        if graph.exists_before[storage]:
+            at.append(-1)
+        if at and graph.exists_after[storage]:
+            at.append(len(order))
+        spans.append((min(at), max(at)) if at else None)
+    return spans
+
+
+def _held(graph: StepGraph, order: Sequence[int], spans: Sequence[_Span | None]) -> list[_Span | None]:
+    """Return from where to where each storage waits for the optimizer, at the earliest from its first operation on."""
+    begins = next((place for place, each in enumerate(order) if each >= graph.optimizer_begins), len(order))
+    return [
+        None if span is None or after or not waits else (max(span[0], begins), span[1])
+        for span, after, waits in zip(spans, graph.exists_after, graph.waits_for_optimizer, strict=True)
+    ]
+
+
+def _covers(span: _Span | None, place: int) -> bool:
+    return span is not None and span[0] <= place <= span[1]
+
+
+def _sums(spans: Sequence[_Span | None], sizes: Sequence[int], places: int) -> list[int]:
+    """Return the bytes of the storages whose spans cover each place."""
+    changes = [0] * (places + 2)
+    for span, size in zip(spans, sizes, strict=True):
+        if span is not None:
+            changes[max(span[0], 0)] += size
+            changes[span[1] + 1] -= size
+    return list(accumulate(changes))[:places]

@@ -1,0 +1,153 @@
+"""Functions that generated code calls beside PyTorch's operators."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.device.stream_copies import slide
+
+_POISON = 0xFF  # NaN as floating point, -1 as a whole number
+
+
+def retyped(tensor: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of another type that lies in the storage of a tensor."""
+    view = torch.empty(0, dtype=dtype, device=tensor.device)
+    return view.set_(tensor.untyped_storage(), offset, shape, stride)
+
+
+def poisoned(tensor: Tensor) -> StorageWeakRef:
+    """Spoil the bytes of a storage that is about to be freed, and return what knows whether it is gone."""
+    _bytes(tensor).fill_(_POISON)
+    return watched(tensor)
+
+
+def watched(tensor: Tensor) -> StorageWeakRef:
+    """Return what knows whether a storage that is about to be freed is gone."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return the storage of a tensor as bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def check_gone(reference: StorageWeakRef, name: str) -> None:
+    """Check that a storage that was freed is gone.
+
+    Raises:
+        StepGraphError: if somebody still holds it.
+    """
+    if not reference.expired():
+        raise StepGraphError(f"{name} was freed by the plan, but something still holds it")
+
+
+def check_geometry(
+    tensor: Tensor,
+    traced: tuple[tuple[int, ...], tuple[int, ...], int, int],
+    device: torch.device | None,
+    operator: str,
+    dtype: torch.dtype,
+) -> None:
+    """Check that an operator returned a tensor as it was traced: its shape, strides, offset and bytes.
+
+    No device stands for any.
+
+    The stride of a dimension of one entry is none that anything is read by, and fakes of operators may have another.
+
+    Raises:
+        StepGraphError: if it lies otherwise in its storage, so that views of it would show other elements, or on
+            another device, so that a copy that comes back would lie where the next operator cannot read it.
+    """
+    _check_kind(tensor, device, operator, dtype)
+    shape, stride, offset, size = traced
+    found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.untyped_storage().nbytes()
+    if not size and found[0] == shape and 0 in shape:
+        return  # fakes have other strides than some operators where there are no elements, and no view shows any
+    lies_so = found[0] == shape and _read(found[1], shape) == _read(stride, shape) and found[2] == offset
+    # On a GPU an operator may take more, which nothing reads. On a CPU none does whose fake is right.
+    if not lies_so or found[3] < size or (found[3] > size and not tensor.is_cuda):
+        raise StepGraphError(
+            f"{operator} returned a tensor of shape, strides, offset and bytes {found}, but its trace on fake tensors"
+            f" says {traced}: the plan would read other elements; give it arguments that lie one"
+            " element behind the other, as x.contiguous() does, or leave it to the loop"
+        )
+
+
+def _check_kind(tensor: Tensor, device: torch.device | None, operator: str, dtype: torch.dtype) -> None:
+    if device is not None and tensor.device.type != device.type:
+        raise StepGraphError(
+            f"{operator} returned a tensor on {tensor.device}, but its trace on fake tensors says {device}: the plan"
+            " would move it to another device"
+        )
+    if tensor.dtype is not dtype:
+        raise StepGraphError(
+            f"{operator} returned a tensor of {tensor.dtype}, but its trace on fake tensors says {dtype}: the plan"
+            " counts other bytes; give it arguments of one type, or leave it to the loop"
+        )
+
+
+def _read(stride: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
+    """Return the strides by which elements are read."""
+    return [each for each, entries in zip(stride, shape, strict=True) if entries != 1]
+
+
+def leave(tensor: Tensor) -> Any:
+    """Return what finds the bytes of a storage that is freed before they are copied.
+
+    On a GPU that is their address: they stay as they are until something is issued that writes there. On a CPU the
+    memory may go back to the system, so that is a copy of them. It lies beside PyTorch's memory, and so no tensor that
+    a test counts is added.
+    """
+    return tensor.data_ptr() if tensor.is_cuda else _bytes(tensor).numpy().copy()
+
+
+def arrive(tensor: Tensor, left: Any) -> None:
+    """Copy the bytes of a storage that was freed, by what `leave` returned, into the one that was taken for it.
+
+    Raises:
+        BackendError: if the driver refuses a copy.
+    """
+    if tensor.is_cuda:
+        slide(tensor, left)
+    else:
+        _bytes(tensor)[: left.size] = torch.from_numpy(left)
+
+
+def pads(sizes: tuple[int, ...], device: torch.device) -> list[Tensor]:
+    """Return tensors of some bytes, which fill holes of the allocator's while others move."""
+    return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+
+
+MARK = "ucudnn action "
+"""Begin of the name of a mark; behind it the index of the action that begins there, nothing where one has ended."""
+
+
+def mark(action: str) -> None:
+    """Leave a mark of no length in what PyTorch's profiler records."""
+    with torch.profiler.record_function(f"{MARK}{action}"):
+        pass
+
+
+SUPPORT: dict[str, Any] = {
+    "alias": torch.ops.aten.alias.default,
+    "detach": torch.ops.aten.detach.default,
+    "as_strided": torch.as_strided,
+    "conjugated": torch._conj,
+    "negated": torch._neg_view,
+    "clone": torch.clone,
+    "moved": torch.clone,
+    "empty_strided": torch.empty_strided,
+    "retyped": retyped,
+    "pads": pads,
+    "leave": leave,
+    "arrive": arrive,
+    "poisoned": poisoned,
+    "watched": watched,
+    "check_gone": check_gone,
+    "check_geometry": check_geometry,
+    "mark": mark,
+}
+"""Names of generated code. PyTorch's functions take the host less time than the same operators of `torch.ops`."""

@@ -1,0 +1,1 @@
+"""Policies compared on a device: one process for each."""

@@ -1,0 +1,140 @@
+"""The measured timeline of a step: what a device computed and copied when, and how much of the copies compute hid.
+
+On a GPU PyTorch's profiler (CUPTI) sees each kernel and each copy. On a CPU a copy is part of the program: transfers
+measure it, all other time counts as compute, and nothing overlaps.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.reports.plan_lanes import COPIES, Lane, plan_lanes, plan_phases
+from ucudnn.memory.simulation.hidden_copies import DeviceWork, merged, share_beside
+from ucudnn.memory.simulation.result import Queue, Simulation
+from ucudnn.memory.torch.comparison.measured_memory import OperationMemory
+from ucudnn.memory.torch.running.transfers import Transfers
+from ucudnn.plots.plan_pictures import QueuePicture
+from ucudnn.units import format_bytes
+
+_TO_HOST, _FROM_HOST = "Memcpy DtoH", "Memcpy HtoD"  # beginnings of CUPTI's names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTimeline:
+    """What a device did during one step.
+
+    Attributes:
+        lanes: the work of each queue in the order of time; pieces of one queue do not overlap.
+        end_ms: the end of the last piece.
+    """
+
+    lanes: Mapping[Queue, tuple[DeviceWork, ...]]
+    end_ms: float
+
+    def busy_ms(self, queue: Queue) -> float:
+        """Return for how long a queue worked."""
+        return sum(end - begin for begin, end in self.lanes[queue])
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of the copies' time during which the device computed; None without copies."""
+        copies = [*self.lanes[Queue.TO_HOST], *self.lanes[Queue.FROM_HOST]]
+        return share_beside(copies, self.lanes[Queue.COMPUTE])
+
+
+def measure_timeline(
+    run: Callable[[], object], device: torch.device, transfers: Transfers | None
+) -> MeasuredTimeline | None:
+    """Return the timeline of one step; None where the profiler cannot see the device.
+
+    Args:
+        run: takes the step.
+        device: where it runs.
+        transfers: the copies of the step's plan; None where it has no plan.
+    """
+    return _on_gpu(run) if device.type == "cuda" else _on_cpu(run, transfers)
+
+
+def beside_prediction(
+    plan: MemoryPlan,
+    simulation: Simulation,
+    timeline: MeasuredTimeline,
+    allocated: int,
+    library: int,
+    memory: Sequence[OperationMemory] = (),
+) -> QueuePicture:
+    """Return the measured lanes of a plan below the predicted ones, and the measured memory over the predicted one.
+
+    Both curves of memory have the predicted times, so that bytes of the same operation stand above each other.
+
+    Args:
+        plan: the plan.
+        simulation: what it takes, as predicted.
+        timeline: what one step did.
+        allocated: most bytes that were measured.
+        library: bytes that libraries keep in the allocator, which the plan does not know.
+        memory: the memory of each operation as measured.
+    """
+    lanes: dict[str, Lane] = dict(plan_lanes(plan, simulation))
+    for queue, work in timeline.lanes.items():
+        lanes[f"{queue.value}, measured"] = [(COPIES.get(queue, "measured compute"), *piece) for piece in work]
+    peak = simulation.peak_bytes + library
+    return QueuePicture(
+        lanes=lanes,
+        memory=[(time, size + library) for time, size in simulation.memory],
+        end_ms=max(simulation.time_ms, timeline.end_ms),
+        marks=[(f"predicted {format_bytes(peak)}", peak), (f"measured {format_bytes(allocated)}", allocated)],
+        phases=plan_phases(plan, simulation),
+        measured=[(each.begin_ms, each.measured_bytes) for each in memory],
+    )
+
+
+def _on_gpu(run: Callable[[], object]) -> MeasuredTimeline | None:
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        run()
+        torch.cuda.synchronize()
+    results: Any = profiler.profiler
+    found: dict[Queue, list[tuple[float, float]]] = {queue: [] for queue in Queue}
+    for event in results.kineto_results.events():
+        if event.device_type() == DeviceType.CUDA and event.duration_ns():
+            begin = event.start_ns() / 1e6
+            found[_queue_of(event.name())].append((begin, begin + event.duration_ns() / 1e6))
+    if not found[Queue.COMPUTE]:
+        return None
+    start = min(begin for pieces in found.values() for begin, _ in pieces)
+    return _timeline({queue: [(b - start, e - start) for b, e in pieces] for queue, pieces in found.items()})
+
+
+def _queue_of(name: str) -> Queue:
+    if name.startswith(_TO_HOST):
+        return Queue.TO_HOST
+    return Queue.FROM_HOST if name.startswith(_FROM_HOST) else Queue.COMPUTE
+
+
+def _on_cpu(run: Callable[[], object], transfers: Transfers | None) -> MeasuredTimeline:
+    if transfers is not None:
+        transfers.start_log()
+    begin = perf_counter()
+    run()
+    end_ms = (perf_counter() - begin) * 1e3
+    copies = transfers.log() if transfers is not None else []
+    found: dict[Queue, list[tuple[float, float]]] = {queue: [] for queue in Queue}
+    now = 0.0
+    for copy in copies:
+        found[Queue.TO_HOST if copy.to_host else Queue.FROM_HOST].append((copy.begin_ms, copy.end_ms))
+        found[Queue.COMPUTE].append((now, copy.begin_ms))
+        now = copy.end_ms
+    found[Queue.COMPUTE].append((now, max(now, end_ms)))
+    return _timeline(found)
+
+
+def _timeline(found: Mapping[Queue, Sequence[tuple[float, float]]]) -> MeasuredTimeline:
+    lanes = {queue: merged(pieces) for queue, pieces in found.items()}
+    return MeasuredTimeline(lanes=lanes, end_ms=max(lane[-1].end_ms for lane in lanes.values() if lane))

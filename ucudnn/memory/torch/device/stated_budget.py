@@ -1,0 +1,308 @@
+"""What a fitted step takes: who has how much of a budget beside activations, and the time of its steps."""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import distributed
+
+from ucudnn.errors import BudgetError
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Role, StepGraph
+from ucudnn.memory.torch.device.nvml import process_bytes
+from ucudnn.units import exact_bytes, format_bytes, format_ms
+
+_ROLES = {
+    Role.PARAMETER: "parameters",
+    Role.GRADIENT: "gradients",
+    Role.OPTIMIZER_STATE: "optimizer state",
+    Role.BUFFER: "buffers",
+    Role.INPUT: "inputs",
+    Role.OUTPUT: "outputs",
+}
+_LEAST_RESERVE = 16 * 2**20  # on an H200, up to 10 MiB grew beside the allocator after plans were made
+_RESERVE_PART = 4  # operations that were measured grew it by 70 MiB
+_UNSEEN_RESERVE = 128 * 2**20  # where nobody could see how much these grew it; from before them on it was 104 MiB
+_MOST_GROWN = 256 * 2**20  # more than measuring operations loads; the rest of what a GPU has less is other processes'
+_MOST_OUTSIDE = 2 * 2**30  # context and kernels; trials on an H200 had up to 0.88 GiB, and 1.29 GiB with NCCL
+_MOST_NCCL = 2**30  # NCCL's buffers, of which PyTorch's allocator knows nothing
+
+
+class OutsideReading(NamedTuple):
+    """What a process has on a GPU beside PyTorch's allocator, in bytes.
+
+    `told_apart` is whether the driver told them from other processes' bytes. Else these are among them, up to a bound.
+    """
+
+    bytes: int
+    told_apart: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUsage:
+    """Who takes how much of a step's budget.
+
+    Attributes:
+        parts: bytes of what exists beyond the step, by what it is: parameters, gradients and so on. The optimizer's
+            state is what its first update makes, found on tensors without memory.
+        library_bytes: what libraries keep in PyTorch's allocator: cuBLAS's workspaces.
+        outside_bytes: what the process has on the device beside PyTorch's allocator: the CUDA context, loaded kernels
+            and NCCL's buffers.
+    """
+
+    parts: dict[str, int]
+    library_bytes: int
+    outside_bytes: int
+
+    def lines(self) -> list[str]:
+        """Return each part that is not empty, a line each."""
+        parts = {
+            **self.parts,
+            "library workspaces": self.library_bytes,
+            "outside of PyTorch's allocator (context, modules, NCCL)": self.outside_bytes,
+        }
+        return [f"{name}: {format_bytes(size)}" for name, size in parts.items() if size]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedBudget:
+    """A budget as the user states it: a total of what the process has on a device for the step.
+
+    Attributes:
+        limit_bytes: the total; None bounds nothing.
+        library_bytes: what libraries keep in PyTorch's allocator.
+        outside_bytes: what the process has beside PyTorch's allocator.
+        told_apart: whether other processes' bytes are not among these.
+        reserve_bytes: what is kept for kernels that are loaded later, as those of the optimizer are in its first step.
+        allocator_bytes: the most that PyTorch's allocator takes from the device by the plan, as it was replayed; None
+            where it was not.
+        moved_bytes: bytes that move within the device in each step, so that tensors lie side by side.
+        moved_ms: about how long that takes.
+        returned_bytes: bytes of pages that the allocator gives back to the driver in each step if it has no more than
+            the budget leaves; 0 where tensors fit side by side.
+        returned_ms: about how long that takes.
+        host_bytes: most bytes of the host's memory for what is offloaded; None for half of the machine's.
+        fixed_segments: why the allocator's segments do not grow; '' where they do.
+    """
+
+    limit_bytes: int | None
+    library_bytes: int = 0
+    outside_bytes: int = 0
+    told_apart: bool = True
+    reserve_bytes: int = 0
+    allocator_bytes: int | None = None
+    moved_bytes: int = 0
+    moved_ms: float = 0.0
+    returned_bytes: int = 0
+    returned_ms: float = 0.0
+    host_bytes: int | None = None
+    fixed_segments: str = ""
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes that no plan can use."""
+        return self.library_bytes + self.outside_bytes + self.reserve_bytes
+
+    @property
+    def plan_bytes(self) -> int | None:
+        """Bytes for what plans count: storages that stay, activations and scratch."""
+        return None if self.limit_bytes is None else self.limit_bytes - self.taken_bytes
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Let errors about the plan's part of the budget be about the whole budget."""
+        try:
+            yield
+        except BudgetError as error:
+            if self.limit_bytes is None or not self.taken_bytes:
+                raise
+            required = error.required_bytes + self.taken_bytes
+            taken = f"{exact_bytes(self.outside_bytes)} of context, modules and NCCL"
+            if not self.told_apart:
+                taken += ", or of other processes,"
+            if self.library_bytes:
+                taken += f" and {exact_bytes(self.library_bytes)} of library workspaces"
+            if self.reserve_bytes:
+                taken += f" and {exact_bytes(self.reserve_bytes)} for kernels that are loaded later"
+            raise BudgetError(
+                f"{error} (the stated budget is {exact_bytes(self.limit_bytes)}; {taken} are subtracted from it, so"
+                f" {exact_bytes(required)} are needed)",
+                kernel=error.kernel,
+                limit_bytes=self.limit_bytes,
+                required_bytes=required,
+            ) from error
+
+    def lines(self) -> list[str]:
+        """Return what is known of the allocator and kept beside it, a line each."""
+        found = []
+        if not self.told_apart:
+            found.append(
+                "the driver does not tell this process's memory from that of other processes on the GPU, so theirs may"
+                f" count as its context and modules, up to {format_bytes(_most_outside())}, and kernels that are loaded"
+                " later are not looked at"
+            )
+        if self.reserve_bytes:
+            found.append(f"kept for kernels that are loaded later: {format_bytes(self.reserve_bytes)}")
+        if self.limit_bytes is not None and self.allocator_bytes is not None:
+            taken = self.allocator_bytes + self.outside_bytes
+            line = f"taken from the device: predicted {format_bytes(taken)} at most, holes between tensors included"
+            if taken > self.limit_bytes:
+                line += ", which exceeds the budget: the tensors fit, but not side by side"
+            found.append(line)
+        if self.moved_bytes:
+            moved = f"{format_bytes(self.moved_bytes)} in each step, about {format_ms(self.moved_ms)}"
+            found.append(f"copied within the device, so that tensors lie side by side: {moved}")
+        if self.returned_bytes:
+            given = f"{format_bytes(self.returned_bytes)} in each step, about {format_ms(self.returned_ms)}"
+            found.append(f"given back to the driver and taken again where the allocator may have no more: {given}")
+        if self.fixed_segments:
+            found.append(f"PyTorch's allocator has segments of fixed sizes, so more holes: {self.fixed_segments}")
+        return found
+
+
+def stated_budget(limit: int | None, device: torch.device, *, libraries: bool) -> StatedBudget:
+    """Return a budget with what the process has on the device now.
+
+    Args:
+        limit: the budget in bytes; None bounds nothing.
+        device: the device.
+        libraries: whether libraries' workspaces count, too, which runs two small products on a GPU.
+    """
+    if limit is None:
+        return StatedBudget(limit_bytes=None)
+    library = library_workspace_bytes(device) if libraries else 0
+    outside = read_outside(device)
+    return StatedBudget(
+        limit_bytes=limit, library_bytes=library, outside_bytes=outside.bytes, told_apart=outside.told_apart
+    )
+
+
+def with_loaded_kernels(stated: StatedBudget, earlier: StatedBudget, device: torch.device) -> StatedBudget:
+    """Return a budget with what the process has on the device now, and with a reserve for kernels loaded later.
+
+    Args:
+        stated: the budget as it was stated before operations were measured, which loads kernels.
+        earlier: the budget as it was first stated.
+        device: the device.
+    """
+    now = read_outside(device)
+    if stated.told_apart and not now.told_apart:  # what was known then and a large reserve are closer to the truth
+        return replace(stated, reserve_bytes=_UNSEEN_RESERVE)
+    grown = now.bytes - earlier.outside_bytes
+    if not now.told_apart:
+        grown = min(grown, _MOST_GROWN)
+    reserve = reserve_bytes(grown, device)
+    return replace(stated, outside_bytes=now.bytes, told_apart=now.told_apart, reserve_bytes=reserve)
+
+
+def reserve_bytes(grown: int, device: torch.device) -> int:
+    """Return what a budget keeps for kernels that are loaded after the plan was made, in bytes.
+
+    Args:
+        grown: by how much what the process has beside PyTorch's allocator grew while operations were measured. Those
+            that do not run then, as the optimizer's, load fewer kernels.
+        device: the device; elsewhere than on a GPU nothing is loaded.
+    """
+    return max(_LEAST_RESERVE, grown // _RESERVE_PART) if device.type == "cuda" else 0
+
+
+def memory_usage(graph: StepGraph, costs: Costs, device: torch.device) -> MemoryUsage:
+    """Return who takes how much; on a GPU, what libraries and the driver hold is measured."""
+    parts = dict.fromkeys(_ROLES.values(), 0)
+    for storage, size in zip(graph.storages, graph.sizes, strict=True):
+        if storage.role in _ROLES:
+            parts[_ROLES[storage.role]] += costs.rounded(size)
+    return MemoryUsage(parts=parts, library_bytes=library_workspace_bytes(device), outside_bytes=outside_bytes(device))
+
+
+def library_workspace_bytes(device: torch.device) -> int:
+    """Return the bytes that cuBLAS keeps in PyTorch's allocator for the thread of forward and that of backward.
+
+    PyTorch allocates a workspace for each thread and stream when a product first runs there, so tiny ones run on both.
+    """
+    if device.type != "cuda":
+        return 0
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    torch.cuda.synchronize(device)
+    if clear is not None:
+        clear()
+    before = torch.cuda.memory_allocated(device)
+    with torch.enable_grad():
+        x = torch.ones(8, 8, device=device, requires_grad=True)
+        torch.nn.functional.linear(x @ x, x, x[0]).sum().backward()
+        del x
+    torch.cuda.synchronize(device)
+    return max(0, torch.cuda.memory_allocated(device) - before)
+
+
+def outside_bytes(device: torch.device) -> int:
+    """Return the bytes that this process has on a GPU beside PyTorch's allocator, as `read_outside` does."""
+    return read_outside(device).bytes
+
+
+def read_outside(device: torch.device) -> OutsideReading:
+    """Return what this process has on a GPU beside PyTorch's allocator: context, modules, NCCL's buffers.
+
+    Where the driver does not tell processes apart, that is what all of them have, up to what a process has at most.
+    """
+    if device.type != "cuda":
+        return OutsideReading(0, told_apart=True)
+    reserved = torch.cuda.memory_reserved(device)
+    own = process_bytes(device, least=reserved)
+    if own is not None:
+        return OutsideReading(own - reserved, told_apart=True)
+    free, total = torch.cuda.mem_get_info(device)
+    return OutsideReading(min(max(0, total - free - reserved), _most_outside()), told_apart=False)
+
+
+def _most_outside() -> int:
+    """Return the most bytes that a process has on a GPU beside PyTorch's allocator."""
+    communicates = distributed.is_available() and distributed.is_initialized()
+    return _MOST_OUTSIDE + (_MOST_NCCL if communicates else 0)
+
+
+@final
+class StepClock:
+    """Times the steps of a program from the begin of forward to the end of backward, without waiting for the device.
+
+    The first step does not count, because kernels are chosen and memory is first taken in it.
+    """
+
+    _MOST = 50  # steps that are kept, the latest ones
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin: Any = None
+        self._steps = 0
+        self._pairs: deque[tuple[Any, Any]] = deque(maxlen=self._MOST)
+
+    def begin(self) -> None:
+        """Note that forward begins."""
+        self._begin = self._mark()
+
+    def end(self) -> None:
+        """Note that backward has ended."""
+        self._steps += 1
+        if self._begin is not None and self._steps > 1:
+            self._pairs.append((self._begin, self._mark()))
+        self._begin = None
+
+    def times_ms(self) -> list[float]:
+        """Wait for the device, and return the times of the latest steps in milliseconds."""
+        if self._device.type != "cuda":
+            return [(end - begin) * 1e3 for begin, end in self._pairs]
+        torch.cuda.synchronize(self._device)
+        return [float(begin.elapsed_time(end)) for begin, end in self._pairs]
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event

@@ -1,0 +1,81 @@
+"""Copies that take the host as little time as possible: to and from pinned memory on streams of their own, and slides.
+
+A plan may copy hundreds of storages in a step. `Tensor.copy_` needs its stream to be the current one, and changing that
+takes the host longer than the copy. So the driver is called directly (`cuMemcpyAsync`).
+"""
+
+from collections.abc import Iterable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ucudnn.backends.cudnn.gpu.driver import copy_function
+from ucudnn.errors import BackendError
+from ucudnn.memory.plans.slides import slide_copies
+from ucudnn.torch.device.gpu import current_stream
+
+
+def copy_on(stream: Any, target: Tensor, source: Tensor) -> None:
+    """Queue a copy between pinned memory and a GPU on a stream; the host does not wait, and autograd does not see it.
+
+    Args:
+        stream: a stream of PyTorch's.
+        target: a contiguous tensor.
+        source: a contiguous tensor of as many bytes.
+
+    Raises:
+        BackendError: if the driver refuses the copy.
+    """
+    whole = [(0, source.nbytes)]
+    _queue(stream.device_index, stream.cuda_stream, target.data_ptr(), source.data_ptr(), whole)
+
+
+def slide(target: Tensor, source: int) -> None:
+    """Queue the copies on the current stream of a GPU that let bytes slide, whether or not both places overlap.
+
+    Args:
+        target: a contiguous tensor, which begins where its storage does.
+        source: address of the bytes, which may have been freed on this stream since it was last issued something.
+
+    Raises:
+        BackendError: if the driver refuses a copy.
+    """
+    ordinal, address = target.device.index, target.data_ptr()
+    _queue(ordinal, current_stream(ordinal), address, source, slide_copies(source, address, target.nbytes))
+
+
+def _queue(ordinal: int, stream: int, target: int, source: int, copies: Iterable[tuple[int, int]]) -> None:
+    """Queue copies, (offset, bytes) each, on a stream of a GPU by its address."""
+    device: Any = torch.cuda
+    copy = copy_function()
+    before = device._exchange_device(ordinal)
+    try:
+        for offset, size in copies:
+            status = copy(target + offset, source + offset, size, stream)
+            if status:
+                raise BackendError(f"CUDA cannot copy {size} bytes: error {status} of cuMemcpyAsync")
+    finally:
+        device._maybe_exchange_device(before)
+
+
+@final
+class ComputeStream:
+    """The current stream of a GPU, of which an object is made only where it is another one than before.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._ordinal = torch.cuda.current_device() if device.index is None else device.index
+        self._address: int | None = None
+        self._stream: Any = None
+
+    def current(self) -> Any:
+        """Return the stream on which the caller computes."""
+        address = current_stream(self._ordinal)
+        if address != self._address:
+            self._address, self._stream = address, torch.cuda.current_stream(self._device)
+        return self._stream

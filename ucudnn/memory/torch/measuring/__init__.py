@@ -1,0 +1,1 @@
+"""Times and scratch of operations, measured one by one."""

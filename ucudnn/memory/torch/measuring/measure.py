@@ -1,0 +1,236 @@
+"""Measures a training step on the device that it runs on: the time and the scratch of each operation, and the link.
+
+Times are those of an operator alone, without the program around it: on a GPU the clock starts when the operator is in
+the queue. Scratch is what an operator allocates beyond what it returns, the workspace of a convolution for example.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import cache
+from statistics import median
+from time import perf_counter
+from typing import Any, final
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ucudnn.errors import MeasurementError
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.torch.measuring.measured_peak import allocations, descendants
+from ucudnn.memory.torch.measuring.training_step import TrainingStep
+from ucudnn.memory.torch.tracing.assemble import TracedStep
+from ucudnn.memory.torch.tracing.tracer import IGNORED
+
+_Run = Callable[[], object]
+
+_CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
+_EMPTY_PAIRS = 15
+AHEAD_CYCLES = 1_000_000  # half a millisecond, so that an operator's launches are queued before its clock starts
+COPIED_BYTES = 64 * 2**20
+_GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
+_MARK = "ucudnn operator "
+
+
+def measure(step: TrainingStep, traced: TracedStep, *, repeats: int = 5) -> Costs:
+    """Return the costs of a step on the device of its tensors.
+
+    Args:
+        step: the step, which is taken `repeats` + 1 times.
+        traced: what was traced of it.
+        repeats: how often each operator is timed; the medians count.
+
+    Raises:
+        MeasurementError: if the step does not run the same operators each time.
+    """
+    device = step.input_tensors()[0].device
+    on_gpu = device.type == "cuda"
+    step.clear()
+    scratch = _of_operations(_gpu_scratch(step.run) if on_gpu else _cpu_scratch(step.run), traced)
+    times = []
+    for _ in range(repeats):
+        step.clear()
+        times.append(_of_operations(_gpu_times(step.run) if on_gpu else _cpu_times(step.run), traced))
+    return Costs(
+        device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        time_ms=tuple(map(median, zip(*times, strict=True))),
+        scratch_bytes=tuple(map(int, scratch)),
+        offload_bytes_per_ms=bandwidth(device, torch.device("cpu")),
+        prefetch_bytes_per_ms=bandwidth(torch.device("cpu"), device),
+        memory_bytes=memory_bytes(device),
+        granularity=_GRANULARITY[device.type],
+    )
+
+
+@final
+class _Watch(TorchDispatchMode):
+    """Hands every operator to a function that runs and measures it; both parts of a convolution's backward apart.
+
+    Attributes:
+        funcs: the operators in order.
+        parts: for each of them, how many parts it ran in.
+    """
+
+    def __init__(self, watched: Callable[[_Run], Any]) -> None:
+        super().__init__()
+        self.funcs: list[Any] = []
+        self.parts: list[int] = []
+        self._watched = watched
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and measure it."""
+        kwargs = kwargs or {}
+        if func.namespace in IGNORED:
+            return func(*args, **kwargs)
+        self.funcs.append(func)
+        self.parts.append(1)
+        if func is not _CONVOLUTION_BACKWARD or not (args[-1][0] and any(args[-1][1:])):
+            return self._watched(lambda: func(*args, **kwargs))
+        *rest, mask = args
+        self.parts[-1] = 2
+        (to_input, _, _) = self._watched(lambda: func(*rest, [True, False, False]))
+        (_, to_weight, to_bias) = self._watched(lambda: func(*rest, [False, *mask[1:]]))
+        return to_input, to_weight, to_bias
+
+
+_Measured = tuple[_Watch, Sequence[float]]
+"""What watched a step, and a number for each part that it ran."""
+
+
+def _gpu_scratch(run: _Run) -> _Measured:
+    found: list[float] = []
+
+    def watched(operator: _Run) -> object:
+        torch.cuda.reset_peak_memory_stats()
+        result = operator()
+        found.append(torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+        return result
+
+    with (watch := _Watch(watched)):
+        run()
+    return watch, found
+
+
+def _cpu_scratch(run: _Run) -> _Measured:
+    count = 0
+
+    def watched(operator: _Run) -> object:
+        nonlocal count
+        count += 1
+        with record_function(f"{_MARK}{count - 1}"):
+            return operator()
+
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler,
+        (watch := _Watch(watched)),
+    ):
+        run()
+    results: Any = profiler.profiler
+    found = [0.0] * count
+    for event in descendants(results.kineto_results.experimental_event_tree()):
+        if event.name.startswith(_MARK):
+            found[int(event.name.removeprefix(_MARK))] = _above_its_end(event)
+    return watch, found
+
+
+def _above_its_end(event: Any) -> int:
+    """Return how many bytes more than at its end were allocated at some time of an event."""
+    level = highest = 0
+    for each in allocations([*descendants([event])]):
+        level += each.extra_fields.alloc_size
+        highest = max(highest, level)
+    return highest - max(level, 0)
+
+
+def _gpu_times(run: _Run) -> _Measured:
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def watched(operator: _Run) -> object:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(AHEAD_CYCLES)
+        begin.record()
+        result = operator()
+        end.record()
+        events.append((begin, end))
+        return result
+
+    with (watch := _Watch(watched)):
+        run()
+    torch.cuda.synchronize()
+    return watch, [between_ms(begin, end) for begin, end in events]
+
+
+def between_ms(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    """Return the milliseconds of the work between two events that have come, without those of the events themselves."""
+    return max(0.0, float(begin.elapsed_time(end)) - _events_ms(torch.cuda.current_device()))
+
+
+@cache
+def _events_ms(_: int) -> float:
+    """Return how long a GPU takes for two events with nothing between them: about 3 µs, in each of 1,000 operations."""
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_EMPTY_PAIRS)]
+    for begin, end in events:
+        torch.cuda._sleep(AHEAD_CYCLES)
+        begin.record()
+        end.record()
+    torch.cuda.synchronize()
+    return float(median(begin.elapsed_time(end) for begin, end in events))
+
+
+def _cpu_times(run: _Run) -> _Measured:
+    found: list[float] = []
+
+    def watched(operator: _Run) -> object:
+        begin = perf_counter()
+        result = operator()
+        found.append((perf_counter() - begin) * 1e3)
+        return result
+
+    with (watch := _Watch(watched)):
+        run()
+    return watch, found
+
+
+def _of_operations(measured: _Measured, traced: TracedStep) -> list[float]:
+    """Return a number for each operation of the graph.
+
+    Raises:
+        MeasurementError: if other operators ran than were traced.
+    """
+    watch, numbers = measured
+    if tuple(watch.funcs) != traced.dispatched:
+        raise MeasurementError(
+            f"{traced.graph.name} ran {len(watch.funcs)} operators and then {len(traced.dispatched)}, or others: a step"
+            " that changes cannot be measured"
+        )
+    by_index: dict[int, list[float]] = defaultdict(list)
+    left = iter(numbers)
+    for index, parts in enumerate(watch.parts):
+        by_index[index] = [next(left) for _ in range(parts)]
+    return [by_index[call.index].pop(0) for call in traced.calls]
+
+
+def bandwidth(source: torch.device, target: torch.device, size: int = COPIED_BYTES) -> float:
+    """Return bytes per millisecond of a copy of a size, from or to pinned memory where the other side is a GPU."""
+    pinned = "cuda" in (source.type, target.type)
+    tensors = [
+        torch.ones(size, dtype=torch.uint8, device=device, pin_memory=pinned and device.type == "cpu")
+        for device in (source, target)
+    ]
+    found = []
+    for _ in range(4):
+        begin = perf_counter()
+        tensors[1].copy_(tensors[0], non_blocking=True)
+        if pinned:
+            torch.cuda.synchronize()
+        found.append(perf_counter() - begin)
+    return size / (min(found) * 1e3)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Return the bytes of a device's memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

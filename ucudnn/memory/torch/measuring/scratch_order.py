@@ -1,0 +1,91 @@
+"""In which pieces and in which order a call of an operator allocates its scratch, by the record of PyTorch's allocator.
+
+A convolution whose gradient is not contiguous copies it first, for instance, then allocates what it returns, and then
+a workspace. What it returns lies elsewhere than where it would lie without the copy. A bias's gradient comes last, when
+the workspace has been freed.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ucudnn.memory.allocator.replay import SMALL_BYTES
+from ucudnn.memory.step.costs import ScratchPieces
+
+_MOST_EVENTS = 10_000
+_TAKES, _FREES = "alloc", "free_completed"
+_Found = TypeVar("_Found")
+
+
+class AllocatorEvent(NamedTuple):
+    """An entry of the allocator's record: 'alloc', 'free_completed' or something else, an address, and bytes."""
+
+    kind: str
+    address: int
+    size: int
+
+
+def scratch_pieces(events: Sequence[AllocatorEvent], returned: Collection[int]) -> ScratchPieces | None:
+    """Return the pieces of scratch that are there when a call has allocated the most.
+
+    Args:
+        events: what the allocator did during the call.
+        returned: addresses of what the call returned.
+
+    Returns:
+        The pieces; None where they are of no use, because nothing above 1 MiB is returned after a piece, all that is
+        returned is there with the pieces, and there is at most one of them.
+    """
+    live: dict[int, tuple[int, bool]] = {}  # bytes of each piece, and whether something was returned before it
+    most, pieces, has_returned, returned_bytes = 0, list[tuple[int, bool]](), False, 0
+    later = list[int]()
+    last = {each.address: place for place, each in enumerate(events) if each.kind == _TAKES}
+    for place, each in enumerate(events):
+        if each.kind == _TAKES and each.address in returned and last[each.address] == place:
+            has_returned |= each.size > SMALL_BYTES
+            returned_bytes += each.size
+            later.append(each.size)
+        elif each.kind == _TAKES:
+            live[each.address] = each.size, has_returned
+        elif each.kind == _FREES:
+            live.pop(each.address, None)
+        now = returned_bytes + sum(size for size, _ in live.values())
+        if now > most:
+            most, pieces = now, [*live.values()]
+            later.clear()
+    before = tuple(size for size, follows in pieces if not follows) if has_returned else ()
+    after = tuple(size for size, follows in pieces if follows or not has_returned)
+    return ScratchPieces(before, after, tuple(later)) if before or len(after) > 1 or later else None
+
+
+def with_scratch_pieces(call: Callable[[], _Found], device: torch.device) -> tuple[_Found, ScratchPieces | None]:
+    """Return what a call returns, and the pieces of its scratch on a GPU; None as in `scratch_pieces`.
+
+    There are none, either, if somebody else records what the allocator does, because that record stays as it is.
+
+    Args:
+        call: what is called; no other thread may allocate meanwhile.
+        device: the GPU.
+    """
+    records: Any = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    if records is None or records():
+        return call(), None
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MOST_EVENTS)
+    try:
+        earlier = len(_events(device))  # an earlier record, which not every PyTorch forgets at its end
+        found = call()
+        events = _events(device)[earlier:]
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    tensors = [each for each in tree_leaves(found) if isinstance(each, Tensor) and each.is_cuda]
+    return found, scratch_pieces(events, {each.untyped_storage().data_ptr() for each in tensors})
+
+
+def _events(device: torch.device) -> list[AllocatorEvent]:
+    snapshot: Any = torch.cuda.memory._snapshot()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    entries = snapshot["device_traces"][index]
+    return [AllocatorEvent(each["action"], each.get("addr", 0), each["size"]) for each in entries]

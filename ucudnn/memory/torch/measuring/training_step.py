@@ -1,0 +1,313 @@
+"""What is recorded: a model, an input, a loss and an optimizer, made from their names, and one step of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ucudnn.errors import InvalidNetworkError, InvalidValueError
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.tracing.tracer import Tracer
+from ucudnn.networks.variants import Variant
+from ucudnn.problem import DataType, MathMode
+from ucudnn.torch.calls.problem import DTYPES
+from ucudnn.torch.model_timing import called, find_factory, running
+
+LOSSES = ("cross-entropy", "mse")
+OPTIMIZERS = ("sgd", "adam", "adamw", "none")
+AUTOCASTS = (DataType.FLOAT16, DataType.BFLOAT16)
+
+_PACKAGES = ("torchvision", "timm", "transformers")
+"""Packages of models that a user may be told to install."""
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRecipe:
+    """A training step by names, as the command line gives it.
+
+    Attributes:
+        model: 'module:callable', which returns the model: 'torchvision:resnet50'.
+        batch: mini-batch size.
+        shape: of one sample of the input: (3, 224, 224).
+        tokens: whether the input is token numbers (int64); else it is numbers of the variant's type.
+        loss: one of LOSSES, or 'module:callable', which is called with the model's output and labels.
+        optimizer: one of OPTIMIZERS.
+        variant: type and layout of parameters and input, and whether float32 may be multiplied as TF32.
+        autocast: type to which `torch.autocast` casts in forward, one of AUTOCASTS, or None without it.
+        gradients_kept: whether gradients are set to zero before a step rather than freed (`set_to_none=False`).
+
+    Raises:
+        InvalidValueError: if PyTorch's autocast has no such type; it would warn, and cast nothing.
+    """
+
+    model: str
+    batch: int
+    shape: tuple[int, ...] = (3, 224, 224)
+    tokens: bool = False
+    loss: str = "cross-entropy"
+    optimizer: str = "sgd"
+    variant: Variant = field(default_factory=Variant)
+    autocast: DataType | None = None
+    gradients_kept: bool = False
+
+    def __post_init__(self) -> None:
+        if self.autocast is not None and self.autocast not in AUTOCASTS:
+            raise InvalidValueError(f"autocast casts to float16 or bfloat16 only, not to {self.autocast.value}")
+
+    def conditions(self) -> dict[str, str]:
+        """Return what a record depends on, as text."""
+        found = {"shape": "x".join(map(str, self.shape)), "loss": self.loss, "optimizer": self.optimizer}
+        found |= {"dtype": self.variant.dtype.value, "math": self.variant.math.value}
+        found["layout"] = "last" if self.variant.channels_last else "first"
+        exact = torch.get_float32_matmul_precision() == "highest"  # of products other than convolutions
+        found["matmul"] = (MathMode.FMA if exact else MathMode.TF32).value
+        return found | ({"autocast": self.autocast.value} if self.autocast else {})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStep:
+    """One training step that can run.
+
+    The step frees the gradients before it begins, as `zero_grad()` does by default, so they exist from backward on. The
+    output of the model is not held while backward runs.
+
+    Attributes:
+        model: the model, in training mode.
+        inputs: its arguments.
+        loss: returns the loss, a scalar, of the model's output and the targets.
+        targets: the other arguments of the loss: labels, as a rule.
+        optimizer: takes the step, or None.
+        autocast: makes the context in which forward runs.
+        gradients_kept: whether gradients are set to zero rather than freed.
+    """
+
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    loss: Callable[..., Tensor]
+    targets: tuple[Any, ...] = ()
+    optimizer: torch.optim.Optimizer | None = None
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    gradients_kept: bool = False
+
+    def clear(self) -> None:
+        """Free the gradients, unless they are kept."""
+        if not self.gradients_kept:
+            for parameter in self.model.parameters():
+                parameter.grad = None
+
+    def run(self, tracer: Tracer | None = None) -> Tensor:
+        """Take one step, without the freeing of gradients, and return the loss."""
+        if self.gradients_kept:
+            self.model.zero_grad(set_to_none=False)
+        with self.autocast():
+            loss = self.loss(self.model(*self.inputs), *self.targets)
+        with tracer.during(Phase.BACKWARD) if tracer is not None else nullcontext():
+            loss.backward()
+        if self.optimizer is not None:
+            with tracer.during(Phase.OPTIMIZER) if tracer is not None else nullcontext():
+                self.optimizer.step()
+        return loss.detach()
+
+    def with_batch(self, batch: int) -> "TrainingStep":
+        """Return a step of the same model on a mini-batch of another size, all zeros."""
+
+        def sized(tensor: Tensor) -> Tensor:
+            made = tensor.new_zeros((batch, *tensor.shape[1:]))
+            form = _FORMATS.get(tensor.dim())
+            return made.contiguous(memory_format=form) if form and tensor.is_contiguous(memory_format=form) else made
+
+        inputs, targets = tree_map_only(Tensor, sized, (self.inputs, self.targets))
+        return replace(self, inputs=inputs, targets=targets)
+
+    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Return the tensors of the optimizer's state with their names."""
+        if self.optimizer is None:
+            return
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for parameter, state in self.optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    yield f"{names.get(id(parameter), 'parameter')}.{key}", value
+
+    def input_tensors(self) -> list[Tensor]:
+        """Return the tensors among the model's arguments and the targets."""
+        return [leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, Tensor)]
+
+
+def check_recipe(recipe: TrainingRecipe) -> None:
+    """Look for the model, the loss and the optimizer of a recipe, and make none of them.
+
+    Raises:
+        InvalidNetworkError: if there is no such model or loss of the user's.
+        InvalidValueError: if there is no such loss or optimizer.
+    """
+    find_model(recipe.model)
+    _find_loss(recipe.loss)
+    _check_optimizer(recipe.optimizer)
+
+
+def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | None = None) -> TrainingStep:
+    """Return the step of a recipe; inside a `FakeTensorMode` it takes no memory.
+
+    Args:
+        recipe: what is trained.
+        device: where its tensors lie.
+        foreach: whether the optimizer updates all parameters at once, as it does on GPUs; None for the device's way.
+
+    Raises:
+        InvalidNetworkError: if there is no such model, or it does not take such an input.
+        InvalidValueError: if there is no such loss or optimizer.
+    """
+    model = _make_model(recipe, device)
+    with running(f"an input of {'x'.join(map(str, (recipe.batch, *recipe.shape)))}"):
+        x = _make_input(recipe, model, device)
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if recipe.autocast is not None:
+        dtype = DTYPES[recipe.autocast]
+
+        def autocast() -> AbstractContextManager[Any]:
+            return torch.autocast(device.type, dtype)
+
+    with torch.no_grad(), autocast():
+        output = _first(_called(recipe, model, x))
+    loss, target = _make_loss(recipe.loss, output)
+    return TrainingStep(
+        model=model,
+        inputs=(x,),
+        loss=loss,
+        targets=(target,),
+        optimizer=_make_optimizer(recipe, model, foreach),
+        autocast=autocast,
+        gradients_kept=recipe.gradients_kept,
+    )
+
+
+def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
+    make = find_model(recipe.model)
+    if isinstance(make, nn.Module):
+        raise InvalidNetworkError(f"{recipe.model} is a model that exists: name a function or a class that makes one")
+    with running(recipe.model), device:
+        model = make()
+    if not isinstance(model, nn.Module):
+        raise InvalidNetworkError(f"{recipe.model} returns a {type(model).__name__}, no torch.nn.Module")
+    dtype, made = DTYPES[recipe.variant.dtype], dict[Tensor, nn.Parameter]()
+    for module in model.modules():  # `Module.to` cannot convert fake tensors; parameters of several modules stay one
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter not in made:
+                value = _converted(parameter.detach(), dtype, device, last=recipe.variant.channels_last)
+                made[parameter] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+            module._parameters[name] = None if parameter is None else made[parameter]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = _converted(buffer, dtype, device, last=recipe.variant.channels_last)
+    return model.train()
+
+
+def _missing(module: str) -> str:
+    """Return the message for a module that was not found.
+
+    It offers only packages of models for installation, because a mistyped name may be that of a stranger's package.
+    """
+    if module in _PACKAGES:
+        return f"{module} is not installed: pip install {module}"
+    return f"there is no module {module}: no {module}.py in this folder or on PYTHONPATH, and no installed package"
+
+
+def find_model(name: str) -> Callable[..., Any]:
+    """Return a callable by its name, 'module:callable', which makes a model or is a loss.
+
+    Raises:
+        InvalidNetworkError: if there is none of that name, or its package is not installed.
+    """
+    try:
+        return find_factory(name)
+    except InvalidNetworkError as error:
+        missing = error.__cause__
+        if isinstance(missing, ModuleNotFoundError) and missing.name == name.partition(":")[0].partition(".")[0]:
+            raise InvalidNetworkError(f"{name}: {_missing(missing.name)}") from error
+        raise
+
+
+def _converted(value: Tensor, dtype: torch.dtype, device: torch.device, *, last: bool) -> Tensor:
+    """Return a tensor on a device, in a type if it is of floating point, and with channels last where it has some."""
+    form = _FORMATS.get(value.dim(), torch.contiguous_format) if last else torch.preserve_format
+    return value.to(device, dtype if value.is_floating_point() else value.dtype, memory_format=form)
+
+
+def _make_input(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> Tensor:
+    shape = (recipe.batch, *recipe.shape)
+    if recipe.tokens:
+        sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+        return torch.randint(max(sizes, default=2), shape, device=device)
+    x = torch.randn(shape, device=device, dtype=DTYPES[recipe.variant.dtype])
+    return _converted(x, x.dtype, device, last=recipe.variant.channels_last)
+
+
+def _called(recipe: TrainingRecipe, model: nn.Module, x: Tensor) -> Any:
+    try:
+        return called(recipe.model, model, x)
+    except InvalidNetworkError as error:
+        tokens = "leave out --tokens" if recipe.tokens else "--tokens for numbers of tokens"
+        way_out = f"if it takes another input, give the shape of one sample as --shape, or {tokens}"
+        raise InvalidNetworkError(f"{str(error).removesuffix('.')}: {way_out}") from error
+
+
+def _first(output: Any) -> Tensor:
+    found = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+    if found is None:
+        raise InvalidNetworkError("the model returns no tensor of numbers that a loss could be computed of")
+    return found
+
+
+def _make_loss(name: str, output: Tensor) -> tuple[Callable[..., Tensor], Tensor]:
+    """Return a loss by its name, and a target for the first tensor of the model's output."""
+    if name == "mse":
+        return _find_loss(name), torch.zeros_like(output)
+    own = _find_loss(name)
+    if output.dim() < 2:
+        raise InvalidValueError(f"--loss={name!r}: the model's output of {output.dim()} dimensions has no classes")
+    labels = torch.randint(output.shape[1], (output.shape[0], *output.shape[2:]), device=output.device)
+    return own, labels
+
+
+def _find_loss(name: str) -> Callable[..., Tensor]:
+    if ":" in name:
+        return find_model(name)
+    if name not in LOSSES:
+        raise InvalidValueError(f"--loss={name!r} is not known: give {', '.join(LOSSES)} or module:callable")
+    return _mean_squared_error if name == "mse" else _cross_entropy
+
+
+def _cross_entropy(output: Any, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(_first(output), labels)
+
+
+def _mean_squared_error(output: Any, target: Tensor) -> Tensor:
+    return nn.functional.mse_loss(_first(output), target)
+
+
+def _make_optimizer(recipe: TrainingRecipe, model: nn.Module, foreach: bool | None) -> torch.optim.Optimizer | None:
+    name = recipe.optimizer
+    _check_optimizer(name)
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    if not parameters:
+        raise InvalidNetworkError(f"{recipe.model} has no parameter that needs a gradient: there is nothing to train")
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, foreach=foreach)
+    if name in ("adam", "adamw"):
+        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=1e-4, foreach=foreach)
+    return None
+
+
+def _check_optimizer(name: str) -> None:
+    if name not in OPTIMIZERS:
+        raise InvalidValueError(f"--optimizer={name!r} is not known: give {', '.join(OPTIMIZERS)}")

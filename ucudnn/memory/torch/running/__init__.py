@@ -1,0 +1,1 @@
+"""fit, and the step that it returns."""

@@ -1,0 +1,170 @@
+"""The first step runs the most frugal plan; what it takes beyond its prediction decides on the plan of those after it.
+
+Operations were measured one by one. What they take in a row was not: a library may keep memory that it allocated first
+in the step. So the plan that fills the budget begins when a step has shown that it may. Kernels that are loaded later
+grow what the process has beside PyTorch's allocator. A budget keeps a reserve for them; what exceeds it is taken from
+the plan.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Protocol, final
+
+import torch
+
+from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.torch.device.stated_budget import read_outside
+from ucudnn.memory.torch.running.planned_run import PlannedRun
+from ucudnn.units import exact_bytes
+
+
+class StepMeter(Protocol):
+    """Measures the most bytes that a part of a step takes on its device."""
+
+    def begin(self) -> None:
+        """Begin to measure."""
+
+    def taken_bytes(self) -> int:
+        """Return the most bytes since `begin` beyond those that were there then."""
+
+
+@final
+class AllocatorMeter:
+    """Asks PyTorch's allocator of a GPU, whose statistics of peaks begin anew.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._level = 0
+
+    def begin(self) -> None:
+        """Begin to measure."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._level = torch.cuda.memory_allocated(self._device)
+
+    def taken_bytes(self) -> int:
+        """Return the most bytes since `begin` beyond those that were there then."""
+        return max(0, torch.cuda.max_memory_allocated(self._device) - self._level)
+
+
+def step_meter(device: torch.device) -> StepMeter | None:
+    """Return what measures a step on a device; None where nothing counts its bytes."""
+    return AllocatorMeter(device) if device.type == "cuda" else None
+
+
+def outside_meter(device: torch.device) -> Callable[[], int | None] | None:
+    """Return what measures this process's bytes beside PyTorch's allocator; None where there are none.
+
+    It returns None where the driver does not tell them from those of other processes.
+    """
+
+    def measured() -> int | None:
+        found = read_outside(device)
+        return found.bytes if found.told_apart else None
+
+    return measured if device.type == "cuda" else None
+
+
+@final
+class FirstStep:
+    """The plan of the first step, and what comes after it.
+
+    Args:
+        run: the code of the first step's plan.
+        costs: what its plan was made with.
+        spare_bytes: bytes by which the later plan stays below the budget.
+        meter: measures the first step.
+        again: returns the code of another plan for so many bytes less; None where there is none.
+    """
+
+    def __init__(
+        self,
+        run: PlannedRun,
+        costs: Costs,
+        spare_bytes: int,
+        meter: StepMeter,
+        again: Callable[[int], PlannedRun | None],
+    ) -> None:
+        self._run = run
+        self._meter, self._again, self._spare = meter, again, spare_bytes
+        self._predicted = predicted_bytes(run.plan, costs, simulate(run.plan, costs))
+        self._excess: int | None = None
+        run.after_backward = self._end
+
+    @property
+    def run(self) -> PlannedRun:
+        """The code of the first step's plan."""
+        return self._run
+
+    @property
+    def ended(self) -> bool:
+        """Whether a forward and its backward have run."""
+        return self._excess is not None
+
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes that the first step took beyond its prediction; 0 before it has ended."""
+        return self._excess or 0
+
+    def begin(self) -> PlannedRun:
+        """Begin to measure, and return the code that is to run now."""
+        self._meter.begin()
+        return self._run
+
+    def follow(self, later: PlannedRun) -> PlannedRun:
+        """Return the code for all further steps: the later plan's if the budget has room, or one that takes less."""
+        self._run.after_backward = None
+        excess = self.excess_bytes
+        if excess <= max(0, self._spare):  # without an excess the later plan is the best there is
+            return later
+        return self._again(excess) or self._run
+
+    def _end(self) -> None:
+        if self._excess is None:
+            self._excess = max(0, self._meter.taken_bytes() - self._predicted)
+
+
+@final
+class GrowthGuard:
+    """Takes from the plan what grows beside PyTorch's allocator beyond the budget's reserve.
+
+    To ask the driver takes longer than an operation, so it is asked after 1, 2, 4, 8 and so on steps.
+
+    Args:
+        measure: returns this process's bytes beside the allocator; None where they are not known, because what other
+            processes take must not change a plan.
+        counted_bytes: how many of them the budget counts, its reserve included.
+        again: returns the code of another plan than the one given, for so many bytes less, or the plan's own code where
+            it takes so much less already; None where there is none.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[], int | None],
+        counted_bytes: int,
+        again: Callable[[int, PlannedRun], PlannedRun | None],
+    ) -> None:
+        self._measure, self._counted, self._again = measure, counted_bytes, again
+        self._steps = self._grown = 0
+
+    def follow(self, run: PlannedRun) -> PlannedRun:
+        """Return the code for the step that begins, when the steps before it ran some code."""
+        steps, grown = self._steps + 1, self._grown
+        found: PlannedRun | None = run
+        if not steps & (steps - 1):
+            measured = self._measure()
+            grown = max(grown, 0 if measured is None else measured - self._counted)
+        if grown > self._grown:
+            found = self._again(grown, run)
+        self._steps, self._grown = steps, grown  # at the end: a search that Ctrl-C ended begins anew
+        if found is None:
+            warnings.warn(
+                f"kernels that were loaded since fit take {exact_bytes(grown)} beyond the budget's reserve for them,"
+                " and no plan takes so much less, so steps may exceed the budget by that: raise it",
+                stacklevel=2,
+            )
+        return found or run

@@ -1,0 +1,313 @@
+"""FittedStep: a model whose forward and backward follow a plan, for a training loop that stays as it is."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from statistics import median
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from ucudnn.errors import InvalidValueError
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.reports.plan_summary import backward_end_ms, issue_lines, plan_lines
+from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.torch.device.stated_budget import StatedBudget, memory_usage
+from ucudnn.memory.torch.device.tensor_block import TakenBlock
+from ucudnn.memory.torch.running.first_step import FirstStep, GrowthGuard
+from ucudnn.memory.torch.running.planned_run import PlannedRun
+from ucudnn.memory.torch.running.step_nodes import replayed
+from ucudnn.memory.torch.subject.argument_form import ArgumentForm
+from ucudnn.memory.torch.subject.model_checks import INSTEAD_OF_REPLICAS
+from ucudnn.memory.torch.subject.model_state import ModelState
+from ucudnn.memory.torch.subject.step_program import StepSubject
+from ucudnn.units import format_bytes, format_ms
+
+_MOST_OTHERS = 4  # plans of smaller arguments; each has a block of host memory and takes time to make
+_KEPT = (
+    "gradients of an earlier step are there while this one runs, which its plan does not count, so the step may take"
+    " more than its budget: call zero_grad() before the step, or fit(..., keep_gradients=True)"
+)
+
+
+@final
+class _PlanInTheModelsPlace(nn.Module):
+    """Stands in a DistributedDataParallel in the place of the model for a call, and runs the plan.
+
+    It has the model's parameters and buffers, because other processes' buffers are looked up in it.
+    """
+
+    def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
+        self._run = run
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the step returns."""
+        return self._run(*args, **kwargs)
+
+
+@final
+class FittedStep(nn.Module):
+    """A model, or a model and its loss, whose training follows a plan.
+
+    In training mode with gradients a call runs the plan's forward, and `backward` of what it returns runs the plan's
+    backward, once. In evaluation mode and without gradients the model runs as it is; without the target a call returns
+    its output rather than the loss. Smaller arguments than the sample's get a plan of their own at their first step.
+
+    Attributes:
+        model: the model, as it was given; its parameters and buffers are those that are trained.
+        plan: the plan.
+        costs: what the plan was made with.
+        simulation: what the plan takes by these costs.
+        transfers: the plan's copies.
+        stated: the budget as it was stated.
+
+    Args:
+        subject: what is trained.
+        run: the code of the plan.
+        costs: what the plan was made with.
+        simulation: what the plan takes by these costs.
+        again: returns a step of other arguments and keyword arguments; None where there is no way to plan one.
+        stated: the budget as it was stated.
+    """
+
+    def __init__(
+        self,
+        subject: StepSubject,
+        run: PlannedRun,
+        costs: Costs,
+        simulation: Simulation,
+        again: "Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep] | None" = None,
+        stated: StatedBudget | None = None,
+    ) -> None:
+        super().__init__()
+        self.stated = stated or StatedBudget(limit_bytes=run.plan.budget_bytes)
+        self.model: nn.Module = subject.model if subject.parallel is None else subject.parallel
+        self.plan, self.costs, self.simulation = run.plan, costs, simulation
+        self.transfers = run.transfers
+        self._subject, self._run = subject.without_sample(), run
+        self._arguments = ArgumentForm(subject)
+        self._state = ModelState(subject.model, run.persistent, run.program.attributes)
+        self._again = again
+        self._first: FirstStep | None = None
+        self._guard: GrowthGuard | None = None
+        self._told: Callable[[MemoryPlan], StatedBudget] | None = None
+        self._block: TakenBlock | None = None
+        self._others: list[FittedStep] = []
+        first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
+        self._first_trained = first if run.plan.budget_bytes is not None and not subject.gradients_kept else None
+
+    @property
+    def has_block(self) -> bool:
+        """Whether PyTorch's allocator took a block for the step's tensors before the first step."""
+        return self._block is not None and self._block.taken
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the tensors that keep the block as it was planned, beside what the plan counts."""
+        return 0 if self._block is None else self._block.held_bytes
+
+    @property
+    def code(self) -> str:
+        """The generated code, for people."""
+        return self._run.code.text
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model returns, or the loss of it and the last arguments if a loss was given.
+
+        Raises:
+            BudgetError: if smaller arguments than the sample's have no plan within the budget.
+            InvalidValueError: if the arguments differ from the sample in number, type or device, or are larger, or the
+                model differs in its parameters, buffers or modes, or a mode of PyTorch's does (`CallModes`).
+        """
+        model = self.model
+        if not model.training or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            if self._arguments.lack_targets(args):
+                return model(*args, **kwargs)
+            return self._subject.called(model, args, kwargs)
+        self._run.program.modes.check()
+        parallel, own = self._subject.parallel, self._subject.model
+        if parallel is None:
+            return self._planned(*args, **kwargs)
+        try:
+            parallel.module = _PlanInTheModelsPlace(own, self._planned)  # it averages gradients of what it has called
+            return parallel(*args, **kwargs)
+        finally:
+            parallel._modules["module"] = own  # calls no function, so that Ctrl-C cannot come between
+
+    def _planned(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the plan's forward returns."""
+        leaves = self._arguments.match(args, kwargs)
+        if leaves is None:
+            args, kwargs = self._arguments.arranged(args, kwargs)  # type: ignore[assignment]
+            leaves = self._arguments.match(args, kwargs)
+        if leaves is None:
+            return self._other(args, kwargs)._planned(*args, **kwargs)
+        run = self._current()
+        run.persistent = self._state.tensors()
+        if self._first_trained is not None and run.persistent[self._first_trained].grad is not None:
+            self._first_trained = None
+            warnings.warn(_KEPT, stacklevel=2)
+        inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        sources = [(run.persistent if is_persistent else inputs)[each] for is_persistent, each in run.program.sources]
+        return run.program.result.build(replayed(run, inputs, sources, self._parts(sources)))
+
+    def _parts(self, sources: Sequence[Tensor]) -> tuple[tuple[int, ...], ...] | None:
+        """Return the sources whose gradients each part of backward hands over, in order; None for all in any order.
+
+        Before DistributedDataParallel has made its buckets anew, there is one part in the plain loop's order, because
+        it notes the order, and has one bucket until then. Where hooks may take memory that no plan counts, all come at
+        the end, because there is most room then.
+        """
+        parallel, run = self._subject.parallel, self._run
+        if parallel is None:
+            return None
+        final = parallel.find_unused_parameters and not parallel.static_graph
+        if not (final or getattr(parallel, "_has_rebuilt_buckets", True)):
+            return (run.program.order,)
+        hooked = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in sources)
+        at_the_end = hooked or parallel._comm_hooks or not parallel.require_backward_grad_sync
+        return None if at_the_end or len(run.parts) == 1 else run.parts
+
+    def begin_with(
+        self,
+        first: FirstStep | None,
+        guard: GrowthGuard | None,
+        told: Callable[[MemoryPlan], StatedBudget],
+        block: TakenBlock | None = None,
+    ) -> None:
+        """Let the first step run another plan, which decides whether this step's own plan comes after it.
+
+        Args:
+            first: the first step; None begins with this step's own plan.
+            guard: looks at what grows beside PyTorch's allocator; None does not look at it.
+            told: returns the stated budget with what is known of a plan.
+            block: the block in which tensors lie; None where the allocator grows as it needs.
+        """
+        self._first, self._guard, self._told, self._block = first, guard, told, block
+
+    def _current(self) -> PlannedRun:
+        """Return the code that runs now; plans change between steps only."""
+        first = self._first
+        if first is not None:
+            if not first.ended:
+                return first.begin()
+            self._change(first.follow(self._run))
+            self._first = None
+        if self._guard is not None:
+            self._change(self._guard.follow(self._run))
+        return self._run
+
+    def _change(self, run: PlannedRun) -> None:
+        """Let other code run from now on."""
+        before = self._run
+        if run is before:
+            return
+        simulation, earlier = simulate(run.plan, self.costs), self.stated
+        stated = earlier if self._told is None else self._told(run.plan)
+        if self.has_block:  # the next plan runs in it, too
+            taken = max(earlier.allocator_bytes or 0, stated.allocator_bytes or 0)
+            stated = replace(stated, allocator_bytes=taken)
+        self._run, self.plan, self.transfers = run, run.plan, run.transfers
+        self.simulation, self.stated = simulation, stated
+        before.transfers.close()
+
+    def _other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep":
+        """Return the step of smaller arguments, or of others that need other gradients.
+
+        Raises:
+            InvalidValueError: if they differ in more than that, or there are too many kinds of them.
+        """
+        self._arguments.check_smaller(args, kwargs)
+        for step in self._others:
+            if step._arguments.match(args, kwargs) is not None:
+                return step
+        if self._again is None:
+            raise InvalidValueError(self._arguments.difference(args, kwargs))
+        if len(self._others) == _MOST_OTHERS:
+            raise InvalidValueError(
+                f"the step has plans for {_MOST_OTHERS} other sizes of arguments already:"
+                f" {self._arguments.difference(args, kwargs)}, or pad them to the same size"
+            )
+        self._others.append(self._beside(self._again, args, kwargs))
+        return self._others[-1]
+
+    def _beside(
+        self, again: Callable[..., "FittedStep"], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> "FittedStep":
+        """Return a step of other arguments. It runs in this one's block, whose pages go back while it is measured."""
+        if self._block is None:
+            return again(args, kwargs)
+        try:
+            self._block.release()
+            other = again(args, kwargs)
+            if other._block is not None:
+                other._block.close()
+                other._block = None
+        finally:
+            self._block.take_again()
+        return other
+
+    def report(self) -> str:
+        """Return what the plan does and what that takes, predicted and measured so far, for people.
+
+        The measured peak is what PyTorch's allocator had at most in this process. It is not known on a CPU.
+        """
+        plan, costs, run, device = self.plan, self.costs, self._run, self._run.program.device
+        usage = memory_usage(plan.graph, costs, device)
+        peak = f"peak: predicted {format_bytes(self.simulation.peak_bytes + usage.library_bytes)}"
+        if device.type == "cuda":
+            peak += f", measured {format_bytes(torch.cuda.max_memory_allocated(device))}"
+        time = f"forward and backward: predicted {format_ms(backward_end_ms(plan, costs, self.simulation))}"
+        measured = run.clock.times_ms()
+        if measured:
+            time += f", measured {format_ms(median(measured))} in {len(measured)} steps"
+        limit = self.stated.limit_bytes
+        budget = "" if limit is None else f", budget {format_bytes(limit)}"
+        head = f"{plan.graph.name}, mini-batch {plan.graph.batch}, on {costs.device}: policy {plan.policy}{budget}"
+        host = f"host memory: {format_bytes(self.transfers.block_bytes)}{', pinned' if device.type == 'cuda' else ''}"
+        beside = [f"among the buffers: {name} {format_bytes(size)}" for name, size in self._subject.beside.items()]
+        others = [
+            f"mini-batch {other.plan.graph.batch}: policy {other.plan.policy},"
+            f" peak predicted {format_bytes(other.simulation.peak_bytes + usage.library_bytes)}"
+            for other in self._others
+        ]
+        told = [*self.stated.lines(), *usage.lines(), *beside, host, *issue_lines(self.simulation)]
+        lines = [*told, *plan_lines(plan, costs, self.simulation), *others]
+        return "\n".join([head, peak, time, *lines])
+
+    def marked(self) -> AbstractContextManager[None]:
+        """Let the code mark each operation for PyTorch's profiler while this is entered (`code_support.MARK`)."""
+        return self._run.marked()
+
+    def close(self) -> None:
+        """Give the host's memory back; the step cannot run its plan after that."""
+        self._run.transfers.close()
+        if self._block is not None:
+            self._block.close()
+        if self._first is not None:
+            self._first.run.transfers.close()
+        for other in self._others:
+            other.close()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise InvalidValueError(
+            "a fitted step cannot be copied, because its plan has memory of its own: copy its model, and fit the copy"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InvalidValueError(
+            "a fitted step cannot be copied or saved, because its code holds this process's memory: save"
+            " step.model.state_dict(), load it into a new model, and fit that"
+        )
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise InvalidValueError(
+            f"DataParallel copies the fitted step, and its plan is for one GPU: {INSTEAD_OF_REPLICAS}"
+        )

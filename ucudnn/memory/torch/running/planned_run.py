@@ -1,0 +1,200 @@
+"""PlannedRun: the code of a plan with what it runs on."""
+
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence, Set
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ucudnn.errors import FittedStepError
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.torch.codegen.generator import GeneratedCode, generate
+from ucudnn.memory.torch.device.stated_budget import StepClock
+from ucudnn.memory.torch.running.transfers import Transfers
+from ucudnn.memory.torch.subject.step_program import StepProgram
+
+
+@final
+class PlannedRun:
+    """The code of a plan with what it runs on.
+
+    One call at a time may run a plan that copies, because it has one place on the host for each activation.
+
+    Attributes:
+        after_backward: is called when backward has ended; None calls nothing.
+        guarded: persistent tensors, inputs and outputs that must not change before they are read: first those that
+            backward reads, then for each further part of it those that it reads.
+
+    Args:
+        program: the step.
+        plan: the plan.
+        simulation: what the plan takes.
+        transfers: carries out its copies.
+        debug: whether storages are poisoned before they are freed, and must be gone after it.
+    """
+
+    def __init__(
+        self,
+        program: StepProgram,
+        plan: MemoryPlan,
+        simulation: Simulation,
+        transfers: Transfers,
+        *,
+        debug: bool = False,
+    ) -> None:
+        self.program, self.plan, self.transfers = program, plan, transfers
+        self.persistent = tuple(tensor for tensor, _ in program.persistent)
+        self.forwards = 0  # how often forward has begun
+        self.clock = StepClock(program.device)
+        self.after_backward: Callable[[], None] | None = None
+        self._debug = debug
+        self._delayed = simulation.delayed
+        self.copying = simulation.offloaded_bytes > 0
+        self._turn: dict[str, object] = {}  # holds the call that runs; no lock, because nobody waits, nor should a fork
+        self._checked = True  # until a step has ended, what operators return is compared with the trace
+        self.code = self._generated()
+        everything = frozenset[int]().union(*self.code.reads)
+        self.guarded = tuple(_guarded(program, read) for read in (everything, *self.code.reads[1:]))
+
+    def forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any], int]:
+        """Return the outputs, what backward needs, and the number of this forward.
+
+        Raises:
+            FittedStepError: if another call runs the plan, and the plan copies.
+        """
+        return self._alone(self._forward, inputs)  # type: ignore[no-any-return]
+
+    def _forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any], int]:
+        self.forwards += 1
+        number = self.forwards
+        self.clock.begin()
+        outputs, state = self._settled(self.code.forward, self.transfers, self.persistent, inputs)
+        return outputs, state, number
+
+    @property
+    def parts(self) -> tuple[tuple[int, ...], ...]:
+        """For each part of backward the sources whose gradients it ends with."""
+        return self.code.parts
+
+    def backward(
+        self, number: int, state: list[Any], tangents: Sequence[Tensor], persistent: tuple[Tensor, ...]
+    ) -> Callable[[], tuple[Tensor | None, ...]]:
+        """Return what runs the next part of backward and returns its gradients; the first empties what forward left.
+
+        Both raise an error if another forward has overwritten what this one left on the host, or another call runs the
+        plan, and the plan copies.
+
+        Args:
+            number: what forward returned as its number.
+            state: what it left.
+            tangents: the gradients with which backward begins.
+            persistent: the persistent tensors of that forward; since then others may have replaced them.
+
+        Raises:
+            FittedStepError: see above.
+        """
+        self._check_number(number, state)
+        code = self.code
+        run: Callable[[], Any] = partial(code.backward, self.transfers, persistent, state, tangents)
+        if len(code.parts) > 1:
+            run = partial(_resumed, run())
+        ahead = len(code.parts)
+
+        def part() -> tuple[Tensor | None, ...]:
+            nonlocal ahead
+            self._check_number(number, state)
+            ahead -= 1
+            gradients: tuple[Tensor | None, ...] = self._alone(self._settled, run)
+            if not ahead:
+                self._end()
+            return gradients
+
+        return part
+
+    def _check_number(self, number: int, state: list[Any]) -> None:
+        if self.copying and number != self.forwards:
+            state.clear()
+            raise FittedStepError(
+                "another forward of the fitted step ran before this backward, and its plan keeps activations of one"
+                " forward on the host: call backward after each forward"
+            )
+
+    def _end(self) -> None:
+        self.clock.end()
+        if self.after_backward is not None:
+            self.after_backward()
+        if self._checked:
+            self._checked = False
+            self.code = self._generated()
+
+    def _alone(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function while no other call runs, if the plan copies.
+
+        Ctrl-C can come only where a function is called or returns, so none comes while the turn is given back.
+        """
+        if not self.copying:
+            return function(*args)
+        turn, own = self._turn, object()
+        try:
+            if turn.setdefault("taken", own) is not own:
+                raise FittedStepError(
+                    "the fitted step is called while another call of it runs, in another thread or as in a signal"
+                    " handler, and its plan keeps activations of one call on the host: call it after the other, or fit"
+                    " another step"
+                )
+            return function(*args)
+        finally:
+            if "taken" in turn and turn["taken"] is own:
+                del turn["taken"]
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        """Let the code mark each operation for PyTorch's profiler while this is entered (`code_support.MARK`)."""
+        before = self.code
+        self.code = generate(self.program, self.plan, self._delayed, debug=self._debug, marked=True)
+        try:
+            yield
+        finally:
+            self.code = before
+
+    def _generated(self) -> GeneratedCode:
+        return generate(self.program, self.plan, self._delayed, checked=self._checked, debug=self._debug)
+
+    def _settled(self, function: Any, *args: Any) -> Any:
+        """Call code below autograd; if it fails, wait for its copies, because their memory may be used again."""
+        try:
+            # Gradients are computed by the code. Grad mode stays on, because operators choose kernels by it.
+            with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+                return function(*args)
+        except BaseException as error:
+            self.transfers.abandon()
+            self._note_line(error)
+            raise
+
+    def _note_line(self, error: BaseException) -> None:
+        """Add to an error the line of code at which it occurred: no file has it."""
+        lines = self.code.text.splitlines()
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_filename == self.code.filename:
+                error.add_note(f"in the code of the plan: {lines[number - 1].strip()}")
+
+
+def _resumed(code: Generator[Any, None, Any]) -> Any:
+    """Return what code yields next, or returns."""
+    try:
+        return next(code)
+    except StopIteration as ended:
+        return ended.value
+
+
+def _guarded(program: StepProgram, read: Set[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return which persistent tensors, inputs and outputs are among storages."""
+    groups = ([tensor for _, tensor in program.persistent], program.inputs, program.outputs)
+    persistent, inputs, outputs = (
+        tuple(index for index, tensor in enumerate(tensors) if tensor.storage in read) for tensors in groups
+    )
+    return persistent, inputs, outputs

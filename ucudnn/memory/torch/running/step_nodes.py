@@ -1,0 +1,268 @@
+"""A step's forward and backward as nodes of autograd.
+
+As a rule they are one node, which returns all gradients when backward has ended. For DistributedDataParallel each part
+of backward has a node. The node of the first part is that of forward, too. Autograd passes it the gradients of the
+outputs. It passes a tensor without bytes to the node of the second part, and so on:
+
+    outputs -> part 1 -> part 2 -> part 3
+                 |         |         |
+               grads     grads     grads
+
+Autograd runs the node that was made last first, except that it accumulates gradients before all else. So what hangs on
+`grads` of a part, DistributedDataParallel's hooks among it, runs before the next part.
+
+DistributedDataParallel makes its buckets in the order of its first step. In that step there is one part. Between it and
+`grads` each parameter has a node that does nothing, made after those of parameters whose gradients come later. Without
+these nodes autograd would accumulate the gradients of one part in an order of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ucudnn.errors import FittedStepError
+from ucudnn.memory.torch.running.planned_run import PlannedRun
+from ucudnn.memory.torch.tracing.grad_outputs import lying_as, origins_of
+
+_Gradients = tuple[Tensor | None, ...]
+_alias = torch.ops.aten.alias.default
+_version = attrgetter("_version")
+
+
+def replayed(
+    run: PlannedRun,
+    inputs: tuple[Tensor, ...],
+    sources: Sequence[Tensor],
+    parts: Sequence[Sequence[int]] | None,
+) -> tuple[Tensor, ...]:
+    """Return the outputs of a plan's forward, which autograd knows.
+
+    Args:
+        run: the code of the plan.
+        inputs: the tensors among the step's arguments.
+        sources: the tensors that need gradients, in the program's order.
+        parts: the sources whose gradients each part of backward hands over: the code's parts, or one part, whose
+            gradients are accumulated in its order. None hands over all when it has ended, in any order.
+    """
+    if parts is None:
+        turn = _Turn((tuple(range(len(sources))),))
+        return _Replay.apply(run, turn, inputs, None, *sources)  # type: ignore[no-any-return]
+    turn, token = _Turn(parts), None
+    for number in range(len(parts) - 1, 0, -1):
+        token = _Following.apply(run, turn, number, inputs, token, *(sources[source] for source in parts[number]))
+    own = [sources[source] for source in parts[0]]
+    if len(parts) == 1:
+        own = [*reversed([_alias(source) for source in reversed(own)])]  # the first to come is made last
+    return _Replay.apply(run, turn, inputs, token, *own)  # type: ignore[no-any-return]
+
+
+@final
+class _Kept:
+    """What forward left for backward. If backward never ends, its copies must end before its memory is reused.
+
+    A later forward has waited for these copies before its own, and has the place on the host that they went to.
+    """
+
+    __slots__ = ("ended", "number", "part", "persistent", "run", "state", "taken")
+
+    def __init__(self, run: PlannedRun, persistent: tuple[Tensor, ...], state: list[Any], number: int) -> None:
+        self.run, self.persistent, self.state, self.number = run, persistent, state, number
+        self.taken = self.ended = False  # the state may be empty where all that backward needs is on the host
+        self.part: Callable[[], _Gradients] | None = None
+
+    def __del__(self) -> None:
+        if not self.ended and self.run.copying and self.number == self.run.forwards:
+            self.run.transfers.abandon()
+
+
+@final
+class _Turn:
+    """Where backward is: shared by its nodes.
+
+    Args:
+        parts: the sources of each node.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
+        self._parts = parts
+        self._kept: _Kept
+        self._next = 0
+        self._without: set[int] = set()
+
+    def keep(self, kept: _Kept) -> None:
+        """Take what forward left."""
+        self._kept = kept
+
+    def check_modes(self) -> None:
+        """Check that backward runs under the modes of its trace.
+
+        Raises:
+            InvalidValueError: if it runs under autocast.
+        """
+        self._kept.run.program.modes.check_backward()
+
+    def begin(self, tangents: Sequence[Tensor | None]) -> None:
+        """Begin backward with the gradients of the outputs.
+
+        Raises:
+            FittedStepError: if it has begun before.
+        """
+        kept = self._kept
+        if kept.taken:
+            raise FittedStepError("backward of a fitted step runs once: it frees activations on its way")
+        kept.taken = True
+        program = kept.run.program
+        used = [tangents[index] for index in program.differentiable]
+        given = [
+            lying_as(tensor, traced, program.device) for tensor, traced in zip(used, program.tangents, strict=True)
+        ]
+        unused = {index for index, tensor in enumerate(used) if tensor is None}
+        if unused:  # what only unused outputs depend on has no gradient, as in eager PyTorch
+            self._without = {
+                source for source, origins in enumerate(origins_of(program)) if origins and origins <= unused
+            }
+        kept.part = kept.run.backward(kept.number, kept.state, given, kept.persistent)
+
+    def token(self) -> Tensor:
+        """Return the sign for the next node."""
+        return _token(self._kept.run)
+
+    def gradients(self) -> _Gradients:
+        """Run the part of the next node, and return the gradients of its sources."""
+        kept, wanted = self._kept, self._parts[self._next]
+        self._next += 1
+        assert kept.part is not None
+        found: dict[int, Tensor | None] = {}
+        for part in (wanted,) if self._parts == kept.run.parts else kept.run.parts:
+            found.update(zip(part, kept.part(), strict=True))
+        if self._next == len(self._parts):
+            kept.ended, kept.part = True, None
+        return tuple(None if source in self._without else found[source] for source in wanted)
+
+
+class _Replay(torch.autograd.Function):
+    """Forward, and the first part of backward, or all of it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: PlannedRun, turn: _Turn, inputs: tuple[Tensor, ...], token: Tensor | None, *sources: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run the code of forward; `sources` are the tensors that need gradients, which autograd must see."""
+        persistent = run.persistent
+        outputs, state, number = run.forward(inputs)
+        turn.keep(_Kept(run, persistent, state, number))
+        ctx.turn, ctx.token = turn, token is not None
+        ctx.set_materialize_grads(False)
+        differentiable = {*run.program.differentiable}
+        ctx.mark_non_differentiable(*(each for index, each in enumerate(outputs) if index not in differentiable))
+        _guard(ctx, run.guarded[0], persistent, inputs, outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Run the code of the first part of backward."""
+        _check_order(tangents)
+        _check(ctx)
+        ctx.turn.begin(tangents)
+        return None, None, None, ctx.turn.token() if ctx.token else None, *ctx.turn.gradients()
+
+
+class _Following(torch.autograd.Function):
+    """A part of backward behind the first. Its forward comes before that of the step, and only makes the node."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: PlannedRun,
+        turn: _Turn,
+        number: int,
+        inputs: tuple[Tensor, ...],
+        token: Tensor | None,
+        *sources: Tensor,
+    ) -> Tensor:
+        """Return a tensor without bytes, whose gradient is the sign that this part may run."""
+        ctx.turn, ctx.token = turn, token is not None
+        ctx.set_materialize_grads(False)
+        _guard(ctx, run.guarded[number], run.persistent, inputs, ())
+        return _token(run)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Run the code of this part of backward."""
+        _check(ctx)
+        return None, None, None, None, ctx.turn.token() if ctx.token else None, *ctx.turn.gradients()
+
+
+def _check_order(tangents: Sequence[Tensor | None]) -> None:
+    """Check that backward is asked for gradients of first order, one for each source.
+
+    Autograd would take gradients without a graph for constants, and leave out what comes through them. It runs backward
+    with gradients enabled where it shall make a graph, and only there.
+
+    Raises:
+        FittedStepError: if more is asked for. Forward's tensors stay, so that backward can still run.
+    """
+    if torch.is_grad_enabled():
+        raise FittedStepError(
+            "backward of a fitted step runs with gradients enabled, as by create_graph=True, which gradient penalties,"
+            " torch.autograd.functional.hessian, hvp and jvp use, and its plan makes no graph of gradients: call"
+            " torch.autograd.grad(..., create_graph=True) within the step, in the model's forward or in the loss that"
+            " fit is given, or call step.model instead of the step where such gradients are needed"
+        )
+    functions, given = torch._C._functorch, [each for each in tangents if each is not None]
+    if any(functions.is_functorch_wrapped_tensor(each) or functions.is_legacy_batchedtensor(each) for each in given):
+        raise FittedStepError(
+            "backward of a fitted step takes one gradient of each output, and not those of is_grads_batched=True,"
+            " vectorize=True or torch.func: call step.model instead of the step"
+        )
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(each).tangent is not None for each in given):
+        raise FittedStepError(
+            "a fitted step has no derivatives forward, which a gradient of its outputs has"
+            " (torch.autograd.forward_ad): call step.model instead of the step"
+        )
+
+
+def _guard(ctx: Any, guarded: Sequence[Sequence[int]], *groups: Sequence[Tensor]) -> None:
+    """Let autograd check before a part of backward that nobody has changed tensors that it reads.
+
+    Args:
+        ctx: the node of the part.
+        guarded: for each group the indices of tensors that it reads.
+        groups: persistent tensors, inputs and outputs; no outputs where there are none yet.
+    """
+    persistent, inputs, outputs = (
+        [group[index] for index in own] if group else [] for own, group in zip(guarded, groups, strict=True)
+    )
+    ctx.save_for_backward(*persistent, *inputs, *outputs)
+    ctx.guarded = [*persistent, *inputs]
+    ctx.versions = [*map(_version, ctx.guarded)]
+
+
+def _check(ctx: Any) -> None:
+    """Check that nobody has changed what a part of backward reads, nor modes of PyTorch's.
+
+    Autograd checks what it has saved. It does not where hooks of saved tensors keep copies, and the code reads the
+    tensors themselves.
+
+    Raises:
+        InvalidValueError: if backward runs under autocast; it can be called again outside.
+        FittedStepError: if somebody has changed a tensor.
+    """
+    ctx.turn.check_modes()
+    _ = ctx.saved_tensors
+    guarded, versions = ctx.guarded, ctx.versions
+    ctx.guarded, ctx.versions = [], []  # a loss that is kept after backward keeps none of them
+    if [*map(_version, guarded)] != versions:
+        raise FittedStepError(
+            "a tensor that backward of the fitted step reads has been modified by an inplace operation since forward:"
+            " hooks of saved tensors cannot help, because the plan reads the tensor itself; change it after backward"
+        )
+
+
+def _token(run: PlannedRun) -> Tensor:
+    """Return a tensor without bytes; it lies on the step's device, because autograd chooses a node's thread by it."""
+    return torch.empty(0, dtype=torch.float32, device=run.program.device)

@@ -1,0 +1,119 @@
+"""The program of a training step: its operators as eager PyTorch calls them, one for each operation of a step graph.
+
+The code of a plan calls the operators that autograd itself would call, in place where the model works in place. That is
+why the numbers are the same to the bit.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.torch.subject.call_modes import CallModes
+from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
+from ucudnn.memory.torch.subject.output_tree import OutputTree
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSubject:
+    """What is trained.
+
+    Attributes:
+        model: the model, in training mode.
+        args: its arguments; behind them the other arguments of the loss, as many as `targets` says.
+        kwargs: its keyword arguments.
+        loss: returns the loss of the model's output and the targets; None where the caller computes it.
+        targets: number of `args` that go to the loss alone.
+        optimizers: the optimizers whose memory counts; they update one after the other.
+        beside: bytes of what else is there during the whole step, by name.
+        gradients_kept: whether gradients of earlier steps are among it.
+        parallel: the DistributedDataParallel around the model, or None.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    loss: Callable[..., Any] | None = None
+    targets: int = 0
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    beside: Mapping[str, int] = field(default_factory=dict)
+    gradients_kept: bool = False
+    parallel: DistributedDataParallel | None = None
+
+    def without_sample(self) -> "StepSubject":
+        """Return the same without arguments, whose memory would stay."""
+        return replace(self, args=(), kwargs={})
+
+    def leaves(self) -> tuple[list[Any], TreeSpec]:
+        """Return all arguments as a flat list, and their structure."""
+        return tree_flatten((self.args, dict(self.kwargs)))
+
+    def touched(self) -> tuple[Any, ...]:
+        """Return what a trace could change: a `Snapshot` begins at these."""
+        return self.model, self.parallel, self.loss, self.optimizers, self.args, self.kwargs
+
+    def called(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what a model, or the loss of it, returns."""
+        if self.loss is None:
+            return model(*args, **kwargs)
+        own = len(args) - self.targets
+        return self.loss(model(*args[:own], **kwargs), *args[own:])
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProgram:
+    """A training step that can be run operation by operation.
+
+    Tensors name their storage by a number: that of the graph, or a number behind the graph's where no plan counts the
+    storage, because it is on another device.
+
+    Attributes:
+        graph: the step.
+        calls: the call of each operation.
+        uncounted: calls that are no operation, each with the number of operations before it.
+        persistent: parameters, buffers and constants, each with the tensor that stands for it in the calls.
+        inputs: the tensors among the arguments, in order.
+        outputs: the different tensors that the step returns.
+        result: the structure of what it returns.
+        differentiable: indices of the outputs that backward may begin at.
+        tangents: the gradient of each of those that backward begins with.
+        outside: operations that stand for what the caller does between forward and backward, and their tangents.
+        sources: what gradients are computed of: (True, index in `persistent`) or (False, index in `inputs`).
+        gradients: the gradient of each of the sources; None where the outputs do not depend on it.
+        device: the device whose memory counts.
+        sizes: bytes of each storage, by number.
+        attributes: what the step read of its modules besides tensors.
+        modes: the modes of PyTorch's under which it was traced.
+        functions: by operation, what code calls in the place of the operator, with its arguments.
+        groups: the sources in groups whose gradients backward hands over as soon as they exist, one group after the
+            other; () hands over all of them when it has ended.
+        order: the sources in the order in which the plain loop makes their gradients, those without a gradient first.
+    """
+
+    graph: StepGraph
+    calls: tuple[TracedCall, ...]
+    uncounted: tuple[tuple[int, TracedCall], ...]
+    persistent: tuple[tuple[Tensor, TracedTensor], ...]
+    inputs: tuple[TracedTensor, ...]
+    outputs: tuple[TracedTensor, ...]
+    result: OutputTree
+    differentiable: tuple[int, ...]
+    tangents: tuple[TracedTensor, ...]
+    outside: Mapping[int, int]
+    sources: tuple[tuple[bool, int], ...]
+    gradients: tuple[TracedTensor | None, ...]
+    device: torch.device
+    sizes: Mapping[int, int]
+    attributes: ModuleAttributes
+    modes: CallModes
+    functions: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
+    groups: tuple[tuple[int, ...], ...] = ()
+    order: tuple[int, ...] = ()

@@ -1,0 +1,183 @@
+"""What a trace holds: tensors, storages and operator calls, without memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ucudnn.memory.step.graph import Phase
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, bool, bool]
+"""Shape, strides, offset and type of a tensor, and whether it is the conjugate or the negative of what is stored."""
+
+
+_RESIZING = ("resize", "_resize", "set_")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TracedTensor:
+    """A tensor as an operator saw it: a storage and how it lies there.
+
+    Attributes:
+        storage: index of the storage.
+        shape: sizes of its dimensions.
+        stride: elements from one entry of a dimension to the next.
+        offset: elements before its first one.
+        dtype: type of its elements.
+        conjugated: whether its elements are the conjugates of those in the storage (`torch.Tensor.is_conj`).
+        negated: whether they are the negatives of those in the storage (`torch.Tensor.is_neg`).
+    """
+
+    storage: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    conjugated: bool = False
+    negated: bool = False
+
+    @property
+    def geometry(self) -> Geometry:
+        """How it lies in its storage."""
+        return self.shape, self.stride, self.offset, self.dtype, self.conjugated, self.negated
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its elements are those in the storage."""
+        return not (self.conjugated or self.negated)
+
+    @property
+    def bytes_touched(self) -> int:
+        """Bytes of its elements; an expanded dimension counts once."""
+        elements = 1
+        for size, stride in zip(self.shape, self.stride, strict=True):
+            elements *= size if stride or not size else 1
+        return elements * self.dtype.itemsize
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether its elements fill the bytes between its first and its last one, and none of them lies there twice."""
+        expected = 1
+        for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie one behind the other in the order of its dimensions."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+    def on_meta(self) -> torch.Tensor:
+        """Return a tensor of this geometry without memory."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+
+@final
+@dataclass(slots=True)
+class TracedStorage:
+    """The bytes behind tensors of a trace.
+
+    Attributes:
+        size: bytes.
+        device: type of the device that it lies on.
+        born: index of the call that made it; -1 if it was there before.
+        died: number of calls that had ended when PyTorch freed it; None while it lives.
+    """
+
+    size: int
+    device: str
+    born: int
+    died: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """One operator call.
+
+    Attributes:
+        func: the operator.
+        args: its arguments, with a `TracedTensor` for each tensor.
+        kwargs: its keyword arguments, likewise.
+        results: what it returned, likewise.
+        phase: the part of the step.
+        module: the module that called it; for backward the one that called its forward operation.
+        source: file and line, likewise.
+        node: number of the autograd node that backward evaluates; None in forward and in the optimizer.
+        flops: floating-point operations of matrix products, convolutions and attention; 0 for other operators.
+        index: its position among all calls that were traced.
+    """
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: Any
+    phase: Phase
+    module: str
+    source: str
+    node: int | None
+    flops: int
+    index: int
+
+    def argument(self, name: str) -> Any:
+        """Return an argument by its name in the operator's schema, or its default; None where the schema has none."""
+        for position, argument in enumerate(self.func._schema.arguments):
+            if argument.name == name:
+                given = self.args[position] if position < len(self.args) else self.kwargs.get(name)
+                return argument.default_value if given is None else given
+        return None
+
+    @property
+    def computed(self) -> Any:
+        """What it computes, to be compared with calls of another trace."""
+        kwargs = {
+            key: generator_id(each) if isinstance(each, torch.Generator) else each for key, each in self.kwargs.items()
+        }
+        return self.func, self.args, kwargs, self.results
+
+    @property
+    def turns(self) -> bool:
+        """Whether it changes how its argument lies in memory, as `transpose_` does, but no bytes: it makes a view."""
+        return torch.Tag.inplace_view in self.func.tags and not self.func._opname.startswith(_RESIZING)
+
+    @property
+    def inputs(self) -> list[TracedTensor]:
+        """The tensors among its arguments, in order."""
+        leaves = tree_leaves((self.args, dict(self.kwargs)))
+        return [leaf for leaf in leaves if isinstance(leaf, TracedTensor)]
+
+    @property
+    def outputs(self) -> list[TracedTensor]:
+        """The tensors that it returned, in order."""
+        return [leaf for leaf in tree_leaves(self.results) if isinstance(leaf, TracedTensor)]
+
+
+@final
+@dataclass(slots=True)
+class Trace:
+    """What a tracer wrote down.
+
+    Attributes:
+        calls: operator calls in order.
+        storages: what they touch, by index.
+        turned: calls that turn a tensor that needs a gradient and is no view of another one (`TracedCall.turns`).
+    """
+
+    calls: list[TracedCall] = field(default_factory=list)
+    storages: list[TracedStorage] = field(default_factory=list)
+    turned: list[TracedCall] = field(default_factory=list)
+
+
+def generator_id(generator: Any) -> int:
+    """Return what all Python objects of one generator have in common: operators are given another one in each call."""
+    return int(generator._cdata)

@@ -1,0 +1,1 @@
+"""From a model to a step graph: operators that PyTorch dispatches, written down."""

@@ -1,0 +1,394 @@
+"""From a trace to a step graph: each operator that launches something becomes an operation of the step.
+
+* Operators that only make views become nothing.
+* Where autograd adds two gradients of a tensor, PyTorch writes into the first one if nobody else has it. A tracer keeps
+  PyTorch from that, so it is undone here: such an addition becomes one in place.
+* A convolution's backward becomes two operations, the gradient of its input and that of its weight, because they are
+  two kernels with workspaces of their own.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ucudnn.memory.step.graph import Affine, Role, StepGraph, StepOperation, Storage
+from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor
+from ucudnn.problem import ConvolutionProblem, MathMode
+from ucudnn.torch.calls.problem import convolution_of, memory_format_of
+
+aten = torch.ops.aten
+
+_CONVOLUTION_BACKWARD = aten.convolution_backward.default
+_CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable")
+_OVERWRITING = frozenset({
+    "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_",
+    "uniform_", "zero_", "_foreach_copy_", "_foreach_zero_",
+})  # fmt: skip
+_STATISTICS = ("running_mean", "running_var")  # batch norm writes them, though its schema does not say so
+_PICKING = frozenset({"embedding", "index_select", "index", "gather", "nll_loss_forward", "nll_loss2d_forward"})
+_TO_INPUT, _TO_WEIGHT = [True, False, False], [False, True, True]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedSubject:
+    """What a trace is of.
+
+    Attributes:
+        name: the name of the step.
+        batch: its mini-batch.
+        device: type of the device whose memory counts; tensors elsewhere are left out.
+        roles: role and name of storages that are no activations, by their index in the trace.
+        math: whether products of float32 may be computed as TF32.
+        gradients_kept: whether gradients exist before the step.
+        runs: whether the step is to run by plans. Then storages without bytes count, too, because plans keep the order
+            of operations that make and read them.
+        conditions: what the record depends on.
+    """
+
+    name: str
+    batch: int
+    device: str
+    roles: Mapping[int, tuple[Role, str]]
+    math: MathMode = MathMode.TF32
+    gradients_kept: bool = False
+    runs: bool = False
+    conditions: Mapping[str, str]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """A step graph with the operator calls behind it.
+
+    Attributes:
+        graph: the step at the mini-batch that was traced.
+        calls: the call of each operation; its tensors have the graph's storages, or -1 where the graph has none.
+        dispatched: all operators of the step in order, also those that only make views; `calls` have indices into it.
+        executed: the calls of the operations, and those of operators that are no operation because all that they write
+            is on another device or, in a record, empty, in order; with the trace's storages, of which those that became
+            one are renamed.
+        rows: the graph's index of the trace's storages, where it has them.
+        merged: storages of the trace that became another one, because autograd adds in place.
+    """
+
+    graph: StepGraph
+    calls: tuple[TracedCall, ...]
+    dispatched: tuple[Any, ...]
+    executed: tuple[tuple[int, TracedCall], ...]
+    rows: Mapping[int, int]
+    merged: Mapping[int, int]
+
+
+def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
+    """Return the step graph of a trace.
+
+    Raises:
+        StepGraphError: if the trace makes no step.
+    """
+    calls, merged = _accumulated_in_place(trace)
+    roles = {merged.get(storage, storage): given for storage, given in subject.roles.items()}
+    counted = {
+        row: each.size
+        for row, each in enumerate(trace.storages)
+        if each.device == subject.device and (each.size or subject.runs)
+    }
+    parts = [(part, _access(part, counted)) for call in calls for part in _parts(call)]
+    accesses = [(part, access) for part, access in parts if access.writes]
+    touched = [storage for _, access in accesses for storage in sorted(access.reads | access.writes)]
+    named = [storage for storage in roles if storage in counted]
+    rows = {storage: row for row, storage in enumerate(dict.fromkeys([*named, *touched]))}
+    names = _Names(name for _, name in roles.values())
+    made: dict[int, Storage] = {}
+    operations = []
+    for call, access in accesses:
+        operation = _operation(call, access, rows, names, subject)
+        operations.append(operation)
+        for storage in sorted(access.writes - {*roles, *made}):
+            made[storage] = _storage(trace, storage, Role.ACTIVATION, names.unique(operation.name))
+    for storage in rows:
+        if storage in roles:
+            made[storage] = _storage(trace, storage, *roles[storage])
+        elif trace.storages[storage].born < 0:  # it was there before, and nothing says what it is
+            made[storage] = _storage(trace, storage, Role.BUFFER, names.unique("constant"))
+        elif trace.storages[storage].died is None:
+            made[storage] = replace(made[storage], role=Role.OUTPUT)
+    graph = StepGraph(
+        name=subject.name,
+        batch=subject.batch,
+        operations=tuple(operations),
+        storages=tuple(made[storage] for storage in rows),
+        recorded=(subject.batch,),
+        gradients_kept=subject.gradients_kept,
+        conditions=subject.conditions,
+    )
+    own = tuple(_renumbered(call, rows) for call, _ in accesses)
+    return TracedStep(
+        graph=graph,
+        calls=own,
+        dispatched=tuple(call.func for call in trace.calls),
+        executed=tuple(_executed(parts)),
+        rows=rows,
+        merged=merged,
+    )
+
+
+def _executed(parts: Iterable[tuple[TracedCall, "_Access"]]) -> Iterator[tuple[int, TracedCall]]:
+    """Yield the calls that make or change bytes, with the index of their operation, -1 where they are none."""
+    operation = 0
+    for call, access in parts:
+        if access.writes:
+            yield operation, call
+            operation += 1
+        elif not {each.storage for each in call.outputs} <= {each.storage for each in call.inputs} or writes(call):
+            yield -1, call
+
+
+def writes(call: TracedCall) -> list[TracedTensor]:
+    """Return the arguments that a call writes."""
+    if call.turns:  # code that called it would change what a name stands for, which others may read as it was
+        return []
+    return [
+        tensor
+        for argument in call.func._schema.arguments
+        if _is_written(call, argument)
+        for tensor in tree_leaves(call.argument(argument.name))
+        if isinstance(tensor, TracedTensor)
+    ]
+
+
+def _is_written(call: TracedCall, argument: Any) -> bool:
+    declared = argument.alias_info is not None and argument.alias_info.is_write
+    return declared or (argument.name in _STATISTICS and bool(call.argument("training")))
+
+
+def _accumulated_in_place(trace: Trace) -> tuple[list[TracedCall], dict[int, int]]:
+    """Return the calls with autograd's additions in place, and which storage is another one then.
+
+    Autograd adds to the gradient that came first, which another node made, if nobody else has that
+    (`InputBuffer::accumulate` in PyTorch): then its storage ends with the addition. Autograd never adds to a view, nor
+    a view to the tensor whose bytes it shows, because a view holds that.
+    """
+    calls: list[TracedCall] = []
+    merged: dict[int, int] = {}
+    makers: dict[TracedTensor, int | None] = {}
+    for index, call in enumerate(trace.calls):
+        current = _with_storages(call, merged)
+        first = current.args[0] if current.args else None
+        if call.func is aten.add.Tensor and call.node is not None and isinstance(first, TracedTensor):
+            old, out = call.args[0], call.results
+            ends = trace.storages[old.storage].died == index + 1
+            alike = (
+                old.geometry == out.geometry and trace.storages[old.storage].size == trace.storages[out.storage].size
+            )
+            own = not any(each.storage == first.storage for each in current.inputs[1:])
+            if ends and alike and own and makers.get(old) not in (None, call.node):
+                merged[out.storage] = first.storage
+                current = replace(_with_storages(call, merged), func=aten.add_.Tensor)
+        if call.node is not None:
+            for output in call.outputs:
+                made = trace.storages[output.storage].born == index
+                makers[output] = call.node if made else None
+        calls.append(current)
+    return calls, merged
+
+
+def _parts(call: TracedCall) -> list[TracedCall]:
+    """Return a convolution's backward as two calls, any other call as it is."""
+    if call.func is not _CONVOLUTION_BACKWARD:
+        return [call]
+    *rest, mask = call.args
+    found = []
+    for kept in (_TO_INPUT, _TO_WEIGHT):
+        wanted = [wish and keep for wish, keep in zip(mask, kept, strict=True)]
+        if any(wanted):
+            results = tuple(each if keep else None for each, keep in zip(call.results, wanted, strict=True))
+            flops = call.flops // (bool(mask[0]) + bool(mask[1])) if any(wanted[:2]) else 0  # a bias alone is a sum
+            found.append(replace(call, args=(*rest, wanted), results=results, flops=flops))
+    return found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """What a call reads and writes: storages, and the bytes that it moves."""
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+    traffic: int
+
+
+def _access(call: TracedCall, counted: Mapping[int, int]) -> _Access:
+    """Return what a call accesses of the storages that count, whose sizes are given.
+
+    An operator that only makes views writes nothing.
+    """
+    written, overwritten = _written(call, counted)
+    inputs = [each for each in _inputs(call) if each.storage in counted]
+    outputs = [each for each in call.outputs if each.storage in counted]
+    there = {each.storage for each in inputs}
+    fresh = [each for each in outputs if each.storage not in there]
+    reads = [each for each in inputs if each.storage not in overwritten]
+    produced = sum({each: each.bytes_touched for each in (*fresh, *written)}.values())
+    picked = call.func._opname in _PICKING  # they read as much of their first argument as they write
+    consumed = sum({each: each.bytes_touched for each in (reads[1:] if picked else reads)}.values())
+    return _Access(
+        frozenset(each.storage for each in reads),
+        frozenset(each.storage for each in (*fresh, *written)),
+        produced * (2 if picked else 1) + consumed,
+    )
+
+
+def _inputs(call: TracedCall) -> list[TracedTensor]:
+    """Return the tensors that a call reads; for a part of a convolution's backward without what it does not need."""
+    if call.func is _CONVOLUTION_BACKWARD:
+        grad, x, weight, *_, mask = call.args
+        return [grad, weight] if mask[0] else [grad, x]
+    return call.inputs
+
+
+def _written(call: TracedCall, counted: Mapping[int, int]) -> tuple[list[TracedTensor], set[int]]:
+    """Return the arguments that a call writes, and the storages among them of which it needs nothing from before."""
+    written: list[TracedTensor] = []
+    overwritten: set[int] = set()
+    for argument in () if call.turns else call.func._schema.arguments:
+        if not _is_written(call, argument):
+            continue
+        whole = call.func._opname in _OVERWRITING or argument.is_out
+        for tensor in tree_leaves(call.argument(argument.name)):
+            if isinstance(tensor, TracedTensor) and tensor.storage in counted:
+                written.append(tensor)
+                if whole and tensor.is_dense and tensor.bytes_touched >= counted[tensor.storage]:
+                    overwritten.add(tensor.storage)
+    return written, overwritten - {each.storage for each in call.inputs if each not in written}
+
+
+def _operation(
+    call: TracedCall, access: _Access, rows: Mapping[int, int], names: "_Names", subject: TracedSubject
+) -> StepOperation:
+    kind = call.func._opname
+    part = ""
+    if call.func is _CONVOLUTION_BACKWARD:
+        part = "_data" if call.args[-1][0] else "_filter"
+    problem = _problem(call, subject.math)
+    return StepOperation(
+        name=names.numbered(f"{kind.strip('_')}{part}"),
+        kind=f"{call.func.namespace}.{kind}",
+        phase=call.phase,
+        dtype=_dtype(call),
+        reads=tuple(sorted(rows[storage] for storage in access.reads)),
+        writes=tuple(sorted(rows[storage] for storage in access.writes)),
+        flops=Affine(call.flops),
+        traffic=Affine(access.traffic),
+        problem=problem,
+        problem_batch=Affine(problem.batch) if problem else Affine(0, 1),
+        module=call.module,
+        source=call.source,
+        repeatable=not _draws(call) and not _counts_on(call, subject),
+    )
+
+
+def _counts_on(call: TracedCall, subject: TracedSubject) -> bool:
+    """Return whether a call updates bytes that exist before the step, and has other results that may depend on them.
+
+    A recomputation leaves such bytes alone and would compute from the updated ones. Batch normalization's other results
+    do not depend on its running statistics while it updates them.
+    """
+    written = writes(call)
+    there = {each.storage for each in written if each.storage in subject.roles}
+    updated = {storage for storage in there if subject.roles[storage][0].exists_before}
+    others = any(each.storage not in updated for each in (*call.outputs, *written))
+    return bool(updated) and others and not any(call.argument(name) is not None for name in _STATISTICS)
+
+
+def _draws(call: TracedCall) -> bool:
+    """Return whether a call draws random numbers; attention does so only where it drops some."""
+    return torch.Tag.nondeterministic_seeded in call.func.tags and call.argument("dropout_p") != 0
+
+
+def _problem(call: TracedCall, math: MathMode) -> ConvolutionProblem | None:
+    """Return the convolution that a call computes, or None."""
+    if call.func is _CONVOLUTION_BACKWARD:
+        _, x, weight, _, stride, padding, dilation, transposed, output_padding, groups, mask = call.args
+        if not any(mask[:2]):  # the gradient of a bias alone
+            return None
+    elif call.func._opname in _CONVOLUTIONS:
+        x, weight, _, stride, padding, dilation, transposed, output_padding, groups = call.args[:9]
+    else:
+        return None
+    found = convolution_of(
+        x.shape,
+        weight.shape,
+        x.dtype,
+        tuple(stride),
+        tuple(padding),
+        tuple(dilation),
+        transposed,
+        tuple(output_padding),
+        groups,
+        memory_format=memory_format_of(x.on_meta(), weight.on_meta()),
+        math=math,
+        deterministic=False,
+    )
+    if found is None:
+        return None
+    if call.func is not _CONVOLUTION_BACKWARD:
+        return found.forward
+    return found.backward_input if mask[0] else found.backward_weight
+
+
+def _dtype(call: TracedCall) -> str:
+    """Return the type of what a call writes first."""
+    first = next(iter(call.outputs or call.inputs), None)
+    return "" if first is None else str(first.dtype).removeprefix("torch.")
+
+
+def _storage(trace: Trace, storage: int, role: Role, name: str) -> Storage:
+    return Storage(name=name, role=role, size=Affine(trace.storages[storage].size))
+
+
+def _with_storages(call: TracedCall, changed: Mapping[int, int]) -> TracedCall:
+    """Return a call with other indices of storages; those that are not in the table stay."""
+
+    def change(value: Any) -> Any:
+        return tree_map_only(
+            TracedTensor, lambda each: replace(each, storage=changed.get(each.storage, each.storage)), value
+        )
+
+    if not any(each.storage in changed for each in (*call.inputs, *call.outputs)):
+        return call
+    return replace(call, args=change(call.args), kwargs=change(call.kwargs), results=change(call.results))
+
+
+def _renumbered(call: TracedCall, rows: Mapping[int, int]) -> TracedCall:
+    """Return a call with the graph's indices of storages, -1 for those that the graph has not."""
+    there = {each.storage for each in (*call.inputs, *call.outputs)}
+    return _with_storages(call, {storage: rows.get(storage, -1) for storage in there})
+
+
+@final
+class _Names:
+    """Gives names that do not occur twice."""
+
+    def __init__(self, given: Iterable[str]) -> None:
+        self._counts = Counter[str]()
+        self._given = {*given}
+
+    def numbered(self, kind: str) -> str:
+        """Return 'relu', 'relu_1', 'relu_2' and so on."""
+        count = self._counts[kind]
+        self._counts[kind] += 1
+        return f"{kind}_{count}" if count else kind
+
+    def unique(self, name: str) -> str:
+        """Return a name, with a number behind it if it was given before."""
+        candidate, number = name, 0
+        while candidate in self._given:
+            number += 1
+            candidate = f"{name}.{number}"
+        self._given.add(candidate)
+        return candidate

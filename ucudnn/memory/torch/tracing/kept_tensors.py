@@ -1,0 +1,167 @@
+"""What forward leaves in its modules for the next call: buffers that it sets anew, and tensors in attributes."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map
+
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.subject.module_attributes import AttributeRead
+from ucudnn.memory.torch.subject.traced_values import TracedCall
+from ucudnn.memory.torch.tracing.assemble import writes
+
+
+@final
+class BufferTables:
+    """The buffers of a model's modules, and of a loss's, in whose place a trace may leave tensors without memory.
+
+    Args:
+        model: the model, whose buffers are those that the trace begins with.
+        loss: the loss, which may be a module, too.
+    """
+
+    def __init__(self, model: nn.Module, loss: Any = None) -> None:
+        modules = dict(model.named_modules())
+        if isinstance(loss, nn.Module):
+            modules |= dict(loss.named_modules(prefix="loss"))
+        self._tables = [(name, module._buffers, {**module._buffers}) for name, module in modules.items()]
+        self._written: list[str] = []
+
+    def write_back(self, result: Any) -> Any:
+        """Let buffers that forward set anew be written into the old ones, which are those that code can know.
+
+        The new ones may be made of old ones, as where a history moves on. So those are copied that would be written
+        before they are read.
+
+        Args:
+            result: what the step returns.
+
+        Returns:
+            The same, with copies of the old buffers that it holds.
+
+        Raises:
+            StepGraphError: if one has another shape, type or device than the old one, or only one of them is a tensor,
+                or another buffer shares the old one's memory and is not set anew.
+        """
+        changed = [*self._changed()]
+        for label, old, new in changed:
+            if _form(old) != _form(new):
+                raise StepGraphError(
+                    f"forward sets buffer {label} to {_form(new)}, and it was {_form(old)}: a plan writes into the old"
+                    " one, so give it the form that it keeps before the fit, as by calling the model once"
+                )
+            if (other := self._sharing(old)) is not None:
+                raise StepGraphError(
+                    f"forward sets buffer {label} anew, and buffer {other} has the same memory, which a plan would"
+                    " write: give one of them a clone of it before the fit"
+                )
+        written = [old for _, old, _ in changed]
+
+        def own(tensor: Any) -> Any:
+            return tensor.clone() if any(map(partial(_share, tensor), written)) else tensor
+
+        result = tree_map(own, result)
+        with torch.no_grad():
+            values = [own(new) for _, _, new in changed]
+            for old, value in zip(written, values, strict=True):
+                old.copy_(value)
+        self._written += [label for label, _, _ in changed]
+        return result
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say what to do where backward reads a buffer that was written back.
+
+        Raises:
+            StepGraphError: in the place of PyTorch's error.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not self._written or "modified by an inplace operation" not in str(error):
+                raise
+            raise StepGraphError(
+                f"backward reads a buffer that forward sets anew, among {', '.join(self._written)}, and a plan writes"
+                " the new value into the old buffer: let forward compute with a clone of it, as x * self.scale.clone()"
+            ) from error
+
+    def _changed(self) -> Iterator[tuple[str, Any, Any]]:
+        for name, table, before in self._tables:
+            for key in dict.fromkeys((*before, *table)):
+                if table.get(key) is not before.get(key):
+                    yield f"{name}.{key}" if name else key, before.get(key), table.get(key)
+
+    def _sharing(self, old: Any) -> str | None:
+        """Return the name of a buffer that shares the memory of another one and was not set anew; None if none does."""
+        for name, table, before in self._tables:
+            for key, value in table.items():
+                if value is before.get(key) and _share(value, old):
+                    return f"{name}.{key}" if name else key
+        return None
+
+
+class Kept(NamedTuple):
+    """An attribute that forward read first, and that holds tensors of the trace when it has ended.
+
+    Attributes:
+        before: the attribute when it was read.
+        now: the tensors that it holds now.
+        writes: how often it was set.
+    """
+
+    before: AttributeRead
+    now: Sequence[Tensor]
+    writes: int
+
+
+def check_kept(
+    kept: Iterable[Kept],
+    calls: Iterable[TracedCall],
+    roots: Iterable[int],
+    find: Callable[[Tensor], int | None],
+) -> None:
+    """Check that tensors that forward keeps in attributes are the same in each step: made of constants only, and once.
+
+    Such is a mask or a table of positions. The code of a plan makes it in each step.
+
+    Args:
+        kept: attributes that forward read first.
+        calls: the calls of forward.
+        roots: storages of arguments and parameters.
+        find: returns the storage of a tensor, None for one that the trace has not met.
+
+    Raises:
+        StepGraphError: if one depends on arguments, parameters, random numbers or on what it was before.
+    """
+    kept = [*kept]
+    if not kept:
+        return
+    tainted = {*roots, *(find(tensor) for each in kept for tensor in each.before.content.tensors)}
+    for call in calls:
+        formed = call.func._opname.endswith("_like") or call.func._opname.startswith("new_")  # they read no bytes
+        drawn = torch.Tag.nondeterministic_seeded in call.func.tags
+        if drawn or (not formed and any(each.storage in tainted for each in call.inputs)):
+            tainted.update(each.storage for each in (*call.outputs, *writes(call)))
+    for before, now, number in kept:
+        if number > 1 or any(isinstance(each, FakeTensor) and find(each) in tainted for each in now):
+            raise StepGraphError(
+                f"forward keeps a tensor in {before.label} for its next call, as a recurrent layer does with its state,"
+                " and the code of a plan sets no attribute: make it a buffer, or an argument and an output"
+            )
+
+
+def _share(tensor: Any, other: Any) -> bool:
+    """Return whether two values are tensors that share memory, or would if they had any."""
+    both = isinstance(tensor, Tensor) and isinstance(other, Tensor)
+    return both and tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _form(buffer: Any) -> str:
+    if not isinstance(buffer, Tensor):
+        return str(buffer)
+    return f"{tuple(buffer.shape)} of {str(buffer.dtype).removeprefix('torch.')} on {buffer.device}"

@@ -1,0 +1,107 @@
+"""Traces the update of an optimizer on fake tensors, so that its state and its temporaries count in the plan.
+
+The caller runs the optimizer himself; no code is generated for it.
+"""
+
+import copy
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
+from torch.utils._pytree import tree_map_only
+
+from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.tracing.tracer import Tracer
+
+_UNCOUNTED = "fit without optimizer=, and give a budget that leaves room for its state"
+
+
+def trace_optimizer(
+    optimizer: torch.optim.Optimizer,
+    fakes: Mapping[int, Tensor],
+    gradients: Mapping[int, Tensor | None],
+    faked: Callable[[Tensor], Tensor],
+    tracer: Tracer,
+) -> Iterator[tuple[str, Tensor]]:
+    """Run the update of an optimizer under a tracer, and yield the tensors of its state with names.
+
+    Args:
+        optimizer: the optimizer of the real parameters.
+        fakes: the fake tensor of each real parameter, by its id.
+        gradients: the gradient of each fake parameter, by its id.
+        faked: makes a fake tensor of a real one.
+        tracer: writes the operators down.
+
+    Raises:
+        InvalidValueError: if a parameter of the optimizer is none of the model's.
+        StepGraphError: if the update reads values of tensors or attributes of its own, or takes steps of the model
+            itself.
+    """
+    _check_update(optimizer)
+    parameters: list[Tensor] = []
+    try:
+        stand_in, names = _stand_in(optimizer, fakes, faked)
+        parameters += [fake for group in stand_in.param_groups for fake in group["params"]]
+        for fake in parameters:
+            gradient = gradients.get(id(fake))
+            fake.grad = None if gradient is None else gradient.detach()
+        stand_in.step()  # makes its state
+        for fake, state in stand_in.state.items():
+            yield from ((f"{names[id(fake)]}.{key}", value) for key, value in state.items() if torch.is_tensor(value))
+        with tracer, tracer.during(Phase.OPTIMIZER):
+            stand_in.step()
+    except DataDependentOutputException as error:
+        raise StepGraphError(
+            f"the update of {type(optimizer).__name__} reads the value of a tensor ({error.func}): {_UNCOUNTED}"
+        ) from error
+    except AttributeError as error:  # copies have none of its own: the update would change those of the optimizer
+        raise StepGraphError(
+            f"the update of {type(optimizer).__name__} needs more than its groups and its state, such as an attribute"
+            f" of its own ({error}), which a trace could not leave as it is: {_UNCOUNTED}"
+        ) from error
+    finally:
+        for fake in parameters:
+            fake.grad = None
+
+
+def _check_update(optimizer: torch.optim.Optimizer) -> None:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise StepGraphError(f"{type(optimizer).__name__} calls the model several times in one update: {_UNCOUNTED}")
+
+
+def _stand_in(
+    optimizer: torch.optim.Optimizer, fakes: Mapping[int, Tensor], faked: Callable[[Tensor], Tensor]
+) -> tuple[torch.optim.Optimizer, dict[int, str]]:
+    """Return an optimizer of fake parameters with fake state, and a name of each fake parameter by its id."""
+    stand_in = copy.copy(optimizer)
+    stand_in.__dict__.pop("step", None)  # schedulers put one there that updates the real parameters
+    names: dict[int, str] = {}
+    stand_in.param_groups = []
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            if id(parameter) not in fakes:
+                raise InvalidValueError(f"parameter {index} of the optimizer's group {number} is none of the model's")
+            names[id(fakes[id(parameter)])] = f"group{number}.{index}"
+        stand_in.param_groups.append({**group, "params": [fakes[id(parameter)] for parameter in group["params"]]})
+    stand_in.state = defaultdict(dict)
+    for parameter, state in optimizer.state.items():
+        fake_state = tree_map_only(Tensor, lambda each: _number(each) if _is_number(each) else faked(each), state)
+        stand_in.state[fakes[id(parameter)]] = fake_state
+    return stand_in, names
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """Whether a tensor of the state is a number on the host, such as Adam's count of steps, whose value is read."""
+    return tensor.device.type == "cpu" and not tensor.dim()
+
+
+def _number(tensor: Tensor) -> Tensor:
+    """Return a fake tensor that knows its value, as that of an optimizer does which has not stepped yet."""
+    with unset_fake_temporarily():
+        value = tensor.item()
+    return torch.tensor(value, dtype=tensor.dtype)

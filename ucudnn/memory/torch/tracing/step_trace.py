@@ -1,0 +1,393 @@
+"""Traces a training step on fake tensors, and returns its program.
+
+The step is traced below autograd, so nothing is computed and no memory is taken.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain, count
+from typing import Any, final
+
+import torch
+from torch import Generator, Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only, tree_unflatten
+
+from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.memory.step.graph import Phase, Role
+from ucudnn.memory.torch.subject.call_modes import CallModes, outside_autocast
+from ucudnn.memory.torch.subject.left_as_found import Snapshot
+from ucudnn.memory.torch.subject.model_state import hooks_of
+from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
+from ucudnn.memory.torch.subject.output_tree import OutputTree
+from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
+from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
+from ucudnn.memory.torch.tracing.attribute_recorder import AttributeRecorder
+from ucudnn.memory.torch.tracing.averaging import with_groups
+from ucudnn.memory.torch.tracing.executable_graph import executable, with_beside, with_generator
+from ucudnn.memory.torch.tracing.kept_tensors import BufferTables, check_kept
+from ucudnn.memory.torch.tracing.optimizer_trace import trace_optimizer
+from ucudnn.memory.torch.tracing.provenance import Provenance
+from ucudnn.memory.torch.tracing.python_state import PythonState
+from ucudnn.memory.torch.tracing.step_effects import StepEffects
+from ucudnn.memory.torch.tracing.trace_checks import (
+    check_calls,
+    check_generators,
+    explained,
+    quiet_failures,
+    quiet_pointers,
+)
+from ucudnn.memory.torch.tracing.tracer import Tracer
+
+BEFORE = "make it a buffer or an argument of the step; what is made once is made by a call of the model before the fit"
+
+
+@final
+class StepTracing:
+    """One trace of a step on fake tensors.
+
+    Attributes:
+        moved: a value beside tensors that the step changed; None for none.
+
+    Args:
+        subject: what is trained.
+        batch: the mini-batch.
+        factor: by how much it is larger.
+        snapshot: puts everything back when the trace has ended.
+        settled: whether no value beside tensors may change.
+        seeks: whether the place of what changes is looked for.
+    """
+
+    def __init__(
+        self, subject: StepSubject, batch: int, factor: int, snapshot: Snapshot, *, settled: bool, seeks: bool
+    ) -> None:
+        self._modes = CallModes()  # first, because transforms of torch.func would not let tensors be made
+        self._subject, self._snapshot = subject, snapshot
+        self.moved: str | None = None
+        self._settled, self._seeks = settled, seeks
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        model = subject.model
+        named: dict[int, tuple[str, Tensor]] = {}
+        for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+            named.setdefault(id(tensor), (name, tensor))
+        self._real = dict(named.values())
+        self._fake = {name: self._faked(tensor) for name, tensor in self._real.items()}
+        self._recorder = AttributeRecorder(model, subject.loss)
+        snapshot.undo(self._recorder.end)
+        leaves, self._structure = subject.leaves()
+        self._leaves = [self._faked(_cut(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if factor > 1:
+            self._leaves = [self._repeated(leaf, batch, factor) for leaf in self._leaves]
+        self._inputs = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
+        self._constants: list[tuple[Tensor, TracedTensor]] = []
+        self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
+        self._roles: dict[int, tuple[Role, str]] = {}
+        self._tracer: Tracer
+        self._effects: StepEffects
+        self._python: PythonState
+        self._before: list[Any] = []
+        self._buffers: BufferTables
+        self._attributes: ModuleAttributes
+        self._tangents: list[TracedTensor] = []
+        self._gradients: list[TracedTensor | None] = []
+        self._sources: list[tuple[bool, int]] = []
+        self._arrivals: list[int] = []
+        self._outputs: list[TracedTensor] = []
+        self._differentiable: list[int] = []
+        self._result: OutputTree
+
+    @property
+    def place_is_unknown(self) -> bool:
+        """Whether an effect was found when forward had ended."""
+        return self._effects.unplaced
+
+    def program(self, name: str, batch: int) -> StepProgram:
+        """Trace the step, and return its program."""
+        model = self._subject.model
+        parameters = {each for each, _ in model.named_parameters()}
+        self._put_fakes_in()
+        with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):  # it looks for NaN in values
+            provenance = Provenance(model)
+            self._tracer = Tracer(provenance, self._note_constant, self._stand_in)
+            self._watch(provenance)
+            for key, tensor in self._fake.items():
+                self._meet(Role.PARAMETER if key in parameters else Role.BUFFER, key, tensor)
+            for index, tensor in enumerate(self._inputs):
+                self._meet(Role.INPUT, f"input{index or ''}", tensor)
+            persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
+            inputs = [self._tracer.describe(each) for each in self._inputs]
+            self._buffers = BufferTables(model, self._subject.loss)
+            self._recorder.begin()
+            with self._mode, provenance.entered():
+                self._run_known()
+        self._recorder.end()
+        self._attributes = self._recorder.attributes()  # what forward changed of them differs now
+        self._snapshot.restore_tensors()
+        self._python.restore()
+        check_calls(self._tracer.trace)
+        known = *self._recorder.generators(), *self._python.generators()
+        check_generators(self._tracer.trace, (*known, *(each for each in self._leaves if isinstance(each, Generator))))
+        gc.collect()  # what only circles of references hold is freed
+        device = self._device().type
+        traced = assemble(
+            self._tracer.trace,
+            TracedSubject(
+                name=name,
+                batch=batch,
+                device=device,
+                roles=self._roles,
+                runs=True,
+                conditions={"torch": torch.__version__.partition("+")[0], "device": device},
+            ),
+        )
+        return self._built(traced, [*persistent, *self._constants], inputs)
+
+    def _put_fakes_in(self) -> None:
+        """Put a fake tensor wherever a module has the real one; the snapshot puts the real ones back."""
+        fakes = {id(self._real[name]): fake for name, fake in self._fake.items()}
+        for module in self._subject.model.modules():
+            for table in (module._parameters, module._buffers):
+                for key, tensor in table.items():
+                    table[key] = None if tensor is None else fakes[id(tensor)]  # type: ignore[assignment]
+
+    def _run_known(self) -> None:
+        """Run the step; where that fails, an operator before, of which no plan is known, is the better reason."""
+        try:
+            self._run()
+        except Exception:
+            check_calls(self._tracer.trace)
+            raise
+
+    def _run(self) -> None:
+        """Run forward, backward and the optimizer."""
+        tracer = self._tracer
+        self._before = [*self._state_now()]
+        args, kwargs = tree_unflatten(self._leaves, self._structure)
+        with explained(tracer), quiet_pointers(), quiet_failures():
+            with tracer, self._effects.entered():
+                result = self._subject.called(self._subject.model, args, kwargs)
+                result = self._buffers.write_back(result)
+            self._check_kept()
+            outputs = self._returned(result)
+            del result
+            with outside_autocast():
+                gradients = self._differentiate(outputs)
+            del outputs
+        with outside_autocast():
+            self._update(gradients)
+
+    def _update(self, gradients: Sequence[Tensor | None]) -> None:
+        """Run the optimizers."""
+        fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
+        found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
+        for optimizer in self._subject.optimizers:
+            for label, tensor in trace_optimizer(optimizer, fakes, found, self._faked, self._tracer):
+                self._meet(Role.OPTIMIZER_STATE, label, tensor)
+
+    def _watch(self, provenance: Provenance) -> None:
+        """Prepare to see what the step does beside its operators."""
+        model, loss = self._subject.model, self._subject.loss
+        modules = dict(model.named_modules())
+        own = modules | (dict(loss.named_modules(prefix="loss")) if isinstance(loss, nn.Module) else {})
+        leaves = {id(tensor): name for name, tensor in self._fake.items()}
+        leaves |= {id(tensor): f"input{index or ''}" for index, tensor in enumerate(self._inputs)}
+        self._python = PythonState(own.items(), (loss,))
+        self._snapshot.undo(self._python.restore)
+        self._effects = self._tracer.effects = StepEffects(
+            provenance, leaves, {*map(id, own.values())}, self._python.called, self._changed, seeks=self._seeks
+        )
+
+    def _changed(self) -> str | None:
+        """Return what the step has changed and no plan would."""
+        if [*self._state_now()] != self._before:
+            return (
+                "changes modules, hooks, or what parameters are, which no plan does in its steps: do it before the fit"
+            )
+        changed = next(chain(self._recorder.changed(), self._python.changed()), None)
+        if changed is None:
+            return None
+        self.moved = changed.label
+        return (
+            f"reads and changes {changed.label}, which no plan does in its steps: {BEFORE}" if self._settled else None
+        )
+
+    def _state_now(self) -> Iterator[Any]:
+        """Yield what modules and tensors are made of, beside their values, to be compared."""
+        for module in self._subject.model.modules():
+            yield [*map(id, chain(module._modules.values(), *map(dict.values, hooks_of(module))))]
+        for tensor in (*self._fake.values(), *self._inputs):
+            yield tensor.requires_grad, tensor.grad is None, self._tracer.find(tensor)
+
+    def _check_kept(self) -> None:
+        """Check that forward leaves nothing in attributes for its next call."""
+        roots = [tensor for key, tensor in self._fake.items() if isinstance(self._real[key], nn.Parameter)]
+        found = (self._tracer.meet(tensor) for tensor in (*roots, *self._inputs))
+        check_kept(self._recorder.kept(), self._tracer.trace.calls, found, self._tracer.find)
+
+    def _returned(self, result: Any) -> list[Tensor]:
+        """Note what the step returns, and return its different tensors."""
+        self._result, outputs = OutputTree.of(result)
+        for index, tensor in enumerate(outputs):
+            self._meet(Role.OUTPUT, "loss" if self._subject.loss else f"output{index or ''}", tensor)
+            self._outputs.append(self._tracer.describe(tensor))
+        return outputs
+
+    def _differentiate(self, outputs: Sequence[Tensor]) -> list[Tensor | None]:
+        self._differentiable = [index for index, each in enumerate(outputs) if each.requires_grad]
+        if not self._differentiable:
+            raise InvalidValueError("no output of the step needs a gradient, so there is nothing to train")
+        sources: list[Tensor] = []
+        names: list[str] = []
+        for is_parameter, tensors in ((True, self._fake.items()), (False, enumerate(self._inputs))):
+            for index, (key, tensor) in enumerate(tensors):
+                if tensor.requires_grad:
+                    sources.append(tensor)
+                    self._sources.append((is_parameter, index))
+                    names.append(f"{key}.grad" if is_parameter else f"input{index or ''}.grad")
+        with self._tracer, self._tracer.during(Phase.BACKWARD), self._noted_arrivals(sources):
+            ends = [outputs[index] for index in self._differentiable]
+            with torch.no_grad():
+                tangents = [torch.empty_like(each) for each in ends]
+            with self._buffers.explained(), self._effects.entered():
+                gradients = torch.autograd.grad(ends, sources, tangents, allow_unused=True)
+        for tangent in tangents:
+            self._meet(Role.OUTPUT, "outside", tangent)
+            self._tangents.append(self._tracer.describe(tangent))
+        for label, gradient in zip(names, gradients, strict=True):
+            if gradient is not None:
+                self._meet(Role.GRADIENT, label, gradient)
+            self._gradients.append(None if gradient is None else self._tracer.describe(gradient))
+        return [*gradients]
+
+    @contextmanager
+    def _noted_arrivals(self, sources: Sequence[Tensor]) -> Iterator[None]:
+        """Note in which order gradients reach their sources."""
+        hooks = [
+            tensor.register_hook(lambda _, source=source: self._arrivals.append(source))
+            for source, tensor in enumerate(sources)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _built(
+        self, traced: TracedStep, persistent: list[tuple[Tensor, TracedTensor]], inputs: list[TracedTensor]
+    ) -> StepProgram:
+        trace, merged = self._tracer.trace, traced.merged
+        numbers = dict(traced.rows)
+        graph = with_beside(with_generator(traced.graph), self._subject.beside)
+        for storage in range(len(trace.storages)):
+            numbers.setdefault(storage, len(graph.storages) + storage)
+
+        def numbered(tensor: TracedTensor) -> TracedTensor:
+            return replace(tensor, storage=numbers[merged.get(tensor.storage, tensor.storage)])
+
+        def renumbered(call: TracedCall) -> TracedCall:
+            args, kwargs, results = tree_map_only(
+                TracedTensor,
+                lambda each: replace(each, storage=numbers[each.storage]),
+                (call.args, dict(call.kwargs), call.results),
+            )
+            return replace(call, args=args, kwargs=kwargs, results=results)
+
+        calls: list[TracedCall] = []
+        uncounted: list[tuple[int, TracedCall]] = []
+        for operation, call in traced.executed:
+            if operation < 0:
+                uncounted.append((len(calls), renumbered(call)))
+            else:
+                calls.append(renumbered(call))
+        tangents = [numbered(each) for each in self._tangents]
+        outside = {
+            index: tangents.index(call.results)
+            for index, call in enumerate(calls)
+            if call.phase is Phase.BACKWARD
+            and call.results in tangents
+            and call.func is torch.ops.aten.empty_like.default
+        }
+        program = StepProgram(
+            graph=executable(graph, calls, outside),
+            calls=tuple(calls),
+            uncounted=tuple(uncounted),
+            persistent=tuple((real, numbered(each)) for real, each in persistent),
+            inputs=tuple(map(numbered, inputs)),
+            outputs=tuple(map(numbered, self._outputs)),
+            result=self._result,
+            differentiable=tuple(self._differentiable),
+            tangents=tuple(tangents),
+            outside=outside,
+            sources=tuple(self._sources),
+            gradients=tuple(None if each is None else numbered(each) for each in self._gradients),
+            device=self._device(),
+            sizes={numbers[index]: each.size for index, each in enumerate(trace.storages)},
+            attributes=self._attributes,
+            modes=self._modes,
+        )
+        parallel = self._subject.parallel
+        if parallel is None:
+            return program
+        return with_groups(program, parallel, self._arrivals)
+
+    def _faked(self, tensor: Tensor) -> Tensor:
+        if tensor.is_sparse or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
+            raise StepGraphError(
+                "a sparse, conjugated or negated tensor, or zeros without memory, as derivatives have them, has no"
+                " storage of its own: a plan cannot hold it"
+            )
+        return self._mode.from_tensor(tensor, static_shapes=True)
+
+    def _repeated(self, leaf: Any, batch: int, factor: int) -> Any:
+        """Return a fake argument at a larger mini-batch, in the same memory format."""
+        if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != batch:
+            return leaf
+        with self._mode, torch.no_grad():
+            larger = torch.empty_like(leaf.detach().repeat(factor, *[1] * (leaf.dim() - 1)))
+            for form, dims in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+                if leaf.dim() == dims and leaf.is_contiguous(memory_format=form) and not leaf.is_contiguous():
+                    larger = larger.contiguous(memory_format=form)
+        return larger.requires_grad_(leaf.requires_grad)
+
+    def _meet(self, role: Role, label: str, tensor: Tensor) -> None:
+        storage = self._tracer.meet(tensor)
+        if storage not in self._roles:
+            taken = {name for _, name in self._roles.values()}
+            names = chain([label], (f"{label}.{number}" for number in count(1)))
+            self._roles[storage] = role, next(name for name in names if name not in taken)
+
+    def _note_constant(self, tensor: Tensor, storage: int) -> None:
+        if isinstance(tensor, FakeTensor):
+            return
+        if tensor.requires_grad:
+            raise StepGraphError("the step needs the gradient of a tensor that is no parameter and no argument of it")
+        self._meet(Role.BUFFER, "constant", tensor)
+        self._constants.append((tensor, self._tracer.describe(tensor)))
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        """Return the fake of a constant, in whose storage lie its views: PyTorch itself would write some constants."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        fake = self._mode.from_tensor(tensor, static_shapes=True)
+        index = self._tracer.find(tensor)
+        assert index is not None
+        self._tracer.know(fake, index)
+        self._stand_ins[id(tensor)] = tensor, fake
+        return fake
+
+    def _source(self, source: tuple[bool, int]) -> Tensor:
+        is_parameter, index = source
+        return [*self._fake.values()][index] if is_parameter else self._inputs[index]
+
+    def _device(self) -> torch.device:
+        """Return the device whose memory counts."""
+        devices = [each.device for each in (*self._real.values(), *self._inputs)]
+        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def _cut(tensor: Tensor) -> Tensor:
+    """Return a tensor without what it was computed from, whose gradient is the caller's."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -1,0 +1,200 @@
+"""What a trace of a step can hold; each refusal says what to do instead."""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from logging import LogRecord, getLogger
+from math import prod
+from threading import Thread
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, generator_id
+from ucudnn.memory.torch.tracing.provenance import told
+from ucudnn.memory.torch.tracing.tracer import Tracer
+
+_RECURRENT = {"mkldnn_rnn_layer": "torch.backends.mkldnn", "_cudnn_rnn": "torch.backends.cudnn"}
+_BACKWARD_OF_ATTENTION = {
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward",
+}  # they repeat the random numbers of forward by a seed that they are given
+
+
+@contextmanager
+def explained(tracer: Tracer) -> Iterator[None]:
+    """Say what to do where PyTorch cannot run a step on tensors without memory.
+
+    Args:
+        tracer: knows which operator ran last.
+
+    Raises:
+        StepGraphError: in the place of PyTorch's error.
+    """
+    try:
+        yield
+    except DataDependentOutputException as error:
+        raise StepGraphError(
+            f"{told(tracer.place)} reads the value of a tensor ({error.func}), so its operations may change from step"
+            " to step: a plan cannot hold it; compute with the tensor, or return it and read it in the loop"
+        ) from error
+    except DynamicOutputShapeException as error:
+        raise StepGraphError(
+            f"{told(tracer.place)}: the shape of what {error.func} returns depends on values, as with y[mask], so it"
+            " may change from step to step: a plan cannot hold it; use torch.where or weights"
+        ) from error
+    except NotImplementedError as error:
+        if "Sparse" not in str(error):
+            raise
+        raise StepGraphError(
+            f"{told(tracer.place)} makes a sparse tensor, which has no storage that a plan could hold: use"
+            " Embedding(sparse=False)"
+        ) from error
+    except RuntimeError as error:
+        if "use_reentrant=True" not in str(error):
+            raise
+        raise StepGraphError(
+            "the step calls torch.utils.checkpoint(use_reentrant=True), whose backward begins another one, and a trace"
+            " sees one only: give it use_reentrant=False, or fit the model without it; plans recompute on their own"
+        ) from error
+
+
+@cache
+def start_autograd() -> None:
+    """Let autograd start its threads before there are tensors without memory: one for each device that exists.
+
+    Where there is no GPU, `FakeTensorMode` lets PyTorch with CUDA take it for granted that there is one. If the first
+    backward of the process came after that, autograd would start threads for GPUs, and no process that is forked
+    later could compute a gradient. A thread of its own has none of the caller's modes.
+    """
+    thread = Thread(target=lambda: torch.ones((), requires_grad=True).backward())
+    thread.start()
+    thread.join()
+
+
+@contextmanager
+def quiet_pointers() -> Iterator[None]:
+    """Let a model look at addresses of tensors without memory, as `nn.LSTM` on a GPU does with its weights.
+
+    They are all zero. PyTorch warns of it, which a user could not mend.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor is deprecated")
+        yield
+
+
+@contextmanager
+def quiet_failures() -> Iterator[None]:
+    """Keep PyTorch from logging the traceback of an operator that fails on fake tensors, besides raising the error.
+
+    It is twenty lines long, above the one line that says what a model does not take. What PyTorch logs for debugging
+    stays.
+    """
+
+    def is_told(entry: LogRecord) -> bool:
+        return not entry.exc_info
+
+    logger = getLogger(fake_tensor.__name__)
+    logger.addFilter(is_told)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_told)
+
+
+def check_generators(trace: Trace, known: Iterable[torch.Generator]) -> None:
+    """Check that operators draw from generators that are there before the step.
+
+    Raises:
+        StepGraphError: if one draws from another generator, which the code of a plan would go on with in each step.
+    """
+    own = {generator_id(each) for each in (torch.default_generator, *torch.cuda.default_generators, *known)}
+    for call in trace.calls:
+        if any(isinstance(each, torch.Generator) and generator_id(each) not in own for each in call.kwargs.values()):
+            raise StepGraphError(
+                f"{told((call.module, call.source))} draws from a generator that forward makes, or that is no attribute"
+                " of a module, no argument and no global variable: make it before the fit, as self.generator"
+            )
+
+
+def check_calls(trace: Trace) -> None:
+    """Check that the same calls in each step do what the program does.
+
+    Raises:
+        StepGraphError: if an operator has a buffer of unknown size, random numbers are drawn once more in backward, or
+            a view is read after the tensor that it views was turned in place, or a tensor gets more elements or fewer,
+            or a storage.
+    """
+    for call in trace.calls:  # first, because PyTorch makes a tensor of the weights' storage before such a call
+        flag = _RECURRENT.get(call.func._opname)
+        if flag is not None:
+            raise StepGraphError(
+                f"{call.module or 'the step'} calls {call.func._opname}, which keeps a buffer for backward whose size"
+                f" is not known before it runs: call fit and the step within {flag}.flags(enabled=False)"
+            )
+    _check_turned(trace)
+    for call in trace.calls:
+        _check_elements(call)
+        seeded = torch.Tag.nondeterministic_seeded in call.func.tags and call.argument("dropout_p") != 0
+        if seeded and call.phase is Phase.BACKWARD and call.func._opname not in _BACKWARD_OF_ATTENTION:
+            raise StepGraphError(
+                f"{call.module or 'the step'} draws random numbers in backward ({call.func}), as torch.utils.checkpoint"
+                " does to repeat those of forward, which a plan cannot: fit the model without it; plans recompute on"
+                " their own"
+            )
+
+
+def _check_elements(call: TracedCall) -> None:
+    """Check that a call leaves the tensors that it writes with as many elements as they had, in memory that is known.
+
+    A plan knows one size of a storage, from its first tensor on; the trace tells its last one.
+    """
+    if "Storage" in call.func._overloadname:  # of set_: the storages of a trace have no memory
+        raise StepGraphError(
+            f"{call.module or 'the step'} gives a tensor the storage of another one ({call.func}), and a plan knows"
+            " tensors, not their storages: take a view of the other tensor, as with torch.as_strided"
+        )
+    for argument in call.func._schema.arguments:
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = call.argument(argument.name)
+        for result in call.outputs if isinstance(given, TracedTensor) else ():
+            if result.storage == given.storage and prod(result.shape) != prod(given.shape):
+                raise StepGraphError(
+                    f"{call.module or 'the step'} changes the size of a tensor from {list(given.shape)} to"
+                    f" {list(result.shape)} ({call.func}), and a plan knows one size of its memory: make the tensor in"
+                    " its last shape, as with torch.empty, or take a view of it"
+                )
+
+
+def _check_turned(trace: Trace) -> None:
+    """Check that no view is read after the tensor that it views was turned in place.
+
+    Autograd gets the gradient of such a view right on real tensors. On tensors without memory it makes the view again,
+    of the turned tensor, and the gradient is wrong, or has another shape.
+    """
+    for turned in trace.turned:
+        storage = turned.inputs[0].storage
+        before, behind = trace.calls[: turned.index], trace.calls[turned.index + 1 :]
+        views = {
+            each.geometry
+            for call in before
+            if call.func.is_view and call.func is not torch.ops.aten.detach.default
+            for each in call.outputs
+            if each.storage == storage
+        }
+        views.discard(turned.outputs[0].geometry)
+        for call in behind:
+            if call.phase is Phase.FORWARD and any(
+                each.storage == storage and each.geometry in views for each in call.inputs
+            ):
+                raise StepGraphError(
+                    f"{turned.module or 'the step'} changes how a tensor lies in memory ({turned.func}) of which there"
+                    f" is a view that {call.func} reads later; the trace would get the gradient of the view wrong: use"
+                    f" {turned.func._opname.removesuffix('_')}, which makes another view"
+                )

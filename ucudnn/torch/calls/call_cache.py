@@ -1,0 +1,245 @@
+"""What becomes of PyTorch's calls, decided once for all calls that look the same: which kernels, or which fallback."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, final
+
+import torch
+
+from ucudnn.problem import ConvolutionProblem, MathMode
+from ucudnn.torch.calls.chosen_form import ChosenForm
+from ucudnn.torch.calls.fused_call import FusedCall
+from ucudnn.torch.calls.kernel_call import KernelCall
+from ucudnn.torch.calls.problem import Geometry, TorchConvolution, convolution_of
+from ucudnn.torch.device.fast_tensors import Sizes
+
+ONE_DIMENSION = "of one dimension, with a weight whose channels are last"
+"""A reason to leave a convolution to PyTorch, which then computes it by cuDNN."""
+
+_NATIVE = ("CudaDepthwise2d", "CudaDepthwise3d")
+
+
+@final
+class Flags(NamedTuple):
+    """PyTorch's flags, as they are when a convolution is called.
+
+    Attributes:
+        math: whether float32 may be multiplied as TF32.
+        deterministic: whether only deterministic algorithms may run.
+        enabled: `torch.backends.cudnn.enabled`.
+    """
+
+    math: MathMode
+    deterministic: bool
+    enabled: bool
+
+
+def present_flags() -> Flags:
+    """Return PyTorch's flags as they are now."""
+    # It counts if two settings differ, and then torch.backends.cudnn.allow_tf32 cannot be read.
+    precision: str = torch._C._get_fp32_precision_getter("cuda", "conv")
+    return Flags(
+        math=MathMode.TF32 if precision == "tf32" else MathMode.FMA,
+        deterministic=torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
+        enabled=torch.backends.cudnn.enabled,
+    )
+
+
+KernelCallOf = Callable[[ConvolutionProblem, int], KernelCall]
+"""Returns the call of a problem's kernel, given its `later_bytes`, for the layer and the device that call now."""
+
+FusedCallOf = Callable[[ConvolutionProblem], FusedCall]
+"""Returns the call of a problem with a bias, for the layer and the GPU that call now."""
+
+
+@final
+class CachedCall:
+    """What becomes of calls that look the same.
+
+    Attributes:
+        reason: why they are left to PyTorch; '' if they are not.
+        format: memory format into which inputs must be brought first; None if all of them have it.
+        output: computes the output; None for a backward call.
+        input_gradient: computes the gradient of the input; None if it is not wanted.
+        weight_gradient: computes the gradient of the weight; None if it is not wanted.
+        bias_as: sizes and strides with which the bias is added to the output.
+        fused: computes the output with its bias, if it is on; None without a bias, or where no engine can add it.
+        output_strides: PyTorch's, where the kernel writes in another order of dimensions; None where it does not.
+        gradient_strides: the same, of the gradients of input and weight.
+    """
+
+    __slots__ = (
+        "bias_as",
+        "format",
+        "fused",
+        "gradient_strides",
+        "input_gradient",
+        "output",
+        "output_strides",
+        "reason",
+        "weight_gradient",
+    )
+
+    def __init__(
+        self,
+        reason: str = "",
+        *,
+        memory_format: torch.memory_format | None = None,
+        output: KernelCall | None = None,
+        input_gradient: KernelCall | None = None,
+        weight_gradient: KernelCall | None = None,
+        bias_as: tuple[Sizes, Sizes] = ((), ()),
+        fused: FusedCall | None = None,
+    ) -> None:
+        self.reason = reason
+        self.format = memory_format
+        self.output = output
+        self.input_gradient = input_gradient
+        self.weight_gradient = weight_gradient
+        self.bias_as = bias_as
+        self.fused = fused
+        self.output_strides: Sizes | None = None
+        self.gradient_strides: tuple[Sizes | None, Sizes | None] = (None, None)
+
+    @property
+    def lies_as_computed(self) -> bool:
+        """Whether nothing is copied to another memory format, neither before nor behind its kernels."""
+        return self.format is None and self.output_strides is None and not any(self.gradient_strides)
+
+
+def forward_call(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    geometry: Geometry,
+    flags: Flags,
+    kernel_call_of: KernelCallOf,
+    fused_call_of: FusedCallOf | None = None,
+) -> CachedCall:
+    """Return what becomes of calls of aten::_convolution that look like this one."""
+    call = asked_convolution(x, weight, geometry, flags)
+    if isinstance(call, str):
+        return CachedCall(call)
+    if not bias_fits(bias, x, call):
+        return CachedCall("the bias does not fit")
+    biased = biased_problem(bias, call)
+    made = CachedCall(
+        memory_format=missing_format(call, x, weight),
+        output=kernel_call_of(call.forward, 0),
+        bias_as=bias_form(bias, x.dim()),
+        fused=None if biased is None or fused_call_of is None else fused_call_of(biased),
+    )
+    made.output_strides = _other(ChosenForm(x, weight, geometry).output_strides(call.out_shape), call.out_shape, call)
+    return made
+
+
+def backward_call(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    geometry: Geometry,
+    output_mask: Sequence[bool],
+    flags: Flags,
+    kernel_call_of: KernelCallOf,
+) -> CachedCall:
+    """Return what becomes of calls of aten::convolution_backward that look like this one."""
+    call = asked_convolution(x, weight, geometry, flags)
+    if isinstance(call, str):
+        return CachedCall(call)
+    if tuple(grad.shape) != call.out_shape or grad.dtype is not x.dtype or grad.device != x.device:
+        return CachedCall("the gradient is of another shape or type")
+    input_gradient = kernel_call_of(call.backward_input, 0) if output_mask[0] else None
+    later_bytes = 0 if input_gradient is None else input_gradient.output_bytes
+    made = CachedCall(
+        memory_format=missing_format(call, grad, x, weight),
+        input_gradient=input_gradient,
+        weight_gradient=kernel_call_of(call.backward_weight, later_bytes) if output_mask[1] else None,
+    )
+    made.gradient_strides = backward_strides(grad, x, weight, geometry, call)
+    return made
+
+
+def backward_strides(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, call: TorchConvolution
+) -> tuple[Sizes | None, Sizes | None]:
+    """Return the strides of PyTorch's gradients of input and weight where they are not those of our kernels."""
+    of_x, of_weight = ChosenForm(x, weight, geometry).gradient_strides(grad)
+    return _other(of_x, x.shape, call), _other(of_weight, weight.shape, call)
+
+
+def _other(strides: Sizes, shape: Sizes, call: TorchConvolution) -> Sizes | None:
+    same = torch.empty(shape, device="meta", memory_format=call.memory_format).stride() == strides
+    return None if same else strides
+
+
+def bias_fits(bias: torch.Tensor | None, x: torch.Tensor, call: TorchConvolution) -> bool:
+    """Return whether a bias, if there is one, has the shape, the type and the device that the output asks for."""
+    return bias is None or (bias.shape == call.out_shape[1:2] and bias.dtype is x.dtype and bias.device == x.device)
+
+
+def biased_problem(bias: torch.Tensor | None, call: TorchConvolution) -> ConvolutionProblem | None:
+    """Return the problem of a forward call with its bias; None without a bias, or if no engine can add it."""
+    can_fuse = bias is not None and bias.is_contiguous() and not call.transposed
+    return replace(call.forward, biased=True) if can_fuse else None
+
+
+def bias_form(bias: torch.Tensor | None, dimensions: int) -> tuple[Sizes, Sizes]:
+    """Return the sizes and strides with which a bias is added to an output of that many dimensions."""
+    ones = (1,) * (dimensions - 2)
+    return ((), ()) if bias is None else ((*bias.shape, *ones), (*bias.stride(), *ones))
+
+
+def missing_format(call: TorchConvolution, *tensors: torch.Tensor) -> torch.memory_format | None:
+    """Return the memory format of a convolution if one of the tensors does not have it."""
+    there = all(each.is_contiguous(memory_format=call.memory_format) for each in tensors)
+    return None if there else call.memory_format
+
+
+def asked_convolution(
+    x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, flags: Flags, *, native: bool = False
+) -> TorchConvolution | str:
+    """Return the convolution that is asked for, or why it is left to PyTorch.
+
+    Args:
+        x: input of the convolution.
+        weight: its filters.
+        geometry: its other arguments.
+        flags: PyTorch's flags.
+        native: whether convolutions count that PyTorch computes by its own depth-wise kernels.
+    """
+    if x.dtype is not weight.dtype or x.device != weight.device:
+        return "input and weight differ in type or device"
+
+    def made(memory_format: torch.memory_format) -> TorchConvolution | None:
+        return convolution_of(
+            tuple(x.shape),
+            tuple(weight.shape),
+            x.dtype,
+            *geometry,
+            memory_format=memory_format,
+            math=flags.math,
+            deterministic=flags.deterministic,
+        )
+
+    call = made(torch.contiguous_format)
+    if call is None:
+        kind = f"{str(x.dtype).removeprefix('torch.')} of {x.dim() - 2} dimensions"
+        return f"{kind}: empty, of a type that cuDNN has not, or of shapes that PyTorch refuses"
+    if x.is_cuda and not flags.enabled:
+        return "torch.backends.cudnn.enabled is False"
+    chosen = ChosenForm(x, weight, geometry)
+    found = _format_on_cudnn(x, weight, chosen, native=native) if x.is_cuda else chosen.memory_format
+    return found if isinstance(found, str) else made(found if x.dim() > 3 else torch.contiguous_format) or call
+
+
+def _format_on_cudnn(
+    x: torch.Tensor, weight: torch.Tensor, chosen: ChosenForm, *, native: bool
+) -> torch.memory_format | str:
+    """Return the memory format in which PyTorch would let cuDNN compute, or why it would not."""
+    if native and chosen.backend in _NATIVE and x.is_contiguous() and weight.is_contiguous():
+        return torch.contiguous_format
+    if not chosen.on_cudnn:
+        return f"PyTorch computes it by {chosen.backend}, not by cuDNN"
+    if x.dim() == 3 and chosen.memory_format is not torch.contiguous_format:
+        return ONE_DIMENSION
+    return chosen.memory_format

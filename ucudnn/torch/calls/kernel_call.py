@@ -1,0 +1,221 @@
+"""One kernel of one layer: from PyTorch's tensors to a handle, or back to PyTorch if the handle fails."""
+
+import logging
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, final
+
+import torch
+
+from ucudnn.bounded import BoundedDict
+from ucudnn.errors import PlanFileError, UcudnnError
+from ucudnn.execution.launcher import BoundKernel, Launcher
+from ucudnn.execution.plan import Plan
+from ucudnn.handle import Handle
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+from ucudnn.torch.calls.direct_kernel import DirectKernel, direct_kernel
+from ucudnn.torch.calls.fallbacks import Fallbacks
+from ucudnn.torch.calls.output_form import OutputForm
+from ucudnn.torch.device.fast_tensors import Sizes
+from ucudnn.torch.device.gpu import capturing, current_device
+
+_LOG = logging.getLogger(__name__)
+_LOW_BITS = MOST_ALIGNMENT - 1  # of addresses, which tell how they are aligned
+_MOST_SKIPPED = 1 << 10
+_MOST_BOUND = 1 << 10  # a training step gives the same addresses again, a few for each layer that shares the kernel
+
+_Addresses = tuple[int, int, int]
+"""Of x, w and y."""
+
+_Launch = Callable[[Any, Any, Any], None]
+"""Computes the kernel on x, w and y: addresses of a GPU's memory, or arrays of the CPU."""
+
+IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: call it once before"
+
+
+@final
+class KernelCall:
+    """One kernel of one layer on one device.
+
+    A kernel that fails is tried again later, less and less often until it runs, because memory may have become free by
+    then, or ranks may have been initialized.
+
+    Args:
+        problem: the problem that the kernel computes.
+        layer: name of the layer, or ''.
+        ordinal: number of the GPU; -1 for the CPU.
+        open_handle: returns the handle of the device, and opens it first if necessary.
+        fallbacks: counts what is left to PyTorch.
+        later_bytes: size of a tensor that PyTorch allocates right after this kernel has run: the kernel's workspace
+            may exceed the limit by as much, because the peak of memory stays what it is.
+        planned_anew: called after a launch by a plan that `direct` has not been asked about.
+
+    Attributes:
+        problem: the problem that the kernel computes.
+        filters: addresses of the filters that it was given in the longer way, the first ones of many.
+        bound: number of calls on addresses that recurred, with nothing left to look up.
+        elsewhere: what `Launcher.lend` has returned last, which kernel calls may share; None before.
+        looked_up: number of calls that were launched in the longer way.
+        output_bytes: size of the tensor that the kernel writes.
+    """
+
+    __slots__ = (
+        "_bound",
+        "_failures",
+        "_fallbacks",
+        "_form",
+        "_later_bytes",
+        "_launches",
+        "_layer",
+        "_lent",
+        "_open_handle",
+        "_ordinal",
+        "_planned_anew",
+        "_skip",
+        "bound",
+        "elsewhere",
+        "filters",
+        "looked_up",
+        "output_bytes",
+        "problem",
+    )
+
+    def __init__(
+        self,
+        problem: ConvolutionProblem,
+        layer: str,
+        ordinal: int,
+        open_handle: Callable[[], Handle],
+        fallbacks: Fallbacks,
+        later_bytes: int = 0,
+        planned_anew: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.problem = problem
+        self.filters: set[int] = set()
+        self._layer = layer
+        self._ordinal = ordinal
+        self._open_handle = open_handle
+        self._fallbacks = fallbacks
+        self._later_bytes = later_bytes
+        self._planned_anew = planned_anew
+        self._lent: Plan | None = None
+        self._launches: dict[int, _Launch] = {}  # by the low bits of the addresses
+        self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(_MOST_BOUND)  # None after one launch
+        self.elsewhere: array[int] | None = None
+        self._failures = 0
+        self._skip = 0
+        self.bound = 0
+        self.looked_up = 0
+        self._form = OutputForm(problem, ordinal)
+        self.output_bytes = self._form.size_bytes
+
+    @property
+    def form(self) -> tuple[Sizes, Sizes]:
+        """Sizes and strides of the output."""
+        return self._form.sizes, self._form.strides
+
+    def direct(self) -> DirectKernel | None:
+        """Return the kernel as the gate computes it; None if it has no plan yet, or is more than calls of cuDNN."""
+        launch = self._launches.get(0)
+        lent = launch.lend() if isinstance(launch, Launcher) else None
+        if lent is None:
+            return None
+        self._lent = lent[0]
+        with torch.cuda.device(self._ordinal):
+            found = direct_kernel(lent[0], self._open_handle().backend)
+        self.elsewhere = lent[1]
+        return None if found is None else replace(found, calls=lent[1])
+
+    def new(self) -> torch.Tensor:
+        """Return a new tensor for the output."""
+        return self._form.new()
+
+    def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> bool:
+        """Compute one of three tensors from the two others, and return whether that was done.
+
+        Args:
+            x: input or its gradient, (N, C, spatial...); like w and y, dense in the problem's layout.
+            w: filters or their gradient, (K, C / groups, kernel...).
+            y: output or its gradient, (N, K, output...).
+        """
+        if self._ordinal < 0:
+            self._note_filters(w.data_ptr())
+            return self._launch(0, *(array_of(each, self.problem) for each in (x, w, y)))
+        at_x, at_w, at_y = addresses = x.data_ptr(), w.data_ptr(), y.data_ptr()
+        low_bits = (at_x | at_w | at_y) & _LOW_BITS
+        if current_device() != self._ordinal:
+            with torch.cuda.device(self._ordinal):
+                return self._launch(low_bits, at_x, at_w, at_y)
+        bound = self._bound.get(addresses)
+        if bound is not None and bound():
+            self.bound += 1
+            return True
+        self._note_filters(at_w)
+        done = self._launch(low_bits, at_x, at_w, at_y)
+        launch = self._launches.get(low_bits) if addresses in self._bound else None
+        self._bound[addresses] = launch.bind(*addresses) if isinstance(launch, Launcher) else None
+        return done
+
+    def _note_filters(self, address: int) -> None:
+        if len(self.filters) < _MOST_BOUND:  # copies of weights may lie elsewhere at each step
+            self.filters.add(address)
+
+    def _launch(self, low_bits: int, x: Any, w: Any, y: Any) -> bool:
+        """Compute the kernel on addresses or arrays, and return whether that was done; it is planned first."""
+        try:
+            launch = self._launches.get(low_bits)
+            if launch is None:
+                if not self._may_plan():
+                    return False
+                launch = self._launches[low_bits] = self._plan(low_bits)
+            launch(x, w, y)
+            self.looked_up += 1
+            self._failures = 0
+            if not low_bits and isinstance(launch, Launcher) and launch.plan is not self._lent:
+                self._planned_anew()
+        except PlanFileError:  # the plans that were asked for cannot be had, and PyTorch's kernels are none of them
+            raise
+        except (UcudnnError, MemoryError, RuntimeError) as error:  # PyTorch raises RuntimeError for errors of CUDA
+            self._launches.pop(low_bits, None)
+            if self._fallbacks.strict:
+                raise
+            self._skip = min(1 << self._failures, _MOST_SKIPPED)
+            self._failures += 1
+            what = str(error).split("\n", 1)[0]
+            self._fallbacks.add(f"{type(error).__name__}: {what}", warn=True)
+            return False
+        return True
+
+    def _may_plan(self) -> bool:
+        """Return whether the kernel may be planned now; if not, count the reason."""
+        if self._skip:
+            self._skip -= 1
+            self._fallbacks.add("it failed before, and is tried again later")
+            return False
+        if self._ordinal >= 0 and capturing():
+            self._fallbacks.refuse(IN_CAPTURE)
+            self._fallbacks.add(IN_CAPTURE, warn=True)
+            return False
+        return True
+
+    def _plan(self, low_bits: int) -> _Launch:
+        """Plan the kernel, and return what computes it; under WD, the first call plans."""
+        problem = replace(self.problem, alignment=low_bits & -low_bits) if low_bits else self.problem
+        handle, later = self._open_handle(), self._later_bytes
+        room_bytes = handle.useful(handle.settings.workspace_limit_bytes + later) if later else 0
+        launcher = handle.launcher(problem, self._layer, room_bytes, fresh=True, plan=True)
+        if launcher is None:
+            return partial(handle.convolve, problem, layer=self._layer, fresh=True)
+        return launcher
+
+
+def array_of(tensor: torch.Tensor, problem: ConvolutionProblem) -> Any:
+    """Return a tensor of the CPU as an array in the problem's layout."""
+    tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.view(torch.int16)  # NumPy has no bfloat16; backends go by the problem's type
+    if problem.layout.channels_last:
+        tensor = tensor.movedim(1, -1)
+    return tensor.numpy()

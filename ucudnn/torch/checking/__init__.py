@@ -1,1 +1,0 @@
-"""Checks outputs of candidates against those of PyTorch's own kernels, in memory that is free."""

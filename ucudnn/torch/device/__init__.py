@@ -1,0 +1,1 @@
+"""The device of a program: its memory, limits, and times."""

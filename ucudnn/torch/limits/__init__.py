@@ -1,1 +1,0 @@
-"""Limits that a user states: of the workspace of each kernel, and of live bytes and workspace together."""

@@ -1,0 +1,1 @@
+"""Candidates of a call, tried beside PyTorch's own kernel."""
