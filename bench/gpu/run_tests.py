@@ -1,0 +1,73 @@
+"""All tests that need a GPU, each file in a process of its own, so that none sees what another has left on the GPU.
+
+    python -m bench.gpu.run_tests --out bench/results/gpu/tests.json [FILE ...] [--seconds 580]
+
+The file has the GPU, the versions of all libraries, and for each file of tests what passed, failed and was
+skipped, the names of what failed with the end of their report, and seconds. Files that the time did not reach are named.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.tools.results import ROOT, cpu_conditions, save
+
+_COUNT = re.compile(r"(\d+) (passed|failed|skipped|error|errors|deselected)")
+
+
+def main() -> None:
+    """Run the files, and write the results after each of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="files of tests; all of tests/gpu if none is named")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file")
+    parser.add_argument("--seconds", type=float, default=1e9, help="when to begin no further file")
+    arguments = parser.parse_args()
+    files = arguments.files or sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/gpu/**/test_*.py"))
+    began, results = time.monotonic(), dict[str, Any]()
+    found = {"conditions": _conditions(), "files": results, "not_reached": files}
+    for number, file in enumerate(files):
+        left = arguments.seconds - (time.monotonic() - began)
+        if left <= 0:
+            break
+        results[file] = tested(file, left)
+        found["not_reached"] = files[number + 1 :]
+        save(arguments.out, found)
+        print(file, {key: value for key, value in results[file].items() if key != "reports"}, flush=True)
+
+
+def _conditions() -> dict[str, str]:
+    """Return the GPU, its driver and the versions of all libraries."""
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    gpus = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip().splitlines()
+    packages = cpu_conditions("torch", "cupy-cuda13x", "pytest", "hypothesis", "highspy", "pulp")
+    libraries = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+    return {**packages, **libraries, "gpus": "; ".join(gpus)}
+
+
+def tested(file: str, seconds: float) -> dict[str, Any]:
+    """Return what the tests of a file did in a process of their own, which ends when the time is over."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rf", "--tb=short", file]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            text, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text, _ = process.communicate()
+    last = text.strip().splitlines()[-1] if text.strip() else ""
+    found: dict[str, Any] = {kind.rstrip("s"): int(number) for number, kind in _COUNT.findall(last)}
+    found |= {"seconds": round(time.monotonic() - began, 1), "status": process.returncode}
+    if process.returncode:
+        found["names"] = re.findall(r"^FAILED (\S+)", text, re.M)
+        found["reports"] = text[-6000:]
+    return found
+
+
+if __name__ == "__main__":
+    main()
