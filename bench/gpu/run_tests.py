@@ -2,8 +2,8 @@
 
     python -m bench.gpu.run_tests --out bench/results/gpu/tests.json [FILE ...] [--seconds 580]
 
-The file has the GPU, the versions of all libraries, and for each file of tests what passed, failed and was
-skipped, the names of what failed with the end of their report, and seconds. Files that the time did not reach are named.
+The results have the GPU, the versions of all libraries, and for each file of tests what passed, failed and was skipped,
+the names of what failed with the end of their reports, and seconds. Files that the time did not reach are named.
 """
 
 import argparse
