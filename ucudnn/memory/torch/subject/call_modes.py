@@ -7,7 +7,7 @@ threads, denormal numbers. A `TorchDispatchMode` sees the code's operators as it
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from threading import Thread
 from typing import Any, final
 
@@ -46,15 +46,20 @@ class CallModes:
         """
         found = _found()
         if found != self._values:
-            rows = zip(_READERS, self._values, found, strict=True)
-            name, before, now = next(each for each in rows if each[1] != each[2])
-            raise InvalidValueError(
-                f"fit and the step must run under the same modes of PyTorch, and {name} was {before} in fit and is"
-                f" {now} now: call the step as fit was called, or fit it again"
-            )
+            self._compare(found)
         check_transforms()
         _check_hooks()
         self._check_region()
+
+    def _compare(self, found: list[Any]) -> None:
+        """Refuse a mode that is another one; what was not known in the trace is known from now on."""
+        for name, before, now in zip(_READERS, self._values, found, strict=True):
+            if before != now and before is not None:
+                raise InvalidValueError(
+                    f"fit and the step must run under the same modes of PyTorch, and {name} was {before} in fit and is"
+                    f" {now} now: call the step as fit was called, or fit it again"
+                )
+        self._values = found
 
     def check_backward(self) -> None:
         """Check before backward that it runs outside of autocast, as it was traced.
@@ -172,6 +177,25 @@ def _check_hooks() -> None:
         )
 
 
+def _order_of_attention() -> list[int] | None:
+    """Return the order in which a GPU's attentions are asked; None where nothing has used a GPU yet.
+
+    PyTorch changes it itself when a program first chooses an attention, on some GPUs.
+    """
+    if not torch.cuda.is_initialized():
+        return None
+    _choose_attention()
+    order: list[int] = torch._C._get_sdp_priority_order()
+    return order
+
+
+@cache
+def _choose_attention() -> None:
+    """Let PyTorch choose an attention on the GPU, which does not compute it."""
+    query = torch.zeros(1, 1, 1, 8, device="cuda", dtype=torch.float16)
+    torch._fused_sdp_choice(query, query, query)
+
+
 def _devices() -> tuple[Any, ...]:
     """Return the devices on which functions make tensors; () stands for the CPU."""
     count = torch._C._len_torch_function_stack()
@@ -193,7 +217,7 @@ _READERS: dict[str, Callable[[], Any]] = {
     "torch.backends.cuda.mem_efficient_sdp_enabled()": torch._C._get_mem_efficient_sdp_enabled,
     "torch.backends.cuda.math_sdp_enabled()": torch._C._get_math_sdp_enabled,
     "torch.backends.cuda.cudnn_sdp_enabled()": torch._C._get_cudnn_sdp_enabled,
-    "the order of torch.nn.attention.sdpa_kernel": torch._C._get_sdp_priority_order,
+    "the order of torch.nn.attention.sdpa_kernel": _order_of_attention,
     "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()": torch._C._get_math_sdp_allow_fp16_bf16_reduction,
     "torch.backends.opt_einsum.enabled": partial(_einsum.get, "enabled"),
     "torch.backends.opt_einsum.strategy": partial(_einsum.get, "strategy"),
