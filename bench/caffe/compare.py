@@ -15,13 +15,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from math import fsum, inf, isnan, sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 from bench.caffe.net import alexnet, small, solver, write_patterns
-from bench.tools.losses import distance, root_mean_square
 from bench.tools.results import RESULTS, ROOT, json_text, save
 from bench.tools.script import command_line, run_main
 from ucudnn.backends import open_backend
@@ -250,10 +250,11 @@ def train_in_turn(
         losses = [float(value) for value in re.findall(r"Iteration \d+ \(.*?, loss = (\S+)", text)]
         first = first or losses
         whole = len(losses) == len(first) == iterations
+        apart = [inf if isnan(one) or isnan(other) else abs(one - other) for one, other in zip(first, losses)]  # noqa: B905
         found[name] = {
             "status": status,
-            "greatest difference from plain": max(map(distance, first, losses)) if whole else None,
-            "root mean square difference": root_mean_square(first, losses) if whole else None,
+            "greatest difference from plain": max(apart) if whole else None,
+            "root mean square difference": sqrt(fsum(each**2 for each in apart) / len(apart)) if whole else None,
             "in micro-batches": micro_batched(plans(text)),
             "losses": losses,
         }

@@ -1,7 +1,6 @@
 """Planning on a GPU: how long it takes, how well it repeats, and what policies and bounds gain and lose.
 
     python -m bench.gpu.benchmarking                  AlexNet 256, about five minutes
-    python -m bench.gpu.benchmarking --devices 0,1    two GPUs against one, and nothing else
 
 Every planning has its own process and its own database. The clock runs for `decide` alone, without imports and the
 opening of cuDNN. The plans of several policies are executed in turn in one process (medians of repeats).
@@ -12,15 +11,13 @@ import subprocess
 import sys
 import tempfile
 from argparse import SUPPRESS, Namespace
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from time import perf_counter, time
 from typing import Any
 
 from bench.tools import script
 from bench.tools.backends import open_computing
-from bench.tools.results import RESULTS, save
+from bench.tools.results import save
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.networks.tables import load_network
@@ -33,9 +30,6 @@ Case = tuple[str, str, str, str]
 
 LIMITS = ("64MiB", "16MiB", "8MiB")
 POLICIES = ("powerOfTwo", "adaptive", "all")
-TURNS = {"powerOfTwo": 3, "adaptive": 3, "all": 1}
-"""How often several GPUs and one plan in turn under each policy."""
-
 EXECUTE = ("--execute",)
 
 
@@ -48,7 +42,6 @@ def planned(
         policy=policy,
         workspace_limit_bytes=limit,
         database=database,
-        benchmark_devices=arguments.devices or None,
     )
     benchmark = open_benchmark(backend, settings, exhaustive=arguments.exhaustive)
     benchmark.ready()  # the start of processes is not part of the comparison
@@ -137,40 +130,18 @@ def measure(arguments: Namespace, out: Path | None, folder: Path) -> None:
 
     # The first process reads cuDNN's libraries from a disk.
     keep("first process", ("first process", "powerOfTwo", "64MiB", file("cold")))
-    if arguments.devices:
-        answers["of one GPU's seconds"] = {
-            policy: against_one(arguments.devices, policy, turns, keep, file) for policy, turns in TURNS.items()
-        }
-        save(out, answers)
-    else:
-        record(1)
-        for policy in POLICIES:
-            for limit in LIMITS:
-                kind = f"{policy}, {limit}"
-                keep(kind, (kind, policy, limit, file(policy)))
-            keep(f"{policy} warm", ("again, warm", policy, "64MiB", file(policy)))
+    record(1)
+    for policy in POLICIES:
         for limit in LIMITS:
-            cases = [(policy, policy, limit, file(policy)) for policy in POLICIES]
-            keep(f"executed {limit}", *cases, options=EXECUTE)
-        record(2)
-        last = "exhaustive, 64 MiB", "powerOfTwo", "64MiB", file("exhaustive")
-        keep("exhaustive", last, options=("--exhaustive",))
-
-
-def against_one(
-    wanted: str, policy: str, turns: int, keep: Callable[..., dict[str, Any]], file: Callable[[str], str]
-) -> float:
-    """Plan on several GPUs and on one in turn; return the ratio of the medians of seconds."""
-    seconds: dict[str, list[float]] = {"one GPU": [], wanted: []}
-    for turn in range(turns):
-        for devices, taken in seconds.items():
-            name = f"{policy} {turn}, {devices}"
-            options = () if devices == "one GPU" else ("--devices", devices)
-            answer = keep(name, (devices, policy, "64MiB", file(name)), options=options)
-            taken.append(answer["cases"][devices]["seconds"])
-    one, several = map(median, seconds.values())
-    print(f"{policy:28} {several:.2f} s, {several / one:.3f} of one GPU's {one:.2f} s", flush=True)
-    return several / one
+            kind = f"{policy}, {limit}"
+            keep(kind, (kind, policy, limit, file(policy)))
+        keep(f"{policy} warm", ("again, warm", policy, "64MiB", file(policy)))
+    for limit in LIMITS:
+        cases = [(policy, policy, limit, file(policy)) for policy in POLICIES]
+        keep(f"executed {limit}", *cases, options=EXECUTE)
+    record(2)
+    last = "exhaustive, 64 MiB", "powerOfTwo", "64MiB", file("exhaustive")
+    keep("exhaustive", last, options=("--exhaustive",))
 
 
 def main() -> None:
@@ -180,7 +151,6 @@ def main() -> None:
     parser.add_argument("--network", default="alexnet", help="a network or CSV file of layers (%(default)s)")
     parser.add_argument("--batch", type=int, help="mini-batch size")
     parser.add_argument("--repeats", type=int, default=9, help="samples of each plan (%(default)s)")
-    parser.add_argument("--devices", default="", help="GPUs to compare with one; writes gpu/benchmarking_devices.json")
     parser.add_argument("--exhaustive", action="store_true", help=SUPPRESS)
     parser.add_argument("--execute", action="store_true", help=SUPPRESS)
     parser.add_argument("--case", action="append", help=SUPPRESS)
@@ -188,8 +158,6 @@ def main() -> None:
     if arguments.case:
         plan_here(arguments)
         return
-    if arguments.devices:
-        arguments.default_out = RESULTS / "gpu" / "benchmarking_devices.json"
     with tempfile.TemporaryDirectory() as folder:
         measure(arguments, script.out_of(arguments), Path(folder))
 

@@ -69,13 +69,6 @@ CASES = (
     Case(network="alexnet", workspace="64MiB", math=MathMode.FMA),
 )
 
-HEADING = (
-    "network       limit candidates  math     policy    plain  predicted    plain   ucudnn  ratio  ucudnn   plain"
-    "  bench\n"
-    "                                                predicted        ms executed  executed         vs pred vs pred"
-    "      s"
-)
-
 
 class Rig:
     """A backend, its benchmark, and the benchmark of its rival: cuDNN without copies of what strides read.
@@ -123,20 +116,6 @@ class Rig:
             return None
 
 
-def row(case: Case, report: Report) -> str:
-    """Return the totals of a case as a line of the table."""
-    undivided, micro = report.total("undivided_executed_ms"), report.total("executed_ms")
-    before, predicted = report.total("undivided_ms"), report.total("micro_batched_ms")
-    if undivided is None or micro is None or before is None or predicted is None:
-        return f"{case.network:10} {case.workspace:>8}  some kernel has no undivided algorithm within the limit"
-    return (
-        f"{case.network:10} {case.workspace:>8} {case.candidates.value:>10} {case.math.value:>5} {case.policy:>10}"
-        f" {before:9.2f} {predicted:9.2f} {undivided:9.2f} {micro:9.2f}"
-        f" {undivided / micro:6.2f} {micro / predicted - 1:+7.1%} {undivided / before - 1:+7.1%}"
-        f" {report.benchmark_seconds:6.1f}"
-    )
-
-
 def parsed() -> Namespace:
     """Return the command line."""
     parser = script.command_line(__doc__, __spec__.name, "gpu/execute.json")
@@ -172,15 +151,15 @@ def cases_of(arguments: Namespace) -> tuple[Case, ...]:
 
 
 def main() -> None:
-    """Run the cases, print the table and write each case."""
+    """Run the cases, and print and write each."""
     arguments = parsed()
     rigs: dict[Candidates, Rig] = {}
-    print(HEADING)
     for case in cases_of(arguments):
         if case.candidates not in rigs:
             rigs[case.candidates] = Rig(arguments.backend, case.candidates, arguments.repeats)
         report = rigs[case.candidates].run(case)
-        print(row(case, report), flush=True)
+        totals = ("undivided_ms", "micro_batched_ms", "undivided_executed_ms", "executed_ms")
+        print(case.name, *(f"{name} {report.total(name)}" for name in totals), flush=True)
         options = {"candidates": case.candidates.value, "math": case.math.value, "dtype": case.dtype.value}
         save_case(script.out_of(arguments), case.name, {**report.to_dict(), **options})
 

@@ -6,7 +6,6 @@ The results have the GPU, the versions of all libraries, and for each file of te
 the names of what failed with the end of their reports, and seconds. Files that the time did not reach are named.
 """
 
-import argparse
 import re
 import subprocess
 import sys
@@ -14,16 +13,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bench.tools.results import ROOT, cpu_conditions, save
+from bench.tools.script import command_line, run_main
 
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|error|errors|deselected)")
 
 
 def main() -> None:
     """Run the files, and write the results after each of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, __spec__.name)
     parser.add_argument("files", nargs="*", help="files of tests; all of tests/gpu if none is named")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     parser.add_argument("--seconds", type=float, default=1e9, help="when to begin no further file")
@@ -43,6 +41,8 @@ def main() -> None:
 
 def _conditions() -> dict[str, str]:
     """Return the GPU, its driver and the versions of all libraries."""
+    import torch
+
     asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     gpus = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip().splitlines()
     packages = cpu_conditions("torch", "cupy-cuda13x", "pytest", "hypothesis", "highspy", "pulp")
@@ -70,4 +70,4 @@ def tested(file: str, seconds: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

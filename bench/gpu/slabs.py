@@ -1,23 +1,20 @@
 """Single samples whose fast algorithms need gigabytes of workspace, computed in slabs within limits.
 
     python -m bench.gpu.slabs                     all cases on this machine's GPU
-    python -m bench.gpu.slabs volume alexnet      some of the cases
+    python -m bench.gpu.slabs volume plane        some of the cases
     python -m bench.gpu.slabs tiny --backend cpu  a trial of the script
 
 volume: x of 1 x 32 x 128^3 float32 (TF32), 64 filters of 3 x 3 x 3, within 256 and 128 MiB. decoder: a block of a video
 autoencoder, 1 x 96 x 17 x 256 x 256, 96 filters of 3 x 3 x 3, float16 and bfloat16. plane: 1 x 64 x 2048 x 2048, 64
-filters of 3 x 3, float32. alexnet: mini-batch 256 at 8, 16 and 64 MiB, planned and executed with slabs and without.
+filters of 3 x 3, float32.
 
 For each operation, the desirable set with slabs and the desirable undivided algorithms run in turn on the same buffers
 (medians). `kept_workspace_bytes` is the smallest workspace with 90 % of the speed of the fastest undivided algorithm.
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from math import fsum
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -30,23 +27,16 @@ from ucudnn.benchmarking.recording import NO_LIMIT
 from ucudnn.benchmarking.request import Request, slab_rows
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
-from ucudnn.networks.tables import load_network
-from ucudnn.planning.decision import Decisions, decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.reporting.plan_timing import times_in_turn
-from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within
-from ucudnn.units import format_bytes
 
 MIB = 2**20
 SPEED_KEPT = 0.9
 MOST_POINTS = 24
 """Configurations of a front that are executed, evenly chosen."""
-
-PLANNINGS = 3
-"""Plannings of AlexNet with slabs and without, each."""
 
 Rows = list[dict[str, Any]]
 
@@ -141,75 +131,6 @@ def over(before: Configuration | None, after: Configuration, times: dict[Configu
     return None if before is None else times[before] / times[after]
 
 
-def report(row: dict[str, Any]) -> None:
-    """Print the figures of one operation."""
-    whole, kept = row["fastest_undivided_workspace_bytes"], row["kept_workspace_bytes"]
-    print(
-        f"{row['operation']:14} {row['dtype']:8} undivided {row['fastest_undivided_ms']:.2f} ms in"
-        f" {format_bytes(whole)};"
-        f" {SPEED_KEPT:.0%} of the speed in {format_bytes(kept)} ({kept / max(1, whole):.0%});"
-        f" planned in {row['planning_seconds']:.1f} s",
-        flush=True,
-    )
-    for each in row["limits"]:
-        gain = "-" if each["over_undivided"] is None else f"{each['over_undivided']:.2f} x undivided within it"
-        print(f"  within {format_bytes(each['limit_bytes']):>8}: {line(each)}; {gain}")
-    for each in row["front"]:
-        print(f"    {line(each)}")
-
-
-def line(each: dict[str, Any]) -> str:
-    """Return a point as text."""
-    size, share = format_bytes(each["workspace_bytes"]), each["share_of_fastest"]
-    return f"{size:>8} {each['executed_ms']:9.3f} ms {share:5.0%}  {each['configuration']}"
-
-
-def alexnet(open_new: Callable[[], ComputeBackend], repeats: int) -> Rows:
-    """Plan AlexNet with slabs and without in turn, each time on a new backend, and execute the plans.
-
-    The first planning of the process does not count, because it loads libraries.
-    """
-    network = load_network("alexnet")
-    plan_alexnet(open_new(), 8 * MIB, slabs=True)
-    found: Rows = []
-    for limit in (8 * MIB, 16 * MIB, 64 * MIB):
-        row: dict[str, Any] = {"limit_bytes": limit}
-        seconds: dict[str, list[float]] = {"without": [], "with": []}
-        configurations: dict[str, list[Configuration]] = {}
-        for name in (*seconds,) * PLANNINGS:
-            backend = open_new()
-            planned, decisions = plan_alexnet(backend, limit, slabs=name == "with")
-            seconds[name].append(planned.pop("seconds"))
-            row |= {f"{name}_{key}": value for key, value in planned.items()}
-            configurations[name] = [each.configuration for each in decisions.kernels]
-        row |= {f"{name}_planning_seconds": median(each) for name, each in seconds.items()}
-        row["with_in_slabs"] = sum(any(part.slabs for part in each.parts) for each in configurations["with"])
-        executed: dict[str, list[float]] = {"without": [], "with": []}
-        for kernel, *both in zip(network.kernels(), configurations["without"], configurations["with"], strict=True):
-            given = dict(zip(executed, both, strict=True))
-            for name, time_ms in times_in_turn(kernel.problem, given, backend, repeats).items():
-                executed[name].append(time_ms * kernel.count)
-        row |= {f"{name}_executed_ms": fsum(times) for name, times in executed.items()}
-        found.append(row)
-        print(
-            f"alexnet {format_bytes(limit):>7}: executed {row['without_executed_ms']:.2f} ms without slabs,"
-            f" {row['with_executed_ms']:.2f} with ({row['with_in_slabs']} kernels in slabs); planned in"
-            f" {row['without_planning_seconds']:.2f} and {row['with_planning_seconds']:.2f} s",
-            flush=True,
-        )
-    return found
-
-
-def plan_alexnet(backend: ComputeBackend, limit: int, *, slabs: bool) -> tuple[dict[str, Any], Decisions]:
-    """Plan AlexNet within a limit; return seconds, number of measurements and predicted time, and the decisions."""
-    benchmark = Benchmark(backend)
-    begin = perf_counter()
-    settings = Settings.load({}, policy="adaptive", workspace_limit_bytes=limit, slabs=slabs)
-    decisions = decide(load_network("alexnet").kernels(), benchmark, settings)
-    seconds = perf_counter() - begin
-    return {"seconds": seconds, "measured": benchmark.measured, "predicted_ms": decisions.time_ms}, decisions
-
-
 def rows_of(case: str, backend: ComputeBackend, repeats: int) -> Rows:
     """Return the rows of a case; an operation that fails gets a row that says why."""
     problems, limits = CASES[case]
@@ -221,24 +142,18 @@ def rows_of(case: str, backend: ComputeBackend, repeats: int) -> Rows:
             except (UcudnnError, MemoryError) as error:
                 print(f"{case} {operation.value} failed: {error}", flush=True)
                 row = {"operation": operation.value, "dtype": problem.dtype.value, "failed": str(error)}
-            else:
-                report(row)
+            print(case, row["operation"], row.get("kept_workspace_bytes"), flush=True)
             rows.append({"case": case, **row})
     return rows
 
 
 def parsed() -> Namespace:
     """Return the command line."""
-    names = (*CASES, "alexnet")
     parser = script.command_line(__doc__, __spec__.name, "gpu/slabs.json")
     script.add_backend(parser)
-    parser.add_argument("case", nargs="*", help=f"one of {', '.join(names)} (all but tiny)")
+    script.add_names(parser, CASES)
     parser.add_argument("--repeats", type=int, default=9, help="samples of each plan (%(default)s)")
-    arguments = parser.parse_args()
-    unknown = [case for case in arguments.case if case not in names]
-    if unknown:
-        parser.error(f"{unknown[0]!r} is no case: give some of {', '.join(names)}")
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -246,11 +161,8 @@ def main() -> None:
     arguments = parsed()
     backend = open_computing(arguments.backend)
     answer: dict[str, Any] = {"conditions": dict(backend.conditions()), "repeats": arguments.repeats, "rows": []}
-    for case in arguments.case or ["volume", "decoder", "plane", "alexnet"]:
-        if case == "alexnet":
-            answer["alexnet"] = alexnet(partial(open_computing, arguments.backend), arguments.repeats)
-        else:
-            answer["rows"] += rows_of(case, backend, arguments.repeats)
+    for case in arguments.names or [each for each in CASES if each != "tiny"]:
+        answer["rows"] += rows_of(case, backend, arguments.repeats)
         save(script.out_of(arguments), answer)
 
 

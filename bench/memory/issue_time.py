@@ -1,13 +1,12 @@
 """Time that the host takes to issue a fitted step on a GPU, beside eager PyTorch: both take turns in one process.
 
     python -m bench.memory.issue_time                             # all networks of memory/execution.json
-    python -m bench.memory.issue_time --network densenet121 --operators 15   # and which operators take it
     python -m bench.memory.issue_time --device cpu --runs 3 --out trial.json # tries the script out
 
 Mini-batches are so small that the GPU waits for the host, so the time until a step has been issued is the host's: of
 forward, backward and the optimizer together. A plan issues operations, some of them again, and copies. What its step
 takes beyond the eager one is divided by their number. Their own work is included, so recomputation and copies look
-dearer than the host's part of them is. `bench.memory.fitted_host_cost` asks the same without a GPU. Hosts have phases
+dearer than the host's part of them is. Hosts have phases
 of seconds in which everything takes longer; turns share them, and medians count.
 """
 
@@ -22,11 +21,11 @@ from typing import Any
 import torch
 
 from bench.memory.execution import BATCHES, SMALL
-from bench.memory.fitted_host_cost import COUNTED, MOST_US
 from bench.memory.record_steps import RECIPES
 from bench.tools.results import save_case
 from bench.tools.script import command_line, note, run_main, verdict
 from bench.torch.measuring import conditions
+from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.torch.comparison.trial import trial_step, trial_subject, with_plan
 from ucudnn.memory.torch.comparison.trial_result import TrialSettings
 from ucudnn.memory.torch.measuring.training_step import TrainingStep
@@ -34,6 +33,8 @@ from ucudnn.memory.torch.running.fit import FitOptions, fit_subject
 
 POLICIES = ("stock", "checkpoint", "vdnn-ext-all-p")
 EAGER = "eager"
+COUNTED = (ActionKind.RUN, ActionKind.RECOMPUTE, ActionKind.OFFLOAD, ActionKind.PREFETCH)
+MOST_US = 3.0
 _BATCH = 2
 
 
@@ -54,7 +55,7 @@ def issue_us(step: TrainingStep, wait: Callable[[], None]) -> float:
     return (perf_counter_ns() - begin) / 1e3
 
 
-def measure(network: str, device: str, runs: int, operators: int) -> dict[str, Any]:
+def measure(network: str, device: str, runs: int) -> dict[str, Any]:
     """Return how long the host takes to issue the steps of a network."""
     settings = settings_of(network, device)
     eager = trial_step(settings)
@@ -85,19 +86,9 @@ def measure(network: str, device: str, runs: int, operators: int) -> dict[str, A
         }
         for name, taken in times.items()
     ]
-    for name in (EAGER, POLICIES[0]) if operators else ():
-        print(f"{network}, {name}:\n{_profile(steps[name], operators, wait)}", flush=True)
     for fitted in planned.values():
         fitted.close()  # the next network has host memory of its own
     return {"conditions": conditions(torch.device(device)), "runs": runs, "rows": rows}
-
-
-def _profile(step: TrainingStep, rows: int, wait: Callable[[], None]) -> str:
-    """Return which operators take the host's time in a few steps."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        for _ in range(3):
-            issue_us(step, wait)
-    return str(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=rows, max_name_column_width=48))
 
 
 def _nothing() -> None:
@@ -110,13 +101,12 @@ def main() -> bool:
     parser.add_argument("--network", action="append", choices=BATCHES, help="may be repeated (all)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="(%(default)s)")
     parser.add_argument("--runs", type=int, default=40, help="steps of each kind (%(default)s)")
-    parser.add_argument("--operators", type=int, default=0, help="print so many operators that take the host longest")
     arguments = parser.parse_args()
     if arguments.device == "cpu" and arguments.out is None:
         parser.error("--device cpu tries the script out: name a file with --out")
     well = True
     for network in arguments.network or BATCHES:
-        found = measure(network, arguments.device, arguments.runs, arguments.operators)
+        found = measure(network, arguments.device, arguments.runs)
         rows = found["rows"]
         for row in rows:
             each = "" if row["us_each"] is None else f"{row['us_each']:9.2f} µs for each action"

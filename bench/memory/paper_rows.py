@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from bench.memory.layer_networks import NETWORKS
@@ -45,14 +46,29 @@ class PaperRow(NamedTuple):
         """Return our figure, or its range over the readings."""
         values = sorted(value for value in self.ours.values() if value is not None)
         ends = list(dict.fromkeys(self.form.format(value) for value in (values[:1] + values[-1:])))
+        if len(ends) == 2:
+            ends[0] = ends[0].removesuffix(self.form.partition("}")[2])
         missing = [f"does not fit {reading}" for reading, value in self.ours.items() if value is None]
         return "; ".join([" to ".join(ends), *missing] if ends else missing)
 
 
-def markdown(rows: Sequence[PaperRow]) -> str:
-    """Return a table of rows."""
-    lines = ["| figure | paper | ours | why they differ |", "| --- | --- | --- | --- |"]
-    return "\n".join([*lines, *(f"| {row.what} | {row.paper} | {row.text()} | {row.why} |" for row in rows)])
+def merged(rows: Sequence[PaperRow]) -> list[list[str]]:
+    """Return the cells of a table, in which figures that one explanation is for share a row, each on a line.
+
+    Of names that share their end or their beginning, the first one has it.
+    """
+    groups: dict[str, list[PaperRow]] = {}
+    for row in rows:
+        groups.setdefault(row.why, []).append(row)
+    table = []
+    for why, group in groups.items():
+        names = [row.what.rpartition(", ") for row in group]
+        alike = len({measure for *_, measure in names}) == 1
+        shown = [group[0].what]
+        for (before, _, _), (subject, comma, measure) in pairwise(names):
+            shown.append(subject if alike and subject else measure if subject == before else subject + comma + measure)
+        table.append([*map("<br>".join, (shown, (row.paper for row in group), (row.text() for row in group))), why])
+    return table
 
 
 def load_rows(answer: Mapping[str, Any]) -> list[PaperRow]:
@@ -97,6 +113,7 @@ def table_parser(description: str | None, module: str) -> ArgumentParser:
 
 def print_and_save(arguments: Namespace, rows: Sequence[PaperRow], **more: object) -> None:
     """Print rows as a table, and write them."""
-    print(markdown(rows))
+    for row in rows:
+        print(" | ".join((row.what, row.paper, row.text(), row.why)))
     rows_as_written = [row._asdict() for row in rows]
     save(out_of(arguments), {"conditions": cpu_conditions("ucudnn"), **more, "rows": rows_as_written})

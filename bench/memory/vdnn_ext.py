@@ -301,11 +301,7 @@ def fragmentation_rows() -> list[PaperRow]:
     for name, (networks, batch, published) in papers.items():
         for policy, (expected, actual) in zip(policies, published, strict=True):
             what = f"{name}, {policy}: expected"
-            why = (
-                "The workspaces of the profile's fastest algorithms are not those of the study's cuDNN."
-                if "m" not in policy
-                else "As tables 1 and 2."
-            )
+            why = WORKSPACES if "m" not in policy else "As tables 1 and 2."
             rows.append(row(what, f"{expected} MB", networks, batch, mebibytes(f"vdnn-{policy}"), why, "{:.0f} MiB"))
             what = f"{name}, {policy}: in the pool"
             why = "Parameters lie outside our pool, and CNMeM's lists may differ from plain best fit."

@@ -9,15 +9,40 @@ measured them at powers of two as micro-batch sizes.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from bench.paper.recorded import choices_of
 from bench.tools.backends import measured
 from bench.tools.results import ROOT, cpu_conditions, load, save
 from bench.tools.script import command_line, note, run_main
+from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.configuration import MicroConfiguration
+from ucudnn.kernel import Kernel
 from ucudnn.networks.tables import load_network
+from ucudnn.profiles.format import load_profile
+from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.division import Choice
+
+NETWORKS = ("alexnet", "resnet18", "resnet50")
+
+Recorded = list[tuple[Kernel, list[MicroConfiguration]]]
+"""The kernels of a network with their micro-configurations at powers of two."""
+
+
+def recorded(source: str, network: str) -> Recorded:
+    """Return the recording of a network in a profile."""
+    benchmark = Benchmark(ReplayBackend(load_profile(source), candidates=Candidates.GRAPH, network=network))
+    return [(kernel, measured(benchmark, kernel.problem)) for kernel in load_network(network).kernels()]
+
+
+def choices_of(kernels: Recorded) -> list[Choice[Any]]:
+    """Return the desirable sets of kernels with their counts."""
+    return [
+        Choice(desirable=desirable_set(found, kernel.problem.batch), count=kernel.count) for kernel, found in kernels
+    ]
+
 
 KINDS = ("smooth", "random", "few points")
 RECORDING = ROOT / "bench" / "data" / "resnet1001_cpu.json"

@@ -2,7 +2,6 @@
 
     python -m bench.paper.solvers                 about five minutes
     python -m bench.paper.solvers --continue      go on with what an interrupted run has written
-    python -m bench.paper.solvers --table         print the table of the handbook from the file, and measure nothing
 
 Divided are synthetic fronts (bench.paper.fronts; 300 kernels of 30 shapes, 3,000 kernels of the same shapes, and 3,000
 different shapes), the fronts of ResNet-1001 that were recorded on a CPU, and those of AlexNet, ResNet-18 and ResNet-50
@@ -20,7 +19,6 @@ figure is missed.
 """
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,8 +26,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from bench.paper.fronts import KINDS, recorded_resnet1001, synthetic
-from bench.paper.recorded import NETWORKS, choices_of, recorded
+from bench.paper.fronts import KINDS, NETWORKS, choices_of, recorded, recorded_resnet1001, synthetic
 from bench.tools.results import ROOT, cpu_conditions, load, save
 from bench.tools.script import command_line, note, out_of, run_main, verdict
 from tests.support.exact_bound import no_division_is_faster
@@ -148,20 +145,6 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def table(classes: dict[str, dict[str, Any]]) -> str:
-    """Return the Markdown table of the handbook: medians, and in brackets the slowest case."""
-    lines = ["| kernels | divisions | ucudnn | HiGHS | GLPK |", "| --- | --- | --- | --- | --- |"]
-    for title, found in classes.items():
-        times = (f"{found[name]['median_ms']:.2g} ({found[name]['worst_median_ms']:.2g})" for name in SOLVERS)
-        lines.append(f"| {title} | {found['cases']} | {' | '.join(plain(each) for each in times)} |")
-    return "\n".join(lines)
-
-
-def plain(text: str) -> str:
-    """Return a text whose numbers have no exponents."""
-    return re.sub(r"\d\.\de\+\d+", lambda found: f"{float(found[0]):.0f}", text)
-
-
 def is_fastest(row: dict[str, Any]) -> bool:
     """Whether whole numbers prove a division, and HiGHS finds the same one if it ends."""
     return bool(row["proved"]) and (not row["highs_ended"] or abs(row["highs_over_ours"]) <= 1e-9)
@@ -216,13 +199,9 @@ def main() -> bool:
     """Measure everything on one core, print it and write it; return whether all figures are met."""
     parser = command_line(__doc__, __spec__.name, "paper/solvers.json")
     parser.add_argument("--continue", action="store_true", dest="goes_on", help="keep the cases that the file has")
-    parser.add_argument("--table", action="store_true", help="print the table of the handbook from the file")
     arguments = parser.parse_args()
     path = out_of(arguments)
     known = load(path) if path is not None and path.exists() else {}
-    if arguments.table:
-        print(table(known["classes"]))
-        return True
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     conditions = {**cpu_conditions("ucudnn", "pulp", "highspy", "swiglpk"), "cores": 1, "repeats": REPEATS}

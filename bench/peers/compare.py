@@ -3,17 +3,13 @@
     python -m bench.peers.compare                                 all networks, NCHW float32 TF32, 64 MiB
     python -m bench.peers.compare resnet50:256 --limit 8MiB --limit none --variant float16-last --way PyTorch
     python -m bench.peers.compare --all --seconds 400 --database times.db     repeat this until nothing is left
-    CUDA_VISIBLE_DEVICES=1 python -m bench.peers.compare --all --claims FOLDER --out 1.json     one of several processes
-    python -m bench.peers.compare --merge 0.json --merge 1.json   combine the files of several processes
-    python -m bench.peers.compare --table                         print what was measured as Markdown; needs no GPU
-    python -m bench.peers.compare --readme                        print the rows that README.md shows
 
 For each network and variant, the script plans all ways at all limits. Then, for each distinct convolution, every
 distinct configuration and PyTorch run in turn on the same tensors, stream and clock (medians). The time of a way is the
 sum over the network's kernels, forward and both backward passes. Earlier results stay in the file (--out): several
 calls complete it, and a pair of network and variant with all wanted results is not measured again. A pair is written as
-a whole. If time is up (--seconds), it gets the limits that were planned by then. Processes with the same --claims share
-the pairs: each takes a pair that no other has or has finished. The exit status is 1 if something is left at the end.
+a whole. If time is up (--seconds), it gets the limits that were planned by then. The exit status
+is 1 if something is left at the end.
 
 `bench.peers.ways` says how each way chooses its algorithms. The results for each network, variant, limit and way:
 `predicted_ms` is the sum of the benchmarked times; `executed_ms` is the sum of the executed medians; `range_ms` is the
@@ -35,9 +31,8 @@ from pathlib import Path
 from time import perf_counter
 
 from bench.peers.run import FAILURES, Outcome, Outcomes, Rig, Run, execute, said
-from bench.peers.table import Answer, Row, gains, is_done, key_of, load, markdown, merge, merge_all, verdict
-from bench.peers.ways import OURS, PYTORCH, RIVALS, WAYS, offered_first
-from bench.tools.claims import Claims
+from bench.peers.table import Answer, Row, is_done, key_of, load, merge
+from bench.peers.ways import PYTORCH, WAYS, offered_first
 from bench.tools.results import RESULTS, save
 from bench.tools.script import command_line, note, run_main
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -57,11 +52,6 @@ LIMITS = ("8MiB", "16MiB", "64MiB", "512MiB", "none")
 SHORT_MS = 0.05
 NONE_FITS = (InfeasibleError, MeasurementError, UnsupportedProblemError)
 
-README = tuple(
-    (variant, limit) for variant in ("float32-tf32-first", "float32-tf32-last") for limit in (64 * 2**20, None)
-)
-"""Variants and limits of the rows in README.md."""
-
 
 def variant_name(variant: Variant) -> str:
     """Return a name such as 'float32-tf32-first', or 'float16-last' for a type without math modes."""
@@ -70,10 +60,6 @@ def variant_name(variant: Variant) -> str:
 
 
 VARIANTS = {variant_name(each): each for each in variants(["float32", "float16"], ["tf32", "fma"], ["first", "last"])}
-
-
-ORDERS = [[name.partition(":")[0] for name in NETWORKS], list(VARIANTS)]
-"""The order of the rows of the table: of networks, and of variants."""
 
 
 @dataclass(kw_only=True)
@@ -236,6 +222,8 @@ def run_pair(network: Network, variant: str, rig: Rig, answer: Answer, options: 
     rows = [case | row for row in measure(VARIANTS[variant].of_network(network), cells, rig, options)]
     merge(answer, rows, conditions)
     save(options.out, answer)
+    for row in rows:
+        print(title, row["limit_bytes"], row["way"], row.get("executed_ms") or row.get("absent") or row["failed"])
     wrong = [text for row in rows if (text := complaint(row, options.check))]
     for text in wrong:
         note(f"  {text}")
@@ -279,26 +267,16 @@ def parsed() -> Namespace:
     parser.add_argument("--way", action="append", type=way_named, help=f"of {', '.join(WAYS)}; may be repeated (all)")
     parser.add_argument("--all", action="store_true", help="all limits and variants, unless some are named")
     parser.add_argument("--seconds", type=float, default=inf, help="start no plan after this time")
-    parser.add_argument("--claims", type=Path, help="folder with which processes share the pairs")
     parser.add_argument("--database", help="file of measurements (UCUDNN_DATABASE)")
     parser.add_argument(
         "--repeats", type=int, default=7, help="samples of each run (%(default)s); of slow runs fewer, at least 3"
     )
     parser.add_argument("--check", action="store_true", help="compare the outputs of all ways")
     parser.add_argument("--again", action="store_true", help="also measure what the file has")
-    parser.add_argument(
-        "--table", action="store_true", help="print the table of all results, or of those that are named, and end"
-    )
-    parser.add_argument("--merge", action="append", type=Path, help="add the rows of a file and end; may be repeated")
-    parser.add_argument("--readme", action="store_true", help="print the rows of README.md and end")
     parser.add_argument("--backend", default="cudnn", choices=("cudnn", "cpu"), help="cpu to try the script out")
     parser.add_argument("--out", type=Path, default=RESULTS / "peers/compare.json", help="file of the results")
     options = parser.parse_args()
-    missing = [str(path) for path in options.merge or () if not path.exists()]
-    if missing:
-        parser.error(f"{missing[0]} is not there")
     options.until = perf_counter() + options.seconds
-    options.named = bool(options.network), bool(options.variant), bool(options.limit)
     limits = options.limit or (LIMITS if options.all else ("64MiB",))
     options.limit = list(dict.fromkeys(None if each == "none" else parse_bytes(each) for each in limits))
     options.variant = list(dict.fromkeys(options.variant or (VARIANTS if options.all else ("float32-tf32-first",))))
@@ -307,24 +285,9 @@ def parsed() -> Namespace:
     return options
 
 
-def shown(row: Row, options: Namespace) -> bool:
-    """Return whether to print a row: with --readme the rows of README.md, with --table those that are named."""
-    if options.readme:
-        return (row["variant"], row["limit_bytes"]) in README
-    if not options.table:
-        return True
-    networks = [(network.name, network.batch) for network in options.network]
-    asked = (
-        (row["network"], row["batch"]) in networks,
-        row["variant"] in options.variant,
-        row["limit_bytes"] in options.limit,
-    )
-    return all(yes or not named for yes, named in zip(asked, options.named, strict=True))
-
-
 def measure_pairs(answer: Answer, options: Namespace) -> bool:
     """Measure the pairs of network and variant that are missing; return whether all are done."""
-    rig, claims = Rig(options.backend, options.database), Claims(options.claims)
+    rig = Rig(options.backend, options.database)
     pairs = [(network, variant) for variant in options.variant for network in options.network]
     failed = {key_of(row)[:3] for row in answer["rows"] if "failed" in row}
     # Pairs with the largest expected speedup come first, and pairs that failed before come last.
@@ -334,35 +297,18 @@ def measure_pairs(answer: Answer, options: Namespace) -> bool:
         if perf_counter() > options.until:
             note(f"time is up; not looked at: {len(pairs) - index} pairs of network and variant")
             return False
-        name = f"{network.name} {network.batch} {variant}"
-        if not claims.take(name):
-            note(f"{name}: another process has it")
-            continue
-        done = False
         try:
-            done = run_pair(network, variant, rig, answer, options) and perf_counter() <= options.until
+            well &= run_pair(network, variant, rig, answer, options) and perf_counter() <= options.until
         except Exception as error:  # noqa: BLE001, because the other pairs can still use the time on the GPU
-            note(f"{name} failed: {said(error)}")
-        claims.finish(name, done=done)
-        well &= done
+            note(f"{network.name} {network.batch} {variant} failed: {said(error)}")
+            well = False
     return well
 
 
 def main() -> bool:
-    """Measure what is missing, print the table, and return whether nothing failed or is left."""
+    """Measure what is missing, and return whether nothing failed or is left."""
     options = parsed()
-    answer = load(options.out)
-    well = True
-    if options.merge:
-        for path in options.merge:
-            merge_all(answer, load(path))
-        save(options.out, answer)
-    elif not (options.table or options.readme):
-        well = measure_pairs(answer, options)
-    answer["rows"] = [row for row in answer["rows"] if shown(row, options)]
-    print(markdown(answer, list(WAYS), ORDERS))
-    print("\n".join(["", *gains(answer, ORDERS), "", *verdict(answer["rows"], OURS, RIVALS)]))
-    return well
+    return measure_pairs(load(options.out), options)
 
 
 if __name__ == "__main__":

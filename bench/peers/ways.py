@@ -53,10 +53,6 @@ WAYS: dict[str, Way | None] = {
 }
 """All ways, in the order of the table; PyTorch chooses by itself."""
 
-OURS = (POWER_OF_TWO, ADAPTIVE)
-RIVALS = (HEURISTICS, GRAPH, LEGACY, ORIGINAL)
-"""The ways that should be slower than ours in NCHW within 64 MiB."""
-
 _UNTIMED_MS = 1.0  # a micro-configuration has a time, heuristics have none; nothing reads this
 
 

@@ -8,16 +8,16 @@ cuDNN, or the first algorithm that cuDNN's heuristics offer) and what the same c
 yet` stands where the results lack a figure. Square brackets hold the least and the most of all rounds or steps.
 """
 
-import re
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from statistics import median
+from math import exp, fsum, log
 from typing import Any
 
-from bench.peers.compare import ORDERS
-from bench.peers.table import STEPS, milliseconds, times
+from bench.memory.link import STEPS as LINK_STEPS
+from bench.memory.link import balance_rows, policy_rows
+from bench.memory.paper_rows import load_rows, merged
+from bench.peers.table import STEPS, milliseconds
 from bench.peers.ways import (
     ADAPTIVE,
     GRAPH,
@@ -28,21 +28,11 @@ from bench.peers.ways import (
     POWER_OF_TWO,
     PYTORCH,
     UNDIVIDED,
-    WAYS,
     WITHOUT_COPIES,
 )
 from bench.tools.results import RESULTS, ROOT, load
 from bench.tools.script import command_line, run_main
-from bench.torch.network_summary import (
-    TITLES,
-    Comparison,
-    by_setting,
-    comparisons,
-    geometric_mean,
-    kind_of,
-    middle,
-    promised,
-)
+from bench.torch.comparison import Comparison, comparisons, geometric_mean, middle
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.gathered import skips
 from ucudnn.networks.tables import load_network
@@ -72,19 +62,24 @@ NETWORKS = {
 Row = list[str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table:
     """A table of a document.
 
     Attributes:
         document: path from the repository's root.
-        head: the cells of its head; the first one is unique in the document.
+        titles: the cells of its head, between bars; the first one is unique in the document.
         rows: makes its rows.
     """
 
     document: str
-    head: tuple[str, ...]
+    titles: str
     rows: Callable[[], Iterable[Row]]
+
+    @property
+    def head(self) -> list[str]:
+        """Return the cells of its head."""
+        return [each.strip() for each in self.titles.split("|")]
 
     def lines(self) -> list[str]:
         """Return the table in Markdown."""
@@ -116,6 +111,11 @@ def results(name: str) -> Any:
 def ms(time_ms: float | None) -> str:
     """Return a time such as '11.1 ms', or that it is not known."""
     return UNKNOWN if time_ms is None else f"{milliseconds(time_ms)} ms"
+
+
+def spread_of_several(samples_ms: Sequence[float]) -> str:
+    """Return the spread of samples behind a space; '' for one sample."""
+    return f" {spread(samples_ms)}" if len(samples_ms) > 1 else ""
 
 
 def spread(samples_ms: Sequence[float]) -> str:
@@ -156,7 +156,7 @@ def _time(case: tuple[str, int], variant: str, limit: int | None, way: str) -> f
 
 
 def _cell(case: tuple[str, int], variant: str, limit: int | None, way: str) -> str:
-    """Return a cell such as '11.1 [11.0, 11.3]'; a dash if nothing computes it within the limit, '' if unknown."""
+    """Return a cell such as '11.1'; a dash if nothing computes it within the limit, '' if unknown."""
     row = _row(case, variant, limit, way)
     if row is None:
         return ""
@@ -164,8 +164,6 @@ def _cell(case: tuple[str, int], variant: str, limit: int | None, way: str) -> s
     if time_ms is None:
         return "–"
     text = milliseconds(time_ms)
-    if row.get("range_ms"):
-        text += f" {spread(row['range_ms'])}"
     return f"{text} ({format_bytes(row['workspace_bytes'])})" if way == PYTORCH else text
 
 
@@ -178,7 +176,9 @@ def networks() -> Iterable[Row]:
             over, divided = (_time(case, variant, USUAL, way) for way in (UNDIVIDED, POWER_OF_TWO))
             ratio = f"{over / divided:.2f}" if over and divided else ""
             free = ", ".join(milliseconds(_time(case, variant, None, way) or 0) for way in (GRAPH, POWER_OF_TWO))
-            yield [f"{title} {case[1]}{', NHWC' if variant == NHWC else ''}", *cells, ratio, free]
+            rows = (_row(case, variant, USUAL, way) or {} for way in ways)
+            wide = _widest([row["range_ms"] for row in rows if row.get("range_ms")])
+            yield [f"{title} {case[1]}{', NHWC' if variant == NHWC else ''}", *cells, ratio, free, wide]
 
 
 def ideas() -> Iterable[Row]:
@@ -194,50 +194,26 @@ def ideas() -> Iterable[Row]:
             yield [f"{title} {case[1]}{note}", *cells]
 
 
-def graph_alone() -> Iterable[Row]:
-    """Yield AlexNet at 64 MiB in the graph API alone, with and without TF32."""
-    for math, variant in (("tf32", NCHW), ("fma", NO_TF32)):
-        total = results("gpu/execute.json")["cases"][f"alexnet, 64MiB, graph, powerOfTwo, float32 {math}"]["total"]
-        free = _cell(("alexnet", 256), variant, USUAL, PYTORCH)
-        undivided, divided = total["undivided_executed_ms"], total["executed_ms"]
-        best = _time(("alexnet", 256), variant, USUAL, POWER_OF_TWO)
-        title = "AlexNet 256, with TF32" if math == "tf32" else "AlexNet 256, without TF32"
-        yield [title, free, ms(undivided), ms(divided), f"{undivided / divided:.2f}", ms(best)]
-
-
 # --- PyTorch's training steps: torch/step.json, torch/iterations.json and torch/memory.json
 
 
-def _step(name: str, policy: str, way: str) -> dict[str, Any] | None:
-    case = results("torch/step.json")["cases"].get(f"{name}, {policy}")
-    return None if case is None else case["ways"][way]
+def _step(name: str, policy: str, way: str) -> dict[str, Any]:
+    found: dict[str, Any] = results("torch/step.json")["cases"][f"{name}, {policy}"]["ways"][way]
+    return found
 
 
-def _took(found: Mapping[str, Any] | None, digits: int = 1) -> str:
-    """Return a cell such as '119.5 ms [119.3, 119.7]'."""
-    if found is None:
-        return UNKNOWN
-    return f"{found['median_ms']:.{digits}f} ms {spread(found['samples_ms'])}"
-
-
-def _largest(found: Mapping[str, Any]) -> str:
-    return f"({found['largest_bytes'] / MIB:.0f} MiB)"
+def _took(found: Mapping[str, Any]) -> str:
+    """Return a cell such as '119.5 ms [119.3, 119.7] (64 MiB)'."""
+    return f"{found['median_ms']:.1f} ms {spread(found['samples_ms'])} ({found['largest_bytes'] / MIB:.0f} MiB)"
 
 
 def steps() -> Iterable[Row]:
     """Yield training steps by network and policy."""
     for name, title in (("resnet50", "ResNet-50 256"), ("alexnet", "AlexNet 256")):
         for policy in ("undivided", "powerOfTwo", "adaptive"):
-            free = _step(name, policy, "pytorch")
-            cells = [UNKNOWN] * 3
-            if free is not None:
-                cells = [f"{_took(free)} {_largest(free)}"]
-                for limit in ("64MiB", "16MiB"):
-                    found = _step(name, policy, limit)
-                    assert found is not None
-                    ratio = found["median_ms"] / free["median_ms"]
-                    cells.append(f"{_took(found)} {_largest(found)}, {ratio:.3f}")
-            yield [f"{title}, `{policy}`", *cells]
+            free, *limited = (_step(name, policy, way) for way in ("pytorch", "64MiB", "16MiB"))
+            ratios = (f"{_took(each)}, {each['median_ms'] / free['median_ms']:.3f}" for each in limited)
+            yield [f"{title}, `{policy}`", _took(free), *ratios]
 
 
 PAPER = {  # whole iterations and convolutions alone in the paper, Figures 10 to 12, on a P100
@@ -249,65 +225,50 @@ PAPER = {  # whole iterations and convolutions alone in the paper, Figures 10 to
 
 def iterations() -> Iterable[Row]:
     """Yield whole training steps beside the paper's whole iterations."""
-    cases = results("torch/iterations.json").get("cases", {})
     for name, (title, paper) in PAPER.items():
         for math, note in (("tf32", "TF32, graph API"), ("fma", "no TF32, legacy API")):
-            case = cases.get(f"{name}, {math}")
-            cells = [UNKNOWN] * 4
-            if case is not None and "gains" in case:
-                ways = [_took(case["ways"][way]) for way in ("pytorch", "undivided", "micro-batched")]
-                cells = [*ways, f"{case['gains']['over undivided']:.2f}"]
-            yield [f"{title}; {note}", *cells, paper]
+            case = results("torch/iterations.json")["cases"][f"{name}, {math}"]
+            ways = [case["ways"][way] for way in ("pytorch", "undivided", "micro-batched")]
+            times, gain = (ms(each["median_ms"]) for each in ways), case["gains"]["over undivided"]
+            yield [f"{title}; {note}", *times, f"{gain:.2f}", paper, _widest(each["samples_ms"] for each in ways)]
 
 
-def _caps() -> list[int]:
-    return results("torch/memory.json").get("caps") or [0, 44 * 2**30, 38 * 2**30, 36 * 2**30, 34 * 2**30]
+CAPS = {0: "no cap", 44 * 2**30: "44 GiB", 36 * 2**30: "36 GiB", 34 * 2**30: "34 GiB"}
 
 
-def cap_head() -> tuple[str, ...]:
-    """Return the head of the table of caps."""
-    caps = (f"{cap / 2**30:.0f} GiB" if cap else "no cap" for cap in _caps())
-    return ("3-D U-Net, 4 x 1 x 128³, under a cap on memory", *caps)
-
-
-def _trial(way: str, cap: int) -> str:
-    found = results("torch/memory.json")["trials"].get(f"{way} batch 4 cap {cap}")
-    if found is None:
-        return UNKNOWN
-    return f"{found['step_ms']:.0f} ms {spread(found['samples_ms'])}" if found["trains"] else "out of memory"
+def _capped(way: str, cap: int) -> dict[str, Any]:
+    found: dict[str, Any] = results("torch/memory.json")["trials"][f"{way} batch 4 cap {cap}"]
+    return found
 
 
 def caps() -> Iterable[Row]:
     """Yield steps under caps on PyTorch's memory."""
     names = {"pytorch": "PyTorch", "undivided": "undivided, within 1 GiB", "ucudnn": "ucudnn, within 1 GiB"}
     for way, name in names.items():
-        yield [name, *(_trial(way, cap) for cap in _caps())]
+        found = [_capped(way, cap) for cap in CAPS]
+        took = (f"{each.get('step_ms', 0):.0f} ms {spread(each.get('samples_ms', [0]))}" for each in found)
+        yield [name, *(cell if each["trains"] else "out of memory" for cell, each in zip(took, found, strict=True))]
 
 
 # --- Caffe: caffe/time.json
 
 
-def _caffe(way: str) -> dict[str, Any] | None:
-    return results("caffe/time.json")["times"].get(way)
-
-
-def _caffe_cell(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return UNKNOWN
-    runs = found["iterations of each run ms"]
-    iteration = f"{milliseconds(found['iteration ms'])} ms{f' {spread(runs)}' if len(runs) > 1 else ''}"
-    return f"{milliseconds(found['convolutions ms'])} ms, {iteration}"
+def _caffe(way: str) -> dict[str, Any]:
+    found: dict[str, Any] = results("caffe/time.json")["times"][way]
+    return found
 
 
 def caffe() -> Iterable[Row]:
     """Yield Caffe's AlexNet by limit."""
     for limit, title in (("64 MiB", "64 MiB"), ("8 MiB", "8 MiB, Caffe's own")):
         found = [_caffe(f"{way}, {limit}") for way in ("plain", "undivided", "powerOfTwo")]
-        plain, _, divided = found
-        assert plain is not None
-        assert divided is not None
-        ratios = (f"{plain[what] / divided[what]:.2f}" for what in ("convolutions ms", "iteration ms"))
-        yield [title, *map(_caffe_cell, found), ", ".join(ratios)]
+        cells, ratios = [], []
+        for each in found:
+            runs = each["iterations of each run ms"]
+            cells.append(f"{ms(each['convolutions ms'])}, {ms(each['iteration ms'])}{spread_of_several(runs)}")
+        for what in ("convolutions ms", "iteration ms"):
+            ratios.append(f"{found[0][what] / found[2][what]:.2f}")
+        yield [title, *cells, ", ".join(ratios)]
 
 
 def caffe_ideas() -> Iterable[Row]:
@@ -318,14 +279,9 @@ def caffe_ideas() -> Iterable[Row]:
         "measured choice, graph API": "undivided",
         "micro-batches": "powerOfTwo",
     }
-    first = last = None
-    for title, way in ways.items():
-        found = _caffe(f"{way}, 64 MiB")
-        assert found is not None
-        time_ms = found["convolutions ms"]
-        first, last = first or time_ms, last or time_ms
-        yield [title, ms(time_ms), f"{last / time_ms:.2f}", f"{first / time_ms:.2f}"]
-        last = time_ms
+    times = [_caffe(f"{way}, 64 MiB")["convolutions ms"] for way in ways.values()]
+    for title, before, time_ms in zip(ways, [times[0], *times], times, strict=False):
+        yield [title, ms(time_ms), f"{before / time_ms:.2f}", f"{times[0] / time_ms:.2f}"]
 
 
 # --- README, policies, slabs and division
@@ -344,40 +300,36 @@ def readme() -> Iterable[Row]:
         ("alexnet", "AlexNet 256 in PyTorch, 16 MiB for each kernel, training step", "16MiB"),
         ("resnet50", "ResNet-50 256 in PyTorch, 64 MiB, training step", "64MiB"),
     ):
-        free, found = (_step(name, "powerOfTwo", way) for way in ("pytorch", limit))
-        assert free is not None
-        assert found is not None
-        undivided = _step(name, "undivided", limit)
-        middle = UNKNOWN if undivided is None else f"{undivided['median_ms']:.1f} ms"
-        ends = [f"{each['median_ms']:.1f} ms {_largest(each)}" for each in (free, found)]
-        verdict = f"{_against(free['median_ms'], found['median_ms'])} than PyTorch"
-        samples = [each["samples_ms"] for each in (free, undivided, found) if each is not None]
-        yield [title, ends[0], middle, ends[1], verdict, _widest(samples)]
+        found = [
+            _step(name, "powerOfTwo", "pytorch"),
+            *(_step(name, each, limit) for each in ("undivided", "powerOfTwo")),
+        ]
+        times = [each["median_ms"] for each in found]
+        free, middle, ours = (f"{time_ms:.1f} ms" for time_ms in times)
+        sizes = [f" ({each['largest_bytes'] / MIB:.0f} MiB)" for each in found]
+        said = f"{_against(times[0], times[2])} than PyTorch"
+        yield [title, free + sizes[0], middle, ours + sizes[2], said, _widest(each["samples_ms"] for each in found)]
     yield _readme_row("VGG-16 64, channels last, 64 MiB, convolutions", ("vgg16", 64), NHWC, USUAL)
     yield _readme_row("AlexNet 256, no limit, convolutions", ("alexnet", 256), NCHW, None)
-    _, (_, _, undivided_text, divided_text, ratio, _) = graph_alone()
+    total = results("gpu/execute.json")["cases"]["alexnet, 64MiB, graph, powerOfTwo, float32 fma"]["total"]
+    times = [total["undivided_executed_ms"], total["executed_ms"]]
     title = "AlexNet 256, 64 MiB, without TF32, graph API alone"
-    free_text = _without(("alexnet", 256), NO_TF32, USUAL)
-    yield [title, free_text, undivided_text, divided_text, f"{ratio} times faster", ""]
+    yield [title, _without(("alexnet", 256), NO_TF32, USUAL), *map(ms, times), _against(*times), ""]
     yield _readme_row("AlexNet 256, 64 MiB, without TF32, all candidates", ("alexnet", 256), NO_TF32, USUAL)
     yield _readme_row("AlexNet 256, 64 MiB, convolutions", ("alexnet", 256), NCHW, USUAL)
     yield _readme_row("VGG-16 64, 64 MiB, convolutions", ("vgg16", 64), NCHW, USUAL)
     yield _readme_row("3-D U-Net 4, 64 MiB, convolutions", ("unet3d", 4), NCHW, USUAL)
-    trials = results("torch/memory.json")["trials"]
-    capped = {way: trials.get(f"{way} batch 4 cap {36 * 2**30}", {}).get("step_ms") for way in ("pytorch", "undivided")}
-    ours = trials[f"ucudnn batch 4 cap {36 * 2**30}"]["step_ms"]
-    steps_ms = [UNKNOWN if each is None else f"{each:.0f} ms" for each in (*capped.values(), ours)]
-    faster = f"{_against(capped['pytorch'], ours)} than PyTorch, and runs at 34 GiB"
-    runs = [trials[f"{way} batch 4 cap {36 * 2**30}"]["samples_ms"] for way in ("pytorch", "undivided", "ucudnn")]
-    yield ["3-D U-Net in PyTorch under a cap of 36 GiB, training step", *steps_ms, faster, _widest(runs)]
+    found = [_capped(way, 36 * 2**30) for way in ("pytorch", "undivided", "ucudnn")]
+    times = [each["step_ms"] for each in found]
+    said = f"{_against(times[0], times[2])} than PyTorch, and runs at 34 GiB"
+    title = "3-D U-Net in PyTorch under a cap of 36 GiB, training step"
+    yield [title, *(f"{each:.0f} ms" for each in times), said, _widest(each["samples_ms"] for each in found)]
     for granted in (64, 8):
-        plain, undivided, divided = (_caffe(f"{way}, {granted} MiB") for way in ("plain", "undivided", "powerOfTwo"))
-        assert plain is not None
-        assert divided is not None
-        all_ms = [ms(None if each is None else each["iteration ms"]) for each in (plain, undivided, divided)]
-        faster = f"{_against(plain['iteration ms'], divided['iteration ms'])} than Caffe"
-        runs = [each["iterations of each run ms"] for each in (plain, undivided, divided) if each is not None]
-        yield [f"AlexNet 256 in Caffe, {granted} MiB, iteration", *all_ms, faster, _widest(runs)]
+        found = [_caffe(f"{way}, {granted} MiB") for way in ("plain", "undivided", "powerOfTwo")]
+        times = [each["iteration ms"] for each in found]
+        wide = _widest(each["iterations of each run ms"] for each in found)
+        title = f"AlexNet 256 in Caffe, {granted} MiB, iteration"
+        yield [title, *map(ms, times), f"{_against(times[0], times[2])} than Caffe", wide]
 
 
 def _widest(samples_ms: Iterable[Sequence[float] | None]) -> str:
@@ -471,6 +423,18 @@ def division() -> Iterable[Row]:
         yield [f"{NETWORKS[case]} {case[1]}", f"{total} MiB", without, *taken]
 
 
+def solvers() -> Iterable[Row]:
+    """Yield the times of solvers: medians, and in brackets the slowest case."""
+    for title, found in results("paper/solvers.json")["classes"].items():
+        times = ((found[name][f"{which}median_ms"] for which in ("", "worst_")) for name in ("ours", "highs", "glpk"))
+        yield [title, str(found["cases"]), *(f"{_plain(middle)} ({_plain(worst)})" for middle, worst in times)]
+
+
+def _plain(time_ms: float) -> str:
+    """Return a time with two digits and without an exponent."""
+    return f"{float(f'{time_ms:.2g}'):g}"
+
+
 def attention() -> Iterable[Row]:
     """Yield additive attention with its score kept and computed again, by the number of time steps."""
     found = results("memory/attention.json")
@@ -494,6 +458,7 @@ FITTED = {
     "vgg16_bn": "VGG-16 with batch normalization, 64",
 }
 SHARES = ("90%", "70%", "50%")
+BUDGET_FILES = {"H100": "memory/execution_h100.json", "H200": "memory/execution.json"}
 
 
 def fitted(file: str) -> Iterable[Row]:
@@ -520,210 +485,180 @@ def _fitted_cell(found: Mapping[str, Any] | None, stock_ms: float) -> str:
     return "below the floor" if "below the floor" in found["reason"] else "ran out of memory"
 
 
+def budgets() -> Iterable[Row]:
+    """Yield what steps within shares of PyTorch's peak take of its time, over all networks that ran."""
+    for gpu, file in BUDGET_FILES.items():
+        cases: Mapping[str, Any] = results(file)["cases"]
+        cells = []
+        for share in SHARES:
+            found = {network: cases.get(f"{network} auto {share}", {}) for network in FITTED}
+            ratios = [
+                each["step_ms"] / cases[f"{network} pytorch"]["step_ms"]
+                for network, each in found.items()
+                if "step_ms" in each
+            ]
+            mean = exp(fsum(map(log, ratios)) / len(ratios))
+            cells.append(f"{mean:.2f}, at most {max(ratios):.2f} ({len(ratios)} of {len(found)} ran)")
+        yield [gpu, "1.00", *cells]
+
+
 # --- programs that are tuned while they run: torch/networks.json, torch/networks_64MiB.json
+
+MOST_RATIO = 1.02
+"""Programs that take more than this of PyTorch's time stand in a table; all others are counted in its last rows."""
 
 
 def tuned_programs() -> Iterable[Row]:
-    """Yield each network, form and setting beside PyTorch alone, the largest ratio first."""
-    found = promised(results("torch/networks.json").get("cases", {}))
+    """Yield the programs that take longer under `enable()` than PyTorch, the largest ratio first, and the means."""
+    found = comparisons(results("torch/networks.json").get("cases", {}))
     for each in found:
-        peaks = ", ".join(f"{each.more_bytes(kind) / MIB:+.0f}" for kind in ("allocated", "reserved"))
-        steps = f"{middle(each.stock, 'first_step_s'):.1f} s, {_first_step(each)}"
-        switch = "on" if each.benchmark else "off"
-        yield [each.title, switch, *_compared(each), f"{peaks} MiB", steps, each.replaced, _measured_at(each)]
-    for group in by_setting(found).values():
-        switch = "on" if group[0].benchmark else "off"
-        yield [f"geometric mean of {len(group)}", switch, "", "", f"{geometric_mean(group):.3f}", "", "", "", ""]
-    if not found:
-        yield [UNKNOWN, *[""] * 8]
+        if each.setting.startswith("auto") and each.ratio > MOST_RATIO:
+            yield [f"{each.title}, {'on' if each.benchmark else 'off'}", *_compared(each)]
+    for setting, switch in (("auto", "on"), ("auto-off", "off")):
+        yield _mean([each for each in found if each.setting == setting], f", {switch}")
 
 
 def limited_programs() -> Iterable[Row]:
-    """Yield each network and form within 64 MiB beside PyTorch alone, the largest ratio first."""
-    cells = results("torch/networks_64MiB.json").get("cases", {})
-    found = [each for each in comparisons(cells) if each.setting == "64MiB"]
+    """Yield the programs that take longer within 64 MiB than PyTorch, the largest ratio first, and the mean."""
+    cases = results("torch/networks_64MiB.json").get("cases", {})
+    found = [each for each in comparisons(cases) if each.setting == "64MiB"]
     for each in found:
-        peak = f"{each.more_bytes('allocated') / MIB:+.0f} MiB"
-        turns = UNKNOWN if each.by_turns is None else f"{each.by_turns[1]:.3f}"
-        yield [each.title, *_compared(each), turns, peak, _first_step(each), each.replaced, _measured_at(each)]
+        if each.ratio > MOST_RATIO:
+            yield [each.title, *_compared(each), f"{each.more_bytes('allocated') / MIB:+.0f} MiB"]
+    yield [*_mean(found), ""]
+
+
+def _mean(found: Sequence[Comparison], more: str = "") -> Row:
+    """Return the row that sums a table up, or that nothing was measured."""
     if not found:
-        yield [UNKNOWN, *[""] * 8]
+        return [UNKNOWN, *[""] * 5]
+    above = sum(each.ratio > MOST_RATIO for each in found)
+    title = f"geometric mean of all {len(found)}{more} ({above} above {MOST_RATIO})"
+    return [title, "", "", f"{geometric_mean(found):.3f}", "", ""]
 
 
-def ranks_and_image_sizes() -> Iterable[Row]:
-    """Yield programs of two ranks, and those whose images change in size, the largest ratio over PyTorch first."""
-    found: list[tuple[float, str, str, str, str, str]] = []
-    for name, case in results("torch/rank_training.json")["cases"].items():
-        stock, ours = (
-            median(rank["step_ms"] for setting, ranks in case["runs"] if setting == way for rank in ranks)
-            for way in ("stock", "auto")
-        )
-        title = (
-            f"{_network(name)} {case['batch']} for each of two ranks under DistributedDataParallel, {_enabled('auto')}"
-        )
-        found.append((ours / stock, title, ms(stock), ms(ours), f"{ours / stock:.3f}", case["commit"]))
-    for name, case in results("torch/image_sizes.json")["cases"].items():
-        base, (_, batch, _, sizes, _) = case["runs"]["stock-off"], name.split()
-        for setting, run in case["runs"].items():
-            ratio, late = (run[field] / base[field] for field in ("seconds", "late_ms"))
-            if run is not base:
-                program = f"{_network(name)} {batch}, {sizes} image sizes in random order, {case['steps']} steps"
-                title = f"{program}, {_enabled(setting)}"
-                said = f"{ratio:.3f}, {late:.3f} in the second half"
-                both = f"{base['seconds']:.1f} s", f"{run['seconds']:.1f} s"
-                found.append((ratio, title, *both, said, case["commit"]))
-    for _, *row in sorted(found, reverse=True):
-        yield row
+def _compared(each: Comparison) -> Row:
+    """Return the steps of PyTorch alone and of the setting, their ratio, that by turns, and the replaced kernels."""
+    steps = (f"{middle(group, 'step_ms'):.1f} ms" for group in (each.stock, each.ours))
+    turns = "" if each.by_turns is None else f"{each.by_turns:.3f}"
+    return [*steps, f"{each.ratio:.3f}{'' if each.settled else ', not settled'}", turns, each.replaced]
 
 
-def _network(case: str) -> str:
-    """Return the name of the network with which the name of a case begins, without a mini-batch."""
-    return TITLES[case.split()[0]].rpartition(" ")[0]
+# --- the papers on training in less memory: memory/*.json
 
 
-def _enabled(setting: str) -> str:
-    limit = setting.removesuffix("-off")
-    return "`enable()`" if limit == "auto" else f'`enable(workspace_limit="{limit}")`'
+def papers(name: str) -> Iterable[Row]:
+    """Yield the figures of a paper beside ours; those that one explanation is for share a row."""
+    return merged(load_rows(results(f"memory/{name}.json")))
 
 
-def _compared(each: Comparison) -> list[str]:
-    """Return the steps of PyTorch alone and of the setting, with their spreads, and the ratio."""
-    steps = (f"{middle(group, 'step_ms'):.1f} ms{_processes(group)}" for group in (each.stock, each.ours))
-    return [*steps, _ratio(each)]
+def policy_table() -> Iterable[Row]:
+    """Yield the papers' policies on today's link."""
+    return policy_rows(results("memory/link.json"))
 
 
-def _ratio(each: Comparison) -> str:
-    return f"{each.ratio:.3f}{'' if each.settled else ', not settled'}"
+def balance_table() -> Iterable[Row]:
+    """Yield what the link of two devices can take."""
+    return balance_rows(results("memory/link.json"))
 
 
-def _first_step(each: Comparison) -> str:
-    return UNKNOWN if each.first_step_s is None else f"{each.first_step_s:.1f} s"
-
-
-def _processes(group: Sequence[Mapping[str, Any]]) -> str:
-    return f" {spread([case['step_ms'] for case in group])}" if len(group) > 1 else ""
-
-
-def _measured_at(each: Comparison) -> str:
-    """Return the commits of the processes, those of PyTorch alone first, each once, and the GPU of them all."""
-    known = dict.fromkeys(case["commit"][:7] for case in (*each.stock, *each.ours) if case.get("commit"))
-    gpu = re.search(r"\b[A-Z]+\d+\b", kind_of(each.ours[0]))
-    return ", ".join(known if gpu is None else [*known, gpu.group()])
-
-
+RESULTS_PAGE, PAPERS_PAGE = "docs/results.md", "docs/memory-papers.md"
+PAPERS = {
+    "vdnn": "vDNN",
+    "vdnn_ext": "the study",
+    "swap": "swapping",
+    "translation": "translation",
+    "dymem": "Dymem",
+}
 TABLES = (
     *(
-        Table(
-            document="docs/memory.md",
-            head=(f"step within a budget, {gpu}", "PyTorch", "90 %", "70 %", "50 %"),
-            rows=partial(fitted, file),
-        )
-        for gpu, file in (("H100", "memory/execution_h100.json"), ("H200", "memory/execution.json"))
+        Table("docs/memory.md", f"step within a budget, {gpu} | PyTorch | 90 % | 70 % | 50 %", partial(fitted, file))
+        for gpu, file in BUDGET_FILES.items()
     ),
     Table(
-        document="README.md",
-        head=("measured on an H200, float32, NCHW", "without ucudnn", "undivided", "ucudnn", "", "spread"),
-        rows=readme,
+        "README.md",
+        "measured on an H200, float32, NCHW | without ucudnn | undivided | ucudnn | | spread",
+        readme,
     ),
     Table(
-        document="docs/results.md",
-        head=(
-            *("network, mini-batch", "PyTorch, no limit", "cuDNN heuristics", "cuDNN legacy", "cuDNN graph"),
-            *("undivided, same candidates", "original", "ucudnn", "`adaptive`", "ucudnn over undivided", "no limit"),
-        ),
-        rows=networks,
+        RESULTS_PAGE,
+        "network, mini-batch | PyTorch, no limit | cuDNN heuristics | cuDNN legacy | cuDNN graph |"
+        " undivided, same candidates | original | ucudnn | `adaptive` | ucudnn over undivided | no limit | spread",
+        networks,
+    ),
+    Table(RESULTS_PAGE, " | ".join(["convolutions within 64 MiB", *STEPS]), ideas),
+    Table(
+        RESULTS_PAGE,
+        "Caffe's AlexNet 256, 64 MiB | convolutions | over the row above | over the first",
+        caffe_ideas,
     ),
     Table(
-        document="docs/results.md",
-        head=("ranks and image sizes", "PyTorch", "ucudnn", "over PyTorch", "commit"),
-        rows=ranks_and_image_sizes,
-    ),
-    Table(document="docs/results.md", head=("convolutions within 64 MiB", *STEPS), rows=ideas),
-    Table(
-        document="docs/results.md",
-        head=("graph API alone, 64 MiB", "PyTorch, no limit", "undivided", "micro-batched", "gain", "all candidates"),
-        rows=graph_alone,
+        RESULTS_PAGE,
+        "a program that is tuned while it runs, `cudnn.benchmark` |"
+        " PyTorch | `auto` | over PyTorch | by turns | replaced",
+        tuned_programs,
     ),
     Table(
-        document="docs/results.md",
-        head=("Caffe's AlexNet 256, 64 MiB", "convolutions", "over the row above", "over the first"),
-        rows=caffe_ideas,
+        RESULTS_PAGE,
+        "a program within 64 MiB |"
+        " PyTorch, no limit | within the limit | over PyTorch | by turns | replaced | peak more",
+        limited_programs,
+    ),
+    Table(RESULTS_PAGE, "step over PyTorch's, by budget | PyTorch | 90 % | 70 % | 50 %", budgets),
+    Table(
+        RESULTS_PAGE,
+        "whole training step | PyTorch, no limit | undivided | micro-batched | gain | the paper's gain | spread",
+        iterations,
     ),
     Table(
-        document="docs/results.md",
-        head=(
-            *("a program that is tuned while it runs", "`cudnn.benchmark`", "PyTorch", "`auto`", "over PyTorch"),
-            *("peaks more: allocated, reserved", "first step: PyTorch, `auto`", "replaced kernels", "commits, GPU"),
-        ),
-        rows=tuned_programs,
+        "docs/cpp-caffe.md",
+        "limit for each kernel | Caffe with plain cuDNN: convolutions, iteration | undivided, same candidates |"
+        " `UcudnnHandle_t` | speedup over plain cuDNN",
+        caffe,
     ),
     Table(
-        document="docs/results.md",
-        head=(
-            *("a program within 64 MiB", "PyTorch, no limit", "within the limit", "over PyTorch", "by turns"),
-            *("peak more: allocated", "first step", "replaced first plans", "commits, GPU"),
-        ),
-        rows=limited_programs,
+        "docs/how-it-measures.md",
+        "policy | time to plan | micro-configurations measured | executed",
+        policies,
+    ),
+    Table("docs/pytorch.md", "training step | PyTorch, no limit | 64 MiB | 16 MiB", steps),
+    Table("docs/pytorch.md", " | ".join(("3-D U-Net, 4 x 1 x 128³, under a cap on memory", *CAPS.values())), caps),
+    Table(
+        "docs/memory.md",
+        "time steps | peak of the layer, mini-batch 16: plain, this | time: plain, this |"
+        " largest mini-batch: plain, this",
+        attention,
     ),
     Table(
-        document="docs/results.md",
-        head=("whole training step", "PyTorch, no limit", "undivided", "micro-batched", "gain", "the paper's gain"),
-        rows=iterations,
+        "docs/slabs.md",
+        "one sample | its workspace | within 256 MiB | within 128 MiB | smallest that keeps 90 %",
+        slabs,
     ),
     Table(
-        document="bench/results/README.md",
-        head=("network, mini-batch", "variant", "limit", *WAYS),
-        rows=lambda: times(results("peers/compare.json"), list(WAYS), ORDERS),
+        "docs/workspace-division.md",
+        "convolutions | total | PyTorch, no limit | undivided, an equal limit for each |"
+        " WR, an equal limit for each | WD | one workspace for all, in sequence",
+        division,
     ),
-    Table(
-        document="docs/cpp-caffe.md",
-        head=(
-            *("limit for each kernel", "Caffe with plain cuDNN: convolutions, iteration"),
-            *("undivided, same candidates", "`UcudnnHandle_t`", "speedup over plain cuDNN"),
-        ),
-        rows=caffe,
+    Table("docs/workspace-division.md", "kernels | divisions | ucudnn | HiGHS | GLPK", solvers),
+    *(
+        Table(PAPERS_PAGE, f"figure of {title} | paper | ours | why they differ", partial(papers, name))
+        for name, title in PAPERS.items()
     ),
+    Table(PAPERS_PAGE, "policy | " + " | ".join(f"{step} {batch}" for step, batch in LINK_STEPS.items()), policy_table),
     Table(
-        document="docs/how-it-measures.md",
-        head=("policy", "time to plan", "micro-configurations measured", "executed"),
-        rows=policies,
-    ),
-    Table(document="docs/pytorch.md", head=("training step", "PyTorch, no limit", "64 MiB", "16 MiB"), rows=steps),
-    Table(document="docs/pytorch.md", head=cap_head(), rows=caps),
-    Table(
-        document="docs/memory.md",
-        head=(
-            *("time steps", "peak of the layer, mini-batch 16: plain, this"),
-            *("time: plain, this", "largest mini-batch: plain, this"),
-        ),
-        rows=attention,
-    ),
-    Table(
-        document="docs/slabs.md",
-        head=("one sample", "its workspace", "within 256 MiB", "within 128 MiB", "smallest that keeps 90 %"),
-        rows=slabs,
-    ),
-    Table(
-        document="docs/workspace-division.md",
-        head=(
-            *("convolutions", "total", "PyTorch, no limit", "undivided, an equal limit for each"),
-            *("WR, an equal limit for each", "WD", "one workspace for all, in sequence"),
-        ),
-        rows=division,
+        PAPERS_PAGE,
+        "step | operations for a byte, Titan X | H200 | leaves during forward, Titan X | H200",
+        balance_table,
     ),
 )
 
 
-def parsed() -> Namespace:
-    """Return the command line."""
-    parser = command_line(__doc__, __spec__.name)
-    parser.add_argument("--write", action="store_true", help="write the tables into the documents")
-    return parser.parse_args()
-
-
 def main() -> bool:
     """Compare or write all tables; return whether none differs."""
-    write, well = parsed().write, True
+    parser = command_line(__doc__, __spec__.name)
+    parser.add_argument("--write", action="store_true", help="write the tables into the documents")
+    write, well = parser.parse_args().write, True
     for table in TABLES:
         path = ROOT / table.document
         text = path.read_text(encoding="utf-8").splitlines()

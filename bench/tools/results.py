@@ -32,28 +32,18 @@ def save(path: Path | None, answer: object) -> None:
 
 def save_case(path: Path | None, name: str, case: Mapping[str, object]) -> None:
     """Write one case into a file of several: the case replaces its predecessor of that name, the others stay."""
-    save_cases(path, {name: case})
-
-
-def save_cases(path: Path | None, cases: Mapping[str, Mapping[str, object]]) -> None:
-    """Write cases into a file of several at once, as `save_case` writes one."""
     if path is not None:
         with _locked(path):
             known = load(path)["cases"] if path.exists() else {}
-            save(path, {"cases": {**known, **cases}})
+            save(path, {"cases": {**known, name: case}})
 
 
 def save_run(path: Path | None, run: Mapping[str, object]) -> None:
-    """Add a run to a file of several runs.
-
-    Runs under other conditions are dropped, because a range over them would say nothing. Runs that were cut off are
-    dropped, too.
-    """
+    """Add a run to a file of several; those under other conditions go, because a range over them would say nothing."""
     if path is not None:
         with _locked(path):
             runs = load(path)["runs"] if path.exists() else []
-            same = [each for each in runs if each["conditions"] == run["conditions"] and not each.get("cut_off")]
-            save(path, {"runs": [*same, run]})
+            save(path, {"runs": [*(each for each in runs if each["conditions"] == run["conditions"]), run]})
 
 
 def json_text(value: object, depth: int = 0) -> str:

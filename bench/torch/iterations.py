@@ -15,7 +15,6 @@ without TF32 they are the legacy algorithms, as in the paper (`cudnn:legacy`). A
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -83,15 +82,14 @@ def gains(name: str, paper: PaperIteration, answer: Mapping[str, Mapping[str, ob
 
 
 def measure_case(arguments: Namespace, name: str, math: str, device: torch.device) -> None:
-    """Measure a network in a math mode; write what is known after each step."""
+    """Measure a network in a math mode, and write what was found."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = math == "tf32"
     paper = PAPER[name]
     head, step = network_step(name, paper.batch, device)
     head |= {"conditions": conditions(device), "limit": paper.limit, "total": paper.total, "math": math}
-    keep = partial(save_case, out_of(arguments), f"{name}, {math}")
-    ways = ways_of(arguments, paper, math)
-    answer = steps_in_turn(name, step, ways, arguments, device, lambda known: keep({**head, "cut_off": True, **known}))
-    keep({**head, "ways": answer, "gains": gains(f"{name}, {math}", paper, answer), "paper": paper.speedup})
+    answer = steps_in_turn(name, step, ways_of(arguments, paper, math), arguments, device)
+    found = {"ways": answer, "gains": gains(f"{name}, {math}", paper, answer), "paper": paper.speedup}
+    save_case(out_of(arguments), f"{name}, {math}", {**head, **found})
 
 
 def main() -> None:

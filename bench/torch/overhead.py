@@ -1,7 +1,6 @@
 """The host's cost of an enabled convolution call over PyTorch's own call: eager, after disable(), and in CUDA graphs.
 
     python -m bench.torch.overhead                  ten seconds on a GPU; adds a run to the results
-    python -m bench.torch.overhead --at-once        time while threads still compile the engines that planning started
     python -m bench.torch.overhead --backend cpu    a trial of the script; NumPy computes, so its figures mean little
 
 The convolution is so small that the host limits its speed. All is planned before the clock starts, and the script waits
@@ -73,14 +72,14 @@ def cases(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
     }
 
 
-def prepare(interceptor: Interceptor, device: torch.device, *, at_once: bool) -> None:
-    """Let both choose algorithms; wait until no thread compiles any more, unless `at_once`."""
+def prepare(interceptor: Interceptor, device: torch.device) -> None:
+    """Let both choose algorithms, and wait until no thread compiles any more."""
     for each in (None, interceptor):
         process_overrides.use(each)
         for run, _ in cases(device).values():
             sample_us(run, 3, device)
     process_overrides.use(None)
-    for handle in () if at_once else interceptor.handles().values():
+    for handle in interceptor.handles().values():
         if isinstance(handle.backend, CudnnBackend):
             handle.backend.stop()
 
@@ -132,13 +131,11 @@ def main() -> None:
     """Measure, print and write."""
     parser = torch_command_line(__doc__, __spec__.name)
     parser.add_argument("--samples", type=int, default=25, help="samples of each call (%(default)s)")
-    parser.add_argument("--at-once", action="store_true", help="time while threads still compile")
     arguments = parser.parse_args()
     device = device_of(arguments)
     interceptor = interceptor_for(arguments, "64MiB")
-    prepare(interceptor, device, at_once=arguments.at_once)
+    prepare(interceptor, device)
     found = eager(interceptor, device, arguments.samples)
-    save_run(out_of(arguments), {"cut_off": True, "conditions": conditions(device), "eager_us": found})
     replayed = graphs(interceptor, device, arguments.samples) if device.type == "cuda" else {}
     required = []
     for name, (_, count) in cases(device).items():
@@ -152,7 +149,6 @@ def main() -> None:
     chosen = {each.problem: each.configuration for each in summarize([interceptor]).layers}
     answer = {
         "conditions": conditions(device),
-        "at_once": arguments.at_once,
         "eager_us": found,
         "replay_us": replayed,
         "required": required,

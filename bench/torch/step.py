@@ -14,7 +14,6 @@ case of the results.
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -61,15 +60,6 @@ def first_steps(interceptor: Interceptor | None, step: Callable[[], object], war
     return {**answer, "largest_bytes": memory.largest_bytes, "convolutions": memory.calls}
 
 
-def measure(
-    arguments: Namespace, name: str, device: torch.device, keep: Callable[[dict[str, object]], None]
-) -> dict[str, object]:
-    """Return the times and the memory of one network's steps, each way; `keep` gets what is known before the end."""
-    head, step = network_step(name, arguments.batch, device)
-    answer = steps_in_turn(name, step, ways_of(arguments), arguments, device, lambda known: keep({**head, **known}))
-    return {**head, "ways": answer, "required": verdicts(name, answer)}
-
-
 def network_step(name: str, batch: int, device: torch.device) -> tuple[dict[str, object], Callable[[], object]]:
     """Return where a network is from with its mini-batch, and its training step; a small one on the CPU."""
     torch.manual_seed(0)
@@ -87,7 +77,6 @@ def steps_in_turn(
     ways: Mapping[str, Interceptor | None],
     arguments: Namespace,
     device: torch.device,
-    keep: Callable[[dict[str, object]], None],
 ) -> dict[str, dict[str, object]]:
     """Take the steps of all ways in turn; return the times and the memory of each.
 
@@ -97,7 +86,6 @@ def steps_in_turn(
         ways: the interceptor of each way; None for PyTorch alone.
         arguments: the numbers of steps, `warmup` and `steps`.
         device: where the steps are taken.
-        keep: gets what is known before the end.
     """
     answer: dict[str, dict[str, object]] = {}
     for way, interceptor in ways.items():
@@ -105,14 +93,12 @@ def steps_in_turn(
         answer[way] = first_steps(interceptor, step, arguments.warmup)
         seconds, largest = (float(str(answer[way][key])) for key in ("first_steps_s", "largest_bytes"))
         print(f"{name} {way:10} first steps {seconds:6.1f} s, largest allocation {largest / MIB:8.1f} MiB", flush=True)
-        keep({"ways": answer})
     samples: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(arguments.steps):
         for way in list(ways) if turn % 2 else [*ways][::-1]:
             process_overrides.use(ways[way])
             step()  # not timed, because caches hold the data of another way
             samples[way].append(elapsed_ms(step, device))
-        keep({"ways": answer, "samples_ms": samples})
     process_overrides.use(None)
     for way, interceptor in ways.items():
         answer[way] |= {"median_ms": median(samples[way]), "samples_ms": samples[way]}
@@ -137,13 +123,6 @@ def verdicts(name: str, answer: Mapping[str, Mapping[str, object]]) -> list[dict
     return found
 
 
-def measure_case(arguments: Namespace, name: str, device: torch.device) -> None:
-    """Measure one network under the policy of the environment; write what is known after each step."""
-    head = {"conditions": conditions(device)}
-    keep = partial(save_case, out_of(arguments), f"{name}, {Settings.load().policy.value}")
-    keep({**head, **measure(arguments, name, device, lambda known: keep({**head, "cut_off": True, **known}))})
-
-
 def main() -> None:
     """Measure, print and write."""
     parser = torch_command_line(__doc__, __spec__.name)
@@ -157,7 +136,10 @@ def main() -> None:
     arguments.limit = arguments.limit or list(MOST_SLOWER)
     device = device_of(arguments)
     for name in arguments.network or ("resnet50", "alexnet"):
-        measure_case(arguments, name, device)
+        head, step = network_step(name, arguments.batch, device)
+        answer = steps_in_turn(name, step, ways_of(arguments), arguments, device)
+        case = {"conditions": conditions(device), **head, "ways": answer, "required": verdicts(name, answer)}
+        save_case(out_of(arguments), f"{name}, {Settings.load().policy.value}", case)
 
 
 if __name__ == "__main__":

@@ -4,18 +4,15 @@ import re
 import shutil
 import subprocess
 import sys
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from bench.tools import script
-from bench.tools.results import ROOT, load, save_case
+from bench.tools.results import ROOT, load
 from bench.tools.script import add_names, command_line, out_of, run_main, verdict
-from tests.support.problems import make_problem
-from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.errors import UcudnnError
 
 SCRIPTS = sorted(
@@ -41,18 +38,11 @@ def test_the_help_of_a_script_names_its_module_and_no_file(module, monkeypatch, 
     assert not re.search(r"bench/(?!data/|results)[\w/]*\.py", text)
 
 
-def test_a_script_runs_as_a_module(tmp_path):
-    out = tmp_path / "volume.json"
-    trial = ["--backend", "cpu", "--batch", "2", "--side", "4", "--repeats", "1", "--workspace", "1MiB", "--out"]
-    subprocess.run([sys.executable, "-m", "bench.gpu.volume", *trial, str(out)], cwd=ROOT, check=True)
-    assert {row["operation"] for row in load(out)["rows"]} == {"Forward", "BackwardData", "BackwardFilter"}
-
-
 def test_a_trial_on_the_cpu_writes_no_results_unless_a_file_is_named(monkeypatch):
-    parser = command_line("What it does.", "bench.gpu.volume", "gpu/volume.json")
+    parser = command_line("What it does.", "bench.gpu.slabs", "gpu/slabs.json")
     parser.add_argument("--backend", default="cudnn")
     for options, out in (
-        ([], ROOT / "bench/results/gpu/volume.json"),
+        ([], ROOT / "bench/results/gpu/slabs.json"),
         (["--backend", "cpu"], None),
         (["--backend", "cpu", "--out", "own.json"], Path("own.json")),
     ):
@@ -90,34 +80,14 @@ def test_a_verdict_names_the_figure_and_its_bound(capsys):
     assert capsys.readouterr().out == "met    steps: 1.02, at most 1.03\nMISSED steps: 1.04 s, at most 1.03 s\n"
 
 
-def test_peaks_of_training_steps_are_compared_without_a_gpu(tmp_path):
-    pytest.importorskip("torch")
-    out = tmp_path / "peaks.json"
-    command = [
-        sys.executable,
-        "-m",
-        "bench.memory.peaks",
-        "--backend",
-        "cpu",
-        "--steps",
-        "1",
-        "unet3d",
-        "--out",
-        str(out),
-    ]
-    subprocess.run(command, cwd=ROOT, check=True)
-    case = load(out)["cases"]["unet3d"]
-    assert abs(case["recorded"]["error"]) < 1e-3
-    assert case["recorded"]["operator"] == case["pytorch"]["operator"] == "convolution_backward"
-    assert case["recorded"]["source"] == case["pytorch"]["source"]
-
-
 def test_all_ways_under_caps_are_tried_in_one_run(tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "memory.json"
     command = [sys.executable, "-m", "bench.torch.memory", "--backend", "cpu", "--cap", "0", "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True)
     found = load(out)
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert load(out) == found, "what is there is kept"
     ways = ("ucudnn", "undivided", "pytorch")
     assert set(found["trials"]) == {f"{way} batch 2 cap 0" for way in ways}
     assert found["caps"] == [0]
@@ -129,143 +99,34 @@ def test_all_ways_under_caps_are_tried_in_one_run(tmp_path):
         assert all(re.match(r"1x2 \w+$", text) for text in plans) or not name.startswith("undivided")
 
 
-def run_small(program, out, *options):
-    """Run a program of bench.torch.programs with a small network on the CPU, and return what it said."""
-    command = [sys.executable, "-m", f"bench.torch.programs.{program}", "--backend", "cpu", "--network", "small"]
-    command += [*options, "--out", str(out)]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-
-
-def test_predicted_times_stand_beside_those_in_a_program_without_a_gpu(tmp_path):
+def test_networks_are_measured_once_each_in_a_process_of_its_own(tmp_path):
     pytest.importorskip("torch")
-    out = tmp_path / "whereabouts.json"
-    done = run_small("whereabouts", out, "--steps", "2", "--repeats", "1", "--way", "stock", "--way", "64KiB")
+    out = tmp_path / "networks.json"
+    command = [sys.executable, "-m", "bench.torch.networks", "--backend", "cpu", "--network", "small", "--form", "nchw"]
+    command += ["--steps", "1", "--tuning-seconds", "0", "--setting", "stock", "--out", str(out)]
+    subprocess.run([*command, "--setting", "unknown"], cwd=ROOT, check=True)
+    before = load(out)["cases"]
+    assert before["small nchw stock 0"]["step_ms"] > 0
+    assert "unknown" in before["small nchw unknown 0"]["error"]
+    done = subprocess.run([*command, "--setting", "64KiB"], cwd=ROOT, check=True, capture_output=True, text=True)
     cases = load(out)["cases"]
-    stock, ours = cases["small nchw stock"]["places"], cases["small nchw 64KiB"]["places"]
-    assert set(stock) == set(ours)
-    assert {text.split()[0] for text in ours} == {"Forward", "BackwardData", "BackwardFilter"}
-    assert sum(place["calls"] for place in ours.values()) == 3 * 9 - 1, "nine convolutions; images need no gradient"
-    assert all(place["predicted_ms"] > 0 and place["alone_ms"] > 0 and place["ms"] > 0 for place in ours.values())
-    assert not any("plan" in place for place in stock.values())
-    assert "| Forward dense 3x3 | 5 |" in done.stdout
+    assert cases["small nchw stock 0"] == before["small nchw stock 0"], "it is kept"
+    assert cases["small nchw 64KiB 0"]["by_turns"]["step"] > 0
+    assert cases["small nchw 64KiB 0"]["loss"] == pytest.approx(cases["small nchw stock 0"]["loss"], rel=1e-3)
+    assert done.stderr.count("small nchw") == 1
 
 
-def test_plans_of_a_program_are_replaced_without_a_gpu_and_none_twice(tmp_path):
+def test_image_sizes_are_the_same_for_all_settings(tmp_path):
     pytest.importorskip("torch")
-    out = tmp_path / "replacements.json"
-    options = "--workspace", "256KiB", "--kernels", "2", "--worth", "1"
-    done = run_small("replacements", out, *options, "--limit-seconds", "0")
-    assert '"complete": false' in done.stdout, "time is over before the first plan"
-    plans = tmp_path / "replacements.small.plans.json"
-    before = plans.read_bytes()
-    done = run_small("replacements", out, *options)
-    assert '"complete": true' in done.stdout
-    cases = load(tmp_path / "replacements.small.nchw.256KiB.json")["cases"]
-    assert len(cases) == 2
-    for case in cases.values():
-        assert len(case["tried"]) > 4, "undivided and in micro-batches"
-        assert {plan.partition("x")[0] for plan in case["tried"]} == {"1", "2", "4"}
-        assert any(ms is not None for ms in case["tried"].values())
-    shared = run_small("replacements", out, *options, "--share", "2/2")
-    assert plans.read_bytes() == before
-    assert "1 kernels, 0 plans to try" in shared.stderr
-
-
-def test_shares_of_kernels_that_are_timed_anew_have_each_kernel_once(tmp_path):
-    pytest.importorskip("torch")
-    from bench.torch.programs.replacements import costliest
-
-    plans = tmp_path / "plans.json"
-    assert costliest({"a": 3.0, "b": 2.0, "c": 1.9, "d": 0.1}, plans, 3) == ["a", "b", "c"]
-    later = {"a": 3.0, "b": 1.9, "c": 2.0, "d": 2.5}
-    assert costliest(later, plans, 3)[0::2] + costliest(later, plans, 3)[1::2] == ["a", "c", "b"]
-    assert costliest(later, plans, 2) == ["a", "b"]
-    assert costliest(later, plans, 4) == ["a", "d", "c", "b"], "the file has too few"
-    assert costliest({"a": 1.0, "e": 2.0, "f": 3.0, "g": 4.0}, plans, 4) == ["g", "f", "e", "a"], "of another program"
-
-
-def test_first_plans_of_a_program_that_is_still_tuned_are_not_replaced(run_case, tmp_path, monkeypatch):
-    pytest.importorskip("torch")
-    from bench.torch.programs import replacements
-
-    monkeypatch.setattr(replacements, "is_settled", lambda on: False)
-    plans = tmp_path / "plans.json"
-    options = "--backend", "cpu", "--network", "small", "--workspace", "256KiB", "--plans", str(plans)
-    with pytest.raises(SystemExit, match="not settled after --tuning-seconds 0: give more"):
-        run_case(replacements, *options, "--tuning-seconds", "0")
-    assert not plans.exists()
-
-
-def test_what_was_tried_at_another_commit_or_beside_another_plan_is_tried_again(tmp_path):
-    pytest.importorskip("torch")
-    from bench.torch.programs.replacements import Search
-
-    problem, begun, out = make_problem(), [], tmp_path / "replacements.json"
-    builders = SimpleNamespace(begin=lambda *each: begun.append(each))
-    program = SimpleNamespace(backend=CpuBackend(), costs={problem: 1.0}, own={problem: "1x8 GEMM"}, limit_bytes=2**20)
-
-    def waiting(commit):
-        (kernel,) = Search(program, builders, out, commit).kernels.values()
-        save_case(out, str(problem), kernel.case | {"tried": {str(each): 1.0 for each in list(kernel.waiting)[:3]}})
-        return len(kernel.waiting), kernel.case["commit"]
-
-    count, _ = waiting("one")
-    assert count > 3
-    assert waiting("one") == (count - 3, "one")
-    assert waiting("other") == (count, "other")
-    program.own[problem] = "1x8 FFT"
-    assert waiting("other") == (count, "other")
-    assert len(begun) == 4 * count - 3
-
-
-@pytest.mark.parametrize(("seconds", "rounds"), [(8.0, 2), (1e9, None)])
-def test_time_is_left_to_compare_the_plans_that_promise_most(tmp_path, monkeypatch, seconds, rounds):
-    pytest.importorskip("torch")
-    from bench.torch.programs import replacements
-
-    now, compared, ran = [0.0], [], []
-    problems = [make_problem(channels=channels, groups=1) for channels in (4, 6)]
-
-    def gain(problem, plan):
-        now[0] += 0.5
-        compared.append((problem, str(plan)))
-        return 0.9
-
-    def one_round(plans):
-        """Let each plan take less time than those before, and save more of the second kernel's."""
-        now[0] += 2.0
-        ran.append(plans)
-        return {problem: 9 - len(ran) / 10 - problems.index(problem) for problem in plans}
-
-    program = SimpleNamespace(
-        backend=CpuBackend(), costs=dict.fromkeys(problems, 10.0), own=dict.fromkeys(problems, "1x8 GEMM"),
-        limit_bytes=2**20, step_seconds=0.5 / 36, round=one_round, gain=gain,
-    )  # fmt: skip
-    monkeypatch.setattr(replacements, "monotonic", lambda: now[0])
-    builders = SimpleNamespace(begin=lambda *each: None, take=lambda *each: [])
-    search = replacements.Search(program, builders, None, "one")
-    count = max(len(each.waiting) for each in search.kernels.values())
-    assert count > 4
-    assert search.run(seconds) == (rounds is None)
-    assert len(ran) == (rounds or count)
-    assert [problem for problem, _ in compared] == [problems[1]] * 2 + [problems[0]] * 2
-    fastest = {str(plans[problems[1]]) for plans in ran[-2:]}
-    assert {name for _, name in compared[:2]} == fastest, "the latest ones take least"
-    assert now[0] <= seconds
-
-
-@pytest.mark.parametrize(
-    ("text", "share"), [("1/4", (0, 4)), ("4/4", (3, 4)), ("0/4", None), ("5/4", None), ("2", None), ("-1/2", None)]
-)
-def test_kernels_are_shared_among_calls(text, share):
-    pytest.importorskip("torch")
-    from bench.torch.programs.replacements import _share
-
-    if share is None:
-        with pytest.raises(ArgumentTypeError, match=f"{text!r} is no share"):
-            _share(text)
-    else:
-        assert _share(text) == share
+    out = tmp_path / "image_sizes.json"
+    command = [sys.executable, "-m", "bench.torch.image_sizes", "--backend", "cpu", "--network", "small"]
+    command += ["--batch", "2", "--sizes", "2", "--steps", "3", "--setting", "64KiB-off", "--out", str(out)]
+    subprocess.run(command, cwd=ROOT, check=False)  # NumPy is slower than PyTorch, which the script says
+    case = load(out)["cases"]["small 2 x 2 sizes"]
+    assert set(case["runs"]) == {"stock-off", "64KiB-off"}
+    assert all(each["seconds"] * 1e3 >= each["late_ms"] > 0 for each in case["runs"].values())
+    assert case["runs"]["64KiB-off"]["kinds"]
+    assert [each["what"] for each in case["claims"]] == ["64KiB-off: all steps", "64KiB-off: later steps"]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
@@ -280,61 +141,3 @@ def test_results_name_the_commit_that_is_given_or_that_of_the_working_tree(tmp_p
     assert re.fullmatch("[0-9a-f]{12}", script.commit_of(parser.parse_args([])))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert script.commit_of(parser.parse_args([])) == "", "there is no git"
-
-
-def test_a_program_that_is_left_alone_is_compared_with_itself_before_beside_one_that_was_never_tuned(tmp_path):
-    pytest.importorskip("torch")
-    out = tmp_path / "left_alone.json"
-    done = run_small("left_alone", out, "--form", "nchw", "--setting", "64KiB", "--seconds", "0", "--repeats", "1")
-    case = load(out)["cases"]["small nchw 64KiB"]
-    assert {setting: len(found) for setting, found in case["runs"].items()} == {"stock": 1, "64KiB": 1}
-    for found in [each for every in case["runs"].values() for each in every]:
-        assert found["settled"]
-        assert all(len(found[part]["steps_ms"]) == 20 for part in ("before", "within", "after"))
-        assert all(len(found[part]["hosts_ms"]) == 1 for part in ("before", "within", "after"))
-    assert re.search(r"64KiB +within +step +\d\.\d{3}\n", done.stdout)
-    assert re.findall(r"^(stock|64KiB): before", done.stderr, re.MULTILINE) == ["stock", "64KiB"]
-
-
-def test_processes_of_both_kinds_take_turns_and_their_spread_is_told(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("torch")
-    from bench.torch.programs import left_alone
-
-    order = []
-
-    def trained(module, arguments, setting, names):
-        order.append(setting)
-        later = {"steps_ms": [2.0 + len(order)], "hosts_ms": [1.0]}
-        return {
-            "before": {"steps_ms": [2.0], "hosts_ms": [1.0]},
-            "within": later,
-            "after": later,
-            "settled": 1,
-            "steps": 9,
-        }
-
-    monkeypatch.setattr(left_alone, "trained", trained)
-    options = ["--setting", "64KiB", "--repeats", "2", "--out", str(tmp_path / "left_alone.json")]
-    left_alone.compare(left_alone._parser().parse_args(options))
-    assert order == ["stock", "64KiB", "64KiB", "stock"]
-    assert re.search(r"64KiB +within +step +\d\.\d{3}, standard error \d\.\d{3}\n", capsys.readouterr().out)
-
-
-def test_what_was_timed_before_a_process_failed_is_kept(tmp_path, monkeypatch):
-    pytest.importorskip("torch")
-    from bench.torch.programs import left_alone
-
-    times = {part: {"steps_ms": [2.0], "hosts_ms": [1.0]} for part in ("before", "within", "after")}
-
-    def trained(module, arguments, setting, names):
-        if setting != "stock":
-            raise SystemExit(f"{setting}: out of memory")
-        return {**times, "settled": True, "steps": 100}
-
-    out = tmp_path / "left_alone.json"
-    monkeypatch.setattr(left_alone, "trained", trained)
-    with pytest.raises(SystemExit, match="out of memory"):
-        left_alone.compare(left_alone._parser().parse_args(["--setting", "64KiB", "--out", str(out)]))
-    case = load(out)["cases"]["mobilenetv3_large_100 bf16 64KiB"]
-    assert {setting: len(found) for setting, found in case["runs"].items()} == {"stock": 1, "64KiB": 0}
-    assert len(case["ratios"]) == 4

@@ -1,4 +1,4 @@
-"""Tests of the benchmark of solvers: it measures times and proves optima, and the handbook repeats its results."""
+"""Tests of the benchmark of solvers: it measures times and proves optima."""
 
 import sys
 
@@ -8,7 +8,7 @@ pytest.importorskip("swiglpk")
 
 from bench.paper import solvers
 from bench.paper.fronts import KINDS, RECORDING, recorded_resnet1001, synthetic
-from bench.tools.results import RESULTS, ROOT, load
+from bench.tools.results import RESULTS, load
 from tests.support.nearly import nearly_equal
 from ucudnn.networks.tables import load_network
 from ucudnn.solvers.division import Choice, Division, DivisionStatus
@@ -103,15 +103,9 @@ def test_a_recording_is_read_as_it_was_written():
 
 
 @needs_results
-def test_figures_and_claims_of_the_file_are_those_of_its_cases(capsys):
+def test_figures_and_claims_of_the_file_are_those_of_its_cases():
     answer = load(RESULTS / "paper" / "solvers.json")
     classes = solvers.classes_of(answer["cases"])
     assert nearly_equal(classes, answer["classes"])
     assert solvers.judged(answer["classes"], answer["cases"]) == answer["claims"]
     assert len(answer["cases"]) == len(solvers.PERCENTS) * sum(1 for _ in solvers.cases())
-
-
-@needs_results
-def test_the_handbook_has_the_table_of_the_file():
-    answer = load(RESULTS / "paper" / "solvers.json")
-    assert solvers.table(answer["classes"]) in (ROOT / "docs" / "workspace-division.md").read_text()

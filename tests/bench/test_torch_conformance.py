@@ -1,23 +1,18 @@
 """bench.torch.conformance: what it counts, compares and keeps."""
 
 import itertools
-import json
 import os
 import re
 import subprocess
 import sys
-import time
-from argparse import Namespace
 from dataclasses import replace
 from math import sqrt
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from bench.tools.results import RESULTS, ROOT, load, save
-from bench.torch.conformance import Way, command_of, counts_of, differences_of, main, run_tests
-from bench.torch.conformance_plugin import PLUGIN
+from bench.torch.conformance import counts_of, differences_of
 from tests.support.reference import WRITTEN, reference_convolution, terms
 from ucudnn.backends.base import Offset, Scaling
 from ucudnn.backends.cpu.backend import CpuBackend
@@ -53,45 +48,16 @@ class TestConvolution(unittest.TestCase):
         self.fail("it is chosen")
 """
 
-CROWD = """\
-import os
-import time
-import unittest
-import torch
 
-
-def note(name):
-    line = f"{name} {os.getpid()} {time.time()}\\n"
-    with open(os.environ["NOTES"], "a") as file:
-        file.write(line)
-
-
-class TestCrowd(unittest.TestCase):
-    def compute(self, number):
-        note("begin")
-        torch.conv2d(torch.randn(2, 3, 6 + number, 6), torch.randn(2, 3, 3, 3))
-        time.sleep(0.3)
-        note("end")
-
-
-for number in range(8):
-    name = f"test_large_{number}" if number < 3 else f"test_{number}"
-    setattr(TestCrowd, name, lambda self, number=number: self.compute(number))
-"""
-
-
-def run(folder, *options, text=TESTS):
-    """Run the script on tests; return its exit status, its output and its cases.
-
-    The folder's name must not match --alone, because pytest's choice of tests goes by the names of folders, too.
-    """
+def run(folder, *options):
+    """Run the script on tests; return its exit status, its output and its cases."""
     tests, out = folder / "test_convolution.py", folder / "found.json"
-    tests.write_text(text)
-    command = [sys.executable, "-m", "bench.torch.conformance", tests, "--backend", "cpu", "--out", out, "--alone", ""]
+    tests.write_text(TESTS)
+    command = [sys.executable, "-m", "bench.torch.conformance", tests, "--backend", "cpu", "--out", out]
     ended = subprocess.run(
         [*command, *options],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "NOTES": str(folder / "notes.txt")},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         text=True,
         capture_output=True,
         timeout=900,
@@ -118,129 +84,12 @@ def test_each_limit_with_each_policy_is_a_case_and_runs_once(tmp_path):
         assert re.match(r"\d+x\d+ \w+", configuration)
     status, said, again = run(tmp_path, *several)
     assert (status, again) == (0, cases)
-    assert said == "every case is in the results\n"
+    assert said == "release 1MiB all is in the results\nrelease 0 all is in the results\n"
 
 
-def test_some_run_after_all_others_and_alone_and_are_part_of_the_same_case(tmp_path):
-    pytest.importorskip("xdist")
-    status, said, cases = run(tmp_path, "--alone", "large", "--workers", "2", "--together", "2", text=CROWD)
-    (case,) = cases.values()
-    assert status == 0, said
-    assert case["off"] == case["on"] == {"passed": 8}
-    assert case["compared"] == 8
-    assert case["through_ucudnn"]["kernels"] == len(case["configurations"]) == 8
-    notes = [line.split() for line in (tmp_path / "notes.txt").read_text().splitlines()]
-    kinds, processes = [kind for kind, _, _ in notes], [process for _, process, _ in notes]
-    assert kinds[-12:] == ["begin", "end"] * 6  # one at a time: three tests, two ways
-    assert len(set(processes[-12:])) == 2  # each way has one process
-    assert len(set(processes[-12:-6])) == 1  # and the second one begins when the first one has ended
-    others = set(processes[:-12])
-    assert len(others) == 4  # two workers for each way
-    assert not others & set(processes[-12:])
-
-
-class Ended:
-    """A process of pytest that ends at once, or does not end by itself, in place of the real one."""
-
-    waited: ClassVar = []  # the time limit of each process
-
-    def __init__(self, command, cwd, **_):
-        self.returncode = 0
-        self.ends = "not" in command[-1]
-        if self.ends:
-            (cwd / "outcomes.jsonl").write_text('["a", "passed"]\n')
-
-    def wait(self, seconds):
-        self.waited.append(seconds)
-        if not self.ends:
-            self.ends = True
-            raise subprocess.TimeoutExpired("pytest", seconds)
-
-    def send_signal(self, _):
-        pass
-
-
-def test_both_phases_share_the_time_and_a_case_that_lacks_the_second_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", Ended)
-    monkeypatch.setattr(Ended, "waited", [])
-    arguments = Namespace(
-        tests=tmp_path, workers=0, gpus=1, keyword=None, alone="large", seconds=50.0, test_seconds=0, backend="cpu"
-    )
-    way = Way(folder=tmp_path / "way")
-    run_tests(arguments, way)
-    assert way.whole
-    way.seconds = 40.0
-    run_tests(arguments, way, alone=True)
-    assert not way.whole
-    assert way.outcomes == {"a": "passed"}  # what ran is kept
-    assert Ended.waited == [50, 10, 20]  # the last is the time in which pytest may end by itself
-    run_tests(arguments, way, alone=True)  # there is no time left
-    assert len(Ended.waited) == 3
-
-
-class Stopped:
-    """A process of pytest that ends with an outcome, except for one, during which Ctrl-C comes."""
-
-    stops: ClassVar = None  # the limit of the way during which it comes, or 'alone'
-    others: ClassVar = None  # returns whether the others' outcomes are there
-    returncode = 0
-
-    def __init__(self, command, env, cwd, **_):
-        way = json.loads(env[PLUGIN])["options"]["workspace_limit"] if PLUGIN in env else ""
-        phase = way if "not (large)" in command else "alone"
-        self.stopped = phase == self.stops
-        if not self.stopped:
-            (cwd / "outcomes.jsonl").write_text('["a", "passed"]\n')
-
-    def wait(self, _=None):
-        if self.stopped:
-            ends = time.monotonic() + 300
-            while not type(self).others() and time.monotonic() < ends:
-                time.sleep(0.01)
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("stops", "kept"), [("alone", {"release 1MiB all", "release 0 all"}), ("0", {"release 1MiB all"})]
-)
-def test_a_way_that_has_run_is_kept_when_the_run_is_stopped(tmp_path, monkeypatch, stops, kept):
-    tests, out = tmp_path / "test_convolution.py", tmp_path / "found.json"
-    tests.write_text(TESTS)
-    monkeypatch.setattr(subprocess, "Popen", Stopped)
-    monkeypatch.setattr(Stopped, "stops", stops)
-    monkeypatch.setattr(Stopped, "others", lambda: out.exists() and {*load(out)["cases"]} == kept)
-    words = ["--backend", "cpu", "--out", str(out), "--limit", "1MiB", "--limit", "0", "--policy", "all"]
-    monkeypatch.setattr(sys, "argv", ["conformance", str(tests), *words, "--alone", "large", "--together", "3"])
-    with pytest.raises(KeyboardInterrupt):
-        main()
-    cases = load(out)["cases"]
-    assert {*cases} == kept
-    for case in cases.values():
-        assert case["cut_off"]  # so it runs again with its other tests
-        assert (case["compared"], case["off"], case["on"]) == (1, {"passed": 1}, {"passed": 1})
-
-
-@pytest.mark.parametrize(
-    ("alone", "workers", "gpus", "expected"),
-    [
-        (False, 8, 2, ["-n", "8", "-k", "(a or b) and not (large)"]),
-        (True, 8, 2, ["-n", "2", "-k", "(a or b) and (large)"]),
-        (True, 8, 1, ["-k", "(a or b) and (large)"]),
-        (False, 0, 1, ["-k", "(a or b) and not (large)"]),
-        (True, 0, 2, ["-k", "(a or b) and (large)"]),
-    ],
-)
-def test_tests_that_run_alone_have_one_process_for_each_gpu(tmp_path, alone, workers, gpus, expected):
-    arguments = Namespace(tests=tmp_path, workers=workers, gpus=gpus, keyword="a or b", alone="large")
-    command = command_of(arguments, alone=alone)
-    assert command[command.index(str(tmp_path), 7) + 1 :] == expected
-
-
-def test_a_test_that_one_way_lacks_differs_only_if_there_was_time_for_all():
-    off, on = {"a": "passed", "b": "passed"}, {"a": "failed: 1"}
-    assert list(differences_of(off, on, whole=True)) == ["a", "b"]
-    assert list(differences_of(off, on, whole=False)) == ["a"]
-    assert differences_of({"a": "skipped: x"}, {"a": "skipped: y"}, whole=True) == {}
+def test_a_test_that_one_way_lacks_differs_and_one_that_takes_too_long_is_not_compared():
+    assert list(differences_of({"a": "passed", "b": "passed"}, {"a": "failed: 1"})) == ["a", "b"]
+    assert differences_of({"a": "skipped: x", "b": "passed"}, {"a": "skipped: y", "b": "out of time: 3 s"}) == {}
 
 
 def test_kernels_of_several_processes_count_once_and_are_divided_if_one_divides(tmp_path):

@@ -4,12 +4,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from bench.memory.trial_series import SeriesMember, TrialSeries  # noqa: E402
 from ucudnn.memory.simulation.result import Queue  # noqa: E402
 from ucudnn.memory.torch.comparison.contention import FreeCopies  # noqa: E402
 from ucudnn.memory.torch.comparison.device_timeline import measure_timeline  # noqa: E402
 from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.trials.trial_series import SeriesMember, TrialSeries  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 UNET = TrainingRecipe(model="bench.memory.models:unet2d", batch=2, shape=(3, 256, 256))

@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from bench.memory.budget_series import BudgetTrials  # noqa: E402
 from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
 from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialSettings  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.trials.budget_series import BudgetTrials  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),

@@ -10,7 +10,7 @@ from bench.tools.results import load  # noqa: E402
 from bench.torch import gate_cost, measuring  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
-WAYS = {"pytorch", "python, passed", "gate, passed", "python, replaced", "gate, replaced"}
+WAYS = {"pytorch", "gate, passed", "gate, replaced"}
 
 
 def test_each_way_of_a_call_is_measured(tmp_path, monkeypatch, capsys, gate_library):
@@ -25,7 +25,6 @@ def test_each_way_of_a_call_is_measured(tmp_path, monkeypatch, capsys, gate_libr
     (found,) = load(out)["runs"]
     assert {name: {*ways} for name, ways in found["calls_us"].items()} == dict.fromkeys(("forward", "backward"), WAYS)
     assert all(each["us"] > 0 for ways in found["calls_us"].values() for each in ways.values())
-    assert all(found["computed_us"].values())
     assert len(found["required"]) == 4
     assert not process_overrides.is_gated("cpu"), "PyTorch computes by itself again"
     assert "gate, passed" in capsys.readouterr().out

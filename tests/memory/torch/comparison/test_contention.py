@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from bench.memory.trial_series import SeriesMember, TrialSeries  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.torch.comparison import contention  # noqa: E402
 from ucudnn.memory.torch.comparison.contention import (  # noqa: E402
@@ -17,7 +18,6 @@ from ucudnn.memory.torch.comparison.contention import (  # noqa: E402
 from ucudnn.memory.torch.comparison.trial import with_plan  # noqa: E402
 from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.trials.trial_series import SeriesMember, TrialSeries  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")

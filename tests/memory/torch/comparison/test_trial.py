@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 import ucudnn.memory
+from bench.memory import trial_series
+from bench.memory.trial_series import SeriesMember, run_series_apart
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.comparison import trial
@@ -27,8 +29,6 @@ from ucudnn.memory.torch.comparison.trial_result import TrialResult, TrialSettin
 from ucudnn.memory.torch.comparison.trial_table import compare_trials, trial_policy
 from ucudnn.memory.torch.device.stated_budget import OutsideReading
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
-from ucudnn.memory.torch.trials import trial_series
-from ucudnn.memory.torch.trials.trial_series import SeriesMember, run_series_apart
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))

@@ -7,7 +7,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from ucudnn.memory.pools.moving import patience  # noqa: E402
 from ucudnn.memory.pools.moving.patience import with_waits  # noqa: E402
 
 from tests.support.large_unet import large_unet  # noqa: E402
@@ -25,6 +24,7 @@ from ucudnn.memory.allocator import headroom as allocator_room  # noqa: E402
 from ucudnn.memory.allocator.compaction import compact  # noqa: E402
 from ucudnn.memory.allocator.headroom import AllocatorRoom  # noqa: E402
 from ucudnn.memory.planner.planner import least_plan, make_plan  # noqa: E402
+from ucudnn.memory.pools.moving import patience  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 

@@ -10,17 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from bench.memory import budget_series  # noqa: E402
+from bench.memory.budget_series import BudgetSeries, BudgetTrials  # noqa: E402
 from ucudnn.memory.torch.comparison import trial  # noqa: E402
 from ucudnn.memory.torch.comparison.trial import ENDED, ReusedStep, run_trial  # noqa: E402
 from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialSettings  # noqa: E402
 from ucudnn.memory.torch.device.stated_budget import OutsideReading  # noqa: E402
-from ucudnn.memory.torch.measuring import (  # noqa: E402
-    measure,
-    operation_costs,
-)
+from ucudnn.memory.torch.measuring import measure, operation_costs  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.trials import budget_series  # noqa: E402
-from ucudnn.memory.torch.trials.budget_series import BudgetSeries, BudgetTrials  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))
@@ -122,29 +119,26 @@ killing_loss.calls = 0
 
 def test_falling_budgets_share_a_process_and_others_begin_in_a_new_one(peak):
     with BudgetTrials() as trials:
-        trials.prepare(2)
-        prepared = [*trials._waiting]
         used = []
         for settings in (SETTINGS, within(peak, 0.9), within(peak, 0.8), within(peak, 0.9)):
             assert trials.run(settings).figures is not None
             used.append(trials._process)
-        assert used == [prepared[0]] * 3 + [prepared[1]]
+        assert used == [used[0]] * 3 + [used[3]]
+        assert used[3] is not used[0]
         killing = replace(SETTINGS, recipe=replace(UNET, loss=f"{__name__}:killing_loss"))
         assert trials.run(killing).reason == ENDED
         with pytest.raises(Exception, match="no_such"):
             trials.run(replace(SETTINGS, recipe=replace(UNET, model="tests.support:no_such")))
         assert trials.run(SETTINGS).figures is not None
         used.append(trials._process)
-        trials.prepare(1)
-        used.append(trials._waiting[0])
-        assert len({*used}) == 4
+        assert len({*used}) == 3
     assert all(each._process.exitcode is not None for each in used)
 
 
 def test_a_process_that_ended_while_it_waited_is_a_reason(peak):
     with BudgetTrials() as trials:
-        trials.prepare(1)
-        trials._waiting[0]._process.kill()
-        trials._waiting[0]._process.join()
+        trials.run(SETTINGS)
+        trials._process._process.kill()
+        trials._process._process.join()
         assert trials.run(SETTINGS).reason == ENDED
         assert trials.run(SETTINGS).figures is not None

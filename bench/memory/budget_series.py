@@ -13,7 +13,6 @@ A profiler looks at each trial, and then keeps memory beside PyTorch's allocator
 of later budgets.
 """
 
-from collections import deque
 from dataclasses import replace
 from math import inf
 from multiprocessing.connection import Connection
@@ -63,7 +62,6 @@ class BudgetTrials:
     """Runs trials, those of one step and falling budgets in one process; leaving the context ends its processes."""
 
     def __init__(self) -> None:
-        self._waiting: deque[TrialProcess] = deque()
         self._process: TrialProcess | None = None
         self._last: TrialSettings | None = None
 
@@ -72,13 +70,6 @@ class BudgetTrials:
 
     def __exit__(self, *_: object) -> None:
         self._end()
-        while self._waiting:
-            self._waiting.popleft().end()
-
-    def prepare(self, number: int) -> None:
-        """Let a number of processes wait for steps to come. They import all that trials need, and leave GPUs alone."""
-        while len(self._waiting) < number:
-            self._waiting.append(TrialProcess(_serve))
 
     def run(self, settings: TrialSettings) -> TrialResult:
         """Run a trial and wait for its outcome; that its process ended by a signal is a reason, too."""
@@ -99,7 +90,7 @@ class BudgetTrials:
         if last is not None and not _goes_with(last, settings):
             self._end()
         if self._process is None:
-            self._process = self._waiting.popleft() if self._waiting else TrialProcess(_serve)
+            self._process = TrialProcess(_serve)
         return self._process
 
     def _end(self) -> None:

@@ -11,12 +11,12 @@ pytest.importorskip("torch")
 
 import torch
 
+from bench.memory import trial_series
+from bench.memory.trial_series import SeriesMember, TrialSeries, run_series_apart
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.torch.comparison.trial import ENDED, run_trial
 from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialSettings
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
-from ucudnn.memory.torch.trials import trial_series
-from ucudnn.memory.torch.trials.trial_series import SeriesMember, TrialSeries, run_series_apart
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))

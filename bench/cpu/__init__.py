@@ -1,1 +1,0 @@
-"""Scripts that measure the CPU backend."""
