@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol, final
+from typing import final
 
 from ucudnn.units import exact_bytes
 
@@ -13,26 +13,6 @@ _ROUNDING_BYTES = 2 << 20
 
 _SLACK_BYTES = 2 << 20  # a program's small tensors come and go
 _GUARDED_STEPS = 16  # between looks at the peak
-
-
-class Room(Protocol):
-    """What a tuner asks about memory; see `MemoryWatch` and `StatedRoom`."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """Bytes that a step may take."""
-
-    def step_ended(self, peak_bytes: int) -> None:
-        """Note the peak of PyTorch's statistics after a step."""
-
-    def called(self, live_bytes: int) -> None:
-        """Note how many bytes were live at a call, its outputs included."""
-
-    def room(self, live_bytes: int) -> int:
-        """Return the bytes of workspace for which there is room beside live bytes."""
-
-    def holds(self, sizes: Sequence[int], live_bytes: int) -> bool:
-        """Return whether new tensors may be allocated for a check beside live bytes."""
 
 
 @final

@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 from queue import SimpleQueue
 from threading import Event, Thread, get_ident
-from typing import Any, Protocol, final
+from typing import final
 
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
@@ -31,52 +31,6 @@ OpenStore = Callable[[ComputeBackend], MachineStore | None]
 
 Timed = tuple[ConvolutionProblem, Configuration, Sequence[float]]
 """A configuration of a problem, and its times in the program in milliseconds."""
-
-
-class Source(Protocol):
-    """What a tuner asks for candidates; see `CandidateSource`."""
-
-    backend: ComputeBackend | None
-    failed: bool
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether candidates can be asked for."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all is open that finds candidates."""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether candidates are being found now."""
-
-    def was_busy(self) -> bool:
-        """Return whether candidates are being found now, or were since the last call."""
-
-    def open_one(self) -> None:
-        """Open a part of what finds candidates, which takes time of the program."""
-
-    def ask(self, problem: ConvolutionProblem, room_bytes: int, *, costly: bool = False, now_ms: float = 0.0) -> None:
-        """Ask for candidates; for more of them, where a kernel is costly. It takes `now_ms` now."""
-
-    def pause(self, *, paused: bool) -> None:
-        """Let threads begin to build no other engine, or let them go on."""
-
-    def take(self) -> Any:
-        """Return what was found since the last call."""
-
-    def keep(self, timed: Sequence[Timed]) -> None:
-        """Keep what was timed for later programs."""
-
-    def stop(self) -> None:
-        """End the work in the background."""
-
-    def resume(self) -> None:
-        """Let work in the background begin anew; what was asked for and not found must be asked for again."""
-
-    def join(self, seconds: float) -> None:
-        """Wait for its end, but no longer than some seconds."""
 
 
 @final

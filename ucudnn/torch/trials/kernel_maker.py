@@ -13,7 +13,7 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.trials.call_site import CallSite
 from ucudnn.torch.trials.candidate import FAILED, SLOW_PLAN, Candidate
-from ucudnn.torch.trials.candidate_source import Source
+from ucudnn.torch.trials.candidate_source import CandidateSource
 
 _LOG = logging.getLogger("ucudnn.torch")
 
@@ -44,7 +44,7 @@ class KernelMaker:
         slowest_seconds: that of the slowest one.
     """
 
-    def __init__(self, source: Source, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, source: CandidateSource, clock: Callable[[], float] = perf_counter) -> None:
         self.waits = False
         self.seconds = 0.0
         self.slowest_seconds = 0.0

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
-from typing import NamedTuple, Protocol, TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 import torch
 
@@ -17,7 +17,9 @@ from ucudnn.kernel import KernelKey
 from ucudnn.planning.choices import Origin
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.added_bias import without_addition
+from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.device.stated_headroom import StatedRoom
+from ucudnn.torch.trials.call_site import CallSite
 
 _LOG = logging.getLogger("ucudnn.torch")
 
@@ -30,31 +32,6 @@ UNSTEADY_STEPS = STEPS_TO_PLAN + 1
 _MOST_AWAITED = 64  # steps in which the gate is awaited: it is built once for each version of PyTorch on a machine
 
 _Taken = TypeVar("_Taken")
-
-
-class TimedConfiguration(Protocol):
-    """A configuration, and its times in the program."""
-
-    configuration: Configuration
-    samples_ms: list[float]
-
-
-class ComparedKernel(Protocol):
-    """What may replace a first plan."""
-
-    configuration: Configuration
-
-
-class DecidedSite(Protocol):
-    """A problem, and the configuration that replaces its first plan."""
-
-    @property
-    def problem(self) -> ConvolutionProblem:
-        """The problem."""
-
-    @property
-    def adopted(self) -> TimedConfiguration | None:
-        """What replaces its first plan; None if that stays."""
 
 
 @final
@@ -115,7 +92,7 @@ class PlanOwner:
             planned = problem.biased and handle.plans.origins(problem)
             return bool(planned) or handle.plans.origins(plain) != {Origin.RULE}
 
-    def turn_to(self, kernels: Mapping[ConvolutionProblem, ComparedKernel]) -> None:
+    def turn_to(self, kernels: Mapping[ConvolutionProblem, TunedKernel]) -> None:
         """Let the handle compute some problems by the configurations of kernels, and all others by what was there.
 
         So all steps that are compared run in the same way, and none makes calls in Python that the others spare.
@@ -131,7 +108,7 @@ class PlanOwner:
                 plans.put_back(self._before.pop())
             self._before += self._given(wanted, plans.take)
 
-    def adopt(self, sites: Iterable[DecidedSite]) -> None:
+    def adopt(self, sites: Iterable[CallSite]) -> None:
         """Let the handle compute problems by configurations that were faster in the program."""
         chosen = {site.problem: site.adopted for site in sites if site.adopted is not None}
         timed = {problem: _timed(each.configuration, median(each.samples_ms)) for problem, each in chosen.items()}

@@ -8,7 +8,8 @@ from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
-from ucudnn.torch.device.memory_watch import MemoryWatch, PeakGuard, Room
+from ucudnn.torch.device.memory_watch import MemoryWatch, PeakGuard
+from ucudnn.torch.device.stated_headroom import StatedRoom
 from ucudnn.torch.device.timed_device import Program
 from ucudnn.torch.steps.host_pace import HostPace
 from ucudnn.torch.steps.phase import TuningPhase
@@ -17,7 +18,7 @@ from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.trials.call_site import CallSite, concluded, priority, ranked, sets_to_compare, timed, worth_replacing
 from ucudnn.torch.trials.candidate import Candidate, Trial
-from ucudnn.torch.trials.candidate_source import Source
+from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.trials.kernel_maker import KernelMaker
 from ucudnn.torch.trials.readings import Reading, Readings
 from ucudnn.torch.tuning.plan_owner import UNSTEADY_STEPS, Stated
@@ -70,7 +71,7 @@ class Tuner:
     def __init__(
         self,
         program: Program,
-        source: Source,
+        source: CandidateSource,
         ledger: TrialLedger,
         stated: Stated | None = None,
         clock: Callable[[], float] = perf_counter,
@@ -80,7 +81,7 @@ class Tuner:
         self.ledger = ledger
         self.phase = TuningPhase.WARMING
         self.sites: dict[ConvolutionProblem, CallSite] = {}
-        self.watch: Room = MemoryWatch() if stated is None else stated.room
+        self.watch: MemoryWatch | StatedRoom = MemoryWatch() if stated is None else stated.room
         self.owner = None if stated is None else stated.owner
         self.uses_adopted = False
         self.trials: dict[ConvolutionProblem, tuple[Trial, TunedKernel | None]] = {}
