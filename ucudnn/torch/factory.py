@@ -35,6 +35,7 @@ from ucudnn.torch.device.timed_device import ProgramOnGpu
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides
 from ucudnn.torch.steps.trial_ledger import TrialLedger
+from ucudnn.torch.trials.candidate_list import MOST_DIVIDED
 from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.plan_owner import PlanOwner, Stated
@@ -119,7 +120,8 @@ def stated_interceptor(
         raise SettingsError(f"tune={_PROGRAM!r} chooses kernels in the program: it {what}")
     if tune == _FIRST or asked or not on_gpu:
         return interceptor_of(settings, **measuring, memory_limit_bytes=limit_bytes)
-    return _tuned_within(settings, share, limit_bytes)
+    planned = interceptor_of(settings, memory_limit_bytes=limit_bytes, measures=False)
+    return _tuned(settings, share, planned, limit_bytes)
 
 
 def interceptor_of(
@@ -230,44 +232,33 @@ def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoIn
     settings = Settings.load(
         backend=backend, cudnn_library=options.get("cudnn_library"), database=options.get("database")
     )
-    kind, _, target = settings.backend.partition(":")
-    if kind not in _ON_GPUS:
+    if settings.backend.partition(":")[0] not in _ON_GPUS:
         raise SettingsError(f"workspace_limit='auto' needs an NVIDIA GPU, and backend={settings.backend!r} has none")
-    candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
-    share = _share(options.get("trial_share"))
+    return _tuned(settings, _share(options.get("trial_share")))
+
+
+def _tuned(
+    settings: Settings, share: float, planned: Interceptor | None = None, memory_limit_bytes: int | None = None
+) -> AutoInterceptor:
+    """Return an interceptor that tunes a program; without first plans of `planned`, PyTorch's own kernels run first."""
+    candidates = _candidates_of(settings)
     _refuse_without_gpu()
 
     def open_tuner(ordinal: int) -> Tuner:
         def open_backend() -> ComputeBackend:
+            if planned is not None and source.backend is None:  # the program's own one; those of threads only build
+                backend = planned.handle(ordinal).backend
+                if isinstance(backend, ComputeBackend):
+                    return backend
             return _open_gpu(ordinal, candidates, settings.cudnn_library)
 
         def store(backend: ComputeBackend) -> MachineStore | None:
             return open_store(settings.database, backend, in_program=True)
 
-        source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store)
-        return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(share))
-
-    aten = process_overrides.aten_kernels("cuda")
-    return AutoInterceptor(open_tuner, "cuda", aten, process_overrides.refresh, GateLibrary())
-
-
-def _tuned_within(settings: Settings, share: float, memory_limit_bytes: int | None) -> AutoInterceptor:
-    """Return an interceptor that tunes a program within stated limits while it runs."""
-    planned = interceptor_of(settings, memory_limit_bytes=memory_limit_bytes, measures=False)
-    target = settings.backend.partition(":")[2]
-    candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
-
-    def open_tuner(ordinal: int) -> Tuner:
-        def open_backend() -> ComputeBackend:
-            backend = planned.handle(ordinal).backend  # the program's own one; those of threads only build
-            if source.backend is None and isinstance(backend, ComputeBackend):
-                return backend
-            return _open_gpu(ordinal, candidates, settings.cudnn_library)
-
-        def store(backend: ComputeBackend) -> MachineStore | None:
-            return open_store(settings.database, backend, in_program=True)
-
-        source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store, _DIVIDED, _DIVIDED)
+        divided = (MOST_DIVIDED, 0) if planned is None else (_DIVIDED, _DIVIDED)
+        source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store, *divided)
+        if planned is None:
+            return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(share))
         memory = None if memory_limit_bytes is None else _memory_of(memory_limit_bytes, ordinal)
         room = StatedRoom(settings.workspace_limit_bytes, memory)
         owner = PlanOwner(partial(planned.handle, ordinal))

@@ -69,15 +69,8 @@ class CachedCall:
     """
 
     __slots__ = (
-        "bias_as",
-        "format",
-        "fused",
-        "gradient_strides",
-        "input_gradient",
-        "output",
-        "output_strides",
-        "reason",
-        "weight_gradient",
+        *("bias_as", "format", "fused", "gradient_strides", "input_gradient", "output", "output_strides"),
+        *("reason", "weight_gradient"),
     )
 
     def __init__(

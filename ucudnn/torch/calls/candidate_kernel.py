@@ -41,16 +41,8 @@ class TunedKernel:
     """
 
     __slots__ = (
-        "_backend",
-        "_bound",
-        "_calls",
-        "_direct",
-        "_entry",
-        "_ordinal",
-        "_plan",
-        "configuration",
-        "fuses",
-        "workspace_bytes",
+        *("_backend", "_bound", "_calls", "_direct", "_entry", "_ordinal", "_plan", "configuration"),
+        *("fuses", "workspace_bytes"),
     )
 
     def __init__(self, problem: ConvolutionProblem, configuration: Configuration, backend: ComputeBackend) -> None:

@@ -55,22 +55,8 @@ class FusedCall:
     """
 
     __slots__ = (
-        "_bound",
-        "_configuration",
-        "_epoch",
-        "_launched",
-        "_launcher",
-        "_layer",
-        "_lent",
-        "_open_handle",
-        "_ordinal",
-        "_planned_anew",
-        "_plans",
-        "bound",
-        "elsewhere",
-        "filters",
-        "looked_up",
-        "problem",
+        *("_bound", "_configuration", "_epoch", "_launched", "_launcher", "_layer", "_lent", "_open_handle"),
+        *("_ordinal", "_planned_anew", "_plans", "bound", "elsewhere", "filters", "looked_up", "problem"),
     )
 
     def __init__(

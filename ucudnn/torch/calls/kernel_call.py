@@ -62,24 +62,9 @@ class KernelCall:
     """
 
     __slots__ = (
-        "_bound",
-        "_failures",
-        "_fallbacks",
-        "_form",
-        "_later_bytes",
-        "_launches",
-        "_layer",
-        "_lent",
-        "_open_handle",
-        "_ordinal",
-        "_planned_anew",
-        "_skip",
-        "bound",
-        "elsewhere",
-        "filters",
-        "looked_up",
-        "output_bytes",
-        "problem",
+        *("_bound", "_failures", "_fallbacks", "_form", "_later_bytes", "_launches", "_layer", "_lent"),
+        *("_open_handle", "_ordinal", "_planned_anew", "_skip", "bound", "elsewhere", "filters", "looked_up"),
+        *("output_bytes", "problem"),
     )
 
     def __init__(

@@ -133,17 +133,8 @@ class _Way:
     """
 
     __slots__ = (
-        "_bias_as",
-        "_call",
-        "_kernels",
-        "_order",
-        "_ours",
-        "_outputs",
-        "_seen",
-        "_transposed",
-        "_trials",
-        "_tuner",
-        "_watches",
+        *("_bias_as", "_call", "_kernels", "_order", "_ours", "_outputs", "_seen", "_transposed", "_trials"),
+        *("_tuner", "_watches"),
     )
 
     def __init__(self, call: TunedCall, tuner: Tuner, outputs: dict[int, _Output], *, watches: bool) -> None:
