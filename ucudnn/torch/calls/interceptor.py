@@ -160,21 +160,10 @@ class Interceptor:
         ordinal = x.get_device()
         # All that the outcome depends on. Strides tell the memory format.
         key = (
-            x.shape,
-            x.stride(),
-            x.dtype,
-            ordinal,
-            weight.shape,
-            weight.stride(),
-            weight.dtype,
-            weight.get_device(),
+            x.shape, x.stride(), x.dtype, ordinal, weight.shape, weight.stride(), weight.dtype, weight.get_device(),
             None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device()),
-            geometry,
-            deterministic,
-            enabled if ordinal >= 0 else cpu_settings(),
-            allow_tf32,
-            name,
-        )
+            geometry, deterministic, enabled if ordinal >= 0 else cpu_settings(), allow_tf32, name,
+        )  # fmt: skip
         call = self._calls.get(key)
         if call is None:
             flags = Flags(MathMode.TF32 if allow_tf32 else MathMode.FMA, deterministic, enabled)
@@ -230,25 +219,10 @@ class Interceptor:
         enabled = _enabled()
         precision = _precision("cuda", "conv")
         key = (
-            grad.shape,
-            grad.stride(),
-            grad.dtype,
-            grad.get_device(),
-            x.shape,
-            x.stride(),
-            x.dtype,
-            ordinal,
-            weight.shape,
-            weight.stride(),
-            weight.dtype,
-            weight.get_device(),
-            geometry,
-            tuple(output_mask),
-            deterministic,
-            enabled if ordinal >= 0 else cpu_settings(),
-            precision,
-            name,
-        )
+            grad.shape, grad.stride(), grad.dtype, grad.get_device(), x.shape, x.stride(), x.dtype, ordinal,
+            weight.shape, weight.stride(), weight.dtype, weight.get_device(),
+            geometry, tuple(output_mask), deterministic, enabled if ordinal >= 0 else cpu_settings(), precision, name,
+        )  # fmt: skip
         call = self._calls.get(key)
         if call is None:
             flags = Flags(MathMode.TF32 if precision == "tf32" else MathMode.FMA, deterministic, enabled)

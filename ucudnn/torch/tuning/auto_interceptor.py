@@ -111,8 +111,8 @@ class AutoInterceptor:
     def operators(self) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
         """Return what computes forward and backward; None where PyTorch's own operator can stay in its place."""
         idle = (None, None) if self.planned is None else self.planned.operators()
-        forward, backward, *_ = self.opener.wanted
-        return self.forward if forward else idle[0], self.backward if backward else idle[1]
+        wanted = self.opener.wanted
+        return self.forward if wanted.forward else idle[0], self.backward if wanted.backward else idle[1]
 
     @property
     def is_below_gate(self) -> bool:
@@ -126,8 +126,7 @@ class AutoInterceptor:
     def _first_is_called(self) -> None:
         """End a step where the first kernel that the gate knows is called again, and no optimizer steps."""
         if not self._tracker.by_optimizer and _graph_task() == -1:
-            self._step_ended()
-            self._refresh_later()
+            self._step_ended_in_call()
 
     def handles(self) -> dict[torch.device, Handle]:
         """Return the handles of first plans, by device; none if PyTorch's own kernels run."""
@@ -170,20 +169,10 @@ class AutoInterceptor:
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
         key = (
-            x.shape,
-            x.stride(),
-            x.dtype,
-            ordinal,
-            weight.shape,
-            weight.stride(),
-            weight.dtype,
-            weight.get_device(),
+            x.shape, x.stride(), x.dtype, ordinal, weight.shape, weight.stride(), weight.dtype, weight.get_device(),
             None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device()),
-            geometry,
-            deterministic,
-            enabled,
-            allow_tf32,
-        )
+            geometry, deterministic, enabled, allow_tf32,
+        )  # fmt: skip
         call = self._forward_calls.calls.get(key)
         if call is None:
             flags = Flags(MathMode.TF32 if allow_tf32 else MathMode.FMA, deterministic, enabled)
@@ -193,8 +182,7 @@ class AutoInterceptor:
         if self._tracker.is_candidate(call):
             self._threads.add(get_ident())
             if self._tracker.begins(call, in_backward=_graph_task() != -1):
-                self._step_ended()
-                self._refresh_later()
+                self._step_ended_in_call()
         way = call.way
         if way is None:
             return self._pass_forward(
@@ -234,24 +222,10 @@ class AutoInterceptor:
         deterministic = _deterministic() or _all_deterministic()
         enabled, precision = _enabled(), _precision("cuda", "conv")
         key = (
-            grad.shape,
-            grad.stride(),
-            grad.dtype,
-            grad.get_device(),
-            x.shape,
-            x.stride(),
-            x.dtype,
-            ordinal,
-            weight.shape,
-            weight.stride(),
-            weight.dtype,
-            weight.get_device(),
-            geometry,
-            tuple(output_mask),
-            deterministic,
-            enabled,
-            precision,
-        )
+            grad.shape, grad.stride(), grad.dtype, grad.get_device(), x.shape, x.stride(), x.dtype, ordinal,
+            weight.shape, weight.stride(), weight.dtype, weight.get_device(),
+            geometry, tuple(output_mask), deterministic, enabled, precision,
+        )  # fmt: skip
         call = self._backward_calls.calls.get(key)
         if call is None:
             flags = Flags(MathMode.TF32 if precision == "tf32" else MathMode.FMA, deterministic, enabled)
@@ -290,18 +264,14 @@ class AutoInterceptor:
     def _optimizer_stepped(self, optimizer: object, *_: object) -> None:
         if _graph_task() != -1:  # gradients are used as soon as they are there, in the midst of a step
             return
-        if not self._tracker.optimizer_stepped(optimizer):
-            return
-        may_differ = self._step_ended() or self.opener.has_new_gate()
-        if may_differ:
-            self.opener.refresh()
-        if not may_differ or self.planned is not None:  # new shapes may have plans while others are tried
-            self.opener.reopen()
+        if self._tracker.optimizer_stepped(optimizer):
+            self.opener.update(may_differ=self._step_ended())
 
-    def _refresh_later(self) -> None:
-        """Let other operators be registered after this convolution, if only this thread computes convolutions."""
+    def _step_ended_in_call(self) -> None:
+        """End a step while a convolution is computed; others are registered later if only this thread computes any."""
+        self._step_ended()
         if len(self._threads) <= 1:
-            self.opener.refresh_later()
+            self.opener.update_later()
 
     def _step_ended(self) -> bool:
         """End a step, and return whether other operators may be wanted by now."""
@@ -325,17 +295,14 @@ class AutoInterceptor:
         self.opener.step_ended(phases)
         if self.opener.is_settled and self._by_optimizer:
             self._tracker.trust_optimizers()
-        first = self._tracker.first
-        all_count = (
-            not phases or TuningPhase.WATCHING in phases
-        )  # a first convolution is still to come, or all are timed
+        # All calls count while a first convolution is still to come, or all are timed.
+        all_count = not phases or TuningPhase.WATCHING in phases
         if all_count or not (self._tracker.by_optimizer or self.opener.is_settled):
             forward.look_at_all()
             backward.look_at_all()
         else:
-            forward.look_at(
-                *([first.shapes] if isinstance(first, TunedCall) and not self._tracker.by_optimizer else [])
-            )
+            first = None if self._tracker.by_optimizer else self._tracker.first
+            forward.look_at(*([first.shapes] if isinstance(first, TunedCall) else []))
             backward.look_at()
         return True
 

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Protocol, final
+from enum import Enum
+from typing import NamedTuple, Protocol, final
 
 from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.device.gpu import on_default_stream
@@ -22,9 +23,33 @@ _LOG = logging.getLogger("ucudnn.torch")
 
 _LEAST_STEPS = 16  # until the gate is opened again for the first time, and then twice as many each time
 _LOOKS_IN_A_STEP = 4  # another step for so many looks, because each takes 0.1 to 0.2 ms when the gate is opened
-_OVER_TRIALS = ("trials",)
 _TRIES = {TuningPhase.TRYING}
 _TRIES_PLANS = {*TuningPhase} - {TuningPhase.WATCHING, TuningPhase.SETTLED}  # in which first plans last
+
+
+class GateUse(Enum):
+    """What the gate does with calls that it knows; it passes all others on."""
+
+    CLOSED = "closed"
+    OVER_TRIALS = "over trials"  # only those in which something is tried come to Python
+    COMPUTES = "computes"  # by adopted kernels or by plans
+
+
+@final
+class Wanted(NamedTuple):
+    """What is wanted in place of PyTorch's operators.
+
+    Attributes:
+        forward: whether forward calls have something else to do than to pass on.
+        backward: whether backward calls have.
+        gate: what the gate does.
+        kernels: identities of the adopted kernels of each device, for which the gate has rules.
+    """
+
+    forward: bool
+    backward: bool
+    gate: GateUse = GateUse.CLOSED
+    kernels: tuple[tuple[int, ...], ...] = ()
 
 
 class Refresh(Protocol):
@@ -49,8 +74,7 @@ class GateOpener:
 
     Attributes:
         is_settled: whether nothing is tried any more.
-        wanted: whether a forward and a backward call have something else to do than to pass on. The third item changes
-            with what the gate is to let through. It is () if the gate cannot be used.
+        wanted: what is wanted in place of PyTorch's operators.
     """
 
     def __init__(
@@ -63,7 +87,7 @@ class GateOpener:
         changed: Refresh,
     ) -> None:
         self.is_settled = False
-        self.wanted: tuple[object, ...] = (True, True, ())
+        self.wanted = Wanted(forward=True, backward=True)
         self._tries = False
         self._library = library
         self._planned = planned
@@ -80,20 +104,14 @@ class GateOpener:
         self._next_module = NextModule()
 
     @property
-    def may_open(self) -> bool:
-        """Whether there may be a gate."""
-        return self._library is not None
-
-    @property
     def is_over_trials(self) -> bool:
         """Whether the gate that is wanted lets only calls come to Python in which something is tried."""
-        *_, gated = self.wanted
-        return gated == _OVER_TRIALS
+        return self.wanted.gate is GateUse.OVER_TRIALS
 
     def keep(self, device_type: str) -> None:
         """Keep PyTorch's own kernels, if the gate is opened over trials; called while they are registered."""
-        gate = None if self._library is None or not self.is_over_trials else self._library.gate
-        if gate is None:
+        gate = self._gate
+        if gate is None or not self.is_over_trials:
             return
         try:
             gate.keep(device_type)
@@ -110,11 +128,9 @@ class GateOpener:
             first_is_called: called where the first kernel that the gate knows is called, if no optimizer steps.
             again: whether it stands there already, and only gets other rules.
         """
-        *_, gated = self.wanted
-        gate = None if self._library is None or not gated else self._library.gate
-        if gate is None:
+        gate, over_trials = self._gate, self.is_over_trials
+        if gate is None or self.wanted.gate is GateUse.CLOSED:
             return None
-        over_plans, over_trials = self._planned is not None, self.is_over_trials
         if self._planned is not None:
             forward, backward = self._plan_rules(self._planned)
         elif over_trials:
@@ -126,14 +142,42 @@ class GateOpener:
             if not self._tracker.by_optimizer:
                 forward = beginning(forward, first_is_called)
         try:
+            over_plans = self._planned is not None
             gate.open(device_type, forward, backward, over_plans=over_plans, over_trials=over_trials, again=again)
         except RuntimeError as error:
             self._refused(error)
             return None
         return gate
 
-    def reopen(self) -> None:
-        """Open the gate again if it would compute more without Python then; called between steps.
+    def update(self, *, may_differ: bool) -> None:
+        """Let other operators be registered, or the gate get other rules; called between steps.
+
+        Args:
+            may_differ: whether other operators may be wanted by now.
+        """
+        may_differ = may_differ or self._has_new_gate()
+        if may_differ:
+            self._register()
+        if not may_differ or self._planned is not None:  # new shapes may have plans while others are tried
+            self._renew_rules()
+
+    def update_later(self) -> None:
+        """Let other operators be registered when a module is called next: a convolution is being computed now.
+
+        It is not done before all is settled, because steps would end unseen then. It must not be asked for if several
+        threads compute, because one of them may always be inside a convolution.
+        """
+        if self.is_settled and not self._next_module.is_awaited and self._wants() != self.wanted:
+            self._next_module.wait(self._register)
+
+    def _register(self) -> None:
+        wanted = self._wants()
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self._changed()
+
+    def _renew_rules(self) -> None:
+        """Give the gate other rules if it would compute more without Python then.
 
         There may be calls or plans that it does not know. Or it was opened while another stream was the current one.
 
@@ -143,7 +187,7 @@ class GateOpener:
         misses = self._opened_elsewhere if self._planned is None else self._planned.has_unlent or self._has_changed
         if not misses or self._tracker.steps < self._reopens_at:
             return
-        gate = None if self._library is None else self._library.gate
+        gate = self._gate
         if gate is not None and gate.is_open and self._on_default_streams():
             self._reopened += not self._has_changed
             self._changed(rules_only=True)
@@ -159,16 +203,15 @@ class GateOpener:
         """Return whether the gate computes by plans now; None if it may do so soon."""
         if self._library is None or self._planned is None or not self._tracker.by_optimizer:
             return False
-        gate = self._library.gate
+        gate = self._gate
         if gate is None:
             return None if self._library.is_awaited else False
         return True if gate.is_open else None
 
-    def has_new_gate(self) -> bool:
+    def _has_new_gate(self) -> bool:
         """Return whether the gate was built after kernels in Python had been registered."""
-        forward, backward, gated = self.wanted
-        built = not gated and self._library is not None and self._library.gate is not None
-        return built and (bool(forward or backward) or self._gates_plans())
+        forward, backward, use, _ = self.wanted
+        return use is GateUse.CLOSED and self._gate is not None and (forward or backward or self._gates_plans())
 
     def step_ended(self, phases: AbstractSet[TuningPhase]) -> None:
         """Note what tuners do after a step; called until nothing is tried any more.
@@ -193,41 +236,26 @@ class GateOpener:
         if needs_gate:
             self.awaits_gate()
 
-    def refresh(self) -> None:
-        """Let other operators be registered if others are wanted."""
-        wanted = self._wants()
-        if wanted != self.wanted:
-            self.wanted = wanted
-            self._changed()
-
-    def refresh_later(self) -> None:
-        """Do so when a module is called next, because a convolution is being computed now.
-
-        It is not done before all is settled, because steps would end unseen then. It must not be asked for if several
-        threads compute, because one of them may always be inside a convolution.
-        """
-        if self.is_settled and not self._next_module.is_awaited and self._wants() != self.wanted:
-            self._next_module.wait(self.refresh)
-
     def forget_modules(self) -> None:
         """Wait for no call of a module any more."""
         self._next_module.forget()
 
-    def _wants(self) -> tuple[object, ...]:
+    def _wants(self) -> Wanted:
         tuners = list(self._tuners.values())
         if any(each.phase is TuningPhase.WATCHING for each in tuners) or not tuners:
-            return True, True, ()
+            return Wanted(forward=True, backward=True)
         forward, backward = (each.replaces for each in self._tables)
         if self._gates_trials(tuners):  # from step to step, others are tried, and no operator is registered for that
-            return True, True, _OVER_TRIALS
+            return Wanted(forward=True, backward=True, gate=GateUse.OVER_TRIALS)
         if self._needs_steps():  # calls by plans come to Python anyway, and may end steps there
             forward = True
         replaces = all(each.phase in (TuningPhase.COMPARING, TuningPhase.SETTLED) for each in tuners)
         gates = self._gates_plans() if self._planned is not None else replaces and (forward or backward)
-        if not gates or not self._has_gate():
-            return forward, backward, ()
+        if not gates or self._gate is None:
+            return Wanted(forward, backward)
         backward |= self._tries  # what is tried changes from step to step, and operators are not registered for that
-        return forward, backward, tuple(tuple(map(id, each.kernels.values())) * each.uses_adopted for each in tuners)
+        kernels = tuple(tuple(map(id, each.kernels.values())) * each.uses_adopted for each in tuners)
+        return Wanted(forward, backward, GateUse.COMPUTES, kernels)
 
     def _refused(self, error: RuntimeError) -> None:
         _LOG.warning("calls that are passed on make a detour through Python: %s", error)
@@ -235,12 +263,13 @@ class GateOpener:
 
     def _gates_trials(self, tuners: list[Tuner]) -> bool:
         """Return whether only calls come to Python in which something is tried; an optimizer must tell steps then."""
-        if self._planned is not None or not self._tracker.by_optimizer or not self._has_gate():
+        if self._planned is not None or not self._tracker.by_optimizer or self._gate is None:
             return False
         return all(each.phase is TuningPhase.TRYING for each in tuners)
 
-    def _has_gate(self) -> bool:
-        return self._library is not None and self._library.gate is not None
+    @property
+    def _gate(self) -> CallGate | None:
+        return None if self._library is None else self._library.gate
 
     def _on_default_streams(self) -> bool:
         """Return whether this thread's current stream is the default one on each GPU of the program."""
@@ -266,7 +295,7 @@ class GateOpener:
             return self._planned is not None
         if self._library is None or self._planned.names.any or self._tracker.by_optimizer:
             return False
-        return self._library.is_pending or (self._library.gate is not None and not self._gates_plans())
+        return self._library.is_pending or (self._gate is not None and not self._gates_plans())
 
     def _gates_plans(self) -> bool:
         """Return whether plans last and were launched since.
