@@ -18,10 +18,10 @@ def pytest_collection_modifyitems(items):
 def small_programs_are_tuned(monkeypatch):
     """Let programs of tests be tuned although they are so small that their host bounds them."""
     try:
-        from ucudnn.torch.device.timed_device import ProgramOnGpu
+        from ucudnn.torch.device.timed_device import TimedGpu
     except ImportError:  # there is no PyTorch, so nothing is tuned
         return
-    monkeypatch.setattr(ProgramOnGpu, "can_delay", False)
+    monkeypatch.setattr(TimedGpu, "can_delay", False)
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,13 @@ torch = pytest.importorskip("torch")
 import ucudnn.torch  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
-from ucudnn.torch.device.timed_device import ProgramOnGpu  # noqa: E402
+from ucudnn.torch.device.timed_device import TimedGpu  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 
 
-CAN_DELAY = ProgramOnGpu.can_delay
+CAN_DELAY = TimedGpu.can_delay
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +30,9 @@ def as_before():
 
 @pytest.mark.parametrize(("batch", "side", "bounds"), [(1, 16, True), (256, 112, False)])
 def test_a_program_that_its_host_bounds_is_left_alone(monkeypatch, batch, side, bounds):
-    monkeypatch.setattr(ProgramOnGpu, "can_delay", CAN_DELAY)
-    delay, delays = ProgramOnGpu.delay, []
-    monkeypatch.setattr(ProgramOnGpu, "delay", lambda self, time_ms: delays.append(time_ms) or delay(self, time_ms))
+    monkeypatch.setattr(TimedGpu, "can_delay", CAN_DELAY)
+    delay, delays = TimedGpu.delay, []
+    monkeypatch.setattr(TimedGpu, "delay", lambda self, time_ms: delays.append(time_ms) or delay(self, time_ms))
     layers = [torch.nn.Conv2d(64, 64, 3, padding=1, bias=False) for _ in range(6)]
     program = TrainedProgram(torch.nn.Sequential(*layers).cuda(), torch.randn(batch, 64, side, side, device="cuda"))
     with ucudnn.torch.enable(trial_share=0.5) as on:

@@ -16,7 +16,7 @@ from torch import nn
 
 import ucudnn.torch
 from tests.support.trained_program import TrainedProgram
-from ucudnn.torch.device.timed_device import ProgramOnGpu
+from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning import tuner
 
@@ -103,7 +103,7 @@ def program_of(name, device):
 def main(name, setting):
     """Take steps, and print the peaks."""
     tuner._MOST_SECONDS = TRYING_SECONDS
-    ProgramOnGpu.can_delay = False  # its host bounds it
+    TimedGpu.can_delay = False  # its host bounds it
     on = ucudnn.torch.enable(workspace_limit="auto", trial_share=0.9, database="off") if setting == "on" else None
     program, phases, begin = program_of(name, "cuda"), {}, monotonic()
     for number in range(1 << 16):

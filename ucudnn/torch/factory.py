@@ -31,7 +31,7 @@ from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.device.gpu import TorchGpu, allocated_bytes
 from ucudnn.torch.device.memory_limit import MemoryLimit
 from ucudnn.torch.device.stated_headroom import StatedRoom
-from ucudnn.torch.device.timed_device import ProgramOnGpu
+from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides
 from ucudnn.torch.steps.trial_ledger import TrialLedger
@@ -258,12 +258,12 @@ def _tuned(
         divided = (MOST_DIVIDED, 0) if planned is None else (_DIVIDED, _DIVIDED)
         source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store, *divided)
         if planned is None:
-            return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(share))
+            return Tuner(TimedGpu(ordinal), source, TrialLedger(share))
         memory = None if memory_limit_bytes is None else _memory_of(memory_limit_bytes, ordinal)
         room = StatedRoom(settings.workspace_limit_bytes, memory)
         owner = PlanOwner(partial(planned.handle, ordinal))
         ledger = TrialLedger(share, planned=owner.planned_seconds)
-        return Tuner(ProgramOnGpu(ordinal), source, ledger, Stated(room, owner))
+        return Tuner(TimedGpu(ordinal), source, ledger, Stated(room, owner))
 
     aten = process_overrides.aten_kernels("cuda")
     return AutoInterceptor(open_tuner, "cuda", aten, process_overrides.refresh, GateLibrary(), planned)

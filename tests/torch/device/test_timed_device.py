@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from tests.support.lazy_streams import LazyGpu
-from ucudnn.torch.device.timed_device import FreeBlocks, HomeStream, ProgramOnGpu, holds, relative
+from ucudnn.torch.device.timed_device import FreeBlocks, HomeStream, TimedGpu, holds, relative
 
 MIB = 1 << 20
 
@@ -90,7 +90,7 @@ def test_a_time_between_streams_is_read_when_both_marks_are_reached(first, monke
     gpu = LazyGpu(hurries=(False, False, False))
     monkeypatch.setattr("ucudnn.torch.device.timed_device.torch", gpu)
     streams = gpu.compute, gpu.copying[0]
-    program = ProgramOnGpu(0)
+    program = TimedGpu(0)
     begin = program.mark()
     gpu.compute = streams[1]  # the program goes on in another stream, which does not wait for the first one
     end = program.mark()

@@ -17,7 +17,6 @@ import torch
 
 from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
-from ucudnn.torch.device.timed_device import Program
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.trials import kernel_maker as module
@@ -25,8 +24,10 @@ from ucudnn.torch.tuning.tuner import Tuner
 from ucudnn.torch.tuning.tuning_report import report_tuning
 
 
-class Timeline(Program):
-    """A clock in milliseconds; marks are read a number of steps late."""
+class Timeline:
+    """A GPU as a tuner sees it: a clock in milliseconds, whose marks are read a number of steps late."""
+
+    can_delay = False
 
     def __init__(self, late):
         self.now = 0.0
@@ -49,26 +50,17 @@ class Timeline(Program):
     def peak_bytes(self):
         return (1 + min(self.step, 3)) << 30
 
-    def free_blocks(self):
-        raise NotImplementedError
-
     def reserved_bytes(self):
         return 1 << 30
 
     def bytes_per_ms(self):
         return 0.0
 
-    def distance(self, found, expected):
-        raise NotImplementedError
+    def has_reached(self, mark):
+        return False
 
-    def host_copy(self, tensor):
-        raise NotImplementedError
-
-    def poison(self, size_bytes):
-        raise NotImplementedError
-
-    def untouched(self):
-        return True
+    def issue_ms(self, begin, end):
+        return 0.0
 
     def was_away(self):
         return False

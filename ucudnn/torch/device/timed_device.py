@@ -1,6 +1,5 @@
 """The running program as trials see it: its clock, its memory, and distances that are read without waiting."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from time import perf_counter
@@ -81,79 +80,6 @@ class HomeStream:
         return True
 
 
-class Program(ABC):
-    """A device on which a program runs. Nothing here waits for the device."""
-
-    @abstractmethod
-    def mark(self) -> Any:
-        """Return a mark after all work that is queued now."""
-
-    @abstractmethod
-    def elapsed_ms(self, begin: Any, end: Any) -> float | None:
-        """Return the milliseconds between two marks; None if the second one is not reached yet."""
-
-    def has_reached(self, mark: Any) -> bool:
-        """Return whether the device has done all work before a mark; False where the host itself is the device."""
-        return False
-
-    def issue_ms(self, begin: Any, end: Any) -> float:
-        """Return the milliseconds of the host between two marks; 0 where the host itself is the device."""
-        return 0.0
-
-    @property
-    def can_delay(self) -> bool:
-        """Whether `delay` works; it does not where the host itself is the device."""
-        return False
-
-    def delay(self, time_ms: float) -> bool:
-        """Keep the device busy for some milliseconds before what is queued next, and return whether it will be."""
-        return False
-
-    @abstractmethod
-    def live_bytes(self) -> int:
-        """Return how many bytes are allocated now."""
-
-    @abstractmethod
-    def peak_bytes(self) -> int:
-        """Return the most bytes that were allocated since the program last reset this count."""
-
-    @abstractmethod
-    def free_blocks(self) -> FreeBlocks:
-        """Return the free blocks of memory that is reserved already; this takes milliseconds."""
-
-    @abstractmethod
-    def reserved_bytes(self) -> int:
-        """Return how many bytes are reserved now."""
-
-    @abstractmethod
-    def bytes_per_ms(self) -> float:
-        """Return the stated bandwidth of the device's memory; 0 if it is not known."""
-
-    @abstractmethod
-    def distance(self, found: torch.Tensor, expected: torch.Tensor) -> Callable[[], float]:
-        """Begin to compute the relative L2 distance of two tensors; the first is overwritten.
-
-        Returns:
-            A function that returns the distance, once a mark after this call is reached.
-        """
-
-    @abstractmethod
-    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin to copy a tensor to the host; the copy may be read once a mark after this call is reached."""
-
-    @abstractmethod
-    def poison(self, size_bytes: int) -> None:
-        """Fill memory with NaN that an allocation of this size is likely to get next."""
-
-    @abstractmethod
-    def untouched(self) -> bool:
-        """Return whether trials may run now: on the stream where the program is tuned, and not in a capture."""
-
-    @abstractmethod
-    def was_away(self) -> bool:
-        """End a step, and return whether all calls that asked `untouched` in it were on other streams."""
-
-
 @final
 class _Mark(NamedTuple):
     """An event that the GPU reaches, and when the host had recorded it, in seconds of its clock."""
@@ -163,8 +89,8 @@ class _Mark(NamedTuple):
 
 
 @final
-class ProgramOnGpu(Program):
-    """A GPU through PyTorch.
+class TimedGpu:
+    """A GPU on which a program runs, through PyTorch. Nothing here waits for the GPU.
 
     Args:
         ordinal: number of the GPU.
@@ -177,13 +103,13 @@ class ProgramOnGpu(Program):
         self._next = 0
 
     def mark(self) -> _Mark:
-        """Return an event that records a time, and the host's time."""
+        """Return a mark after all work that is queued now: an event that records a time, and the host's time."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._ordinal))
         return _Mark(event, perf_counter())
 
     def elapsed_ms(self, begin: Any, end: Any) -> float | None:
-        """Return the milliseconds between two events; None if the GPU has not reached both.
+        """Return the milliseconds between two marks; None if the GPU has not reached both.
 
         They may be in streams that do not wait for each other, so the later one may be reached first.
         """
@@ -191,11 +117,11 @@ class ProgramOnGpu(Program):
         return float(first.elapsed_time(last)) if first.query() and last.query() else None
 
     def has_reached(self, mark: Any) -> bool:
-        """Return whether the GPU has reached an event."""
+        """Return whether the GPU has done all work before a mark."""
         return bool(mark.event.query())
 
     def issue_ms(self, begin: Any, end: Any) -> float:
-        """Return the milliseconds of the host between two events, with what it takes to record one."""
+        """Return the milliseconds of the host between two marks, with what it takes to record an event."""
         return float(end.host_s - begin.host_s) * 1e3
 
     @cached_property
@@ -209,7 +135,10 @@ class ProgramOnGpu(Program):
             return self._gpu.can_delay
 
     def delay(self, time_ms: float) -> bool:
-        """Queue that kernel on the current stream, unless trials may not run there."""
+        """Keep the GPU busy for some milliseconds before what is queued next, and return whether it will be.
+
+        It will not be where trials may not run.
+        """
         if not self.untouched():
             return False
         try:
@@ -224,11 +153,11 @@ class ProgramOnGpu(Program):
         return self._allocated()["current"]
 
     def peak_bytes(self) -> int:
-        """Return their peak, as `torch.cuda.max_memory_allocated` does."""
+        """Return the most bytes that were in use since the program last reset this count."""
         return self._allocated()["peak"]
 
     def free_blocks(self) -> FreeBlocks:
-        """Return the free blocks of PyTorch's allocator that the program's stream may use."""
+        """Return the free blocks of PyTorch's allocator that the program's stream may use; this takes milliseconds."""
         found: dict[str, list[int]] = {"small": [], "large": []}
         for segment in torch.cuda.memory_snapshot():
             if segment["device"] == self._ordinal and segment["stream"] == self._home.address:
@@ -243,13 +172,17 @@ class ProgramOnGpu(Program):
         return found
 
     def bytes_per_ms(self) -> float:
-        """Return the bandwidth from the memory's clock, which counts twice, and the width of its bus."""
+        """Return the stated bandwidth of the memory, from its clock, which counts twice; 0 if it is not known."""
         properties = torch.cuda.get_device_properties(self._ordinal)
         kilohertz = getattr(properties, "memory_clock_rate", 0)  # older versions of PyTorch do not have these
         return 2.0 * kilohertz * getattr(properties, "memory_bus_width", 0) / 8
 
     def distance(self, found: torch.Tensor, expected: torch.Tensor) -> Callable[[], float]:
-        """Queue two norms and their copy to the host."""
+        """Begin to compute the relative L2 distance of two tensors; the first is overwritten.
+
+        Returns:
+            A function that returns the distance, once a mark after this call is reached.
+        """
         norm, wide = torch.linalg.vector_norm, torch.float64 if found.dtype is torch.float64 else torch.float32
         slot = self._distances[self._next % _MOST_DISTANCES]
         self._next += 1
@@ -258,21 +191,21 @@ class ProgramOnGpu(Program):
         return lambda: relative(*slot.tolist())
 
     def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Queue a copy to pinned memory."""
+        """Begin to copy a tensor to the host; the copy may be read once a mark after this call is reached."""
         found = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return found.copy_(tensor, non_blocking=True)
 
     def poison(self, size_bytes: int) -> None:
-        """Fill a block with ones in all bits and give it back; the allocator gives it to the next call that asks."""
+        """Fill a block with NaN and give it back; the allocator gives it to the next call that asks for as much."""
         if size_bytes:
             torch.empty(size_bytes, dtype=torch.uint8, device=torch.device("cuda", self._ordinal)).fill_(0xFF)
 
     def untouched(self) -> bool:
-        """Return whether the current stream is the program's own, and is not being captured."""
+        """Return whether trials may run: the current stream is the program's own, and is not being captured."""
         return not capturing() and self._home.is_current(torch.cuda.current_stream(self._ordinal).cuda_stream)
 
     def was_away(self) -> bool:
-        """Return whether all calls of a step were on other streams."""
+        """End a step, and return whether all calls that asked `untouched` in it were on other streams."""
         return self._home.step_ended()
 
     def _allocated(self) -> dict[str, int]:

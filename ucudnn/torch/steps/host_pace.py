@@ -2,7 +2,7 @@
 
 from typing import final
 
-from ucudnn.torch.device.timed_device import Program
+from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.steps.next_module import NextModule, has_compiled
 from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.trial_ledger import TrialLedger
@@ -38,7 +38,7 @@ class HostPace:
         delays: whether the step that runs is delayed.
     """
 
-    def __init__(self, program: Program, times: StepTimes, ledger: TrialLedger) -> None:
+    def __init__(self, program: TimedGpu, times: StepTimes, ledger: TrialLedger) -> None:
         self.bounds = False
         self.is_over = False
         self._program = program

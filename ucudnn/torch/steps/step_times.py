@@ -7,7 +7,7 @@ from math import hypot, sqrt
 from statistics import median
 from typing import Any, final
 
-from ucudnn.torch.device.timed_device import Program
+from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 
@@ -65,7 +65,7 @@ class StepTimes:
         paused_seconds: pauses of the program.
     """
 
-    def __init__(self, program: Program, ledger: TrialLedger, worked: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, program: TimedGpu, ledger: TrialLedger, worked: Callable[[], float] = lambda: 0.0) -> None:
         self.count = 0
         self.paused_seconds = 0.0
         self._worked = worked

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
-from ucudnn.torch.device.timed_device import Program
+from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.trials.call_site import CallSite
 from ucudnn.torch.trials.candidate import Candidate
 from ucudnn.torch.trials.tolerance import tolerance
@@ -38,7 +38,7 @@ class Readings:
         ran: called with the time of a candidate beside PyTorch's kernel, in milliseconds.
     """
 
-    def __init__(self, program: Program, ran: Callable[[float], None]) -> None:
+    def __init__(self, program: TimedGpu, ran: Callable[[float], None]) -> None:
         self._program = program
         self._ran = ran
         self._awaited: deque[tuple[Reading, Any]] = deque()  # with marks after the comparisons of outputs

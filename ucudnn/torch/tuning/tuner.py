@@ -10,7 +10,7 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.device.memory_watch import MemoryWatch, PeakGuard
 from ucudnn.torch.device.stated_headroom import StatedRoom
-from ucudnn.torch.device.timed_device import Program
+from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.steps.host_pace import HostPace
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
@@ -70,7 +70,7 @@ class Tuner:
 
     def __init__(
         self,
-        program: Program,
+        program: TimedGpu,
         source: CandidateSource,
         ledger: TrialLedger,
         stated: Stated | None = None,
