@@ -31,25 +31,25 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_functions_have_cupys_parameters_as_keywords(name):
-    function = getattr(cudnn, name)
-    parameters = inspect.signature(function).parameters.values()
-    assert [each.name for each in parameters] == SIGNATURES[name]
-    assert {each.kind for each in parameters} <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    assert function.__name__ == name
-    assert inspect.getdoc(function)
+def test_functions_have_cupys_parameters_as_keywords():
+    for name, expected in SIGNATURES.items():
+        function = getattr(cudnn, name)
+        parameters = inspect.signature(function).parameters.values()
+        assert [each.name for each in parameters] == expected, name
+        assert {each.kind for each in parameters} <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}, name
+        assert function.__name__ == name
+        assert inspect.getdoc(function), name
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-def test_functions_of_arrays_have_cupyx_parameters(name):
-    text, keyword_only = [], False
-    for each in inspect.signature(getattr(cudnn, name)).parameters.values():
-        if each.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
-            keyword_only = True
-            text.append("*")
-        text.append(each.name + ("" if each.default is inspect.Parameter.empty else f"={each.default}"))
-    assert text == ARRAYS[name].split()
+def test_functions_of_arrays_have_cupyx_parameters():
+    for name, expected in ARRAYS.items():
+        text, keyword_only = [], False
+        for each in inspect.signature(getattr(cudnn, name)).parameters.values():
+            if each.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
+                keyword_only = True
+                text.append("*")
+            text.append(each.name + ("" if each.default is inspect.Parameter.empty else f"={each.default}"))
+        assert text == expected.split(), name
 
 
 def test_constants_are_those_of_cupy_and_plain_ints():
@@ -70,12 +70,11 @@ def test_constants_are_those_of_cupy_and_plain_ints():
     assert [getattr(cudnn, f"CUDNN_{name}") for name in chosen] == [0, 1, 2, 9, 1, 1, 3]
 
 
-@pytest.mark.parametrize("name", sorted(MISSING))
-def test_missing_names_are_explained(name):
-    with pytest.raises(
-        AttributeError, match=f"has no attribute '{name}': .*(not part of it|the convolutions on arrays)"
-    ):
-        getattr(cudnn, name)
+def test_missing_names_are_explained():
+    for name in MISSING:
+        words = f"has no attribute '{name}': .*(not part of it|the convolutions on arrays)"
+        with pytest.raises(AttributeError, match=words):
+            getattr(cudnn, name)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ucudnn.backends.cpu.backend import CPU_ALGORITHMS, CpuBackend
@@ -68,7 +68,6 @@ def problems(draw, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
 def test_equals_the_reference(guarded, algorithm, data):
     problem = data.draw(problems(algorithm))
@@ -94,7 +93,6 @@ def slabs_for(problem, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
-@settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(data=st.data())
 def test_slabs_equal_the_reference(guarded, algorithm, data):
     problem = data.draw(problems(algorithm).filter(is_divisible))
@@ -119,7 +117,7 @@ def test_slabs_equal_the_reference(guarded, algorithm, data):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_equals_the_reference_if_channels_exceed_a_block(guarded, algorithm, operation, dtype, groups):
     problem = ConvolutionProblem(
-        operation=operation, batch=3, channels=140, spatial=(18, 17), filters=70, kernel=(3, 3), padding=(1, 1),
+        operation=operation, batch=3, channels=140, spatial=(11, 9), filters=70, kernel=(3, 3), padding=(1, 1),
         groups=groups, dtype=dtype,
     )  # fmt: skip
     error = guarded(problem, algorithm, total=4, start=1, alpha=0.75, beta=0.5, seed=7)

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from dataclasses import replace
+from itertools import cycle, islice, product
 
 import pytest
 
@@ -66,27 +67,41 @@ def peak_bytes(problem, algorithm, alpha, beta):
     return peak
 
 
+def pairs_of(shape):
+    """Return algorithms that apply to a shape, each with an operation; together with all operations."""
+    plain = ConvolutionProblem(operation=Operation.FORWARD, dtype=DataType.FLOAT32, **SHAPES[shape])
+    names = [name for name, algorithm in CPU_ALGORITHMS.items() if algorithm.applies(plain)]
+    if len(names) < len(Operation):
+        return [(name, operation) for name in names for operation in Operation]
+    turned = [*Operation, *Operation][[*SHAPES].index(shape) % 3 :]  # so that each algorithm gets all operations
+    return [(name, turned[number % 3]) for number, name in enumerate(names)]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.value)
-@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
-def test_allocates_nothing_but_the_workspace(algorithm, operation, shape):
-    for dtype, alpha, beta in ((DataType.FLOAT32, 1.0, 0.0), (DataType.FLOAT64, 0.5, 0.25)):
-        problem = ConvolutionProblem(operation=operation, dtype=dtype, **SHAPES[shape])
-        if CPU_ALGORITHMS[algorithm].applies(problem):
-            assert peak_bytes(problem, algorithm, alpha, beta) <= ALLOWED_BYTES
+def test_allocates_nothing_but_the_workspace(shape):
+    for algorithm, operation in pairs_of(shape):
+        for dtype, alpha, beta in ((DataType.FLOAT32, 1.0, 0.0), (DataType.FLOAT64, 0.5, 0.25)):
+            problem = ConvolutionProblem(operation=operation, dtype=dtype, **SHAPES[shape])
+            if CPU_ALGORITHMS[algorithm].applies(problem):
+                assert peak_bytes(problem, algorithm, alpha, beta) <= ALLOWED_BYTES, (algorithm, operation, dtype)
+
+
+def test_each_algorithm_and_each_shape_meets_each_operation():
+    found = {(shape, *pair) for shape in SHAPES for pair in pairs_of(shape)}
+    assert {(shape, operation) for shape, _, operation in found} == {*product(SHAPES, Operation)}
+    assert {each[1:] for each in found} == {*product(CPU_ALGORITHMS, Operation)}
 
 
 # Elements between two samples besides their own, in x and y: odd numbers, and multiples of a row and of a channel.
 GAPS = {"odd": (13, 7), "rows": (5 * 20, 3 * 20), "channels": (440, 880)}
 
 
-@pytest.mark.parametrize("gaps", GAPS)
-@pytest.mark.parametrize("shape", ["dense", "strided", "pointwise"])
+@pytest.mark.parametrize(("turn", "shape"), enumerate(["dense", "strided", "pointwise"]))
 @pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA], ids=lambda each: each.value)
-@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
-def test_gaps_between_samples_cost_no_memory(algorithm, operation, shape, gaps):
+def test_gaps_between_samples_cost_no_memory(operation, turn, shape):
     dense = ConvolutionProblem(operation=operation, dtype=DataType.FLOAT64, **SHAPES[shape])
-    x_gap, y_gap = GAPS[gaps]
-    problem = replace(dense, x_batch_stride=dense.x_batch_stride + x_gap, y_batch_stride=dense.y_batch_stride + y_gap)
-    if CPU_ALGORITHMS[algorithm].applies(problem):
-        assert peak_bytes(problem, algorithm, 0.5, 0.25) <= ALLOWED_BYTES
+    for algorithm, (x_gap, y_gap) in zip(CPU_ALGORITHMS, islice(cycle(GAPS.values()), turn, None), strict=False):
+        strides = {"x_batch_stride": dense.x_batch_stride + x_gap, "y_batch_stride": dense.y_batch_stride + y_gap}
+        problem = replace(dense, **strides)
+        if CPU_ALGORITHMS[algorithm].applies(problem):
+            assert peak_bytes(problem, algorithm, 0.5, 0.25) <= ALLOWED_BYTES, algorithm
