@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 import sys
 from dataclasses import replace
 from functools import cache
@@ -18,17 +19,42 @@ from ucudnn.backends.replay import ReplayBackend
 from ucudnn.cli.app import main
 from ucudnn.profiles.format import load_profile
 
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("default")
+EXAMPLES = {"local": 15, "ci": 60, "long": 250}  # of each property, by profile; `--hypothesis-profile` chooses one, too
+for name, number in EXAMPLES.items():
+    settings.register_profile(name, max_examples=number, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "local"))
+
+
+MARKED = {  # the marks of all tests of some folders and files
+    "slow": ("tests/bench/", "tests/benchmarking/parallel/", "tests/fuzz/"),
+    "extra": (
+        "tests/torch/",
+        "tests/memory/torch/",
+        "tests/memory/test_attention.py",
+        "tests/memory/reports/test_snapshot.py",
+        "tests/native/",
+        "tests/cudnn/test_declarations.py",
+    ),
+}
 
 
 def pytest_configure():
-    """Let this process, and those that tests start, keep the modules that they compile, whatever the environment says.
+    """Let this process, and those that tests start, keep the modules that they compile, and take Ctrl-C.
 
-    Otherwise, each of some hundred processes would compile this package again, and each run all tests.
+    Otherwise, each of some hundred processes would compile this package again where the environment says so, and each
+    run all tests; and in a job in the background, which ignores Ctrl-C, none would end by it.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_itemcollected(item):
+    """Mark the tests of some folders and files, before tests are chosen by marks."""
+    for mark, places in MARKED.items():
+        if item.nodeid.startswith(places):
+            item.add_marker(mark)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -60,9 +86,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Put long tests before all others where processes share the tests: at the end, the others would wait for them."""
+    """Put slow tests before all others where processes share the tests: at the end, the others would wait for them."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("long") is None)
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(trylast=True)

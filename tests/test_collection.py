@@ -1,14 +1,16 @@
 """The suite itself: each process collects the same tests, so that they can be shared among processes."""
 
 import os
+import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import pytest_collection_modifyitems
+from tests.conftest import MARKED, pytest_collection_modifyitems, pytest_itemcollected
 from tests.support.skips import skip_line
 
 ROOT = Path(__file__).parents[1]
@@ -51,12 +53,39 @@ def test_processes_that_tests_start_keep_the_modules_that_they_compile():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-def test_long_tests_come_first_where_processes_share_the_tests():
+def test_ci_runs_what_the_quick_tests_leave_out_or_skip():
+    """The two runs have all tests between them, and the second one has PyTorch and cuDNN's headers."""
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1].endswith(' -m pytest -q -n auto -m "slow or extra"')
+    assert ' -m pytest -q -n auto -m "not slow"\n' in (ROOT / "README.md").read_text()  # test_documents: CI runs that line
+    places = {mark: [ROOT / place for place in found] for mark, found in MARKED.items()}
+    assert [place for place in chain(*places.values()) if not place.exists()] == []
+    wanting = re.compile(
+        r"importorskip\(\"(torch|nvidia[.\w]*)\"|find_spec\(\"(torch|nvidia[.\w]*)\"\)|nvidia-cudnn wheels"
+    )
+    files = {*(ROOT / "tests").rglob("test_*.py")} - {*(ROOT / "tests" / "gpu").rglob("*"), Path(__file__)}
+    skipped = {file for file in files if wanting.search(file.read_text())}
+    assert len(skipped) > 80
+    marked = {file for file in files if any(file.is_relative_to(place) for place in chain(*places.values()))}
+    assert skipped - marked == {ROOT / "tests" / "test_structure.py"}  # which runs some of its tests without PyTorch
+
+
+def test_folders_have_their_marks():
+    def marks(name):
+        found = []
+        pytest_itemcollected(SimpleNamespace(nodeid=name, add_marker=found.append))
+        return found
+
+    assert marks("tests/fuzz/test_training.py::test_any_run") == ["slow"]
+    assert marks("tests/torch/gate/test_gate.py::test_one") == ["extra"]
+    assert marks("tests/cudnn/test_signatures.py::test_one") == []
+
+
+def test_slow_tests_come_first_where_processes_share_the_tests():
     def item(name, *marks):
         return SimpleNamespace(name=name, get_closest_marker=lambda mark: mark if mark in marks else None)
 
     for config, expected in ((SimpleNamespace(workerinput={}), "bdac"), (SimpleNamespace(), "abcd")):
-        items = [item("a"), item("b", "long"), item("c", "gpu"), item("d", "gpu", "long")]
+        items = [item("a"), item("b", "slow"), item("c", "gpu"), item("d", "gpu", "slow")]
         pytest_collection_modifyitems(config, items)
         assert "".join(each.name for each in items) == expected
 

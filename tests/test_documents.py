@@ -63,7 +63,7 @@ def test_every_command_and_example_has_a_place_where_tests_run_it():
 
 def test_ci_runs_the_line_that_runs_the_tests():
     (line,) = {command.line for commands in at("ci").values() for command in commands}
-    assert re.fullmatch(r"python3 -m venv .*pytest -q -n auto", line)
+    assert re.fullmatch(r'python3 -m venv .*pytest -q -n auto -m "not slow"', line)
     assert "grep -m 1 -E '^python3 -m venv .*pytest' README.md" in (ROOT / ".ci" / "run").read_text()
 
 
@@ -105,7 +105,7 @@ def turns():
     return found
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("first", turns(), ids=[*turns()])
 def test_commands_run_in_turn_and_print_what_pages_show(first, tmp_path, database):
     reader = Reader(tmp_path, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(database))

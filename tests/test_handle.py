@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.operands import PROBLEM, QUICK, direct, operands, poison, relative, written
@@ -85,7 +85,6 @@ def test_every_desirable_configuration_equals_the_undivided_result(operation, be
         assert relative(out, expected) < 1e-12, str(configuration)
 
 
-@settings(max_examples=20)
 @given(batch=st.integers(1, 9), limit=st.integers(0, 60_000), operation=st.sampled_from(Operation))
 def test_a_limit_is_a_promise(batch, limit, operation):
     problem = PROBLEM.with_operation(operation).with_batch(batch)

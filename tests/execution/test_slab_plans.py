@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.operands import QUICK
@@ -95,7 +95,6 @@ def configurations(draw, problem):
     return Configuration(parts=tuple(parts))
 
 
-@settings(deadline=None)
 @given(st.data(), divisible(), st.sampled_from([0.0, 1.0, -0.5]), st.integers(0, 2**32 - 1))
 def test_any_mixture_of_micro_batches_and_slabs_equals_the_reference(data, problem, beta, seed):
     problem = problem.with_batch(data.draw(st.integers(1, 4)))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.operands import operands
@@ -96,7 +96,6 @@ def expected(problem, tensors, scaling):
     return scaling.alpha * (np.moveaxis(found, 1, -1) if last else found) + scaling.beta * w
 
 
-@settings(max_examples=20)
 @given(
     st.sampled_from([16, 64, 256]),
     st.sampled_from(["GEMM", "IMPLICIT_GEMM", "FFT"]),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.operands import PROBLEM, operands, poison, written
@@ -155,7 +155,6 @@ def test_layers_of_one_problem_keep_their_own_plans(tmp_path):
     assert [str(each.configuration) for each in found.values()] == ["2x3 GEMM", "1x6 IMPLICIT_GEMM"]
 
 
-@settings(max_examples=30)
 @given(problems(), st.booleans(), st.integers(0, 3))
 def test_what_is_written_is_read(problem, fresh, spare):
     handle = opened(workspace_limit=1 << 12, policy="all")

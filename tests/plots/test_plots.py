@@ -4,13 +4,14 @@ import sys
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import rc_context
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 from tests.support.reports import kernel_report, make_report
+from tests.support.strategies import examples
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendUnavailableError, InvalidValueError, OutputError
 from ucudnn.plots import bars as bars_module
@@ -125,7 +126,7 @@ KERNELS = st.lists(
 )
 
 
-@settings(max_examples=4)
+@examples(1 / 4)
 @given(st.lists(KERNELS, min_size=1, max_size=3), st.booleans())
 def test_bars_are_as_tall_as_what_they_show(given, modules):
     reports = [

@@ -8,7 +8,7 @@ from itertools import product
 
 import pulp
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.configurations import micro_configurations
@@ -104,7 +104,6 @@ MICROSECONDS = [
 PETABYTES = [((0, 2**51 + 1), (2.0, 1.0)), ((0, 2**50), (2.0, 1.5))]
 
 
-@settings(max_examples=25)
 @given(drawn=scaled_divisions())
 @example((GIGABYTES, [1, 1, 1], 15262858239)).via("CBC calls it infeasible, in a row of MiB")
 @example((MICROSECONDS, [1, 1, 1, 1], 302562907)).via("CBC calls a slower division optimal, in milliseconds")
@@ -118,7 +117,6 @@ def test_equals_exhaustive_search(given_choices, total):
     check_against_force(given_choices, total, SolverName.AUTO)
 
 
-@settings(max_examples=25)
 @given(data=st.data())
 def test_every_solver_equals_exhaustive_search(solver, data):
     check_against_force(data.draw(choices()), data.draw(st.integers(0, 120)), solver)
@@ -172,7 +170,6 @@ def test_random_fronts_with_many_copies_equal_a_dynamic_program(drawn):
     assert division.workspace_bytes == size
 
 
-@settings(max_examples=25)
 @given(divisions())
 def test_random_fronts_with_many_copies_equal_highs(drawn):
     fronts, counts, total = drawn

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import highspy
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.divisions import divisions, optimum, totals_of
@@ -25,7 +25,6 @@ def relaxed(drawn):
     return relaxation, search(relaxation, 0)
 
 
-@settings(max_examples=50)
 @given(divisions())
 @example(HIGHS_1_16).via("HiGHS 1.16.0 calls a slower division optimal")
 def test_it_holds_a_fastest_division(drawn):
@@ -38,7 +37,6 @@ def test_it_holds_a_fastest_division(drawn):
     assert taken == optimum(fronts, counts, total)[0]
 
 
-@settings(max_examples=25)
 @given(divisions(counts=st.integers(1, 5)))
 def test_the_limit_holds_to_the_byte_in_numbers_of_several_digits(drawn):
     small, counts, total = drawn

@@ -1,7 +1,7 @@
 """What proves divisions without ucudnn: exact bounds in whole numbers, and grouped programs in HiGHS and GLPK."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.divisions import divisions, optimum, ticks_of, totals_of
 from tests.support.exact_bound import no_division_is_faster
@@ -26,7 +26,6 @@ def test_a_proof_is_given_up_where_it_takes_too_many_sums():
 
 
 @pytest.mark.parametrize("solve", [highs_division, glpk_division])
-@settings(max_examples=50)
 @given(divisions())
 def test_a_grouped_program_has_the_fastest_division(solve, drawn):
     pytest.importorskip("swiglpk")

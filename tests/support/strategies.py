@@ -1,11 +1,20 @@
-"""Strategies of hypothesis that are made once: one that is made for a draw takes several times as long as the draw."""
+"""How many examples hypothesis draws, and strategies that are made once.
+
+A strategy that is made for a draw takes several times as long as the draw.
+"""
 
 from functools import lru_cache
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 BOOLEANS = st.booleans()
 _MOST = 10_000  # that are kept of each kind
+
+
+def examples(times):
+    """Let a test draw so many times the examples of the profile: fewer where each is dear, more for several cases."""
+    return settings(max_examples=max(1, round(times * settings.default.max_examples)))
 
 
 @lru_cache(_MOST)

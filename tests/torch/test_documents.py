@@ -20,7 +20,7 @@ def database(tmp_path_factory):
     return shared_folder(tmp_path_factory, "pages") / "measurements.sqlite"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show what is printed without a GPU")
 @pytest.mark.parametrize("page", at("torch"))
 def test_the_commands_of_a_page_run_in_turn(page, tmp_path, database):

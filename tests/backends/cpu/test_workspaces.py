@@ -4,7 +4,7 @@ import logging
 import sqlite3
 from contextlib import closing
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.operands import QUICK, direct, operands, poison, relative, written
 from tests.support.problems import make_problem, problems
@@ -16,7 +16,6 @@ BACKEND = CpuBackend()
 
 
 @given(problems())
-@settings(max_examples=200, deadline=None)
 def test_every_workspace_is_a_multiple_of_the_unit(problem):
     found = BACKEND.algorithms(problem)
     assert {each.workspace_bytes % BACKEND.workspace_unit for each in found} == {0}

@@ -5,7 +5,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.databases import MACHINE, PROBLEM, REQUEST, fill, rows
@@ -141,7 +141,6 @@ def sound(tmp_path_factory):
     return path
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(place=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255), head=st.booleans())
 def test_a_flipped_byte_is_found_or_does_no_harm(sound, tmp_path_factory, place, bits, head):
     """Flip a byte of the header, or one that holds something: most of a small file is empty."""

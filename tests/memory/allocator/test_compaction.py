@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.memory_plans import random_plans, with_sizes
@@ -294,7 +294,6 @@ def test_a_step_does_not_follow_moves_for_which_there_is_no_room():
 
 
 @given(drawn=random_plans(), sizes=st.lists(st.integers(2, 40), min_size=1, max_size=12))
-@settings(max_examples=60, deadline=None)
 def test_an_allocator_that_follows_never_grows(drawn, sizes):
     plan, costs = drawn  # of tensors that would all lie in the small range
     plan = with_sizes(plan, sizes)

@@ -1,6 +1,6 @@
 """Tests of the replay of PyTorch's allocator: lost holes, the optimizer's state between gradients, and live bytes."""
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
@@ -160,7 +160,6 @@ def test_the_first_update_counts():
 
 
 @given(step=random_plans())
-@settings(max_examples=40, deadline=None)
 def test_with_room_for_all_nothing_goes_back_and_without_it_no_tensor_is_lost(step):
     plan, costs = step
     scratch, delayed = dict(enumerate(costs.scratch_bytes)), simulate(plan, costs).delayed
@@ -171,7 +170,6 @@ def test_with_room_for_all_nothing_goes_back_and_without_it_no_tensor_is_lost(st
 
 
 @given(step=random_plans())
-@settings(max_examples=60, deadline=None)
 def test_live_bytes_are_those_of_the_simulation(step):
     plan, costs = step
     simulation = simulate(plan, costs)

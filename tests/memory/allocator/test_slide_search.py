@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder
@@ -97,7 +97,6 @@ def test_room_for_several_pieces_counts_as_they_are_taken(sizes):
     wanted=st.lists(st.integers(20, 70), min_size=1, max_size=3),
     spare=st.integers(0, 60),
 )
-@settings(max_examples=120, deadline=None)
 def test_what_is_found_makes_room_and_loses_nothing(lengths, fixed, wanted, spare):
     layout = [(number if there else FREE, length) for number, (there, length) in enumerate(lengths)]
     live = sum(length for storage, length in layout if storage != FREE) + spare

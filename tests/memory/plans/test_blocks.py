@@ -1,6 +1,6 @@
 """Tests of forward in blocks: where it is divided, what is dropped, and the peak that blocks are predicted to reach."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
@@ -127,7 +127,6 @@ def test_an_input_stays_until_the_last_block_that_reads_it_has_run_again():
 
 
 @given(random_steps(), st.sampled_from(sorted(ORDERS)), st.integers(1, 5), st.data())
-@settings(max_examples=80, deadline=None)
 def test_the_predicted_peak_is_never_below_the_simulated_one(step, order_name, count, data):
     graph, costs = step
     order = ORDERS[order_name](graph)

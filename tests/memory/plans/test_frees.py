@@ -1,6 +1,6 @@
 """Tests of where frees go."""
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
@@ -104,7 +104,6 @@ def test_a_storage_that_the_program_writes_anew_stays_as_in_the_program():
 
 
 @given(random_plans())
-@settings(max_examples=40, deadline=None)
 def test_nothing_is_left_at_the_end(drawn):
     plan, _ = drawn
     present = set()

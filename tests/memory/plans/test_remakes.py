@@ -1,7 +1,7 @@
 """Tests of single activations that are dropped: what runs again for them, where, and the peak that follows."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
@@ -112,7 +112,6 @@ def test_the_peak_is_where_others_run_again_if_these_take_most():
 
 
 @given(step=random_steps(), data=st.data())
-@settings(max_examples=150, deadline=None)
 def test_the_actions_are_valid_with_the_time_of_a_simulation_and_no_higher_peak_than_looked_at(step, data):
     graph, costs = step
     activations = DroppedActivations(graph, costs)

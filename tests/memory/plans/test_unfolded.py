@@ -1,7 +1,7 @@
 """Tests of unfolded steps: what runs again is an operation of its own, and plans for it are plans for the step."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
@@ -60,7 +60,6 @@ def test_what_runs_again_beside_bytes_that_are_there_makes_some_that_are_dropped
 
 
 @given(step=random_steps(), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_an_unfolded_step_takes_the_time_and_the_memory_of_the_plan(step, data):
     graph, costs = step
     activations = DroppedActivations(graph, costs)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
@@ -176,7 +176,6 @@ def test_a_buffer_cannot_hold_what_exists_after_the_step():
 
 
 @given(random_plans())
-@settings(max_examples=40, deadline=None)
 def test_dropping_a_run_or_a_first_free_is_noticed(drawn):
     plan, _ = drawn
     for index, action in enumerate(plan.actions):

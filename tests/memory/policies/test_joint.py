@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
@@ -53,7 +53,6 @@ def test_what_is_cheap_is_made_again_and_what_is_dear_leaves():
 
 
 @given(step=random_steps(), data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_no_plan_is_slower_than_those_that_only_move_or_only_recompute(step, data):
     graph, costs = step
     found = measure_liveness(graph, costs)

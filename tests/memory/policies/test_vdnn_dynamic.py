@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, alternatives, random_convolution_steps, small_branches, small_line
@@ -94,7 +94,6 @@ def test_all_with_m_must_fit_although_no_offload_would():
 
 
 @given(step=random_convolution_steps(), data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_the_first_static_pass_that_fits_wins(step, data):
     graph, costs = step
     plans = {name: policy.plan(graph, costs, None) for name, policy in STATIC.items()}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, random_convolution_steps, small_branches, small_line
@@ -104,7 +104,6 @@ def test_dynamic_moves_nothing_where_everything_fits_and_keeps_vdnns_choice_else
 
 
 @given(step=random_convolution_steps())
-@settings(max_examples=80, deadline=None)
 def test_it_never_exceeds_vdnns_peak_and_is_never_slower(step):
     graph, costs = step
     for offloads in ("conv", "all"):

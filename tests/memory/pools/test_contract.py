@@ -3,7 +3,7 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.lifetimes import lives, random_lifetimes, unavoidable_gaps
 from tests.support.memory_plans import random_plans
@@ -35,13 +35,11 @@ def assert_sound(placement, lifetimes):
 
 @pytest.mark.parametrize("name", sorted(POOLS))
 @given(lifetimes=random_lifetimes())
-@settings(max_examples=40, deadline=None)
 def test_random_pieces_never_overlap(name, lifetimes):
     assert_sound(POOLS[name].place(lifetimes), lifetimes)
 
 
 @given(random_plans())
-@settings(max_examples=60, deadline=None)
 def test_the_pieces_of_random_plans_never_overlap(drawn):
     plan, costs = drawn
     lifetimes = simulate(plan, costs).lifetimes
@@ -64,14 +62,12 @@ def test_nothing_needs_no_pool(name):
 
 
 @given(random_lifetimes())
-@settings(max_examples=40, deadline=None)
 def test_live_bytes_are_counted_at_every_event(lifetimes):
     at = [sum(life.size for life in lifetimes if life.begin <= event < life.end) for event in range(30)]
     assert live_bytes(lifetimes) == max(at)
 
 
 @given(random_lifetimes())
-@settings(max_examples=50, deadline=None)
 def test_a_pool_gets_back_first_what_ends_when_other_pieces_begin(lifetimes):
     alive, seen = set(), []
     for ended, begun in in_order(lifetimes):

@@ -1,6 +1,6 @@
 """Tests of the free list: best fit, first fit, joined holes, and a comparison with a map of single bytes."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ucudnn.memory.pools.free_list import FreeList
@@ -47,7 +47,6 @@ def test_the_top_falls_when_the_last_bytes_are_freed():
 
 
 @given(st.lists(st.tuples(st.sampled_from(["best", "first", "free"]), st.integers(1, 9)), max_size=40))
-@settings(max_examples=80, deadline=None)
 def test_no_byte_is_handed_out_twice_and_none_is_lost(steps):
     space, used = FreeList(), {}
     for kind, number in steps:

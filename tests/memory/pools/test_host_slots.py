@@ -1,6 +1,6 @@
 """Tests of host slots: no storage's bytes are overwritten while a plan still needs them, and bytes are used again."""
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
@@ -65,7 +65,6 @@ def test_a_plan_without_offloads_needs_no_block():
 
 
 @given(random_plans())
-@settings(max_examples=60, deadline=None)
 def test_a_prefetch_finds_what_was_sent(drawn):
     """Copies end as late as waits allow: bytes are written at the offload, and read until the wait for the prefetch."""
     plan, _ = drawn

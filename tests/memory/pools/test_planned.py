@@ -1,7 +1,7 @@
 """Tests of planned placement: how close it comes to the smallest pool."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.lifetimes import least_extent, lives, random_lifetimes, unavoidable_gaps
 from ucudnn.memory.pools import planned
@@ -37,12 +37,10 @@ def test_no_more_orders_are_placed_than_pairs_allow(monkeypatch, passes, most):
 
 
 @given(random_lifetimes(most=6))
-@settings(max_examples=40, deadline=None)
 def test_few_pieces_get_the_smallest_pool(lifetimes):
     assert PlannedPool().place(lifetimes).extent_bytes <= 1.001 * least_extent(lifetimes)
 
 
 @given(random_lifetimes())
-@settings(max_examples=30, deadline=None)
 def test_the_same_pieces_get_the_same_addresses(lifetimes):
     assert PlannedPool().place(lifetimes).addresses == PlannedPool().place(lifetimes).addresses

@@ -4,7 +4,7 @@ import pickle
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.memory_plans import random_plans
 from ucudnn.memory.devices.profile import load_device
@@ -47,7 +47,6 @@ def live_bytes_of(snapshot):
 
 
 @given(random_plans())
-@settings(max_examples=80, deadline=None)
 def test_pieces_lie_apart_and_their_peak_is_the_plans(drawn):
     plan, costs = drawn
     graph = plan.graph

@@ -1,6 +1,6 @@
 """Tests of late copies: what the device does stays the same, and copies are issued where they begin."""
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
@@ -75,7 +75,6 @@ def test_a_plan_without_copies_or_with_moves_stays():
 
 
 @given(random_plans())
-@settings(max_examples=80, deadline=None)
 def test_times_bytes_and_the_order_of_each_direction_stay(drawn):
     plan, costs = drawn
     late, simulated = with_late_copies(plan, costs)

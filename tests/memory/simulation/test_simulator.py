@@ -1,7 +1,7 @@
 """Tests of the simulator: traces worked by hand, the rules one by one, and a slow reference on random plans."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.memory_plans import random_plans
@@ -350,7 +350,6 @@ def test_a_prefetch_that_ends_together_with_an_offload_gives_back_the_host_befor
 
 
 @given(random_plans(), st.data())
-@settings(max_examples=60, deadline=None)
 def test_the_slow_reference_finds_the_same(drawn, data):
     plan, costs = drawn
     free = simulate(plan, costs)
@@ -382,7 +381,6 @@ def assert_same(result, reference):
 
 
 @given(random_plans())
-@settings(max_examples=40, deadline=None)
 def test_lifetimes_add_up_to_the_transient_memory(drawn):
     plan, costs = drawn
     result = simulate(plan, costs)

@@ -1,7 +1,7 @@
 """Tests of plans that wait for memory on their own."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.memory_plans import random_plans, traced
 from tests.support.step_graphs import StepBuilder
@@ -36,7 +36,6 @@ def test_a_cap_that_no_offload_helps_is_refused():
 
 
 @given(random_plans())
-@settings(max_examples=40, deadline=None)
 def test_waiting_plans_take_as_long_as_capped_ones_and_keep_the_cap(drawn):
     plan, costs = drawn
     settled = [each for action in plan.actions for each in (action, synchronize())]

@@ -1,7 +1,7 @@
 """Tests of liveness: spans, live bytes, peak, floor and owners."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
@@ -89,7 +89,6 @@ def test_what_the_optimizer_reads_may_be_away_before_its_first_operation_and_wai
 
 
 @given(random_steps(), st.sampled_from(sorted(ORDERS)))
-@settings(max_examples=40, deadline=None)
 def test_the_peak_is_that_of_the_simulated_stock_plan(step, order_name):
     graph, costs = step
     order = ORDERS[order_name](graph)

@@ -1,7 +1,7 @@
 """Tests of orders: what must come before what, and where the orders differ from the program's."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
@@ -59,7 +59,6 @@ def test_memory_greedy_sees_that_a_storage_goes_with_its_next_reader_once_the_ot
 
 
 @given(random_steps(), st.sampled_from(sorted(ORDERS)))
-@settings(max_examples=40, deadline=None)
 def test_every_order_runs_everything_once_after_what_it_needs(step, name):
     graph, _ = step
     order = find_order(name)(graph)

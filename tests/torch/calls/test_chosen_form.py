@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
@@ -90,7 +90,6 @@ def assert_like_pytorchs(call):
         torch.testing.assert_close(found, expected)
 
 
-@settings(max_examples=30, deadline=None)
 @given(calls())
 def test_strides_are_pytorchs(call):
     assert_like_pytorchs(call)

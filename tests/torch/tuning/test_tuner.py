@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from weakref import WeakSet
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -551,7 +551,6 @@ def test_the_report_shows_the_kernels_that_run_while_divided_ones_are_compared_w
 times = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 20), max_size=4)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.5, 5), times), min_size=1, max_size=4), st.integers(0, 3))
 def test_a_settled_program_is_never_slower_and_trials_stay_within_their_share(kernels, late):
     stock = {4 + number: time for number, (time, _) in enumerate(kernels)}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.address_backend import HostCall
@@ -93,7 +93,6 @@ def skipping(draw):
     return problem
 
 
-@settings(deadline=None, max_examples=60)
 @given(skipping(), st.sampled_from([0.0, 1.0, -0.5]), st.booleans(), st.data())
 def test_equals_the_call_without_a_copy(problem, beta, bound, data):
     writes = problem.operation is Operation.BACKWARD_DATA

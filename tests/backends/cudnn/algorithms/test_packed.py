@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.address_backend import HostCall
@@ -27,7 +27,6 @@ def copy(to, to_step, source, source_step, run_bytes, count):
         ctypes.memmove(to + index * to_step, source + index * source_step, run_bytes)
 
 
-@settings(deadline=None)
 @given(divided(), st.sampled_from([0.0, 1.0, -0.5]), st.data())
 def test_equals_the_call_on_the_slab_itself(case, beta, data):
     problem, rows = case

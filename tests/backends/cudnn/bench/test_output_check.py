@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.address_backend import AddressCall
@@ -102,7 +102,6 @@ def plain(monkeypatch):
     monkeypatch.setattr(check_module, "AddedBiasCall", lambda library, handle, problem, call, need: HostCall(problem))
 
 
-@settings(deadline=None, max_examples=60)
 @given(divided(symmetric=True), st.integers(0, 2**32 - 1))
 def test_right_outputs_pass(case, seed):
     problem, rows = case
@@ -111,7 +110,6 @@ def test_right_outputs_pass(case, seed):
         check(HostCall(piece.problem), "right", piece, nothing)
 
 
-@settings(deadline=None, max_examples=60)
 @given(divided(symmetric=True), st.integers(0, 2**32 - 1), st.data())
 def test_an_algorithm_that_is_wrong_on_one_kind_of_slab_does_not_pass(case, seed, data):
     problem, rows = case

@@ -5,7 +5,7 @@ from math import ceil, prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.ptx import Interpreted, interpreted, loaded
@@ -50,7 +50,6 @@ def tensors(planes, sizes, steps, itemsize, seed):
     return whole, (slice(None), *(slice(None, None, step) for step in steps)), dense
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), SIZES, STEPS, st.sampled_from([*TYPES]), st.integers(0, 2**32 - 1))
 def test_gathering_is_slicing(planes, sizes, steps, itemsize, seed):
     whole, place, dense = tensors(planes, sizes, steps, itemsize, seed)
@@ -58,7 +57,6 @@ def test_gathering_is_slicing(planes, sizes, steps, itemsize, seed):
     np.testing.assert_array_equal(found, whole[place])
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), SIZES, STEPS, st.sampled_from([*TYPES]), st.booleans(), st.integers(0, 2**32 - 1))
 def test_scattering_is_its_inverse(planes, sizes, steps, itemsize, fills, seed):
     whole, place, dense = tensors(planes, sizes, steps, itemsize, seed)
@@ -68,7 +66,6 @@ def test_scattering_is_its_inverse(planes, sizes, steps, itemsize, fills, seed):
     np.testing.assert_array_equal(found, expected)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), SIZES, STEPS, st.sampled_from([*TYPES]), st.integers(0, 2**32 - 1))
 def test_scattering_two_at_once(planes, sizes, steps, itemsize, seed):
     whole, place, dense = tensors(planes, sizes, steps, itemsize, seed)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.ptx import interpreted, loaded
@@ -49,7 +49,6 @@ def computed(kernel, source, before, alpha, beta):
     return memories[1].bytes.view(before.dtype)
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(SumKernel), st.sampled_from(SCALINGS), st.sampled_from([1, 255, 1023, 1024, 1025, 3000]),
     st.integers(0, 1 << 30),

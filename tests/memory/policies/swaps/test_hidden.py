@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.memory_plans import traced
@@ -75,7 +75,6 @@ def test_the_link_is_busy_during_forward_and_compute_waits_for_nothing(name, bat
 
 
 @given(step=random_steps())
-@settings(max_examples=60, deadline=None)
 def test_compute_never_waits(step):
     graph, costs = step
     found = simulate(HiddenSwapPolicy().plan(graph, costs, None), costs)
@@ -104,7 +103,6 @@ def test_only_what_a_budget_asks_for_leaves_and_the_first_of_that():
 
 
 @given(step=random_steps(), share=st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
 def test_no_more_leaves_within_a_budget_than_without_one(step, share):
     graph, costs = step
     whole = simulate(HiddenSwapPolicy().plan(graph, costs, None), costs)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.memory_plans import traced
@@ -122,7 +122,6 @@ def test_what_forward_leaves_to_the_optimizer_is_back_before_its_first_operation
 
 
 @given(step=random_steps(), data=st.data())
-@settings(max_examples=120, deadline=None)
 def test_any_budget_down_to_the_floor_is_kept(step, data):
     graph, costs = step
     liveness = measure_liveness(graph, costs)
@@ -134,7 +133,6 @@ def test_any_budget_down_to_the_floor_is_kept(step, data):
 
 
 @given(step=random_steps())
-@settings(max_examples=40, deadline=None)
 def test_a_step_that_fits_runs_as_it_is(step):
     graph, costs = step
     peak = measure_liveness(graph, costs).peak_bytes

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, random_steps, small_branches, small_line
@@ -121,7 +121,6 @@ def test_within_a_budget_the_capped_policy_keeps_all_that_fits():
 
 
 @given(step=random_steps())
-@settings(max_examples=40, deadline=None)
 def test_the_least_cap_is_never_above_the_published_peak(step):
     graph, costs = step
     published = simulate(SwapPolicy().plan(graph, costs, None), costs)

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings, strategies  # noqa: E402
+from hypothesis import given, strategies  # noqa: E402
 from torch import autograd, nn  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ucudnn.memory  # noqa: E402
+from tests.support.strategies import examples  # noqa: E402
 from ucudnn.errors import FittedStepError, InvalidValueError  # noqa: E402
 
 POLICIES = ["stock", "checkpoint", "checkpoint-selective", "swap", "spill"]
@@ -287,7 +288,7 @@ class Inputs(nn.Module):
         return real
 
 
-@settings(max_examples=15, deadline=None)
+@examples(1 / 4)
 @given(
     activations=strategies.lists(strategies.sampled_from(ACTIVATIONS), min_size=1, max_size=3),
     loss=strategies.sampled_from(LOSSES),

@@ -7,10 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings, strategies  # noqa: E402
+from hypothesis import given, strategies  # noqa: E402
 from torch import nn  # noqa: E402
 
 import ucudnn.memory  # noqa: E402
+from tests.support.strategies import examples  # noqa: E402
 from ucudnn.errors import InvalidValueError  # noqa: E402
 
 POLICIES = ["stock", "checkpoint", "checkpoint-selective", "swap", "spill"]
@@ -390,7 +391,7 @@ def test_what_forward_itself_only_writes_may_change():
     assert shape == Noting.last == (4, 3)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(1 / 4)
 @given(data=strategies.data())
 def test_a_changed_program_computes_what_the_plain_model_does_or_is_refused(data):
     """Of random lines of forward one reads what changes, or none does."""

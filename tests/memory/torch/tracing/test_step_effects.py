@@ -14,13 +14,14 @@ import pytest
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import ucudnn.memory  # noqa: E402
 from tests.support.plain_training import state_of  # noqa: E402
+from tests.support.strategies import examples  # noqa: E402
 from ucudnn.errors import StepGraphError  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs  # noqa: E402
@@ -584,7 +585,7 @@ EFFECTS = [
 ]
 
 
-@settings(max_examples=20, deadline=None)
+@examples(1 / 3)
 @given(effect=st.sampled_from(EFFECTS), policy=st.sampled_from([*POLICIES]), before=LAYERS, behind=LAYERS)
 def test_an_effect_anywhere_in_a_network_is_followed_or_refused(effect, policy, before, behind):
     check(*effect, rf"inner\.{len(before)}(\.line)?", policy, before, behind)

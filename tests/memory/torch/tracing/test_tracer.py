@@ -1,8 +1,10 @@
 """Tests of what a trace says of tensors whose fakes differ from what an operator returns, and of its flops."""
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+
+from tests.support.strategies import examples
 
 torch = pytest.importorskip("torch")
 
@@ -64,7 +66,7 @@ def multiplications(convolution, x):
     return int(getattr(torch.nn.functional, name)(x, ones, **options).double().sum())
 
 
-@settings(max_examples=25)
+@examples(1 / 3)
 @given(convolutions(), st.booleans(), st.booleans())
 @example((torch.nn.Conv2d(8, 8, 3, groups=8), torch.ones(2, 8, 6, 6)), True, True).via("depthwise")
 def test_a_convolution_has_the_flops_of_its_problem_in_each_direction(drawn, of_input, of_weight):
