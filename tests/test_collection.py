@@ -54,9 +54,11 @@ def test_processes_that_tests_start_keep_the_modules_that_they_compile():
 
 
 def test_ci_runs_what_the_quick_tests_leave_out_or_skip():
-    """The two runs have all tests between them, and the second one has PyTorch and cuDNN's headers."""
+    """The second run has PyTorch and cuDNN's headers; that CI runs README's line is tested with the documents."""
     assert (ROOT / ".ci" / "run").read_text().splitlines()[-1].endswith(' -m pytest -q -n auto -m "slow or extra"')
-    assert ' -m pytest -q -n auto -m "not slow"\n' in (ROOT / "README.md").read_text()  # test_documents: CI runs that line
+    assert (
+        ' -m pytest -q -n auto -m "not slow"\n' in (ROOT / "README.md").read_text()
+    )
     places = {mark: [ROOT / place for place in found] for mark, found in MARKED.items()}
     assert [place for place in chain(*places.values()) if not place.exists()] == []
     wanting = re.compile(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.operands import QUICK
 from tests.support.problems import divisible
 from tests.support.reference import WRITTEN, reference_convolution
+from tests.support.saved_files import save_profile
 from ucudnn import Handle
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Scaling
@@ -28,7 +29,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
-from ucudnn.profiles.format import load_profile, save_profile
+from ucudnn.profiles.format import load_profile
 from ucudnn.profiles.measurement import Measurement
 from ucudnn.settings import Settings
 from ucudnn.slabs import piece_of, row_count, row_unit, slabs_of

@@ -137,13 +137,17 @@ def test_where_nothing_fits_even_with_empty_pages_given_back_nothing_is_planned(
 
 
 @pytest.mark.parametrize(
-    ("policy", "shares"),
-    [("checkpoint", (1.0, 1.03, 1.09, 1.2)), ("vdnn-ext-all-p", (1.0, 1.03, 1.09, 1.2)), ("auto", (1.0, 1.09))],
+    ("policy", "shares", "scratches"),
+    [
+        ("checkpoint", (1.0, 1.03, 1.09, 1.2), (0, 3 * 2**20)),
+        ("vdnn-ext-all-p", (1.0, 1.03, 1.09, 1.2), (0, 3 * 2**20)),
+        ("auto", (1.0,), (3 * 2**20,)),  # which plans by all policies each time
+    ],
 )
-def test_what_a_refusal_names_is_accepted(small, policy, shares):
+def test_what_a_refusal_names_is_accepted(small, policy, shares, scratches):
     graph, plain, _ = small
     kinds = set()
-    for scratch in (0, 3 * 2**20):
+    for scratch in scratches:
         costs = replace(plain, scratch_bytes=tuple(scratch * (each % 3) for each in range(len(graph.operations))))
         floor = measure_liveness(graph, costs).floor_bytes
         for budget in (floor - 1, *(int(share * floor) for share in shares)):
