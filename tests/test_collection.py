@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from itertools import chain
@@ -56,9 +57,7 @@ def test_processes_that_tests_start_keep_the_modules_that_they_compile():
 def test_ci_runs_what_the_quick_tests_leave_out_or_skip():
     """The second run has PyTorch and cuDNN's headers; that CI runs README's line is tested with the documents."""
     assert (ROOT / ".ci" / "run").read_text().splitlines()[-1].endswith(' -m pytest -q -n auto -m "slow or extra"')
-    assert (
-        ' -m pytest -q -n auto -m "not slow"\n' in (ROOT / "README.md").read_text()
-    )
+    assert ' -m pytest -q -n auto -m "not slow"\n' in (ROOT / "README.md").read_text()
     places = {mark: [ROOT / place for place in found] for mark, found in MARKED.items()}
     assert [place for place in chain(*places.values()) if not place.exists()] == []
     wanting = re.compile(
@@ -90,6 +89,33 @@ def test_slow_tests_come_first_where_processes_share_the_tests():
         items = [item("a"), item("b", "slow"), item("c", "gpu"), item("d", "gpu", "slow")]
         pytest_collection_modifyitems(config, items)
         assert "".join(each.name for each in items) == expected
+
+
+def test_a_suite_in_the_background_takes_ctrl_c_and_draws_what_its_profile_says(tmp_path):
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_configure\n")
+    (tmp_path / "test_one.py").write_text(
+        "import signal\nfrom hypothesis import settings\n\n"
+        "def test_one():\n    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "    raise ValueError(f'draws {settings.default.max_examples}')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for profile, options, count in (("local", [], 15), ("ci", [], 60), ("ci", ["--hypothesis-profile=long"], 250)):
+        done = subprocess.run(
+            [*command, *options],
+            cwd=tmp_path,
+            env={**environment, "HYPOTHESIS_PROFILE": profile},
+            capture_output=True,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        )
+        assert f"ValueError: draws {count}" in done.stdout
+
+
+def test_only_profiles_say_how_many_examples_are_drawn():
+    files = (ROOT / "tests").rglob("*.py")
+    named = {str(file.relative_to(ROOT / "tests")) for file in files if "max_examples" in file.read_text()}
+    assert named == {"conftest.py", "support/strategies.py", "support/fuzzing.py", "test_collection.py"}
 
 
 def test_one_line_says_what_was_skipped_and_why(tmp_path):

@@ -119,7 +119,14 @@ def plan(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("limit", "gain"), [("64MiB", 0.04), ("16MiB", 0.04), ("8MiB", 0.04)])
+@pytest.mark.parametrize(
+    ("limit", "gain"),
+    [
+        pytest.param("64MiB", 0.04, marks=pytest.mark.slow),
+        pytest.param("16MiB", 0.04, marks=pytest.mark.slow),
+        ("8MiB", 0.04),
+    ],
+)
 def test_adaptive_is_near_all_and_ahead_of_powers_of_two(plan, limit, gain):
     (all_ms, all_measured), (adaptive_ms, measured), (powers_ms, _) = (
         plan(policy, limit) for policy in ("all", "adaptive", "powerOfTwo")

@@ -366,6 +366,7 @@ def kill_in_mid_write(process):
     assert told == "in mid-write\n", process.stderr.read()
 
 
+@pytest.mark.slow
 def test_sixteen_processes_share_a_database_though_three_are_killed_and_eight_find_damage(tmp_path):
     """Sixteen processes use one file, and three are killed while they write. No row is lost or torn.
 

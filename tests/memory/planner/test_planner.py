@@ -122,7 +122,9 @@ def test_a_part_of_the_room_is_spared_where_a_plan_can_do_without_it(small):
     assert make_plan(graph, costs, budget, "auto", AllocatorRoom(most_bytes=budget, spare_bytes=budget))
 
 
-@pytest.mark.parametrize(("policy", "step"), [("checkpoint", "unet"), ("auto", "small")])
+@pytest.mark.parametrize(
+    ("policy", "step"), [("checkpoint", "unet"), pytest.param("auto", "small", marks=pytest.mark.slow)]
+)
 def test_where_nothing_fits_even_with_empty_pages_given_back_nothing_is_planned(request, policy, step):
     graph, costs, budget = request.getfixturevalue(step)
     with pytest.raises(BudgetError, match="side by side") as refused:
@@ -141,7 +143,7 @@ def test_where_nothing_fits_even_with_empty_pages_given_back_nothing_is_planned(
     [
         ("checkpoint", (1.0, 1.03, 1.09, 1.2), (0, 3 * 2**20)),
         ("vdnn-ext-all-p", (1.0, 1.03, 1.09, 1.2), (0, 3 * 2**20)),
-        ("auto", (1.0,), (3 * 2**20,)),  # which plans by all policies each time
+        pytest.param("auto", (1.0,), (3 * 2**20,), marks=pytest.mark.slow),  # which plans by all policies each time
     ],
 )
 def test_what_a_refusal_names_is_accepted(small, policy, shares, scratches):
