@@ -14,6 +14,7 @@ from ucudnn.errors import BackendError, StepError, UnsupportedProblemError
 from ucudnn.handle import Handle
 from ucudnn.planning.choices import Origin
 
+pytestmark = pytest.mark.slow  # many processes compute the same
 PROGRAM = """
 import hashlib
 import sys

@@ -126,7 +126,7 @@ KERNELS = st.lists(
 )
 
 
-@examples(1 / 4)
+@examples(1 / 15)  # which draw pictures
 @given(st.lists(KERNELS, min_size=1, max_size=3), st.booleans())
 def test_bars_are_as_tall_as_what_they_show(given, modules):
     reports = [

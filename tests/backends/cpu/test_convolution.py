@@ -117,7 +117,7 @@ def test_slabs_equal_the_reference(guarded, algorithm, data):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_equals_the_reference_if_channels_exceed_a_block(guarded, algorithm, operation, dtype, groups):
     problem = ConvolutionProblem(
-        operation=operation, batch=3, channels=140, spatial=(11, 9), filters=70, kernel=(3, 3), padding=(1, 1),
+        operation=operation, batch=3, channels=140, spatial=(18, 9), filters=70, kernel=(3, 3), padding=(1, 1),
         groups=groups, dtype=dtype,
     )  # fmt: skip
     error = guarded(problem, algorithm, total=4, start=1, alpha=0.75, beta=0.5, seed=7)

@@ -96,7 +96,7 @@ def test_each_algorithm_and_each_shape_meets_each_operation():
 GAPS = {"odd": (13, 7), "rows": (5 * 20, 3 * 20), "channels": (440, 880)}
 
 
-@pytest.mark.parametrize(("turn", "shape"), enumerate(["dense", "strided", "pointwise"]))
+@pytest.mark.parametrize(("turn", "shape"), [*enumerate(["dense", "strided", "pointwise"])])
 @pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA], ids=lambda each: each.value)
 def test_gaps_between_samples_cost_no_memory(operation, turn, shape):
     dense = ConvolutionProblem(operation=operation, dtype=DataType.FLOAT64, **SHAPES[shape])
