@@ -17,7 +17,7 @@ from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.connection import Connection
 from ucudnn.benchmarking.storage.damage import find_damage
-from ucudnn.benchmarking.storage.removal import Selection, families_where, family_of, remove
+from ucudnn.benchmarking.storage.removal import families_where, family_of, remove
 from ucudnn.benchmarking.storage.rows import (
     COLUMNS,
     decode_conditions,
@@ -26,7 +26,6 @@ from ucudnn.benchmarking.storage.rows import (
     decode_problem_text,
     dump,
     encode_measurement,
-    is_measurement,
     key_of,
     problem_text,
     request_text,
@@ -112,22 +111,26 @@ class Database:
             marks = ", ".join("?" * len(chunk))
             query = f"SELECT {COLUMNS} FROM measurements WHERE machine = ? AND problem IN ({marks})"
             rows = self._file.read(query, [own, *chunk])
-            try:
-                with _without_collector():
-                    found += [(by_key[row[0]], decode_measurement(row)) for row in rows]
-            except KeyError as error:  # SQLite finds wrong keys in a damaged file
-                raise self._refused("a problem has the key of something else") from error
-            except DatabaseError as error:
-                self._remove_senseless(own, rows)
-                raise self._refused(str(error)) from error
+            bad: dict[bytes, DatabaseError] = {}
+            with _without_collector():
+                for row in rows:
+                    try:
+                        found.append((by_key[row[0]], decode_measurement(row)))
+                    except KeyError as error:  # SQLite finds wrong keys in a damaged file
+                        raise self._refused("a problem has the key of something else") from error
+                    except DatabaseError as error:
+                        bad[row[0]] = error
+            if bad:
+                self._remove(own, bad)
+                mistake = next(iter(bad.values()))
+                raise self._refused(str(mistake)) from mistake
         return found
 
-    def _remove_senseless(self, machine: bytes, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Remove all rows of problems of which a row makes no sense, so that they are measured again."""
-        bad = {row[0] for row in rows if not is_measurement(row)}
+    def _remove(self, machine: bytes, problems: Iterable[bytes]) -> None:
+        """Remove all rows of problems, so that they are measured again."""
 
         def write(connection: Connection) -> None:
-            own = [(machine, problem) for problem in bad]
+            own = [(machine, problem) for problem in problems]
             connection.executemany("DELETE FROM measurements WHERE machine = ? AND problem = ?", own)
             connection.execute("DELETE FROM explorations WHERE machine = ?", [machine])
 
@@ -205,35 +208,27 @@ class Database:
         return find_damage(self._file)
 
     def prune(
-        self,
-        before: str | None,
-        keep: Mapping[str, str] | None = None,
-        *,
-        problems: Collection[ConvolutionProblem] = (),
-        texts: Collection[str] = (),
+        self, before: str | None, *, problems: Collection[ConvolutionProblem] = (), texts: Collection[str] = ()
     ) -> int:
         """Delete measurements, and return how many were deleted.
 
         Args:
             before: a date, or a date and time in UTC, in the form of ISO 8601, before which they were made; None for
                 any age.
-            keep: a machine whose rows are kept, whatever their age.
             problems: only those of problems with the shapes of these, at any mini-batch, type, layout and operation.
             texts: or only those of problems whose name has one of these texts in it, at any mini-batch.
         """
-        kept = key_of(dump(keep)) if keep is not None else b""
 
         def write(connection: Connection) -> int:
             families = families_where(connection, problems, texts) if problems or texts else None
-            return remove(connection, Selection(families=families, before=before, keep=kept))
+            return remove(connection, families, before=before)
 
         return self._file.write(write)
 
     def forget(self, machine: Mapping[str, str], problems: Iterable[ConvolutionProblem]) -> int:
         """Delete what a machine has measured of problems, at any mini-batch; return how many measurements that were."""
-        families = {family_of(problem) for problem in problems}
-        selection = Selection(families=families, machine=key_of(dump(machine)))
-        return self._file.write(lambda connection: remove(connection, selection))
+        families = {family_of(problem_text(problem)) for problem in problems}
+        return self._file.write(lambda connection: remove(connection, families, machine=key_of(dump(machine))))
 
     def clear(self) -> int:
         """Delete everything, and return how many measurements were deleted."""
@@ -284,7 +279,7 @@ class Database:
             for measurement in measurements
         ]
         text = dump(profile.conditions)
-        rows = MachineRows([], [], []) if profile.database is None else unpack(profile.database, [text])
+        rows = MachineRows([], [], []) if profile.database is None else unpack(profile.database)
         own, now = key_of(text), _now()
         kept = {(key_of(problem_text(part)), each.algorithm.api, each.algorithm.name) for part, each in items}
         kept |= {(row[0], row[1], row[2]) for row in rows.measurements}

@@ -4,7 +4,7 @@ SQLite checks neither the types nor the meaning of what it reads, and people edi
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from hashlib import blake2b
@@ -26,13 +26,10 @@ COLUMNS = (
 )
 """The columns of a measurement, in the order in which it is written and read."""
 
-MOST_MS = 1e12
-"""The least time in milliseconds that is no time: 30 years. Sums of larger times could overflow."""
-
+_MOST_MS = 1e12  # 30 years; sums of larger times could overflow
 _MOST_KNOWN = 1 << 16
 _MOST_SLABS = 1 << 17  # of all divisions
 _MOST_REASON = 10_000  # characters
-_FLAGS = (0, 1)
 _STATUS = {each.value: each for each in MeasurementStatus}
 _AROUND_BATCH: BoundedDict[tuple[Any, ...], tuple[str, str]] = BoundedDict(_MOST_KNOWN)
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -158,34 +155,31 @@ def _notes(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def is_measurement(row: Sequence[Any]) -> bool:
-    """Return whether the values of COLUMNS make a measurement."""
-    _, api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
-    return bool(
-        type(status) is type(api) is type(name) is type(notes) is type(reason) is str
-        and status in _STATUS
-        and name
-        and type(time_ms) is type(spread_ms) is float
-        and 0 <= time_ms < MOST_MS
-        and (time_ms or status != MeasurementStatus.MEASURED.value)
-        and 0 <= spread_ms < MOST_MS
-        and type(samples) is type(workspace_bytes) is int
-        and 0 <= samples <= MOST_WHOLE
-        and 0 <= workspace_bytes <= MOST_WHOLE
-        and compiles in _FLAGS
-        and complete in _FLAGS
-    )
+_Rule = tuple[Callable[[Any], bool], str]
+_TEXT: _Rule = lambda value: type(value) is str, "{} {} is no text"
+_NAME: _Rule = lambda value: type(value) is str and value != "", _TEXT[1]
+_NUMBER: _Rule = lambda value: type(value) is int and 0 <= value <= MOST_WHOLE, "{} {} is no number of them"
+_FLAG: _Rule = lambda value: value in (0, 1), "{} {} is neither 0 nor 1"
+_STATE: _Rule = lambda value: type(value) is str and value in _STATUS, f"{{}} {{}} is none of {', '.join(_STATUS)}"
+_TIME: _Rule = lambda value: type(value) is float and 0 <= value < _MOST_MS, "{1} ms is no time"
+_SPREAD: _Rule = _TIME[0], "{1} ms is no spread"
+_KEY: _Rule = lambda _: True, ""
+_RULES = (_KEY, _TEXT, _NAME, _TEXT, _FLAG, _STATE, _TIME, _SPREAD, _NUMBER, _FLAG, _NUMBER, _TEXT)
+"""What each of COLUMNS must be, and what is said where it is not."""
 
 
 def decode_measurement(row: Sequence[Any]) -> Measurement:
     """Return a measurement from the values of COLUMNS.
 
     Raises:
-        DatabaseError: if a value makes no sense.
+        DatabaseError: if a value makes no sense; the message names it.
     """
-    if not is_measurement(row):
-        raise DatabaseError(_mistake(row))
+    for column, (holds, wrong), value in zip(COLUMNS.split(", "), _RULES, row, strict=True):
+        if not holds(value):
+            raise DatabaseError(f"{shortened(row[2])}: {wrong.format(column, shortened(value))}")
     _, api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
+    if not time_ms and status == MeasurementStatus.MEASURED.value:
+        raise DatabaseError(f"{shortened(name)}: {time_ms} ms is no time")
     return Measurement(
         algorithm=Algorithm(
             name=name, workspace_bytes=workspace_bytes, api=api, notes=_notes(notes), compiles=bool(compiles)
@@ -197,24 +191,3 @@ def decode_measurement(row: Sequence[Any]) -> Measurement:
         complete=bool(complete),
         reason=reason,
     )
-
-
-def _mistake(row: Sequence[Any]) -> str:
-    """Return which value of a row makes no sense."""
-    values = dict(zip(COLUMNS.split(", "), row, strict=True))
-    name = shortened(values["algorithm"])
-    if type(values["status"]) is not str or values["status"] not in _STATUS:
-        return f"{name}: status {shortened(values['status'])} is none of {', '.join(_STATUS)}"
-    for column in ("api", "algorithm", "notes", "reason"):
-        if type(values[column]) is not str or (column == "algorithm" and not values[column]):
-            return f"{name}: {column} {shortened(values[column])} is no text"
-    for column in ("samples", "workspace_bytes"):
-        if type(values[column]) is not int or not 0 <= values[column] <= MOST_WHOLE:
-            return f"{name}: {column} {shortened(values[column])} is no number of them"
-    for column in ("compiles", "complete"):
-        if values[column] not in _FLAGS:
-            return f"{name}: {column} {shortened(values[column])} is neither 0 nor 1"
-    spread_ms = values["spread_ms"]
-    if type(spread_ms) is not float or not 0 <= spread_ms < MOST_MS:
-        return f"{name}: {shortened(spread_ms)} ms is no spread"
-    return f"{name}: {shortened(values['time_ms'])} ms is no time"

@@ -1,10 +1,10 @@
 """Transfer: all rows that a database has of a machine, as one JSON value, on their way to another database."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ucudnn.benchmarking.storage.damage import RowCheck
-from ucudnn.benchmarking.storage.rows import COLUMNS, key_of
+from ucudnn.benchmarking.storage.damage import check_exploration, check_measurement
+from ucudnn.benchmarking.storage.rows import COLUMNS, decode_problem_text, key_of
 from ucudnn.errors import DatabaseError, ProfileError
 from ucudnn.profiles.json_values import MALFORMED
 
@@ -38,12 +38,8 @@ def pack(rows: MachineRows) -> dict[str, Any]:
     }
 
 
-def unpack(value: Mapping[str, Any], conditions: Sequence[str]) -> MachineRows:
+def unpack(value: Mapping[str, Any]) -> MachineRows:
     """Return the rows that `pack` packed, each of which is checked.
-
-    Args:
-        value: the JSON value.
-        conditions: the texts of the machines that the rows are of.
 
     Raises:
         ProfileError: if a row makes no sense; the message says which.
@@ -51,23 +47,20 @@ def unpack(value: Mapping[str, Any], conditions: Sequence[str]) -> MachineRows:
     try:
         if [value["measurement_columns"], value["exploration_columns"]] != [MEASUREMENT_COLUMNS, EXPLORATION_COLUMNS]:
             raise ProfileError("the rows of its database have other columns than this ucudnn reads")
-        keys = [key_of(text) for text in value["problems"]]
-        rows = MachineRows(
-            problems=list(value["problems"]),
+        texts = list(value["problems"])
+        for text in texts:
+            decode_problem_text(text)
+        keys = [key_of(text) for text in texts]
+        for _, *row, date in value["measurements"]:
+            check_measurement(True, date, None, *row)
+        for at, request, *row, date in value["explorations"]:
+            check_exploration(texts[at], date, request, *row)
+        return MachineRows(
+            problems=texts,
             measurements=[(keys[at], *rest) for at, *rest in value["measurements"]],
             explorations=[(keys[at], *rest) for at, *rest in value["explorations"]],
         )
-        check = RowCheck()
-        for text in conditions:
-            check.check_machine(key_of(text), text)
-        for key, text in zip(keys, rows.problems, strict=True):
-            check.check_problem(key, text)
-        for *row, date in rows.measurements:
-            check.check_measurement(key_of(conditions[0]), date, *row)
-        for key, request, *row, date in rows.explorations:
-            check.check_exploration(key, date, request, *row)
     except DatabaseError as error:
         raise ProfileError(f"the rows of its database make no sense: {error}") from error
     except MALFORMED as error:
         raise ProfileError(f"the rows of its database cannot be read: {type(error).__name__}: {error}") from error
-    return rows
