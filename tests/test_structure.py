@@ -62,7 +62,7 @@ ROOMS = {  # each room: the rooms directly under it; imports go down only
     "memory/policies/swaps": ("memory/simulation",),
     "memory/policies": ("memory/pools", "memory/policies/swaps"),
     "memory/planner": ("memory/policies", "memory/allocator"),
-    "memory/reports": ("memory/policies",),
+    "memory/reports": ("memory/planner",),
     "memory": ("memory/planner", "memory/reports", "memory/devices"),
     "memory/torch/subject": ("memory/step", "torch"),
     "memory/torch/tracing": ("memory/torch/subject",),

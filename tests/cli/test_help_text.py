@@ -5,9 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from ucudnn.cli.help_text import CommandLine
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.networks.tables import CSV_HEADER, NETWORKS
 from ucudnn.settings import VARIABLES
@@ -32,6 +37,39 @@ def completed(line, shell="bash"):
     result = ucudnn(**variables)
     assert result.stderr == ""
     return result.stdout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    inner: Annotated[int, typer.Option(metavar="N")] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    first: Annotated[str, typer.Option(metavar="TEXT")]
+    within: Inner
+    last: Annotated[bool, typer.Option("--last")] = False
+
+
+def test_a_parameter_that_is_a_dataclass_stands_for_an_option_for_each_field_in_its_place():
+    given, line = [], CommandLine()
+
+    @line.command()
+    def show(
+        context: typer.Context, *, before: Annotated[int, typer.Option()] = 0, group: Outer, name: str = "none"
+    ) -> None:
+        given.append((context.params, before, group, name))
+
+    run = CliRunner().invoke
+    names = re.findall(r"--[a-z]+", run(line, ["--help"]).output)
+    assert [name for name in names if name in {"--before", "--first", "--inner", "--last", "--name"}] == [
+        *("--before", "--first", "--inner", "--last", "--name")
+    ]
+    assert run(line, ["--first", "a", "--inner", "7", "--name", "b"]).exit_code == 0
+    ((params, *values),) = given
+    assert values == [0, Outer(first="a", within=Inner(inner=7), last=False), "b"]
+    assert params == {"before": 0, "first": "a", "inner": 7, "last": False, "name": "b"}
+    assert run(line, ["--inner", "7"]).exit_code == 2  # a field without a default is required
 
 
 @pytest.mark.parametrize("columns", ["80", "61", "50"])

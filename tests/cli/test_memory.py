@@ -40,6 +40,18 @@ def measured(tmp_path):
     return str(path)
 
 
+def test_auto_is_a_policy_whose_row_names_the_one_that_it_takes(memory):
+    arguments = ("plan", "alexnet", "--budget", "1800MiB", "--policy")
+    every = {
+        row["policy"]: row for row in answer(memory(*arguments, "auto,swap-hidden,checkpoint", "--json"))["policies"]
+    }
+    (auto,) = (name for name in every if name.startswith("auto: "))
+    assert next(iter(every)) == auto
+    (alone,) = answer(memory(*arguments, auto.removeprefix("auto: "), "--json"))["policies"]
+    assert every[auto]["time_ms"] == alone["time_ms"]
+    assert every[auto]["time_ms"] <= min(row.get("time_ms", 1e9) for row in every.values())
+
+
 @pytest.mark.parametrize(
     ("options", "things"), [(["--policy", "vdnn"], 10), (["--policy", "stock,swap", "--front", "--points", "3"], 8)]
 )

@@ -7,6 +7,7 @@ import pytest
 from tests.support.step_graphs import small_line
 from ucudnn.cli import memory_pictures
 from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.simulation.simulator import simulate
 
 
@@ -79,6 +80,26 @@ def test_the_command_draws_both_pictures_and_writes_a_snapshot(call, tmp_path):
     assert (tmp_path / "pool.png").read_bytes().startswith(b"\x89PNG")
     actions = {entry["action"] for entry in pickle.loads((tmp_path / "plan.pickle").read_bytes())["device_traces"][0]}
     assert actions == {"segment_alloc", "alloc", "free_requested", "free_completed"}
+
+
+def test_a_picture_is_of_the_plan_that_the_table_has_and_nothing_is_planned_again(call, pictures, monkeypatch):
+    plans, plan = [], CheckpointPolicy.plan
+
+    def counted(policy, *arguments):
+        plans.append(plan(policy, *arguments))
+        return plans[-1]
+
+    monkeypatch.setattr(CheckpointPolicy, "plan", counted)
+    assert call("--policy", "checkpoint", "--timeline", "queues.svg") == (0, "")
+    ((_, _, title),) = pictures
+    assert "checkpoint" in title
+    assert len(plans) == 1
+
+
+def test_the_plan_of_auto_is_drawn(call, pictures):
+    assert call("--policy", "auto", "--timeline", "queues.svg") == (0, "")
+    ((_, _, title),) = pictures
+    assert "on h200: stock, " in title
 
 
 @pytest.mark.parametrize(

@@ -51,17 +51,11 @@ class _Root(WholeWordsGroup):
         self.commands = _Commands(_PLACES)
 
 
-app = CommandLine(
-    cls=_Root,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = CommandLine(cls=_Root, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback(invoke_without_command=True)
-def root(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+def root(show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     """μ-cuDNN: convolutions in micro-batches, so that fast algorithms fit a workspace limit.
 
     A convolution's fast algorithms need workspace. A part of the mini-batch, a micro-batch, needs less of it.

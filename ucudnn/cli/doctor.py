@@ -58,10 +58,7 @@ class Diagnosis:
 
 @commands.command(short_help="Show what this machine has, and what is missing.")
 def doctor(
-    context: typer.Context,
-    backend: BackendOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    context: typer.Context, backend: BackendOption = None, database: DatabaseOption = None, as_json: JsonOption = False
 ) -> None:
     """Show what this machine has for ucudnn, what is missing, and the line that installs it.
 
@@ -115,10 +112,7 @@ def as_text(findings: list[Diagnosis]) -> str:
 
 def as_json_text(findings: list[Diagnosis]) -> str:
     """Return findings as one JSON object, by part."""
-    return json.dumps(
-        {each.part: {**asdict(each), "state": each.state.value} for each in findings},
-        indent=2,
-    )
+    return json.dumps({each.part: {**asdict(each), "state": each.state.value} for each in findings}, indent=2)
 
 
 def _python() -> Diagnosis:

@@ -1,7 +1,10 @@
 """Help of the command line that breaks lines between words only, so that names can be copied from it."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from textwrap import wrap
 from typing import Any
 
@@ -33,28 +36,24 @@ class _WholeWords:
         super().write_dl([(_joined(name), _joined(text)) for name, text in rows], col_max, col_spacing)  # type: ignore[misc]
 
 
-class WholeWordsCommand(TyperCommand):
-    """A command whose help keeps words such as vdnn-ext-all-p and UCUDNN_TOTAL_WORKSPACE_SIZE on one line."""
+class _WholeWordsHelp:
+    """Help that keeps words such as vdnn-ext-all-p and UCUDNN_TOTAL_WORKSPACE_SIZE on one line, with plain hyphens."""
 
     def get_help(self, ctx: Any) -> str:
         """Return the help with plain hyphens."""
-        return _plain(super().get_help(_with_formatter(ctx)))
+        return _plain(super().get_help(_with_formatter(ctx)))  # type: ignore[misc]
 
     def get_short_help_str(self, limit: int = _LONGEST_SENTENCE) -> str:
         """Return the whole first sentence of the help, however narrow the terminal is."""
-        return super().get_short_help_str(max(limit, _LONGEST_SENTENCE))
+        return str(super().get_short_help_str(max(limit, _LONGEST_SENTENCE)))  # type: ignore[misc]
 
 
-class WholeWordsGroup(TyperGroup):
+class WholeWordsCommand(_WholeWordsHelp, TyperCommand):
+    """A command with such a help."""
+
+
+class WholeWordsGroup(_WholeWordsHelp, TyperGroup):
     """A group of commands with such a help."""
-
-    def get_help(self, ctx: Any) -> str:
-        """Return the help with plain hyphens."""
-        return _plain(super().get_help(_with_formatter(ctx)))
-
-    def get_short_help_str(self, limit: int = _LONGEST_SENTENCE) -> str:
-        """Return the whole first sentence of the help, however narrow the terminal is."""
-        return super().get_short_help_str(max(limit, _LONGEST_SENTENCE))
 
 
 class CommandLine(typer.Typer):
@@ -66,8 +65,43 @@ class CommandLine(typer.Typer):
     def command(  # type: ignore[override]  # the options that a command may have are those of typer
         self, name: str | None = None, **options: Any
     ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """Add a command, as typer.Typer.command does."""
-        return super().command(name, cls=WholeWordsCommand, **options)
+        """Add a command, as typer.Typer.command does. A parameter that is a dataclass has an option for each field."""
+        add = super().command(name, cls=WholeWordsCommand, **options)
+        return lambda command: add(_flattened(command))
+
+
+def _flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with the fields of its parameters that are dataclasses as parameters of its own."""
+    own = signature(command, eval_str=True).parameters.values()
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        command(**{each.name: _taken(each, given) for each in own})
+
+    flat = list(_flat(own))
+    run.__signature__ = Signature(flat)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in flat}
+    return run
+
+
+def _flat(parameters: Iterable[Parameter]) -> Iterator[Parameter]:
+    for each in parameters:
+        if is_dataclass(each.annotation):
+            yield from _flat(_options_of(each))
+        else:
+            yield each.replace(kind=Parameter.KEYWORD_ONLY)
+
+
+def _taken(parameter: Parameter, given: dict[str, Any]) -> Any:
+    """Return the value of a parameter from those of options; a dataclass is made of several."""
+    if parameter.name in given:
+        return given[parameter.name]
+    kind: Callable[..., Any] = parameter.annotation
+    return kind(**{each.name: _taken(each, given) for each in _options_of(parameter)})
+
+
+def _options_of(parameter: Parameter) -> Iterable[Parameter]:
+    return signature(parameter.annotation, eval_str=True).parameters.values()
 
 
 def choices(*names: str) -> Callable[[str], list[str]]:

@@ -11,37 +11,30 @@ from typing import Annotated
 
 import typer
 
-from ucudnn.cli.help_text import CommandLine, choices
-from ucudnn.cli.memory_pictures import check_pool, draw_plan, only_policy
+from ucudnn.cli.help_text import CommandLine
+from ucudnn.cli.memory_pictures import PictureOptions
 from ucudnn.cli.memory_run import run_step
 from ucudnn.cli.options import (
     DEFAULT_DEVICE,
     AlgorithmsOption,
-    AutocastOption,
     DeviceOption,
-    DtypeOption,
     JsonOption,
-    KeepOption,
-    LayoutOption,
-    LossOption,
-    MathOption,
     ModelArgument,
     ModelBatchOption,
-    ModelShapeOption,
-    OptimizerOption,
     PlotOption,
     StepArgument,
     StepBatchOption,
-    TokensOption,
+    StepOptions,
     budget_of,
+    option,
     typed_options,
 )
-from ucudnn.cli.torch_model import record_model, training_options
+from ucudnn.cli.torch_model import record_model
 from ucudnn.command_line import NoEffect
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import CHOICES, device_costs
-from ucudnn.memory.policies.catalog import POLICIES, find_policy, named_policies
-from ucudnn.memory.reports.comparison import POOLS, compare_policies, policy_fronts
+from ucudnn.memory.policies.catalog import AUTO, POLICIES, named_policies
+from ucudnn.memory.reports.comparison import compare_policies, policy_fronts
 from ucudnn.memory.reports.explanation import PeakExplanation, explain
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.file import encode_step
@@ -49,7 +42,7 @@ from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.step.shipped import open_measured_step
 from ucudnn.plots import MemoryPicture, PolicyPoint, check_picture, draw_front, draw_memory
-from ucudnn.reporting.output_file import check_apart, check_distinct, check_output, write_whole
+from ucudnn.reporting.output_file import check_output, write_whole
 from ucudnn.reporting.terminal import print_table, print_text, progress
 from ucudnn.units import csv_text, format_bytes, format_ms
 
@@ -71,27 +64,18 @@ memory = CommandLine(
 )
 
 
-# The commands hand their context on, from which `_Subject` reads the options that say what is planned for.
 @memory.command(short_help="Who owns the memory at a step's peak, and its floor.")
 def why(
     context: typer.Context,
+    *,
     step: StepArgument,
     batch: StepBatchOption = None,
     budget: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Look for mini-batches within this budget; default: the device's memory."),
+        str | None, option("SIZE", "Look for mini-batches within this budget; default: the device's memory.")
     ] = None,
     device: DeviceOption = None,
     algorithms: AlgorithmsOption = CHOICES[0],
-    shape: ModelShapeOption = "3x224x224",
-    tokens: TokensOption = False,
-    loss: LossOption = "cross-entropy",
-    optimizer: OptimizerOption = "sgd",
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    autocast: AutocastOption = None,
-    keep_gradients: KeepOption = False,
+    options: StepOptions,
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -110,7 +94,7 @@ def why(
     if plot is not None:
         check_picture(plot)
     limit = budget_of(budget)
-    subject = _Subject.open(context)
+    subject = _Subject.open(context, step, batch, device, algorithms, options)
     with _telling("explaining") as tell:
         found = explain(subject.graph, subject.costs, limit, progress=tell)
     if plot is not None:
@@ -139,53 +123,32 @@ def why(
 @memory.command("plan", short_help="What policies make of a step within a budget.")
 def plan_step(
     context: typer.Context,
+    *,
     step: StepArgument,
     batch: StepBatchOption = None,
     budget: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory for the whole step, such as 12GiB; default: the device's."),
+        str | None, option("SIZE", "Memory for the whole step, such as 12GiB; default: the device's.")
     ] = None,
     policy: Annotated[
         str,
-        typer.Option(
-            metavar="POLICIES",
-            help=f"Policies, with commas between them, or the beginning of several, such as vdnn-ext: "
-            f"{', '.join(POLICIES)}; default: all.",
+        option(
+            "POLICIES",
+            f"Policies, with commas between them, or the beginning of several, such as vdnn-ext: "
+            f"{', '.join(POLICIES)}, or auto for the fastest of them; default: all but auto.",
             show_default=False,
-            autocompletion=choices(*POLICIES),
+            complete=(*POLICIES, AUTO),
         ),
     ] = ",".join(POLICIES),
     device: DeviceOption = None,
     algorithms: AlgorithmsOption = CHOICES[0],
-    shape: ModelShapeOption = "3x224x224",
-    tokens: TokensOption = False,
-    loss: LossOption = "cross-entropy",
-    optimizer: OptimizerOption = "sgd",
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    autocast: AutocastOption = None,
-    keep_gradients: KeepOption = False,
+    options: StepOptions,
     front: Annotated[
-        bool, typer.Option("--front", help="Plan at budgets from the floor to the peak: time against peak.")
+        bool, option(None, "Plan at budgets from the floor to the peak: time against peak.", "--front")
     ] = False,
-    points: Annotated[int, typer.Option(metavar="N", min=2, max=1000, help="Budgets of --front.")] = 12,
-    plot: PlotOption = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Picture of one policy's plan: its three queues, and the memory below."),
-    ] = None,
-    addresses: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Picture of one policy's plan: its pool's address map over time."),
-    ] = None,
-    snapshot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="One policy's plan as a snapshot for PyTorch's memory visualizer (pickle)."),
-    ] = None,
-    pool: Annotated[str, typer.Option(metavar="POOL", help=f"Pool of --addresses: {', '.join(POOLS)}.")] = POOLS[-1],
+    points: Annotated[int, option("N", "Budgets of --front.", min=2, max=1000)] = 12,
+    pictures: PictureOptions,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one line for each plan.")] = False,
+    as_csv: Annotated[bool, option(None, "Print CSV, one line for each plan.", "--csv")] = False,
 ) -> None:
     """Show what policies make of a step within a budget: time, peak, moved bytes, stalls and fragmentation.
 
@@ -203,34 +166,26 @@ def plan_step(
 
         ucudnn memory plan vgg16 --policy vdnn-all-p --addresses pool.png
     """
-    for picture in (plot, timeline, addresses):
-        if picture is not None:
-            check_picture(picture)
-    if snapshot is not None:
-        check_apart(snapshot, [step, device or ""])
-    check_distinct({"--plot": plot, "--timeline": timeline, "--addresses": addresses, "--snapshot": snapshot})
-    check_pool(pool)
     limit = budget_of(budget)
     names = named_policies(policy)
-    drawn = only_policy(names) if timeline or addresses or snapshot else ""
-    subject = _Subject.open(context)
+    pictures.check(names, [step, device or ""])
+    subject = _Subject.open(context, step, batch, device, algorithms, options)
     if front:
-        _show_front(subject, names, points, plot, as_json, as_csv)
+        _show_front(subject, names, points, pictures.plot, as_json, as_csv)
         return
     costs = subject.costs(subject.graph)
     limit = costs.memory_bytes if limit is None else limit
     with _telling("planning", len(names)) as tell:
         found = compare_policies(subject.graph, costs, limit, names, tell)
-    if drawn:
-        plan = find_policy(drawn).plan(subject.graph, costs, limit)
-        draw_plan(plan, costs, timeline=timeline, addresses=addresses, pool=pool, snapshot=snapshot)
-    if plot is not None:
+    if (plan := found.rows[0].plan) is not None:
+        pictures.draw(plan, costs)
+    if pictures.plot is not None:
         dots = {
             row.policy: [PolicyPoint(row.simulation.peak_bytes, row.simulation.time_ms)]
             for row in found.rows
             if row.simulation is not None
         }
-        draw_front(dots, plot, marks=_marks(found.floor_bytes, found.budget_bytes), title=found.title())
+        draw_front(dots, pictures.plot, marks=_marks(found.floor_bytes, found.budget_bytes), title=found.title())
     if as_json:
         print_text(json.dumps(found.to_dict(), indent=2))
     elif as_csv:
@@ -241,25 +196,14 @@ def plan_step(
 
 @memory.command("record", short_help="Record the step of a PyTorch model to a file.")
 def record_step(
-    context: typer.Context,
+    *,
     model: ModelArgument,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write; .gz compresses.")],
+    out: Annotated[Path, option("FILE", "File to write; .gz compresses.")],
     batch: ModelBatchOption = None,
-    shape: ModelShapeOption = "3x224x224",
-    tokens: TokensOption = False,
-    loss: LossOption = "cross-entropy",
-    optimizer: OptimizerOption = "sgd",
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    autocast: AutocastOption = None,
-    keep_gradients: KeepOption = False,
+    options: StepOptions,
     measure: Annotated[
         str,
-        typer.Option(
-            metavar="WHERE",
-            help="Where times and scratch are measured: cuda, cpu or none; auto: on the GPU if there is one.",
-        ),
+        option("WHERE", "Where times and scratch are measured: cuda, cpu or none; auto: on the GPU if there is one."),
     ] = "auto",
 ) -> None:
     """Record the training step of a model in PyTorch: forward, loss, backward and the optimizer's step.
@@ -275,7 +219,7 @@ def record_step(
     """
     check_output(out)
     with _telling("recording") as tell:
-        graph, measured = record_model(training_options(context), measure, tell)
+        graph, measured = record_model(model, batch, options, measure, tell)
     write_whole(out, encode_step(graph, measured, compress=out.suffix == ".gz"))
     what = f"{len(graph.operations)} operations and {len(graph.storages)} storages of {graph.name}"
     how = "" if measured is None else f", {format_ms(sum(measured.time_ms))} on {measured.device}"
@@ -304,14 +248,21 @@ class _Subject:
     algorithms: str
 
     @classmethod
-    def open(cls, context: typer.Context) -> "_Subject":
+    def open(
+        cls,
+        context: typer.Context,
+        name: str,
+        batch: int | None,
+        device: str | None,
+        algorithms: str,
+        options: StepOptions,
+    ) -> "_Subject":
         """Return what the options of a command say.
 
         Raises:
             UcudnnError: if there is no such step, model, device or mini-batch, or an option has no effect.
         """
-        given, typed = context.params, typed_options(context)
-        name, device = given["step"], given["device"]
+        typed = typed_options(context)
         is_model = ":" in name and not _exists(name)
         present = {option: option for option in typed} | ({_RULES[1].without[0]: name} if is_model else {})
         for rule in _RULES:
@@ -320,15 +271,15 @@ class _Subject:
             load_device(device)
         if is_model:
             with _telling("recording") as tell:
-                graph, measured = record_model(training_options(context), "none", tell)
+                graph, measured = record_model(name, batch, options, "none", tell)
         else:
             graph, measured = open_measured_step(name)
         if measured is not None and device is None:
             _RULES[2].refuse(typed, {_RULES[2].beside[0]: _RULES[2].beside[0]})
         else:
             measured = None
-        sized = graph if given["batch"] is None else graph.with_batch(given["batch"])
-        return cls(sized, measured, graph.batch, device or DEFAULT_DEVICE, given["algorithms"])
+        sized = graph if batch is None else graph.with_batch(batch)
+        return cls(sized, measured, graph.batch, device or DEFAULT_DEVICE, algorithms)
 
     def costs(self, graph: StepGraph) -> Costs:
         """Return the costs of the step at any mini-batch; measured ones grow with the mini-batch."""

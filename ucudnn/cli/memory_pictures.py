@@ -1,8 +1,11 @@
 """Pictures of `ucudnn memory plan`: the queues and the memory of one plan over time, and its pool's address map."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from ucudnn.cli.options import PlotOption, option
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -17,51 +20,66 @@ from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Phase
-from ucudnn.plots import AddressPicture, QueuePicture, draw_addresses, draw_queues
-from ucudnn.reporting.output_file import write_whole
+from ucudnn.plots import AddressPicture, QueuePicture, check_picture, draw_addresses, draw_queues
+from ucudnn.reporting.output_file import check_apart, check_distinct, write_whole
 from ucudnn.units import format_bytes, format_ms
 
 _NEAR = 1.5  # times the peak, beyond which a budget is not drawn
 
 
-def check_pool(name: str) -> None:
-    """Check the name of a pool.
+@dataclass(frozen=True, kw_only=True)
+class PictureOptions:
+    """What is drawn of policies, and of one policy's plan."""
 
-    Raises:
-        InvalidValueError: if there is no such pool.
-    """
-    if name not in POOLS:
-        raise InvalidValueError(f"--pool={name!r} is not known: give {', '.join(POOLS)}")
+    plot: PlotOption = None
+    timeline: Annotated[
+        Path | None, option("FILE", "Picture of one policy's plan: its three queues, and the memory below.")
+    ] = None
+    addresses: Annotated[
+        Path | None, option("FILE", "Picture of one policy's plan: its pool's address map over time.")
+    ] = None
+    snapshot: Annotated[
+        Path | None, option("FILE", "One policy's plan as a snapshot for PyTorch's memory visualizer (pickle).")
+    ] = None
+    pool: Annotated[str, option("POOL", f"Pool of --addresses: {', '.join(POOLS)}.")] = POOLS[-1]
 
+    def check(self, policies: Sequence[str], inputs: Sequence[str]) -> None:
+        """Check what is asked for before anything is planned.
 
-def only_policy(names: Sequence[str]) -> str:
-    """Return the policy whose plan is drawn.
+        Args:
+            policies: names of the policies that are planned.
+            inputs: files that are read.
 
-    Raises:
-        InvalidValueError: if there are several.
-    """
-    if len(names) != 1:
-        raise InvalidValueError(
-            "--timeline, --addresses and --snapshot draw the plan of one policy: give it as --policy NAME"
-        )
-    return names[0]
+        Raises:
+            OutputError: if a file cannot be written, or if two are the same.
+            InvalidValueError: if there is no such pool, or several policies where the plan of one is drawn.
+        """
+        for picture in (self.plot, self.timeline, self.addresses):
+            if picture is not None:
+                check_picture(picture)
+        if self.snapshot is not None:
+            check_apart(self.snapshot, inputs)
+        drawn = {"--timeline": self.timeline, "--addresses": self.addresses, "--snapshot": self.snapshot}
+        check_distinct({"--plot": self.plot, **drawn})
+        if self.pool not in POOLS:
+            raise InvalidValueError(f"--pool={self.pool!r} is not known: give {', '.join(POOLS)}")
+        if any(drawn.values()) and len(policies) != 1:
+            raise InvalidValueError(
+                "--timeline, --addresses and --snapshot draw the plan of one policy: give it as --policy NAME"
+            )
 
+    def draw(self, plan: MemoryPlan, costs: Costs) -> None:
+        """Write what is drawn of a plan.
 
-def draw_plan(
-    plan: MemoryPlan, costs: Costs, *, timeline: Path | None, addresses: Path | None, pool: str, snapshot: Path | None
-) -> None:
-    """Write the pictures of a plan that are wanted, and its snapshot.
-
-    Raises:
-        InvalidValueError: if there is no such pool.
-        OutputError: if a file cannot be written.
-    """
-    if timeline is not None:
-        draw_timeline(plan, costs, timeline)
-    if addresses is not None:
-        draw_address_map(plan, costs, pool, addresses)
-    if snapshot is not None:
-        write_whole(snapshot, encode_snapshot(plan, costs))
+        Raises:
+            OutputError: if a file cannot be written.
+        """
+        if self.timeline is not None:
+            draw_timeline(plan, costs, self.timeline)
+        if self.addresses is not None:
+            draw_address_map(plan, costs, self.pool, self.addresses)
+        if self.snapshot is not None:
+            write_whole(self.snapshot, encode_snapshot(plan, costs))
 
 
 def draw_timeline(plan: MemoryPlan, costs: Costs, path: Path) -> None:
@@ -81,12 +99,7 @@ def draw_timeline(plan: MemoryPlan, costs: Costs, path: Path) -> None:
 
 
 def draw_address_map(plan: MemoryPlan, costs: Costs, pool: str, path: Path) -> None:
-    """Draw where a pool puts the memory of a plan.
-
-    Raises:
-        InvalidValueError: if there is no such pool.
-    """
-    check_pool(pool)
+    """Draw where a pool puts the memory of a plan."""
     made: tuple[Pool, ...] = (BestFitPool(), TwoEndedPool(mobility_in(plan)), PlannedPool())
     done = simulate(plan, costs)
     placement = made[POOLS.index(pool)].place(done.lifetimes)

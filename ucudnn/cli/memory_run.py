@@ -6,26 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ucudnn.cli.help_text import choices
 from ucudnn.cli.options import (
-    AutocastOption,
-    DtypeOption,
     JsonOption,
-    LayoutOption,
-    LossOption,
-    MathOption,
     ModelArgument,
     ModelBatchOption,
-    ModelShapeOption,
-    OptimizerOption,
-    TokensOption,
+    ModelOptions,
     budget_of,
+    option,
     typed_options,
 )
-from ucudnn.cli.torch_model import run_policies, training_options
+from ucudnn.cli.torch_model import run_policies
 from ucudnn.command_line import NoEffect
 from ucudnn.errors import InvalidValueError
-from ucudnn.memory.policies.catalog import POLICIES
+from ucudnn.memory.policies.catalog import AUTO, POLICIES
 from ucudnn.plots import check_picture, draw_queues
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.reporting.terminal import print_table, print_text
@@ -41,56 +34,45 @@ _RULES = (
     NoEffect(options=("--cap",), without=("--budget",)),
     NoEffect(options=("--convolutions", "--timeline"), beside=("--policy pytorch",)),
 )
+_SIZES = [each.value for each in BatchSizePolicy]
 _DEFAULT = "pytorch,vdnn-ext,swap-capped,dymem,checkpoint,auto"
 
 
 def run_step(
     context: typer.Context,
+    *,
     model: ModelArgument,
     batch: ModelBatchOption = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory for the whole step, such as 8GiB; default: no bound."),
-    ] = None,
+    budget: Annotated[str | None, option("SIZE", "Memory for the whole step, such as 8GiB; default: no bound.")] = None,
     policy: Annotated[
         str,
-        typer.Option(
-            metavar="POLICIES",
-            help=f"Policies, with commas between them: {', '.join(POLICIES)}, auto for the fastest of them, pytorch for"
+        option(
+            "POLICIES",
+            f"Policies, with commas between them: {', '.join(POLICIES)}, auto for the fastest of them, pytorch for"
             f" the step without a plan; vdnn and vdnn-ext stand for their dynamic ones; default:"
             f" {_DEFAULT.replace(',', ', ')}.",
             show_default=False,
-            autocompletion=choices(*POLICIES, "auto", "pytorch", "vdnn", "vdnn-ext"),
+            complete=(*POLICIES, AUTO, "pytorch", "vdnn", "vdnn-ext"),
         ),
     ] = _DEFAULT,
-    on: Annotated[
-        str, typer.Option("--on", metavar="WHERE", help="cuda or cpu; auto: the GPU if there is one.")
-    ] = "auto",
-    steps: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Steps that are timed.")] = 10,
+    on: Annotated[str, option("WHERE", "cuda or cpu; auto: the GPU if there is one.")] = "auto",
+    steps: Annotated[int, option("N", "Steps that are timed.", min=1, max=10_000)] = 10,
     cap: Annotated[
-        bool, typer.Option("--cap", help="Let PyTorch's allocator take no more than the budget from the GPU.")
+        bool, option(None, "Let PyTorch's allocator take no more than the budget from the GPU.", "--cap")
     ] = False,
     convolutions: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZES",
-            help="Let plans choose how each convolution is computed, in micro-batches of these sizes:"
-            f" {', '.join(each.value for each in BatchSizePolicy)}; default: PyTorch chooses.",
-            autocompletion=choices(*(each.value for each in BatchSizePolicy)),
+        option(
+            "SIZES",
+            "Let plans choose how each convolution is computed, in micro-batches of these sizes:"
+            f" {', '.join(_SIZES)}; default: PyTorch chooses.",
+            complete=_SIZES,
         ),
     ] = None,
     timeline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Picture of one policy's step: queues and memory, predicted and measured."),
+        Path | None, option("FILE", "Picture of one policy's step: queues and memory, predicted and measured.")
     ] = None,
-    shape: ModelShapeOption = "3x224x224",
-    tokens: TokensOption = False,
-    loss: LossOption = "cross-entropy",
-    optimizer: OptimizerOption = "sgd",
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    autocast: AutocastOption = None,
+    options: ModelOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model with policies, each in a process of its own, and compare time and peak with their predictions.
@@ -111,9 +93,7 @@ def run_step(
         if len(names) != 1:
             raise InvalidValueError("--timeline draws the step of one policy: give it as --policy NAME")
     sizes = "" if convolutions is None else parse_choice(BatchSizePolicy, convolutions, "--convolutions").value
-    found = run_policies(
-        training_options(context), names, limit, device=on, steps=steps, capped=cap, convolutions=sizes
-    )
+    found = run_policies(model, batch, options, names, limit, device=on, steps=steps, capped=cap, convolutions=sizes)
     try:
         _print(found, as_json)
     finally:  # the picture is drawn even if the output is closed

@@ -22,35 +22,25 @@ from ucudnn.cli.options import (
     TIME,
     BackendOption,
     BatchOption,
-    BranchesOption,
     CandidatesOption,
     CsvOption,
     DatabaseOption,
     DevicesOption,
-    DtypeOption,
     DtypesOption,
     ExhaustiveOption,
     JsonOption,
-    LayoutOption,
     LayoutsOption,
-    MathOption,
+    LimitOptions,
     MathsOption,
     NetworkArgument,
-    PlansOption,
+    PlanningOptions,
     PolicyOption,
     ProfileOption,
     RemeasureOption,
-    SavePlansOption,
-    ShapeOption,
     SlabsOption,
-    SolverOption,
-    StrictOption,
-    TimeLimitOption,
-    TorchOption,
-    TotalOption,
-    WorkspaceOption,
+    VariantOptions,
+    option,
     settings_of,
-    variant_of,
 )
 from ucudnn.cli.subject import Subject, network_on, open_measured
 from ucudnn.cli.torch_model import time_model
@@ -76,25 +66,14 @@ commands = CommandLine()
 @commands.command(short_help="Show each kernel's configuration and predicted time.")
 def plan(
     context: typer.Context,
+    *,
     network: NetworkArgument,
     batch: BatchOption = None,
-    workspace: WorkspaceOption = None,
-    total_workspace: TotalOption = None,
-    policy: PolicyOption = None,
-    backend: BackendOption = None,
+    limits: LimitOptions,
     profile: ProfileOption = None,
     candidates: CandidatesOption = None,
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    solver: SolverOption = None,
-    solver_time_limit: TimeLimitOption = None,
-    slabs: SlabsOption = None,
-    branches: BranchesOption = False,
-    database: DatabaseOption = None,
-    devices: DevicesOption = None,
-    plans: PlansOption = None,
-    save_plans: SavePlansOption = None,
+    computed: VariantOptions,
+    planning: PlanningOptions,
     exhaustive: ExhaustiveOption = False,
     remeasure: RemeasureOption = False,
     as_json: JsonOption = False,
@@ -109,13 +88,13 @@ def plan(
         ucudnn plan resnet50 --profile h200 --total-workspace 2544MiB
     """
     settings = settings_of(context, PLAN)
-    if save_plans is not None:
-        check_output(save_plans)
-    subject = Subject.open(network, batch, variant_of(dtype, math, layout), settings, candidates)
+    if planning.save_plans is not None:
+        check_output(planning.save_plans)
+    subject = Subject.open(network, batch, computed.variant(), settings, candidates)
     if lacking := subject.lacks_sizes(settings.policy):
         print_note(lacking)
-    decisions, _ = _decide(subject, settings, subject.groups(branches), Effort(), exhaustive)
-    _save(decisions, subject, save_plans)
+    decisions, _ = _decide(subject, settings, subject.groups(planning.branches), Effort(), exhaustive)
+    _save(decisions, subject, planning.save_plans)
     reports = [report_kernel(decision) for decision in decisions.kernels]
     _print(subject.report(decisions, reports, settings), as_json, as_csv)
 
@@ -123,27 +102,33 @@ def plan(
 @commands.command(short_help="Measure, plan and run a network, and compare.")
 def time(
     context: typer.Context,
+    *,
     network: NetworkArgument,
     batch: BatchOption = None,
-    torch: TorchOption = False,
-    shape: ShapeOption = "3x224x224",
-    workspace: WorkspaceOption = None,
-    total_workspace: TotalOption = None,
-    policy: PolicyOption = None,
-    backend: BackendOption = None,
+    torch: Annotated[
+        bool,
+        option(
+            None,
+            "NETWORK is a PyTorch model, as module:callable, such as torchvision:resnet50. It runs once."
+            " Mini-batch: 32 on a GPU and 2 on a CPU, unless --batch gives another.",
+            "--torch",
+        ),
+    ] = False,
+    shape: Annotated[str, option("CxHxW", "With --torch: the shape of one sample of the model's input.")] = "3x224x224",
+    limits: LimitOptions,
     candidates: CandidatesOption = None,
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    solver: SolverOption = None,
-    solver_time_limit: TimeLimitOption = None,
-    slabs: SlabsOption = None,
-    branches: BranchesOption = False,
-    database: DatabaseOption = None,
-    devices: DevicesOption = None,
-    plans: PlansOption = None,
-    save_plans: SavePlansOption = None,
-    strict: StrictOption = None,
+    computed: VariantOptions,
+    planning: PlanningOptions,
+    strict: Annotated[
+        bool | None,
+        option(
+            None,
+            "With --torch: a convolution that cannot keep the limit is an error, and not left to PyTorch"
+            " [UCUDNN_STRICT].",
+            "--strict",
+            show_default=False,
+        ),
+    ] = None,
     exhaustive: ExhaustiveOption = False,
     remeasure: RemeasureOption = False,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each plan; the median counts.")] = 3,
@@ -167,20 +152,20 @@ def time(
         ucudnn time --torch torchvision:resnet50 --shape 3x224x224 --batch 64
     """
     settings = settings_of(context, TIME)
-    variant = variant_of(dtype, math, layout)
+    variant = computed.variant()
     effort = Effort(repeats=repeats, time_limit_ms=time_limit)
-    if save_plans is not None:
-        check_output(save_plans)
+    if planning.save_plans is not None:
+        check_output(planning.save_plans)
     if torch:
-        _print(time_model(network, shape, batch, variant, settings, effort, save_plans), as_json, as_csv)
+        _print(time_model(network, shape, batch, variant, settings, effort, planning.save_plans), as_json, as_csv)
         return
     subject = Subject.open(network, batch, variant, settings, candidates)
     computing = subject.backend
     if not isinstance(computing, ComputeBackend):
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
-    groups = subject.groups(branches)
+    groups = subject.groups(planning.branches)
     decisions, benchmark = _decide(subject, settings, groups, effort, exhaustive)
-    _save(decisions, subject, save_plans)
+    _save(decisions, subject, planning.save_plans)
     load = MachineLoad()
     with progress("executing", len(decisions.kernels)) as step:
         run = runner(computing, repeats, step)

@@ -1,5 +1,7 @@
 """Options that several commands share, the cases in which one has no effect, and what a command line makes of them."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,213 +25,110 @@ from ucudnn.units import parse_bytes
 _COLUMNS = ", ".join(CSV_HEADER.split(","))
 NETWORK_HELP = f"{', '.join(NETWORKS)}, or a CSV file of layers with these columns in its first line: {_COLUMNS}."
 COMPLETE_NETWORK = choices(*NETWORKS)
-NetworkArgument = Annotated[str, typer.Argument(metavar="NETWORK", help=NETWORK_HELP, autocompletion=COMPLETE_NETWORK)]
-COMPLETE_POLICY = choices(*(each.value for each in BatchSizePolicy))
-_COMPLETE_DTYPE = choices(*(each.value for each in DataType))
-_COMPLETE_MATH = choices(*(each.value for each in MathMode))
-_COMPLETE_LAYOUT = choices(*LAYOUT_NAMES)
 MODEL_BATCH = 32  # of a PyTorch model, unless --batch gives another
+DEFAULT_DEVICE = "h200"
+_DTYPES = [each.value for each in DataType]
+_MATHS = [each.value for each in MathMode]
+
+
+def option(metavar: str | None, text: str, *names: str, complete: Iterable[str] = (), **more: Any) -> Any:
+    """Return an option of typer: the name of its value, its help, its names, and what completes its value."""
+    return typer.Option(
+        *names, metavar=metavar, help=text, autocompletion=choices(*complete) if complete else None, **more
+    )
+
+
+NetworkArgument = Annotated[str, typer.Argument(metavar="NETWORK", help=NETWORK_HELP, autocompletion=COMPLETE_NETWORK)]
 BatchOption = Annotated[
     int | None,
-    typer.Option(
-        "--batch",
-        metavar="N",
-        help="Mini-batch size; default: that of the network or the profile, or 16 where NumPy computes it.",
-    ),
+    option("N", "Mini-batch size; default: that of the network or the profile, or 16 where NumPy computes it."),
 ]
 StepBatchOption = Annotated[
-    int | None,
-    typer.Option(
-        "--batch",
-        metavar="N",
-        help=f"Mini-batch size; default: that of the recorded step, {MODEL_BATCH} for a model.",
-    ),
+    int | None, option("N", f"Mini-batch size; default: that of the recorded step, {MODEL_BATCH} for a model.")
 ]
-ModelBatchOption = Annotated[
-    int | None, typer.Option("--batch", metavar="N", help=f"Mini-batch size; default: {MODEL_BATCH}.")
-]
+ModelBatchOption = Annotated[int | None, option("N", f"Mini-batch size; default: {MODEL_BATCH}.")]
+WORKSPACE = ("--workspace", "--workspace-limit")
 WorkspaceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--workspace",
-        "--workspace-limit",
-        metavar="SIZE",
-        help="WR: limit for each kernel, such as 64MiB [UCUDNN_DEFAULT_WORKSPACE_LIMIT].",
-    ),
-]
-TotalOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="WD: total that is divided among all kernels, such as 120MiB [UCUDNN_TOTAL_WORKSPACE_SIZE].",
-    ),
+    str | None, option("SIZE", "WR: limit for each kernel, such as 64MiB [UCUDNN_DEFAULT_WORKSPACE_LIMIT].", *WORKSPACE)
 ]
 PolicyOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="POLICY",
-        help="Micro-batch sizes to try: undivided, powerOfTwo, all or adaptive [UCUDNN_BATCH_SIZE_POLICY].",
-        autocompletion=COMPLETE_POLICY,
+    option(
+        "POLICY",
+        "Micro-batch sizes to try: undivided, powerOfTwo, all or adaptive [UCUDNN_BATCH_SIZE_POLICY].",
+        complete=(each.value for each in BatchSizePolicy),
     ),
 ]
 BackendOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="BACKEND",
-        help="auto, cpu, cudnn or replay:NAME-or-path [UCUDNN_BACKEND].",
-        autocompletion=choices("auto", "cpu", "cudnn", *(f"replay:{name}" for name in shipped_profiles())),
+    option(
+        "BACKEND",
+        "auto, cpu, cudnn or replay:NAME-or-path [UCUDNN_BACKEND].",
+        complete=("auto", "cpu", "cudnn", *(f"replay:{name}" for name in shipped_profiles())),
     ),
 ]
 ProfileOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="PROFILE",
-        help="A recorded profile, 'h200' or a file; the same as --backend replay:PROFILE.",
-        autocompletion=choices(*shipped_profiles()),
+    option(
+        "PROFILE",
+        "A recorded profile, 'h200' or a file; the same as --backend replay:PROFILE.",
+        complete=shipped_profiles(),
     ),
 ]
 CandidatesOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="API",
-        help="cuDNN algorithms to choose from: best (default), graph, legacy, legacy-fma (without TF32) or every;"
+    option(
+        "API",
+        "cuDNN algorithms to choose from: best (default), graph, legacy, legacy-fma (without TF32) or every;"
         " best-plain and graph-plain are best and graph without the algorithms that copy the strided part of x first.",
-        autocompletion=choices(*(each.value for each in Candidates)),
-    ),
-]
-SolverOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SOLVER",
-        help="WD's solver: auto, highs, cbc, glpk, gurobi or cplex [UCUDNN_SOLVER].",
-        autocompletion=choices(*(each.value for each in SolverName)),
-    ),
-]
-TimeLimitOption = Annotated[
-    float | None,
-    typer.Option(
-        "--solver-time-limit",
-        metavar="SECONDS",
-        help="WD: take the solver's best after so long [UCUDNN_SOLVER_TIME_LIMIT]; default: wait for the optimum.",
+        complete=(each.value for each in Candidates),
     ),
 ]
 SlabsOption = Annotated[
     bool | None,
-    typer.Option(
-        "--slabs/--no-slabs",
-        help="Divide a single sample into ranges of its first spatial dimension where it needs more workspace than the"
+    option(
+        None,
+        "Divide a single sample into ranges of its first spatial dimension where it needs more workspace than the"
         " limit [UCUDNN_SLABS].",
-        show_default=False,
-    ),
-]
-PlansOption = Annotated[
-    str | None,
-    typer.Option("--plans", metavar="FILE", help="Take the plans of a file, which --save-plans writes [UCUDNN_PLANS]."),
-]
-SavePlansOption = Annotated[
-    Path | None,
-    typer.Option("--save-plans", metavar="FILE", help="Write the plans to a file, which --plans takes."),
-]
-StrictOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--strict",
-        help="With --torch: a convolution that cannot keep the limit is an error, and not left to PyTorch"
-        " [UCUDNN_STRICT].",
+        "--slabs/--no-slabs",
         show_default=False,
     ),
 ]
 BranchesOption = Annotated[
     bool,
-    typer.Option(
-        "--branches",
-        help="WD: only the branches of one module run at the same time (inception3). Every other layer runs alone, with"
+    option(
+        None,
+        "WD: only the branches of one module run at the same time (inception3). Every other layer runs alone, with"
         " the whole total.",
+        "--branches",
     ),
 ]
 DatabaseOption = Annotated[
-    str | None,
-    typer.Option(metavar="PATH", help="File that keeps measurements, or off [UCUDNN_DATABASE]; default: a user cache."),
+    str | None, option("PATH", "File that keeps measurements, or off [UCUDNN_DATABASE]; default: a user cache.")
 ]
 DevicesOption = Annotated[
-    str | None,
-    typer.Option(metavar="DEVICES", help="GPUs that measure together: 0,1 or all [UCUDNN_BENCHMARK_DEVICES]."),
+    str | None, option("DEVICES", "GPUs that measure together: 0,1 or all [UCUDNN_BENCHMARK_DEVICES].")
 ]
 ExhaustiveOption = Annotated[
-    bool,
-    typer.Option("--exhaustive", help="Measure every candidate, also those that cannot be part of the best plan."),
+    bool, option(None, "Measure every candidate, also those that cannot be part of the best plan.", "--exhaustive")
 ]
 RemeasureOption = Annotated[
-    bool,
-    typer.Option("--remeasure", help="Measure everything again, whatever the database has of it [UCUDNN_REMEASURE]."),
+    bool, option(None, "Measure everything again, whatever the database has of it [UCUDNN_REMEASURE].", "--remeasure")
 ]
-TorchOption = Annotated[
-    bool,
-    typer.Option(
-        "--torch",
-        help="NETWORK is a PyTorch model, as module:callable, such as torchvision:resnet50. It runs once."
-        " Mini-batch: 32 on a GPU and 2 on a CPU, unless --batch gives another.",
-    ),
-]
-ShapeOption = Annotated[
-    str, typer.Option("--shape", metavar="CxHxW", help="With --torch: the shape of one sample of the model's input.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV, one line for each kernel.")]
-DtypeOption = Annotated[
-    str,
-    typer.Option(
-        "--dtype", metavar="TYPE", help="float32, float16, bfloat16 or float64.", autocompletion=_COMPLETE_DTYPE
-    ),
-]
-MathOption = Annotated[
-    str,
-    typer.Option(
-        "--math",
-        metavar="MATH",
-        help="For float32: tf32, or fma, which is without TF32.",
-        autocompletion=_COMPLETE_MATH,
-    ),
-]
-LayoutOption = Annotated[
-    str,
-    typer.Option(
-        "--layout",
-        metavar="LAYOUT",
-        help="Channels first, the same as NCHW; or last, the same as NHWC.",
-        autocompletion=_COMPLETE_LAYOUT,
-    ),
-]
+JsonOption = Annotated[bool, option(None, "Print one JSON object.", "--json")]
+CsvOption = Annotated[bool, option(None, "Print CSV, one line for each kernel.", "--csv")]
 DtypesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dtype",
-        metavar="TYPE",
-        help="float32 (default), float16, ...; may be repeated.",
-        autocompletion=_COMPLETE_DTYPE,
-    ),
+    list[str] | None, option("TYPE", "float32 (default), float16, ...; may be repeated.", complete=_DTYPES)
 ]
 MathsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--math",
-        metavar="MATH",
-        help="For float32: tf32 (default), fma; may be repeated.",
-        autocompletion=_COMPLETE_MATH,
-    ),
+    list[str] | None, option("MATH", "For float32: tf32 (default), fma; may be repeated.", complete=_MATHS)
 ]
 LayoutsOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--layout",
-        metavar="LAYOUT",
-        help="Channels first (default) or last, the same as NCHW or NHWC; may be repeated.",
-        autocompletion=_COMPLETE_LAYOUT,
+    option(
+        "LAYOUT", "Channels first (default) or last, the same as NCHW or NHWC; may be repeated.", complete=LAYOUT_NAMES
     ),
 ]
-
-# Options of `ucudnn memory`.
-DEFAULT_DEVICE = "h200"
 StepArgument = Annotated[
     str,
     typer.Argument(
@@ -241,49 +140,116 @@ StepArgument = Annotated[
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model in PyTorch, MODULE:CALLABLE, such as torchvision:resnet50.")
 ]
-ModelShapeOption = Annotated[
-    str, typer.Option("--shape", metavar="CxHxW", help="Shape of one sample of a model's input; 1024 for 1024 tokens.")
-]
-TokensOption = Annotated[bool, typer.Option("--tokens", help="A model's input is numbers of tokens.")]
-LossOption = Annotated[
-    str,
-    typer.Option(
-        "--loss", metavar="LOSS", help="cross-entropy, mse, or MODULE:CALLABLE of a model's output and labels."
-    ),
-]
-OptimizerOption = Annotated[
-    str, typer.Option("--optimizer", metavar="NAME", help="sgd (with momentum), adam, adamw or none.")
-]
-AutocastOption = Annotated[
-    str | None, typer.Option("--autocast", metavar="TYPE", help="Type to which forward casts: bfloat16 or float16.")
-]
-KeepOption = Annotated[
-    bool,
-    typer.Option(
-        "--keep-gradients",
-        help="Gradients are set to zero before a step, not freed: zero_grad(set_to_none=False).",
-    ),
-]
 DeviceOption = Annotated[
     str | None,
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        help=f"{', '.join(shipped_devices())} or a file; default: the one it was measured on, or {DEFAULT_DEVICE}.",
-        autocompletion=choices(*shipped_devices()),
+    option(
+        "DEVICE",
+        f"{', '.join(shipped_devices())} or a file; default: the one it was measured on, or {DEFAULT_DEVICE}.",
+        complete=shipped_devices(),
     ),
 ]
 AlgorithmsOption = Annotated[
     str,
-    typer.Option(
-        "--algorithms",
-        metavar="CHOICE",
-        help=f"{CHOICES[0]}: convolutions take a device's fastest algorithms; {CHOICES[1]}: those of least workspace.",
+    option(
+        "CHOICE",
+        f"{CHOICES[0]}: convolutions take a device's fastest algorithms; {CHOICES[1]}: those of least workspace.",
     ),
 ]
-PlotOption = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Picture to write: .png, .pdf or .svg.")
-]
+PlotOption = Annotated[Path | None, option("FILE", "Picture to write: .png, .pdf or .svg.")]
+
+
+# A parameter of a command that is one of these classes stands for an option for each field; see `help_text`.
+@dataclass(frozen=True, kw_only=True)
+class VariantOptions:
+    """In which data type, math mode and layout convolutions compute."""
+
+    dtype: Annotated[str, option("TYPE", "float32, float16, bfloat16 or float64.", complete=_DTYPES)] = "float32"
+    math: Annotated[str, option("MATH", "For float32: tf32, or fma, which is without TF32.", complete=_MATHS)] = "tf32"
+    layout: Annotated[
+        str, option("LAYOUT", "Channels first, the same as NCHW; or last, the same as NHWC.", complete=LAYOUT_NAMES)
+    ] = "first"
+
+    def variant(self) -> Variant:
+        """Return the variant.
+
+        Raises:
+            SettingsError: if a value is not known.
+        """
+        (found,) = variants([self.dtype], [self.math], [self.layout])
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """Within which workspace kernels are planned."""
+
+    workspace: WorkspaceOption = None
+    total_workspace: Annotated[
+        str | None,
+        option("SIZE", "WD: total that is divided among all kernels, such as 120MiB [UCUDNN_TOTAL_WORKSPACE_SIZE]."),
+    ] = None
+    policy: PolicyOption = None
+    backend: BackendOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningOptions:
+    """How plans are made, and where they and measurements are kept."""
+
+    solver: Annotated[
+        str | None,
+        option(
+            "SOLVER",
+            "WD's solver: auto, highs, cbc, glpk, gurobi or cplex [UCUDNN_SOLVER].",
+            complete=(each.value for each in SolverName),
+        ),
+    ] = None
+    solver_time_limit: Annotated[
+        float | None,
+        option(
+            "SECONDS",
+            "WD: take the solver's best after so long [UCUDNN_SOLVER_TIME_LIMIT]; default: wait for the optimum.",
+        ),
+    ] = None
+    slabs: SlabsOption = None
+    branches: BranchesOption = False
+    database: DatabaseOption = None
+    devices: DevicesOption = None
+    plans: Annotated[
+        str | None, option("FILE", "Take the plans of a file, which --save-plans writes [UCUDNN_PLANS].")
+    ] = None
+    save_plans: Annotated[Path | None, option("FILE", "Write the plans to a file, which --plans takes.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model in PyTorch is trained."""
+
+    shape: Annotated[str, option("CxHxW", "Shape of one sample of a model's input; 1024 for 1024 tokens.")] = (
+        "3x224x224"
+    )
+    tokens: Annotated[bool, option(None, "A model's input is numbers of tokens.", "--tokens")] = False
+    loss: Annotated[str, option("LOSS", "cross-entropy, mse, or MODULE:CALLABLE of a model's output and labels.")] = (
+        "cross-entropy"
+    )
+    optimizer: Annotated[str, option("NAME", "sgd (with momentum), adam, adamw or none.")] = "sgd"
+    computed: VariantOptions
+    autocast: Annotated[str | None, option("TYPE", "Type to which forward casts: bfloat16 or float16.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(ModelOptions):
+    """How a model in PyTorch is trained whose step is recorded."""
+
+    keep_gradients: Annotated[
+        bool,
+        option(
+            None,
+            "Gradients are set to zero before a step, not freed: zero_grad(set_to_none=False).",
+            "--keep-gradients",
+        ),
+    ] = False
+
 
 # The cases in which an option has no effect.
 OUTPUT = NoEffect(options=("--csv",), beside=("--json",))
@@ -293,9 +259,7 @@ DIVISION = NoEffect(options=("--solver", "--solver-time-limit", "--branches"), w
 MEASURED = NoEffect(options=("--database", "--devices", "--exhaustive", "--remeasure"), beside=("backend replay",))
 CUDNN = NoEffect(options=("--candidates",), beside=("backend cpu", "backend cudnn:"))
 FLOAT32 = NoEffect(
-    options=("--math",),
-    beside=("--dtype float16", "--dtype bfloat16", "--dtype float64"),
-    without=("--dtype float32",),
+    options=("--math",), beside=("--dtype float16", "--dtype bfloat16", "--dtype float64"), without=("--dtype float32",)
 )
 UNDIVIDED = NoEffect(options=("--slabs",), beside=("policy undivided",))
 _PLANNING = (OUTPUT, LIMIT, DIVISION, MEASURED, CUDNN, FLOAT32, UNDIVIDED)
@@ -364,13 +328,3 @@ def candidates_of(name: str | None) -> Candidates:
         SettingsError: if there are none of that name.
     """
     return Candidates.BEST if name is None else parse_choice(Candidates, name, "candidates")
-
-
-def variant_of(dtype: str, math: str, layout: str) -> Variant:
-    """Return a variant from the values of --dtype, --math and --layout.
-
-    Raises:
-        SettingsError: if one of them is not known.
-    """
-    (variant,) = variants([dtype], [math], [layout])
-    return variant

@@ -1,7 +1,7 @@
 """`ucudnn plot`: commands that draw layers, desirable sets, configurations and the division of a workspace."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, final
@@ -14,20 +14,19 @@ from ucudnn.benchmarking.request import Request
 from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import (
     PLOT,
+    WORKSPACE,
     BackendOption,
     BatchOption,
     BranchesOption,
     CandidatesOption,
     DatabaseOption,
-    DtypeOption,
-    LayoutOption,
-    MathOption,
     NetworkArgument,
     PolicyOption,
     ProfileOption,
+    VariantOptions,
     WorkspaceOption,
+    option,
     settings_of,
-    variant_of,
 )
 from ucudnn.cli.subject import Subject
 from ucudnn.errors import InfeasibleError, InvalidNetworkError
@@ -48,35 +47,30 @@ from ucudnn.workspace.segment import Segment
 _LIMITS = ["8MiB", "64MiB", "512MiB"]  # the paper's
 _POLICIES = [BatchSizePolicy.UNDIVIDED.value, BatchSizePolicy.POWER_OF_TWO.value]
 
-_OutOption = Annotated[Path, typer.Option(metavar="FILE", help="Picture to write: .png, .pdf or .svg.")]
-_LayerOption = Annotated[str, typer.Option(metavar="LAYER", help="Layer of NETWORK, such as conv2.")]
-_OperationOption = Annotated[str, typer.Option(metavar="OPERATION", help="Forward, BackwardData or BackwardFilter.")]
-_LimitsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--workspace",
-        "--workspace-limit",
-        metavar="SIZE",
-        help=f"Limit for each kernel; may be repeated; default: {', '.join(_LIMITS)}.",
-    ),
-]
+_OutOption = Annotated[Path, option("FILE", "Picture to write: .png, .pdf or .svg.")]
+_LayerOption = Annotated[str, option("LAYER", "Layer of NETWORK, such as conv2.")]
+_OperationOption = Annotated[str, option("OPERATION", "Forward, BackwardData or BackwardFilter.")]
 _PoliciesOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--policy",
-        metavar="POLICY",
-        help=f"undivided, powerOfTwo, all or adaptive; may be repeated; default: {', '.join(_POLICIES)}.",
-    ),
+    option("POLICY", f"undivided, powerOfTwo, all or adaptive; may be repeated; default: {', '.join(_POLICIES)}."),
 ]
-_LargestOption = Annotated[
-    str | None,
-    typer.Option(
-        "--workspace", "--workspace-limit", metavar="SIZE", help="Largest workspace shown; default: all there are."
-    ),
-]
-_TotalOption = Annotated[
-    str, typer.Option("--total-workspace", metavar="SIZE", help="Total that is divided, such as 120MiB.")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SubjectOptions:
+    """Which network is drawn, besides its name."""
+
+    batch: BatchOption = None
+    backend: BackendOption = None
+    profile: ProfileOption = None
+    candidates: CandidatesOption = None
+    computed: VariantOptions
+    database: DatabaseOption = None
+
+    def open(self, network: str, settings: Settings) -> Subject:
+        """Return the network and its backend; see `Subject.open`."""
+        return Subject.open(network, self.batch, self.computed.variant(), settings, self.candidates)
+
 
 plot = CommandLine(
     name="plot",
@@ -90,18 +84,15 @@ plot = CommandLine(
 @plot.command()
 def layers(
     context: typer.Context,
+    *,
     network: NetworkArgument,
     out: _OutOption,
-    workspace: _LimitsOption = None,
+    workspace: Annotated[
+        list[str] | None,
+        option("SIZE", f"Limit for each kernel; may be repeated; default: {', '.join(_LIMITS)}.", *WORKSPACE),
+    ] = None,
     policy: _PoliciesOption = None,
-    batch: BatchOption = None,
-    backend: BackendOption = None,
-    profile: ProfileOption = None,
-    candidates: CandidatesOption = None,
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    database: DatabaseOption = None,
+    subject: _SubjectOptions,
 ) -> None:
     """Draw where the predicted time goes.
 
@@ -116,8 +107,7 @@ def layers(
         for limit in workspace or _LIMITS
         for each in policy or _POLICIES
     ]
-    subject = Subject.open(network, batch, variant_of(dtype, math, layout), ways[0], candidates)
-    planner = _Planner(subject, ways[0])
+    planner = _Planner(subject.open(network, ways[0]), ways[0])
     limits = _limit_texts(way.workspace_limit_bytes for way in ways)
     labelled = {f"{limits[way.workspace_limit_bytes]}\n{way.policy.value}": way for way in ways}
     draw_layers(planner.bars(labelled), out, title=planner.title())
@@ -127,20 +117,16 @@ def layers(
 @plot.command()
 def desirable(
     context: typer.Context,
+    *,
     network: NetworkArgument,
     layer: _LayerOption,
     out: _OutOption,
     operation: _OperationOption = Operation.FORWARD.value,
-    workspace: _LargestOption = None,
+    workspace: Annotated[
+        str | None, option("SIZE", "Largest workspace shown; default: all there are.", *WORKSPACE)
+    ] = None,
     policy: PolicyOption = None,
-    batch: BatchOption = None,
-    backend: BackendOption = None,
-    profile: ProfileOption = None,
-    candidates: CandidatesOption = None,
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    database: DatabaseOption = None,
+    subject: _SubjectOptions,
 ) -> None:
     """Draw the desirable set of one kernel.
 
@@ -152,8 +138,7 @@ def desirable(
     """
     check_picture(out)
     settings = settings_of(context, PLOT, workspace_limit_bytes=NO_LIMIT if workspace is None else workspace)
-    subject = Subject.open(network, batch, variant_of(dtype, math, layout), settings, candidates)
-    planner = _Planner(subject, settings)
+    planner = _Planner(subject.open(network, settings), settings)
     kernel = planner.kernel(layer, operation)
     # WD chooses from the whole desirable set, so that this measures all of it.
     whole = replace(settings, total_workspace_bytes=settings.workspace_limit_bytes)
@@ -167,20 +152,14 @@ def desirable(
 @plot.command()
 def configurations(
     context: typer.Context,
+    *,
     network: NetworkArgument,
     layer: _LayerOption,
     out: _OutOption,
     operation: _OperationOption = Operation.FORWARD.value,
     workspace: WorkspaceOption = None,
     policy: _PoliciesOption = None,
-    batch: BatchOption = None,
-    backend: BackendOption = None,
-    profile: ProfileOption = None,
-    candidates: CandidatesOption = None,
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    database: DatabaseOption = None,
+    subject: _SubjectOptions,
 ) -> None:
     """Draw the micro-batches of one kernel.
 
@@ -191,8 +170,7 @@ def configurations(
     """
     check_picture(out)
     ways = [_without_total(settings_of(context, PLOT, policy=each)) for each in policy or _POLICIES]
-    subject = Subject.open(network, batch, variant_of(dtype, math, layout), ways[0], candidates)
-    planner = _Planner(subject, ways[0])
+    planner = _Planner(subject.open(network, ways[0]), ways[0])
     kernel = planner.kernel(layer, operation)
     decided = planner.decisions({way.policy.value: way for way in ways}, [kernel])
     rows = [(label, each.kernels[0].configuration) for label, each in decided.items()]
@@ -203,19 +181,13 @@ def configurations(
 @plot.command()
 def division(
     context: typer.Context,
+    *,
     network: NetworkArgument,
-    total_workspace: _TotalOption,
+    total_workspace: Annotated[str, option("SIZE", "Total that is divided, such as 120MiB.")],
     out: _OutOption,
     branches: BranchesOption = False,
     policy: PolicyOption = None,
-    batch: BatchOption = None,
-    backend: BackendOption = None,
-    profile: ProfileOption = None,
-    candidates: CandidatesOption = None,
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    database: DatabaseOption = None,
+    subject: _SubjectOptions,
 ) -> None:
     """Draw where the workspace goes, and what it buys.
 
@@ -228,16 +200,16 @@ def division(
     """
     check_picture(out)
     settings = settings_of(context, PLOT)
-    subject = Subject.open(network, batch, variant_of(dtype, math, layout), settings, candidates)
-    groups = subject.groups(branches)
-    planner = _Planner(subject, settings)
+    opened = subject.open(network, settings)
+    groups = opened.groups(branches)
+    planner = _Planner(opened, settings)
     total = settings.total_workspace_bytes or 0
     title = planner.title(settings.policy.value)
     if branches:
         bars = planner.branch_bars(settings, groups)
         title += f"; {format_bytes(total)}, the groups in turn"
     else:
-        each = total // sum(kernel.count for kernel in subject.network.kernels())
+        each = total // sum(kernel.count for kernel in opened.network.kernels())
         ways = {
             f"WR\n{format_bytes(each)} each": replace(_without_total(settings), workspace_limit_bytes=each),
             f"WD\n{format_bytes(total)} in total": settings,

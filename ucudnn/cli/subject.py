@@ -79,11 +79,7 @@ class Subject:
         return f"{self.backend.name} has powers of two only, so policy {policy.value} tries no other micro-batch sizes"
 
     def report(
-        self,
-        decisions: Decisions,
-        kernels: list[KernelReport],
-        settings: Settings,
-        other_cpus: float | None = None,
+        self, decisions: Decisions, kernels: list[KernelReport], settings: Settings, other_cpus: float | None = None
     ) -> Report:
         """Return the report of decisions about the network.
 
@@ -142,10 +138,7 @@ def open_measured(settings: Settings, candidates: str | None, network: str | Non
         ProfileError: if the profile to replay cannot be read.
     """
     backend = open_backend(
-        settings.backend,
-        candidates=candidates_of(candidates),
-        network=network,
-        cudnn_library=settings.cudnn_library,
+        settings.backend, candidates=candidates_of(candidates), network=network, cudnn_library=settings.cudnn_library
     )
     if candidates is not None:  # 'auto' may have opened the CPU
         CUDNN.refuse(["--candidates"], {f"backend {backend.name}": f"backend {backend.name}"})

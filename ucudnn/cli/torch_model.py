@@ -1,12 +1,12 @@
 """PyTorch models in commands: run by `ucudnn time --torch`, recorded by `ucudnn memory`. PyTorch is loaded for them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
-from ucudnn.cli.options import MODEL_BATCH, variant_of
+from ucudnn.cli.options import MODEL_BATCH, ModelOptions, StepOptions
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
@@ -47,63 +47,21 @@ def time_model(
         BackendUnavailableError: if PyTorch is not installed, or has no GPU.
         InvalidNetworkError: if there is no such model, or it does not take such an input.
     """
-    try:
-        with interrupts_later():
-            from ucudnn.torch.model_timing import ModelStep, parse_shape, time_step
-    except ImportError as error:
-        raise _without_pytorch(error) from error
+    with _loading():
+        from ucudnn.torch.model_timing import ModelStep, parse_shape, time_step
     step = ModelStep(factory=factory, shape=parse_shape(shape), batch=_checked(batch), variant=variant)
     with words_aside():
         return time_step(step, settings, effort=effort, repeats=effort.repeats, save_to=save_plans)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOptions:
-    """How a model is trained, as the options of a command say.
-
-    Attributes:
-        model: 'module:callable', which returns the model.
-        batch: mini-batch size, or None for 32.
-        shape: the shape of one sample, such as '3x224x224'.
-        tokens: whether the input is numbers of tokens.
-        loss: name of the loss.
-        optimizer: name of the optimizer.
-        variant: data type, math mode and layout.
-        autocast: type to which forward casts, or None.
-        keep_gradients: whether gradients are set to zero rather than freed before a step.
-    """
-
-    model: str
-    batch: int | None
-    shape: str
-    tokens: bool
-    loss: str
-    optimizer: str
-    variant: Variant
-    autocast: str | None
-    keep_gradients: bool
-
-
-def training_options(context: Any) -> TrainingOptions:
-    """Return how a model is trained, from the options of a command's context."""
-    given = context.params
-    return TrainingOptions(
-        model=given["model"] if "model" in given else given["step"],
-        batch=given["batch"],
-        shape=given["shape"],
-        tokens=given["tokens"],
-        loss=given["loss"],
-        optimizer=given["optimizer"],
-        variant=variant_of(given["dtype"], given["math"], given["layout"]),
-        autocast=given["autocast"],
-        keep_gradients=given.get("keep_gradients", False),
-    )
-
-
-def record_model(options: TrainingOptions, measure: str, tell: Callable[[str], None]) -> tuple[StepGraph, Costs | None]:
+def record_model(
+    model: str, batch: int | None, options: StepOptions, measure: str, tell: Callable[[str], None]
+) -> tuple[StepGraph, Costs | None]:
     """Return the training step of a model, and what was measured of it.
 
     Args:
+        model: 'module:callable', which returns the model.
+        batch: mini-batch size, or None.
         options: how it is trained.
         measure: the device on which it is measured, 'cuda' or 'cpu'; 'auto' for a GPU where there is one; 'none'.
         tell: a function that is called with what is about to be done.
@@ -115,12 +73,9 @@ def record_model(options: TrainingOptions, measure: str, tell: Callable[[str], N
         MemoryError: if the step does not fit the device.
         StepGraphError: if the step is not affine in its mini-batch.
     """
-    try:
-        with interrupts_later():
-            from ucudnn.memory.torch.record import measuring_device, record, record_measured
-    except ImportError as error:
-        raise _without_pytorch(error) from error
-    recipe = _recipe_of(options)
+    with _loading():
+        from ucudnn.memory.torch.record import measuring_device, record, record_measured
+    recipe = _recipe_of(model, batch, options)
     device = measuring_device(measure)
     with words_aside():
         if device is None:
@@ -129,7 +84,9 @@ def record_model(options: TrainingOptions, measure: str, tell: Callable[[str], N
 
 
 def run_policies(
-    options: TrainingOptions,
+    model: str,
+    batch: int | None,
+    options: ModelOptions,
     policies: Sequence[str],
     budget: int | None,
     *,
@@ -141,6 +98,8 @@ def run_policies(
     """Train a model with policies, each in a process of its own, and show the progress.
 
     Args:
+        model: 'module:callable', which returns the model.
+        batch: mini-batch size, or None.
         options: how it is trained.
         policies: names of policies.
         budget: bytes for the whole step, or None.
@@ -155,15 +114,12 @@ def run_policies(
         InvalidNetworkError: if there is no such model.
         InvalidValueError: if there is no such loss, optimizer, policy or device.
     """
-    try:
-        with interrupts_later():
-            from ucudnn.memory.torch.comparison.trial import trial_device
-            from ucudnn.memory.torch.comparison.trial_result import TrialSettings
-            from ucudnn.memory.torch.comparison.trial_table import compare_trials
-            from ucudnn.memory.torch.measuring.training_step import check_recipe
-    except ImportError as error:
-        raise _without_pytorch(error) from error
-    recipe = _recipe_of(options)
+    with _loading():
+        from ucudnn.memory.torch.comparison.trial import trial_device
+        from ucudnn.memory.torch.comparison.trial_result import TrialSettings
+        from ucudnn.memory.torch.comparison.trial_table import compare_trials
+        from ucudnn.memory.torch.measuring.training_step import check_recipe
+    recipe = _recipe_of(model, batch, options)
     with words_aside():
         check_recipe(recipe)  # before a process of each policy looks for what it names
     settings = TrialSettings(
@@ -179,20 +135,20 @@ def run_policies(
         return compare_trials(settings, policies, step)
 
 
-def _recipe_of(options: TrainingOptions) -> "TrainingRecipe":
+def _recipe_of(model: str, batch: int | None, options: ModelOptions) -> "TrainingRecipe":
     from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
     from ucudnn.torch.model_timing import parse_shape
 
     return TrainingRecipe(
-        model=options.model,
-        batch=_checked(options.batch) or MODEL_BATCH,
+        model=model,
+        batch=_checked(batch) or MODEL_BATCH,
         shape=parse_shape(options.shape, least=1),
         tokens=options.tokens,
         loss=options.loss,
         optimizer=options.optimizer,
-        variant=options.variant,
+        variant=options.computed.variant(),
         autocast=_autocast(options.autocast),
-        gradients_kept=options.keep_gradients,
+        gradients_kept=isinstance(options, StepOptions) and options.keep_gradients,
     )
 
 
@@ -222,5 +178,17 @@ def _checked(batch: int | None) -> int | None:
     return batch
 
 
-def _without_pytorch(error: ImportError) -> BackendUnavailableError:
-    return BackendUnavailableError(f"PyTorch cannot be imported ({error}): `pip install 'ucudnn[torch]'` brings it")
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Let PyTorch be loaded; Ctrl-C waits until it is there.
+
+    Raises:
+        BackendUnavailableError: if it cannot be imported.
+    """
+    try:
+        with interrupts_later():
+            yield
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"PyTorch cannot be imported ({error}): `pip install 'ucudnn[torch]'` brings it"
+        ) from error

@@ -11,6 +11,7 @@ from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import BudgetError, InvalidValueError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.policies.catalog import find_policy
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.reports.comparison import POOLS, compare_policies, policy_fronts
@@ -38,6 +39,24 @@ def test_figures_are_those_of_the_simulator(step):
     assert "policy stock needs" in stock.reason
     assert checkpoint.waste.keys() == {*POOLS}
     assert checkpoint.waste["planned"] <= checkpoint.waste["best fit"]
+
+
+@pytest.mark.parametrize("budget", [4 * GIB, None])
+def test_auto_is_what_fit_plans_and_names_its_policy(step, budget):
+    plan = make_plan(*step, budget, "auto")
+    auto, checkpoint = compare_policies(*step, budget, ["auto", "checkpoint"]).rows
+    assert auto.policy == f"auto: {plan.policy}"
+    assert auto.plan.actions == plan.actions
+    assert auto.simulation == simulate(plan, step[1])
+    assert auto.simulation.time_ms <= checkpoint.simulation.time_ms
+    assert auto.waste.keys() == {*POOLS}
+
+
+def test_auto_has_a_front_on_which_it_is_the_fastest(step):
+    fronts = policy_fronts(*step, ["auto", "checkpoint"], 3)
+    best = {each.budget_bytes: each.time_ms for each in fronts["auto"]}
+    assert len(best) > 1
+    assert all(each.time_ms >= best.get(each.budget_bytes, 0) for each in fronts["checkpoint"])
 
 
 def test_pieces_that_several_plans_have_are_placed_with_a_search_once(step, monkeypatch):

@@ -43,8 +43,8 @@ def of_another_program(path: Path) -> DatabaseError:
 
 def is_damage(error: Exception) -> bool:
     """Return whether an error says that the file is damaged, or has other tables."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return isinstance(error, UnicodeDecodeError) or (code is not None and (code in _DAMAGE or code & 0xFF in _DAMAGE))
+    code = getattr(error, "sqlite_errorcode", 0)
+    return isinstance(error, UnicodeDecodeError) or code in _DAMAGE or code & 0xFF in _DAMAGE
 
 
 def is_unreadable(error: Exception) -> bool:
@@ -117,8 +117,7 @@ def connect(path: Path, mode: str, busy_ms: int) -> Connection:
     connection = open_file(path, f"mode={mode}")
     try:
         connection.execute(f"PRAGMA busy_timeout = {busy_ms}")
-        version = _check_version(path, connection)
-        if not version:
+        if not _check_version(path, connection):
             _create_tables(connection)  # before there is a log, so that the file itself says that it is ours
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -130,16 +129,11 @@ def connect(path: Path, mode: str, busy_ms: int) -> Connection:
 
 def _create_tables(connection: sqlite3.Connection) -> None:
     """Create the tables, unless another process has done so in the meantime."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if not version:
             for statement in STATEMENTS:
                 connection.execute(statement)  # executescript would end the transaction
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise

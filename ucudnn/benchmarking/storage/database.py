@@ -31,7 +31,7 @@ from ucudnn.benchmarking.storage.rows import (
     request_text,
 )
 from ucudnn.benchmarking.storage.sqlite_file import Access, DatabaseFile
-from ucudnn.benchmarking.storage.transfer import EXPLORATION_COLUMNS, MEASUREMENT_COLUMNS, MachineRows, pack, unpack
+from ucudnn.benchmarking.storage.transfer import EXPLORATION_COLUMNS, MachineRows, pack, unpack
 from ucudnn.errors import DatabaseError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import Profile, recorded
@@ -250,21 +250,19 @@ class Database:
             DatabaseError: if there is nothing, or if a row makes no sense; the message names the row.
         """
         rows = self._rows_of(conditions)
-        if not rows.measurements:
+        if not rows["measurements"]:
             raise DatabaseError(f"{self.path} has nothing of {dict(conditions)}: `ucudnn cache` shows what it has")
         recording: dict[ConvolutionProblem, list[Measurement]] = {}
         try:
-            problems = {key_of(text): decode_problem_text(text) for text in rows.problems}
-            for *row, _ in rows.measurements:
-                measurement = decode_measurement(row)
+            problems = [decode_problem_text(text) for text in rows["problems"]]
+            for at, *row, _ in rows["measurements"]:
+                measurement = decode_measurement((None, *row))
                 if measurement.measured and measurement.complete:
-                    recording.setdefault(problems[row[0]], []).append(recorded(measurement))
+                    recording.setdefault(problems[at], []).append(recorded(measurement))
         except DatabaseError as error:
             raise self._refused(str(error)) from error
         complete = {problem: tuple(measurements) for problem, measurements in recording.items()}
-        return Profile(
-            name=name, conditions=dict(conditions), recordings={"measurements": complete}, database=pack(rows)
-        )
+        return Profile(name=name, conditions=dict(conditions), recordings={"measurements": complete}, database=rows)
 
     def import_profile(self, profile: Profile) -> int:
         """Keep everything of a profile for the machine that it names, and return how many measurements there are.
@@ -272,49 +270,41 @@ class Database:
         Raises:
             ProfileError: if the profile has rows of a database that make no sense.
         """
-        items = [
-            (problem, measurement)
-            for recording in profile.recordings.values()
-            for problem, measurements in recording.items()
-            for measurement in measurements
-        ]
-        text = dump(profile.conditions)
-        rows = MachineRows([], [], []) if profile.database is None else unpack(profile.database)
-        own, now = key_of(text), _now()
-        kept = {(key_of(problem_text(part)), each.algorithm.api, each.algorithm.name) for part, each in items}
-        kept |= {(row[0], row[1], row[2]) for row in rows.measurements}
+        texts, exact, explorations = MachineRows([], [], []) if profile.database is None else unpack(profile.database)
+        own, now = key_of(dump(profile.conditions)), _now()
+        rows: list[tuple[Any, ...]] = []
+        for recording in profile.recordings.values():
+            for problem, measurements in recording.items():
+                texts.append(problem_text(problem))
+                rows += [(*encode_measurement(problem, each), now) for each in measurements]
+        rows += exact  # which replace what a recording has rounded
 
         def write(connection: Connection) -> None:
-            _insert_keys(connection, profile.conditions, [*{problem_text(part) for part, _ in items}, *rows.problems])
-            connection.executemany(_INSERT, [(own, *encode_measurement(part, each), now) for part, each in items])
-            connection.executemany(_INSERT, [(own, *row) for row in rows.measurements])
+            _insert_keys(connection, profile.conditions, texts)
+            connection.executemany(_INSERT, [(own, *row) for row in rows])
             connection.executemany(
                 f"INSERT OR REPLACE INTO explorations (machine, {', '.join(EXPLORATION_COLUMNS)})"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(own, *row) for row in rows.explorations],
+                [(own, *row) for row in explorations],
             )
 
         self._file.write(write)
-        return len(kept)
+        return len({row[:3] for row in rows})
 
-    def _rows_of(self, conditions: Mapping[str, str]) -> MachineRows:
-        """Return all rows of a machine, in the order of their problems."""
+    def _rows_of(self, conditions: Mapping[str, str]) -> dict[str, Any]:
+        """Return all rows of a machine, in the order of their problems, as `pack` does."""
         own = [key_of(dump(conditions))]
-        both = " UNION ".join(
-            f"SELECT problem FROM {table} WHERE machine = ?" for table in ("measurements", "explorations")
-        )
 
         def rows(table: str, names: Sequence[str]) -> list[tuple[Any, ...]]:
             columns = ", ".join(f"{table}.{name}" for name in names)
             query = f"SELECT {columns} FROM {table} JOIN problems ON problems.key = {table}.problem"
-            return [tuple(row) for row in self._file.read(f"{query} WHERE machine = ? ORDER BY problems.problem", own)]
+            return self._file.read(f"{query} WHERE machine = ? ORDER BY problems.problem", own)
 
-        texts = self._file.read(f"SELECT problem FROM problems WHERE key IN ({both}) ORDER BY problem", own * 2)
-        return MachineRows(
-            problems=[text for (text,) in texts],
-            measurements=rows("measurements", MEASUREMENT_COLUMNS),
-            explorations=rows("explorations", EXPLORATION_COLUMNS),
+        both = " UNION ".join(
+            f"SELECT problem FROM {table} WHERE machine = ?" for table in ("measurements", "explorations")
         )
+        query = f"SELECT key, problem FROM problems WHERE key IN ({both}) ORDER BY problem"
+        return pack(rows, self._file.read(query, own * 2))
 
 
 def _insert_keys(connection: Connection, machine: Mapping[str, str], texts: Iterable[str]) -> None:

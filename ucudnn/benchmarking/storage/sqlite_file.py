@@ -132,17 +132,10 @@ class DatabaseFile:
         """
 
         def transact() -> _T:
-            connection = self._open()
-            connection.execute("BEGIN IMMEDIATE")
-            self._wait(BUSY_MS)
-            try:
-                answer = run(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
-            return answer
+            with self._open() as connection:  # which commits, or rolls back at an error
+                connection.execute("BEGIN IMMEDIATE")
+                self._wait(BUSY_MS)
+                return run(connection)
 
         return self._run(transact)
 
@@ -222,7 +215,10 @@ class DatabaseFile:
         if self._access is Access.READ:
             return connect_to_read(self.path)
         if self._access is Access.CHANGE:
-            self._refuse_damage()
+            with closing(connect_to_read(self.path)) as connection:
+                found = connection.execute("PRAGMA integrity_check(1)").fetchone()
+            if found != ("ok",):
+                raise self._damaged(str(found[0]))
         with exclusive(self.path) as lock:
             if self._access is Access.PLAN and lock is not None and is_emptied(self.path, lock):
                 self._rename("it is empty, and others use it")
@@ -233,18 +229,10 @@ class DatabaseFile:
                 note_file(self.path, lock)
         return connection
 
-    def _refuse_damage(self) -> None:
-        with closing(connect_to_read(self.path)) as connection:
-            found = connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if found != ("ok",):
-            raise self._damaged(str(found[0]))
-
     def _damaged(self, reason: str) -> DatabaseError:
         line = " ".join(reason.split())
-        return DatabaseError(
-            f"database {self.path} is damaged ({line}): `ucudnn cache check` lists the damage; delete the file, or"
-            f" {ELSEWHERE}"
-        )
+        way_out = f"`ucudnn cache check` lists the damage; delete the file, or {ELSEWHERE}"
+        return DatabaseError(f"database {self.path} is damaged ({line}): {way_out}")
 
     def _set_aside(self, reason: str, *, known: bool = False, unreadable: bool = False) -> None:
         """Rename a damaged file, if it is ours.

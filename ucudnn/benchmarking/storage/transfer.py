@@ -1,6 +1,6 @@
 """Transfer: all rows that a database has of a machine, as one JSON value, on their way to another database."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ucudnn.benchmarking.storage.damage import check_exploration, check_measurement
@@ -13,7 +13,7 @@ EXPLORATION_COLUMNS = ["problem", "request", "names", "sizes", "divisions", "exp
 
 
 class MachineRows(NamedTuple):
-    """The rows of one machine. The first value of each row is the problem.
+    """Rows of one machine. The first value of each row is the key of its problem.
 
     Attributes:
         problems: the texts of all problems.
@@ -26,16 +26,22 @@ class MachineRows(NamedTuple):
     explorations: list[tuple[Any, ...]]
 
 
-def pack(rows: MachineRows) -> dict[str, Any]:
-    """Return rows, whose first values are keys of problems, as a JSON value whose first values are indices."""
-    index = {key_of(text): position for position, text in enumerate(rows.problems)}
-    return {
-        "problems": rows.problems,
-        "measurement_columns": MEASUREMENT_COLUMNS,
-        "measurements": [[index[key], *rest] for key, *rest in rows.measurements],
-        "exploration_columns": EXPLORATION_COLUMNS,
-        "explorations": [[index[key], *rest] for key, *rest in rows.explorations],
-    }
+def pack(
+    rows: Callable[[str, list[str]], Iterable[Sequence[Any]]], problems: Iterable[tuple[bytes, str]]
+) -> dict[str, Any]:
+    """Return rows as a JSON value, in which the index of a problem stands for its key.
+
+    Args:
+        rows: returns the rows of a table, with some columns.
+        problems: keys and texts of all problems.
+    """
+    texts = dict(problems)
+    index = {key: position for position, key in enumerate(texts)}
+    value: dict[str, Any] = {"problems": [*texts.values()]}
+    for table, columns in (("measurements", MEASUREMENT_COLUMNS), ("explorations", EXPLORATION_COLUMNS)):
+        value[f"{table[:-1]}_columns"] = columns
+        value[table] = [[index[key], *rest] for key, *rest in rows(table, columns)]
+    return value
 
 
 def unpack(value: Mapping[str, Any]) -> MachineRows:

@@ -64,6 +64,10 @@ POLICIES: Mapping[str, MemoryPolicy] = {
 """A new policy is a file beside this one and a line here."""
 
 
+AUTO = "auto"
+"""The name that stands for the fastest of all policies within a budget."""
+
+
 def find_policy(name: str) -> MemoryPolicy:
     """Return a policy by its name.
 
@@ -82,7 +86,7 @@ def chosen_policies(policy: str | MemoryPolicy) -> list[MemoryPolicy]:
         InvalidValueError: if there is none of the name, or it is neither a name nor a policy.
     """
     if isinstance(policy, str):
-        return [*POLICIES.values()] if policy == "auto" else [find_policy(policy)]
+        return [*POLICIES.values()] if policy == AUTO else [find_policy(policy)]
     if isinstance(policy, type) or not callable(getattr(policy, "plan", None)):
         raise InvalidValueError(
             f"policy={shortened(policy)} is no policy: give 'auto', a name or an object with a method"
@@ -94,7 +98,8 @@ def chosen_policies(policy: str | MemoryPolicy) -> list[MemoryPolicy]:
 def named_policies(text: str) -> list[str]:
     """Return the policies of a text of names with commas between them.
 
-    The beginning of several names stands for all of them: 'vdnn-ext' for 'vdnn-ext-all-p' and its sisters.
+    The beginning of several names stands for all of them: 'vdnn-ext' for 'vdnn-ext-all-p' and its sisters. 'auto'
+    stays as it is.
 
     Raises:
         InvalidValueError: if there is none of a name; the message lists all.
@@ -103,7 +108,8 @@ def named_policies(text: str) -> list[str]:
     for name in (each.strip() for each in text.split(",")):
         sisters = [each for each in POLICIES if each.startswith(f"{name}-")]
         if name in POLICIES or not sisters:
-            find_policy(name)
+            if name != AUTO:
+                find_policy(name)
             sisters = [name]
         found += sisters
     return list(dict.fromkeys(found))

@@ -6,8 +6,9 @@ from functools import cache
 from typing import Any
 
 from ucudnn.errors import BudgetError
+from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.memory.policies.catalog import AUTO, find_policy
 from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.placement import Placement
 from ucudnn.memory.pools.planned import PlannedPool
@@ -40,13 +41,15 @@ class PolicyRow:
 
     Attributes:
         policy: its name.
-        simulation: its plan on the device; None where it keeps no such budget.
+        plan: its plan; None where it keeps no such budget.
+        simulation: the plan on the device; None where there is none.
         waste: by which share each pool is larger than the bytes that are alive at most, by the pool's name.
         reason: why there is no plan; '' where there is one.
         least_bytes: the smallest budget that it would keep, where there is no plan.
     """
 
     policy: str
+    plan: MemoryPlan | None
     simulation: Simulation | None
     waste: Mapping[str, float]
     reason: str = ""
@@ -159,7 +162,7 @@ def compare_policies(
         graph: the step.
         costs: its costs on a device.
         budget: bytes; None asks each policy for its plan without a bound.
-        policies: their names.
+        policies: their names; 'auto' for the fastest.
         progress: a function that is called with what is about to be done.
 
     Raises:
@@ -171,19 +174,32 @@ def compare_policies(
     for name in policies:
         progress(f"planning {name}")
         try:
-            plan = find_policy(name).plan(graph, costs, budget)
+            plan = _planned(name, graph, costs, budget)
         except BudgetError as error:
             errors.append(error)
             rows.append(
-                PolicyRow(policy=name, simulation=None, waste={}, reason=str(error), least_bytes=error.required_bytes)
+                PolicyRow(
+                    policy=name,
+                    plan=None,
+                    simulation=None,
+                    waste={},
+                    reason=str(error),
+                    least_bytes=error.required_bytes,
+                )
             )
         else:
             found = simulate(plan, costs)
-            rows.append(PolicyRow(policy=name, simulation=found, waste=_waste(plan, found, planned)))
+            label = f"{AUTO}: {plan.policy}" if name == AUTO else name
+            rows.append(PolicyRow(policy=label, plan=plan, simulation=found, waste=_waste(plan, found, planned)))
     if errors and len(errors) == len(rows):
         raise min(errors, key=lambda each: each.required_bytes)
     floor = measure_liveness(graph, costs).floor_bytes
     return PolicyComparison(graph=graph, costs=costs, budget_bytes=budget, floor_bytes=floor, rows=tuple(rows))
+
+
+def _planned(name: str, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
+    """Return the plan of a policy, or the fastest one of all policies for 'auto', as `fit` chooses it."""
+    return make_plan(graph, costs, budget, AUTO) if name == AUTO else find_policy(name).plan(graph, costs, budget)
 
 
 def _waste(plan: MemoryPlan, found: Simulation, planned: _Place) -> dict[str, float]:
@@ -223,7 +239,7 @@ def policy_fronts(
     Args:
         graph: the step.
         costs: its costs on a device.
-        policies: their names.
+        policies: their names; 'auto' for the fastest.
         points: how many budgets are tried.
         progress: a function that is called with what is about to be done.
 
@@ -235,11 +251,11 @@ def policy_fronts(
     budgets = [low + (high - low) * index // max(1, points - 1) for index in range(points)]
     fronts: dict[str, list[FrontPoint]] = {}
     for name in policies:
-        planner, found = find_policy(name), fronts.setdefault(name, [])
+        found = fronts.setdefault(name, [])
         for budget in (*budgets, None):
             progress(f"planning {name} within {format_bytes(budget)}" if budget else f"planning {name}")
             try:
-                done = simulate(planner.plan(graph, costs, budget), costs)
+                done = simulate(_planned(name, graph, costs, budget), costs)
             except BudgetError:
                 continue
             point = FrontPoint(
