@@ -11,6 +11,7 @@ from ucudnn.cli.options import (
     ModelArgument,
     ModelBatchOption,
     ModelOptions,
+    TrialOptions,
     budget_of,
     option,
     typed_options,
@@ -20,9 +21,7 @@ from ucudnn.command_line import NoEffect
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.policies.catalog import AUTO, POLICIES
 from ucudnn.plots import check_picture, draw_queues
-from ucudnn.policy import BatchSizePolicy
 from ucudnn.reporting.terminal import print_table, print_text
-from ucudnn.settings import parse_choice
 
 if TYPE_CHECKING:
     from ucudnn.memory.torch.comparison.trial_table import TrialTable
@@ -34,7 +33,6 @@ _RULES = (
     NoEffect(options=("--cap",), without=("--budget",)),
     NoEffect(options=("--convolutions", "--timeline"), beside=("--policy pytorch",)),
 )
-_SIZES = [each.value for each in BatchSizePolicy]
 _DEFAULT = "pytorch,vdnn-ext,swap-capped,dymem,checkpoint,auto"
 
 
@@ -55,20 +53,7 @@ def run_step(
             complete=(*POLICIES, AUTO, "pytorch", "vdnn", "vdnn-ext"),
         ),
     ] = _DEFAULT,
-    on: Annotated[str, option("WHERE", "cuda or cpu; auto: the GPU if there is one.")] = "auto",
-    steps: Annotated[int, option("N", "Steps that are timed.", min=1, max=10_000)] = 10,
-    cap: Annotated[
-        bool, option(None, "Let PyTorch's allocator take no more than the budget from the GPU.", "--cap")
-    ] = False,
-    convolutions: Annotated[
-        str | None,
-        option(
-            "SIZES",
-            "Let plans choose how each convolution is computed, in micro-batches of these sizes:"
-            f" {', '.join(_SIZES)}; default: PyTorch chooses.",
-            complete=_SIZES,
-        ),
-    ] = None,
+    trial: TrialOptions,
     timeline: Annotated[
         Path | None, option("FILE", "Picture of one policy's step: queues and memory, predicted and measured.")
     ] = None,
@@ -83,7 +68,7 @@ def run_step(
         ucudnn memory run torchvision:resnet50 --batch 256 --budget 8GiB --policy vdnn-ext,dymem,checkpoint
     """
     typed = typed_options(context)
-    present = [*typed, f"--on {on}", f"--policy {policy.strip()}"]
+    present = [*typed, f"--on {trial.on}", f"--policy {policy.strip()}"]
     for rule in _RULES:
         rule.refuse(typed, {each: each for each in present})
     limit = budget_of(budget)
@@ -92,8 +77,7 @@ def run_step(
         check_picture(timeline)
         if len(names) != 1:
             raise InvalidValueError("--timeline draws the step of one policy: give it as --policy NAME")
-    sizes = "" if convolutions is None else parse_choice(BatchSizePolicy, convolutions, "--convolutions").value
-    found = run_policies(model, batch, options, names, limit, device=on, steps=steps, capped=cap, convolutions=sizes)
+    found = run_policies(model, batch, options, names, limit, trial)
     try:
         _print(found, as_json)
     finally:  # the picture is drawn even if the output is closed

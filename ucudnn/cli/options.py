@@ -27,6 +27,7 @@ NETWORK_HELP = f"{', '.join(NETWORKS)}, or a CSV file of layers with these colum
 COMPLETE_NETWORK = choices(*NETWORKS)
 MODEL_BATCH = 32  # of a PyTorch model, unless --batch gives another
 DEFAULT_DEVICE = "h200"
+_SIZES = [each.value for each in BatchSizePolicy]
 _DTYPES = [each.value for each in DataType]
 _MATHS = [each.value for each in MathMode]
 
@@ -56,7 +57,7 @@ PolicyOption = Annotated[
     option(
         "POLICY",
         "Micro-batch sizes to try: undivided, powerOfTwo, all or adaptive [UCUDNN_BATCH_SIZE_POLICY].",
-        complete=(each.value for each in BatchSizePolicy),
+        complete=_SIZES,
     ),
 ]
 BackendOption = Annotated[
@@ -249,6 +250,26 @@ class StepOptions(ModelOptions):
             "--keep-gradients",
         ),
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialOptions:
+    """How policies train a model on this machine."""
+
+    on: Annotated[str, option("WHERE", "cuda or cpu; auto: the GPU if there is one.")] = "auto"
+    steps: Annotated[int, option("N", "Steps that are timed.", min=1, max=10_000)] = 10
+    cap: Annotated[
+        bool, option(None, "Let PyTorch's allocator take no more than the budget from the GPU.", "--cap")
+    ] = False
+    convolutions: Annotated[
+        str | None,
+        option(
+            "SIZES",
+            "Let plans choose how each convolution is computed, in micro-batches of these sizes:"
+            f" {', '.join(_SIZES)}; default: PyTorch chooses.",
+            complete=_SIZES,
+        ),
+    ] = None
 
 
 # The cases in which an option has no effect.

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
-from ucudnn.cli.options import MODEL_BATCH, ModelOptions, StepOptions
+from ucudnn.cli.options import MODEL_BATCH, ModelOptions, StepOptions, TrialOptions
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.networks.variants import Variant
+from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import MOST_SIZE, DataType
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.terminal import progress, words_aside
-from ucudnn.settings import Settings
+from ucudnn.settings import Settings, parse_choice
 from ucudnn.units import shortened
 
 if TYPE_CHECKING:
@@ -89,11 +90,7 @@ def run_policies(
     options: ModelOptions,
     policies: Sequence[str],
     budget: int | None,
-    *,
-    device: str,
-    steps: int,
-    capped: bool,
-    convolutions: str,
+    trial: TrialOptions,
 ) -> "TrialTable":
     """Train a model with policies, each in a process of its own, and show the progress.
 
@@ -103,17 +100,15 @@ def run_policies(
         options: how it is trained.
         policies: names of policies.
         budget: bytes for the whole step, or None.
-        device: 'cuda', 'cpu', or 'auto' for a GPU where there is one.
-        steps: steps that are timed.
-        capped: whether PyTorch's allocator may take no more than the budget.
-        convolutions: a batch-size policy by which plans choose how each convolution is computed; '' leaves them to
-            PyTorch.
+        trial: the device, the steps, and what PyTorch leaves to plans.
 
     Raises:
         BackendUnavailableError: if PyTorch is not installed, or it has no such device.
         InvalidNetworkError: if there is no such model.
         InvalidValueError: if there is no such loss, optimizer, policy or device.
     """
+    given = trial.convolutions
+    sizes = "" if given is None else parse_choice(BatchSizePolicy, given, "--convolutions").value
     with _loading():
         from ucudnn.memory.torch.comparison.trial import trial_device
         from ucudnn.memory.torch.comparison.trial_result import TrialSettings
@@ -126,10 +121,10 @@ def run_policies(
         recipe=recipe,
         policy="",
         budget_bytes=budget,
-        device=trial_device(device),
-        steps=steps,
-        capped=capped,
-        convolutions=convolutions,
+        device=trial_device(trial.on),
+        steps=trial.steps,
+        capped=trial.cap,
+        convolutions=sizes,
     )
     with progress("policies", len(policies)) as step:
         return compare_trials(settings, policies, step)
