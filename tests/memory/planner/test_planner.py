@@ -8,13 +8,13 @@ import pytest
 
 from tests.support.step_graphs import alternatives, small_line, small_unet
 from ucudnn.errors import BudgetError
-from ucudnn.memory.allocator import headroom as allocator_room
+from ucudnn.memory.allocator import headroom
 from ucudnn.memory.allocator.compaction import compact
 from ucudnn.memory.allocator.headroom import AllocatorRoom
 from ucudnn.memory.allocator.replay import ReplayedReturns
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.planner import planner as choice
+from ucudnn.memory.planner import planner
 from ucudnn.memory.planner.planner import least_plan, make_plan
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.simulation.late_copies import with_late_copies
@@ -62,7 +62,7 @@ def test_a_plan_is_laid_into_a_room_once_whatever_its_budget_and_moves_and_anew_
         laid.append(step.plan.actions)
         return compact(step, *rest)
 
-    monkeypatch.setattr(allocator_room, "compact", counted)
+    monkeypatch.setattr(headroom, "compact", counted)
     room = AllocatorRoom(most_bytes=budget)
     plan = make_plan(graph, costs, budget, "checkpoint", room)
     assert len({*map(id, laid)}) == len(laid) > 1
@@ -201,7 +201,7 @@ def test_a_plan_with_which_pages_go_back_competes_with_their_time(unet, monkeypa
     room = AllocatorRoom(most_bytes=budget, in_one_block=False)
     chosen = {}
     for pace in (1e-3, 1e15):  # bytes in a millisecond
-        monkeypatch.setattr(choice, "_RETURN_BYTES_PER_MS", pace)
+        monkeypatch.setattr(planner, "_RETURN_BYTES_PER_MS", pace)
         chosen[pace] = make_plan(graph, costs, budget, "auto", room)
     slow, quick = (room.returns(chosen[pace], costs) for pace in chosen)
     assert slow.fits
@@ -264,7 +264,7 @@ def test_a_plan_that_leaves_what_is_spared_may_take_a_little_longer_than_one_tha
     room = AllocatorRoom(most_bytes=budget, spare_bytes=int(0.35 * budget))
 
     def choose(longer):
-        monkeypatch.setattr(choice, "_DEAR", longer)
+        monkeypatch.setattr(planner, "_DEAR", longer)
         plan = make_plan(graph, costs, budget, "checkpoint", room)
         return simulate(plan, costs).time_ms, room.taken_bytes(plan, costs) <= budget - room.spare_bytes
 
@@ -277,10 +277,10 @@ def test_a_plan_that_leaves_what_is_spared_may_take_a_little_longer_than_one_tha
 
 def test_the_time_of_what_goes_back_is_endless_where_there_is_no_room():
     gib = 2**30
-    pause = choice.returns_ms(ReplayedReturns(fits=True, times=2, returned_bytes=gib))
+    pause = planner.returns_ms(ReplayedReturns(fits=True, times=2, returned_bytes=gib))
     assert 4.4 <= pause <= 6.5  # measured on an H200
-    assert choice.returns_ms(ReplayedReturns(fits=True, times=1, returned_bytes=3 * gib)) == pytest.approx(3 * pause)
-    assert choice.returns_ms(ReplayedReturns(fits=False, times=1, returned_bytes=gib)) == math.inf
+    assert planner.returns_ms(ReplayedReturns(fits=True, times=1, returned_bytes=3 * gib)) == pytest.approx(3 * pause)
+    assert planner.returns_ms(ReplayedReturns(fits=False, times=1, returned_bytes=gib)) == math.inf
 
 
 def test_a_step_that_fits_as_it_is_stays_so(unet):

@@ -19,34 +19,35 @@ from ucudnn.memory.step.graph import StepGraph
 _RECOMPUTE = (CheckpointPolicy, SelectivePolicy, JointPolicy)
 
 
-def least_step_ms(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int | None) -> float:
-    """Return a time in milliseconds below which a policy's plan of a step within a budget in bytes cannot be.
+def least_time_ms(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int | None) -> float:
+    """Return a time in milliseconds below which the device does not compute a policy's plan within a budget in bytes.
 
     It is the sum of the operations' fastest times for policies that recompute, and for those of other people.
     """
-    times = np.array(costs.time_ms)
+    times = np.array(costs.time_ms, dtype=np.float64)
     for operation, each in costs.fastest.items():
         times[operation] = min(times[operation], each.time_ms)
-    least = max(float(times.sum()), sum(costs.issue_ms))
-    if budget is None or isinstance(policy, _RECOMPUTE) or policy not in POLICIES.values() or not len(times):
+    ends = times.cumsum()  # as the simulator adds them, so that a plan that takes no longer has the same time
+    least = float(ends[-1]) if len(ends) else 0.0
+    if budget is None or isinstance(policy, _RECOMPUTE) or policy not in POLICIES.values() or not least:
         return least
-    before = times.cumsum() - times
-    left = np.maximum(_needed_bytes(graph, costs) - budget, 0)
+    before = ends - times
+    left = np.maximum(_needed_bytes(graph) - budget, 0)
     out, back = left / costs.offload_bytes_per_ms, left / costs.prefetch_bytes_per_ms
-    found = np.maximum(before, out) + np.maximum(times.sum() - before, back)
+    found = np.maximum(before, out) + np.maximum(least - before, back)
     turn = min(graph.backward_begins, len(times) - 1)  # before it, all of forward has run, whatever its order
     return max(least, float(found[turn] if isinstance(policy, DymemPolicy) else found.max()))
 
 
-def _needed_bytes(graph: StepGraph, costs: Costs) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """Return the bytes that exist at each operation and are read there or later, without a look at scratch."""
+def _needed_bytes(graph: StepGraph) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Return the bytes that exist before each operation and are read there or later, as copies take them."""
     changes = np.zeros(len(graph.operations) + 1, dtype=np.int64)
-    for storage, (size, accesses) in enumerate(zip(map(costs.rounded, graph.sizes), graph.accesses, strict=True)):
+    for storage, (size, accesses) in enumerate(zip(graph.sizes, graph.accesses, strict=True)):
         if graph.exists_before[storage]:
             changes[0] += size
             continue
         for since, until in pairwise(accesses):
             if storage in graph.operations[until].reads:
-                changes[since + (since != accesses[0])] += size
+                changes[since + 1] += size
                 changes[until + 1] -= size
     return changes.cumsum()[:-1]

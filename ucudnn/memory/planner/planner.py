@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ucudnn.errors import BudgetError
 from ucudnn.memory.allocator.headroom import AllocatorRoom
 from ucudnn.memory.allocator.replay import ReplayedReturns
-from ucudnn.memory.planner.bounds import least_step_ms
+from ucudnn.memory.planner.bounds import least_time_ms
 from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
@@ -164,8 +164,9 @@ class _Choice:
     def add(self, number: int, policy: MemoryPolicy) -> None:
         """Add a policy. It plans when nothing that is known can be faster than it."""
         self._policies.append(policy)
-        bound = least_step_ms(policy, self._graph, self._costs, self._budget)
-        heappush(self._waiting, _Candidate(bound, bound, number, 0, 0, policy, None))
+        least_ms = least_time_ms(policy, self._graph, self._costs, self._budget)
+        step_ms = max(least_ms, sum(self._costs.issue_ms))
+        heappush(self._waiting, _Candidate(step_ms, least_ms, number, 0, 0, policy, None))
 
     def _next(self) -> "_Candidate | None":
         """Return the fastest plan that no other policy can beat; None if there is none."""
@@ -268,10 +269,7 @@ class _Choice:
         )
 
     def with_room(self, refused: BudgetError, policies: Sequence[MemoryPolicy]) -> BudgetError:
-        """Return what refuses a budget in live bytes, with what the allocator's room must be, holes included.
-
-        Where compute may not wait, nothing is looked for, because plans that wait are looked at next.
-        """
+        """Return what refuses a budget in live bytes, with what the allocator's room must be, holes included."""
         needed, found = (0, None) if self._room is None else self._steady(policies)
         if found is None or needed <= refused.required_bytes:
             return refused

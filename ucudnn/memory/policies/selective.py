@@ -24,6 +24,7 @@ from ucudnn.memory.step.graph import StepGraph
 
 _NAME = "checkpoint-selective"
 _LOOKED_AT = 16  # kinds that are looked at anew before one of them is dropped, or more if a cheaper one may follow
+_MOST_SINGLE = 400  # activations of a step in which each is a kind of its own, because few layers repeat
 
 
 class SelectivePolicy:
@@ -76,7 +77,7 @@ class ActivationSearch:
 
     So a budget that is refused is told the least one, and that one is kept. A step of many layers has few kinds of
     activations. The search takes all of a kind that lie at the peak at once, so its cost grows with kinds. Of the last
-    kind it takes the fewest that keep the budget.
+    kind it takes the fewest that keep the budget. In a small step it takes one activation at a time.
 
     Args:
         activations: the activations that may be dropped.
@@ -89,6 +90,7 @@ class ActivationSearch:
     def __init__(self, activations: DroppedActivations, most_ms: float) -> None:
         self.activations = activations
         self._most_ms = most_ms
+        self._is_small = len(activations.spans) <= _MOST_SINGLE
         self._kept = set[int]()  # that turned out to be impossible to make again
         self._found: list[ActivationSelection] = []  # the selections without a budget, as far as one was asked for
         self._is_complete = False
@@ -135,17 +137,20 @@ class ActivationSearch:
             self._found += [] if found is None else [found]
         return self._found[number] if number < len(self._found) else None
 
+    def _kind(self, storage: int) -> int:
+        return storage if self._is_small else self.activations.kinds[storage]
+
     def _kinds(self, storages: Iterable[int]) -> list[list[int]]:
         groups: dict[int, list[int]] = {}
         for each in storages:
-            groups.setdefault(self.activations.kinds[each], []).append(each)
+            groups.setdefault(self._kind(each), []).append(each)
         return [*groups.values()]
 
     def _spared(self, selection: ActivationSelection, group: Sequence[int]) -> float:
-        """Return the time that activations add for each byte that they save, as a number below zero."""
+        """Return the time that activations add, for each byte that they save if they are many; below zero."""
         fewer = self.activations.remakes(selection.remakes.dropped.difference(group), selection.brief.difference(group))
         spared = 0.0 if fewer is None else selection.remakes.time_ms - fewer.time_ms
-        return -spared / self._bytes(group)
+        return -spared if self._is_small else -spared / self._bytes(group)
 
     def _bytes(self, group: Sequence[int]) -> int:
         return sum(self.activations.sizes[each] for each in group)
@@ -162,15 +167,13 @@ class ActivationSearch:
 
         What a kind takes changes as others are dropped. So the cheapest ones are looked at anew, and no others.
         """
-        groups = {
-            (self.activations.kinds[each[0]], each[0] in selection.remakes.made): each
-            for each in self._at_peak(selection)
-        }
+        groups = {(self._kind(each[0]), each[0] in selection.remakes.made): each for each in self._at_peak(selection)}
+        least = 1 if self._is_small else _LOOKED_AT
         waiting = [(self._ratios.get(key, 0.0), key) for key in groups]
         heapify(waiting)
         best: tuple[float, tuple[int, bool]] | None = None
         for number in count():
-            if not waiting or (best is not None and number >= _LOOKED_AT and best < waiting[0]):
+            if not waiting or (best is not None and number >= least and best < waiting[0]):
                 break
             _, key = heappop(waiting)
             longer_ms = self._longer_ms(selection, groups[key])

@@ -15,11 +15,7 @@ from tests.support.moving_plans import shaken  # noqa: E402
 from tests.support.plain_training import Race, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.errors import BudgetError  # noqa: E402
-from ucudnn.memory.allocator import (  # noqa: E402
-    block,
-    compaction,
-)
-from ucudnn.memory.allocator import headroom as allocator_room  # noqa: E402
+from ucudnn.memory.allocator import block, compaction, headroom  # noqa: E402
 from ucudnn.memory.allocator.compaction import compact  # noqa: E402
 from ucudnn.memory.allocator.headroom import AllocatorRoom  # noqa: E402
 from ucudnn.memory.planner.planner import least_plan, make_plan  # noqa: E402
@@ -112,7 +108,7 @@ def replayed(layout, step, costs, limits):
 )
 def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy, slides, monkeypatch):
     asked = []
-    monkeypatch.setattr(allocator_room, "compact", lambda *each: asked.append(each) or compact(*each))
+    monkeypatch.setattr(headroom, "compact", lambda *each: asked.append(each) or compact(*each))
     for module in (block, compaction):
         monkeypatch.setattr(module, "SMALL_BYTES", SMALL)
         monkeypatch.setattr(module, "_LARGE", PAGE)

@@ -1,0 +1,39 @@
+"""Tests of bounds: no plan is faster than the bound of its policy, and plans of policies that copy come near it."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.step_graphs import random_steps, small_unet
+from ucudnn.errors import BudgetError
+from ucudnn.memory.planner.bounds import least_time_ms
+from ucudnn.memory.policies.catalog import POLICIES
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.liveness import measure_liveness
+
+
+@given(drawn=random_steps(), share=st.floats(0, 1), rates=st.tuples(*[st.sampled_from([0.1, 1.0, 4.0, 100.0])] * 2))
+@settings(max_examples=15, deadline=None)
+def test_no_plan_is_faster_than_the_bound_of_its_policy(drawn, share, rates):
+    graph, costs = drawn
+    costs = replace(costs, offload_bytes_per_ms=rates[0], prefetch_bytes_per_ms=rates[1])
+    live = measure_liveness(graph, costs)
+    budget = live.floor_bytes + int(share * (live.peak_bytes - live.floor_bytes))
+    for policy in POLICIES.values():
+        with suppress(BudgetError):
+            plan = policy.plan(graph, costs, budget)
+            least_ms = least_time_ms(policy, graph, costs, budget)
+            assert least_ms <= simulate(plan, costs).time_ms * (1 + 1e-12)
+
+
+def test_what_a_slow_link_copies_counts():
+    builder = small_unet()
+    graph, costs = builder.graph(), builder.costs(offload_bytes_per_ms=1e5, prefetch_bytes_per_ms=1e5)
+    live, spill = measure_liveness(graph, costs), POLICIES["spill"]
+    budget = (live.floor_bytes + live.peak_bytes) // 2
+    least_ms = least_time_ms(spill, graph, costs, budget)
+    taken_ms = simulate(spill.plan(graph, costs, budget), costs).time_ms
+    assert sum(costs.time_ms) < 0.5 * taken_ms < least_ms <= taken_ms
+    assert least_time_ms(POLICIES["checkpoint"], graph, costs, budget) == sum(costs.time_ms)
