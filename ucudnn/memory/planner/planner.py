@@ -223,7 +223,7 @@ class _Choice:
         if tight is not None:
             return self._laid_out(tight[1])
         return replace(
-            self._closest(*min(((self._paged_over(each), each) for each in looked_at), key=_first)),
+            self._closest(*min(((self._paged_over(each), each) for each in looked_at), key=lambda each: each[0])),
             budget_bytes=self._budget,
         )
 
@@ -387,7 +387,3 @@ class _Candidate(NamedTuple):
     policy: MemoryPolicy
     plan: MemoryPlan | None
     priced: bool = False
-
-
-def _first(pair: tuple[int, MemoryPlan]) -> int:
-    return pair[0]
