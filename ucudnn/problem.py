@@ -305,7 +305,9 @@ class ConvolutionProblem:
 
     def with_batch(self, batch: int) -> "ConvolutionProblem":
         """Return the same problem at another mini-batch size."""
-        return _of_size(self, batch, self.alignment)
+        if type(batch) is not int or not 1 <= batch <= MOST_SIZE:
+            return replace(self, batch=batch)  # which raises the error
+        return _changed(self, batch=batch)
 
     def part(self, size: int) -> "ConvolutionProblem":
         """Return the problem of a micro-batch that begins at a multiple of the largest power of two in its size.
@@ -385,12 +387,6 @@ def _part(problem: ConvolutionProblem, size: int) -> ConvolutionProblem:
 
 def _outputs(size: int, taps: int, stride: int, dilation: int, padding: tuple[int, int]) -> int:
     return (size + sum(padding) - (taps - 1) * dilation - 1) // stride + 1
-
-
-def _of_size(problem: ConvolutionProblem, batch: int, alignment: int) -> ConvolutionProblem:
-    if type(batch) is not int or not 1 <= batch <= MOST_SIZE:
-        return replace(problem, batch=batch)  # which raises the error
-    return _changed(problem, batch=batch, alignment=alignment)
 
 
 def _changed(problem: ConvolutionProblem, **changes: object) -> ConvolutionProblem:

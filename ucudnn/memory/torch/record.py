@@ -21,7 +21,7 @@ from ucudnn.memory.torch.measuring.measure import measure
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, TrainingStep, make_step
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.tracing.provenance import Provenance
-from ucudnn.memory.torch.tracing.trace_checks import quiet_failures, start_autograd
+from ucudnn.memory.torch.tracing.trace_checks import quiet_fakes, start_autograd
 from ucudnn.memory.torch.tracing.tracer import Tracer
 from ucudnn.problem import MathMode
 from ucudnn.torch.model_timing import running
@@ -47,7 +47,7 @@ def _on_fake_tensors(
 ) -> list[StepGraph]:
     """Return a step at some mini-batches, recorded on fake tensors of the CPU."""
     start_autograd()
-    with FakeTensorMode(), quiet_failures():
+    with FakeTensorMode(), quiet_fakes():
         step = make_step(recipe, torch.device("cpu"), foreach=foreach)
         records = []
         with _running(recipe):

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from tests.support.plain_training import state_of, train  # noqa: E402
 from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
-from ucudnn.memory.torch.tracing.trace_checks import quiet_pointers  # noqa: E402
+from ucudnn.memory.torch.tracing.trace_checks import quiet_fakes  # noqa: E402
 
 ROWS = torch.randn(6, 8), torch.randn(6, 4)
 SEQUENCES = torch.randn(3, 5, 8), torch.randn(3, 5, 4)
@@ -473,5 +473,5 @@ def test_a_model_may_look_at_addresses_without_a_warning():
         warnings.simplefilter("error")
         step = fit(LookingAtAddresses(), (torch.randn(2, 4), torch.randn(2, 4)), loss=nn.functional.mse_loss)
     assert step.plan.actions
-    with pytest.warns(UserWarning, match="other"), quiet_pointers():
+    with pytest.warns(UserWarning, match="other"), quiet_fakes():
         warnings.warn("other", stacklevel=1)

@@ -18,7 +18,7 @@ On a GPU the operations that take the most time run beside copies, too: from the
 
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -39,9 +39,9 @@ from ucudnn.memory.torch.measuring.made_operands import operand_storages, operat
 from ucudnn.memory.torch.measuring.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, between_ms, memory_bytes
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.measuring.scratch_order import with_scratch_pieces
+from ucudnn.memory.torch.subject.left_as_found import Snapshot
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
-from ucudnn.memory.torch.tracing.step_effects import kept_generators
 
 _GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
 _PROFILE = "h200"
@@ -102,7 +102,8 @@ def measure_operations(
     rooms = _rooms(program.graph, estimated, budget)
     costs = _MeasuredCosts(estimated, program.outside)
     given = {value for call in program.calls for value in call.kwargs.values() if isinstance(value, torch.Generator)}
-    with kept_generators(given), AllocatorCap(device) as cap:
+    with ExitStack() as after, AllocatorCap(device) as cap:
+        after.callback(Snapshot(*given).restore_modes)
         kinds = [*_alike(program).values()]
         stages.begin(f"measuring {len(kinds)} kinds of operations")
         for number, operations in enumerate(kinds):

@@ -79,7 +79,7 @@ class AttributeContent:
         views: what yields the entries of lists, dictionaries, sets and objects as they are at any time.
         long: lists, dictionaries and sets that are too long for that.
         tensors: the tensors in it.
-        generators: the generators of PyTorch in it.
+        generators: the generators of PyTorch and of NumPy in it.
     """
 
     def __init__(self, value: Any) -> None:
@@ -87,8 +87,7 @@ class AttributeContent:
         self.views: list[Iterable[Any]] = []
         self.long: list[Any] = []
         self.tensors: list[Tensor] = []
-        self.generators: list[torch.Generator] = []
-        self._drawing: list[tuple[Any, Any]] = []
+        self.generators: list[Any] = []
         self._left, self._above = _MOST_ENTRIES, dict[int, Any]()
         self._add(value, "")
 
@@ -101,15 +100,6 @@ class AttributeContent:
         return isinstance(other, AttributeContent) and self._leaves == other._leaves
 
     __hash__ = None  # type: ignore[assignment]
-
-    def restore_generators(self) -> None:
-        """Let generators of NumPy draw again what they would have drawn."""
-        for generator, state in self._drawing:
-            before = pickle.loads(state)
-            if hasattr(before, "bit_generator"):
-                generator.bit_generator.state = before.bit_generator.state
-            else:
-                generator.set_state(before.get_state())
 
     def change(self, label: str, now: "AttributeContent") -> str:
         """Return what has changed since, for an error message; `label` names the attribute."""
@@ -133,7 +123,7 @@ class AttributeContent:
             self._leaves[path] = _Leaf(kind, _Held(value))
         elif isinstance(value, count) or kind.__module__ in _DRAWING:
             state = repr(value) if isinstance(value, count) else pickle.dumps(value)
-            self._drawing += [] if isinstance(value, count) else [(value, state)]
+            self.generators += [] if isinstance(value, count) else [value]
             self._leaves[path] = _Leaf(kind, (_Held(value), state), f"a {kind.__name__} in another state")
         elif id(value) in self._above:
             self._leaves[path] = _Leaf(kind, "", "itself")

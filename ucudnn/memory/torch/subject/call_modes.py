@@ -5,9 +5,9 @@ operators read themselves while they run needs no look: precision of products (T
 threads, denormal numbers. A `TorchDispatchMode` sees the code's operators as it sees those of the plain loop.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, partial
+from operator import call
 from threading import Thread
 from typing import Any, final
 
@@ -80,7 +80,7 @@ class CallModes:
         both calls in the cast type. A tensor without elements that is cast in each call tells whether the region is
         another one.
         """
-        if not (_is_within_region() and torch.is_autocast_cache_enabled()):
+        if not (autocast_depth() and torch.is_autocast_cache_enabled()):
             return
         enabled = torch.is_autocast_enabled("cpu")
         torch.set_autocast_enabled("cpu", True)
@@ -97,33 +97,20 @@ class CallModes:
             )
 
 
-@contextmanager
-def outside_autocast() -> Iterator[None]:
+def leave_autocast() -> None:
     """Leave all regions of autocast, as the loop does before backward; then its cache is empty.
 
-    Where there is one, autocast's types become those of a new thread.
+    Where there is one, autocast's types become those of a new thread. A `Snapshot` enters the regions again.
     """
-    depth = torch.autocast_increment_nesting()
-    before = [(each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _DEVICES]
-    cached = torch.is_autocast_cache_enabled()
+    depth = autocast_depth()
     for _ in range(depth):
         torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()
-    if depth > 1:
-        _set_autocast([(each, False, dtype) for each, dtype in _types_of_a_thread()], cached=True)
-    try:
-        yield
-    finally:
-        _set_autocast(before, cached=cached)
-        for _ in range(depth - 1):
-            torch.autocast_increment_nesting()
-
-
-def _set_autocast(states: Iterable[tuple[str, bool, torch.dtype]], *, cached: bool) -> None:
-    for device, enabled, dtype in states:
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
-    torch.set_autocast_cache_enabled(cached)
+    if depth:
+        for device, dtype in _types_of_a_thread():
+            torch.set_autocast_enabled(device, False)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(True)
 
 
 def _types_of_a_thread() -> list[tuple[str, torch.dtype]]:
@@ -138,9 +125,10 @@ def _found() -> list[Any]:
     return [read() for read in _READERS.values()]
 
 
-def _is_within_region() -> bool:
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting() > 0
+def autocast_depth() -> int:
+    """Return how many regions of autocast this thread is in. Ctrl-C cannot come between the two calls."""
+    _, depth = map(call, (torch.autocast_increment_nesting, torch.autocast_decrement_nesting))
+    return int(depth)
 
 
 def check_transforms() -> None:
@@ -207,7 +195,7 @@ _READERS: dict[str, Callable[[], Any]] = {
     **{f"torch.is_autocast_enabled({each!r})": partial(torch.is_autocast_enabled, each) for each in _DEVICES},
     **{f"torch.get_autocast_dtype({each!r})": partial(torch.get_autocast_dtype, each) for each in _DEVICES},
     "torch.is_autocast_cache_enabled()": torch.is_autocast_cache_enabled,
-    "whether there is a region of torch.autocast": _is_within_region,
+    "whether there is a region of torch.autocast": lambda: autocast_depth() > 0,
     "torch.are_deterministic_algorithms_enabled()": torch._C._get_deterministic_algorithms,
     "torch.get_default_dtype()": torch.get_default_dtype,
     "the device of torch.set_default_device": _devices,

@@ -6,9 +6,8 @@ import random
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from operator import call
 from types import MethodType
 from typing import Any, TypeVar, final
 
@@ -16,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
-from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _python_dispatch
 
-from ucudnn.memory.torch.subject.attribute_content import AttributeContent, is_plain
+from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent, is_plain
+from ucudnn.memory.torch.subject.call_modes import autocast_depth
+from ucudnn.memory.torch.subject.model_state import hooks_of_all
+from ucudnn.memory.torch.subject.module_attributes import read_now
 
 _MOST_ENTRIES = 100_000  # of what hangs on a model besides its modules; each takes about a microsecond
 _SWITCHES = ("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "mkldnn_enabled", "nnpack_enabled")
@@ -67,9 +68,23 @@ class Snapshot:
         self._after_errors: list[_Undo] = [] if gc.get_freeze_count() else [gc.unfreeze]
         self._lists: list[tuple[Any, list[Any]]] = []
         self._tables: list[tuple[dict[Any, Any], list[tuple[Any, Any]]]] = []
+        self._places: list[tuple[Any, str, Any]] = []
         self._undos: list[_Undo] = [*_of_this_thread(), *_of_process(), *_of_generators()]
         self._contents: list[_Undo] = []
-        self._note_all([*roots, [*_hooks_of_all_modules()]])
+        self._note_all([*roots, hooks_of_all()])
+
+    def note(self, owner: Any, key: str, value: Any, generators: Iterable[Any]) -> None:
+        """Note a value that hangs on no root, as `read_now` finds it, while a trace runs: no tensor is looked at."""
+        self._places.append((owner, key, value))
+        for each in generators:
+            if not isinstance(each, torch.Generator):  # on tensors without memory nothing draws from these
+                self._undos.insert(0, _of_generator(each) or list)
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value
+            if isinstance(value, dict):
+                self._tables.append((value, [*value.items()]))
+            elif isinstance(value, (list, set, deque)):
+                self._lists.append((value, [*value]))
 
     def undo(self, undo: _Undo) -> None:
         """Let a function be called, too, when things are put back: once or several times."""
@@ -87,6 +102,7 @@ class Snapshot:
     def restore(self) -> None:
         """Put everything back."""
         self.restore_modes()
+        self.restore_tensors()
         for undo in self._contents:
             undo()
 
@@ -103,6 +119,13 @@ class Snapshot:
         for value, entries in self._lists:
             if AttributeContent(value).is_fake:
                 _put_back_entries(value, entries)
+        for owner, key, value in self._places:
+            now = read_now(owner, key)
+            if now is not value and AttributeContent(now).is_fake and not AttributeContent(value).is_fake:
+                if value is ABSENT:
+                    del owner[key]
+                else:
+                    owner.__setitem__(key, value) if type(owner) is dict else setattr(owner, key, value)
 
     def restore_all(self) -> None:
         """Put things back after an error, those included that otherwise stay."""
@@ -240,6 +263,7 @@ def _of_process() -> Iterator[_Undo]:
     yield gc.enable if gc.isenabled() else gc.disable
     yield partial(gc.set_threshold, *gc.get_threshold())
     yield partial(torch.set_default_dtype, torch.get_default_dtype())
+    yield partial(_put_back_threads, torch.get_num_threads())
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     enabled = torch.are_deterministic_algorithms_enabled()
     yield partial(torch._C._set_deterministic_algorithms, enabled, warn_only=warn_only)
@@ -247,6 +271,11 @@ def _of_process() -> Iterator[_Undo]:
         get, put = (getattr(torch._C, f"_{each}_{name}", None) for each in ("get", "set"))
         if get is not None and put is not None:
             yield partial(put, get())
+
+
+def _put_back_threads(number: int) -> None:
+    if torch.get_num_threads() != number:
+        torch.set_num_threads(number)
 
 
 def _put_back_warnings(filters: list[Any], entries: list[Any], show: Any) -> None:
@@ -271,7 +300,7 @@ def _of_this_thread() -> Iterator[_Undo]:
         yield partial(torch.set_autocast_dtype, kind, torch.get_autocast_dtype(kind))
         yield partial(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
     yield partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
-    yield partial(_put_back_nesting, _nesting())
+    yield partial(_put_back_nesting, autocast_depth())
     yield partial(_put_back_saving_hooks, _saving_hooks())
     if torch.cuda.is_initialized():
         yield partial(torch.cuda.set_stream, torch.cuda.current_stream())
@@ -295,14 +324,10 @@ def _put_back_modes(dispatch: list[Any], function: list[Any]) -> None:
             torch._C._push_on_torch_function_stack(mode)
 
 
-def _nesting() -> int:
-    """Return how many contexts of autocast this thread is in. Ctrl-C cannot come between the two calls."""
-    _, depth = map(call, (torch.autocast_increment_nesting, torch.autocast_decrement_nesting))
-    return int(depth)
-
-
 def _put_back_nesting(depth: int) -> None:
-    while _nesting() > depth:
+    for _ in range(autocast_depth(), depth):
+        torch.autocast_increment_nesting()
+    while autocast_depth() > depth:
         torch.autocast_decrement_nesting()
     if not depth:
         torch.clear_autocast_cache()  # weights without memory, cast
@@ -315,10 +340,3 @@ def _saving_hooks() -> Any:
 def _put_back_saving_hooks(top: Any) -> None:
     while (now := _saving_hooks()) is not None and now != top:
         torch._C._autograd._pop_saved_tensors_default_hooks()
-
-
-def _hooks_of_all_modules() -> Iterator[dict[Any, Any]]:
-    """Yield the tables of hooks that PyTorch calls for all modules."""
-    for name, table in vars(torch_module).items():
-        if name.startswith("_global_") and isinstance(table, dict):
-            yield table

@@ -26,7 +26,7 @@ class ModelState:
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         self._modules = [(name, module, module.training) for name, module in model.named_modules()]
         self._children = [module._modules for _, module, _ in self._modules if module._modules]
-        self._hooks = [hooks for _, module, _ in self._modules for hooks in hooks_of(module)] + _hooks_of_all()
+        self._hooks = [hooks for _, module, _ in self._modules for hooks in hooks_of(module)] + hooks_of_all()
         self._inside = _values(self._children), _values(self._hooks)
         self._hook_counts = [*map(len, self._hooks)]
         self._attributes = attributes
@@ -115,15 +115,21 @@ class ModelState:
         )
 
 
+def modules_of(model: nn.Module, loss: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of a model, and of a loss that is one, by name."""
+    yield from model.named_modules()
+    if isinstance(loss, nn.Module):
+        yield from loss.named_modules(prefix="loss")
+
+
 def hooks_of(module: nn.Module) -> Iterator[dict[Any, Any]]:
     """Yield the tables of hooks of a module."""
     yield from (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
 
 
-def _hooks_of_all() -> list[dict[Any, Any]]:
+def hooks_of_all() -> list[dict[Any, Any]]:
     """Return the tables of hooks that PyTorch calls for all modules."""
-    names = "forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks"
-    return [found for name in names if (found := getattr(torch_module, f"_global_{name}", None)) is not None]
+    return [each for name, each in vars(torch_module).items() if name.startswith("_global_") and isinstance(each, dict)]
 
 
 def _values(dictionaries: Sequence[dict[Any, Any]]) -> list[Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.subject.model_state import modules_of
 from ucudnn.memory.torch.subject.module_attributes import AttributeRead
 from ucudnn.memory.torch.subject.traced_values import TracedCall
 from ucudnn.memory.torch.tracing.assemble import writes
@@ -26,10 +27,7 @@ class BufferTables:
     """
 
     def __init__(self, model: nn.Module, loss: Any = None) -> None:
-        modules = dict(model.named_modules())
-        if isinstance(loss, nn.Module):
-            modules |= dict(loss.named_modules(prefix="loss"))
-        self._tables = [(name, module._buffers, {**module._buffers}) for name, module in modules.items()]
+        self._tables = [(name, each._buffers, {**each._buffers}) for name, each in modules_of(model, loss)]
         self._written: list[str] = []
 
     def write_back(self, result: Any) -> Any:
@@ -105,22 +103,8 @@ class BufferTables:
         return None
 
 
-class Kept(NamedTuple):
-    """An attribute that forward read first, and that holds tensors of the trace when it has ended.
-
-    Attributes:
-        before: the attribute when it was read.
-        now: the tensors that it holds now.
-        writes: how often it was set.
-    """
-
-    before: AttributeRead
-    now: Sequence[Tensor]
-    writes: int
-
-
 def check_kept(
-    kept: Iterable[Kept],
+    kept: Iterable[tuple[AttributeRead, Sequence[Tensor], int]],
     calls: Iterable[TracedCall],
     roots: Iterable[int],
     find: Callable[[Tensor], int | None],
@@ -130,7 +114,8 @@ def check_kept(
     Such is a mask or a table of positions. The code of a plan makes it in each step.
 
     Args:
-        kept: attributes that forward read first.
+        kept: attributes that forward read first and that hold tensors of the trace when it has ended: each as it was,
+            with these tensors, and how often it was set.
         calls: the calls of forward.
         roots: storages of arguments and parameters.
         find: returns the storage of a tensor, None for one that the trace has not met.
@@ -141,7 +126,7 @@ def check_kept(
     kept = [*kept]
     if not kept:
         return
-    tainted = {*roots, *(find(tensor) for each in kept for tensor in each.before.content.tensors)}
+    tainted = {*roots, *(find(tensor) for before, *_ in kept for tensor in before.content.tensors)}
     for call in calls:
         formed = call.func._opname.endswith("_like") or call.func._opname.startswith("new_")  # they read no bytes
         drawn = torch.Tag.nondeterministic_seeded in call.func.tags

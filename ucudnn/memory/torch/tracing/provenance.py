@@ -13,11 +13,8 @@ import torch
 
 _PYTORCH, _PYTORCH_SHOWN = "torch/", ("torch/nn/", "torch/optim/")
 _OURS = "ucudnn/memory/torch/"
-_WATCHING = (
-    f"{_OURS}subject/",
-    f"{_OURS}execution/tracing/step_effects.py",
-    f"{_OURS}tracer.py",
-)  # between lines of a model
+_BETWEEN = "step_effects.py", "step_reads.py", "tracer.py"  # these run between lines of a model
+_WATCHING = f"{_OURS}subject/", *(f"{_OURS}tracing/{name}" for name in _BETWEEN)
 _PYTHON = str(Path(os.__file__).parent)
 _next_number: Any = torch._C._autograd._get_sequence_nr
 

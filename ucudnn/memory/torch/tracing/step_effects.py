@@ -12,8 +12,8 @@ import pickle
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, final
 
@@ -98,65 +98,37 @@ _OF_ALL: dict[Any, str] = {
 }
 
 
-_Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
-_KERNELS: dict[str, _Setting] = {
-    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "deterministic algorithms": (
-        torch._C._get_deterministic_algorithms,
-        lambda value: torch.use_deterministic_algorithms(value),
-    ),
-    "mkldnn.enabled": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
-    "cudnn.enabled": (torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
-    "cudnn.benchmark": (torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
-    "cudnn.deterministic": (torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
-    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+_KERNELS: dict[str, Callable[[], Any]] = {
+    "the default dtype": torch.get_default_dtype,
+    "deterministic algorithms": torch._C._get_deterministic_algorithms,
+    "mkldnn.enabled": torch._C._get_mkldnn_enabled,
+    "cudnn.enabled": torch._C._get_cudnn_enabled,
+    "cudnn.benchmark": torch._C._get_cudnn_benchmark,
+    "cudnn.deterministic": torch._C._get_cudnn_deterministic,
+    "the number of threads": torch.get_num_threads,
 }
 """Settings that choose kernels when an operator runs: the code of a plan would run it under others."""
 
-
-def _autocast(device: str) -> _Setting:
-    def change(value: tuple[bool, torch.dtype]) -> None:
-        torch.set_autocast_enabled(device, value[0])
-        torch.set_autocast_dtype(device, value[1])
-
-    return lambda: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)), change
-
-
-_SETTINGS: dict[str, _Setting] = {
+_SETTINGS: dict[str, Callable[[], Any]] = {
     **_KERNELS,
-    "the grad mode": (torch.is_grad_enabled, torch._C._set_grad_enabled),
-    "autocast": _autocast("cpu"),
-    "autocast of CUDA": _autocast("cuda"),
-    "autocast's cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    "the default device": (lambda: _device.CURRENT_DEVICE, torch.set_default_device),
-    "anomaly detection": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "the grad mode": torch.is_grad_enabled,
+    "autocast": lambda: (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+    "autocast of CUDA": lambda: (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
+    "autocast's cache": torch.is_autocast_cache_enabled,
+    "the default device": lambda: _device.CURRENT_DEVICE,
+    "anomaly detection": torch.is_anomaly_enabled,
 }
-"""These and others that a step may change, and must leave as they were."""
+"""These and others that a step may change, and must leave as they were; a `Snapshot` puts them back."""
 
 
-def _values_of(settings: Mapping[str, _Setting]) -> list[Any]:
-    return [get() for get, _ in settings.values()]
+def _values_of(settings: Mapping[str, Callable[[], Any]]) -> list[Any]:
+    return [read() for read in settings.values()]
 
 
-def _numpy_state() -> bytes:
-    """Return the state of NumPy's global generator, whose functions no profile sees."""
-    return pickle.dumps(sys.modules["numpy.random"].get_state()) if "numpy.random" in sys.modules else b""
-
-
-@contextmanager
-def kept_generators(others: Iterable[Generator] = ()) -> Iterator[None]:
-    """Leave the generators of PyTorch, Python and NumPy as they are, and some others."""
-    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    generators = [(each, each.get_state()) for each in (torch.default_generator, *cuda, *others)]
-    drawn, numpy = random.getstate(), _numpy_state()
-    try:
-        yield
-    finally:
-        for generator, state in generators:
-            generator.set_state(state)
-        random.setstate(drawn)
-        if numpy:
-            sys.modules["numpy.random"].set_state(pickle.loads(numpy))
+def _drawn_state() -> tuple[Any, bytes]:
+    """Return the state of Python's and of NumPy's global generator; no profile sees functions of the latter."""
+    numpy = sys.modules.get("numpy.random")
+    return random.getstate(), b"" if numpy is None else pickle.dumps(numpy.get_state())
 
 
 @final
@@ -188,7 +160,7 @@ class StepEffects:
         self._provenance, self._leaves, self._modules = provenance, leaves, modules
         self._called, self._changed, self._seeks = called, changed, seeks
         self._codes, self._refusal = set[int](), ""
-        self._numpy, self._python = _numpy_state(), random.getstate()
+        self._generators = _drawn_state()
         self._kernels, self._settings = _values_of(_KERNELS), _values_of(_SETTINGS)
         self._places: dict[str, str] = {}
         self._made: list[random.Random] = []
@@ -216,8 +188,9 @@ class StepEffects:
         self._raise_again()
         self._check()
 
-    def pause(self, frame: FrameType) -> bool:
-        """Watch nothing while an operator is traced, which is most of the time; return whether this thread is watched.
+    @contextmanager
+    def paused(self, frame: FrameType) -> Iterator[None]:
+        """Watch nothing while an operator is traced, which is most of the time.
 
         Raises:
             StepGraphError: if the operator would run otherwise in the code of a plan.
@@ -228,11 +201,13 @@ class StepEffects:
         if (now := _values_of(_KERNELS)) != self._kernels:
             name = next(name for name, *each in zip(_KERNELS, now, self._kernels, strict=True) if each[0] != each[1])
             self._refuse(f"computes under another value of {name}{_OTHERWISE}set it around fit and the steps", frame)
-        return watched
-
-    def resume(self) -> None:
-        """Watch again."""
-        sys.setprofile(self._watch)
+        alone = watched and torch._C._len_torch_function_stack() == 1  # a device of the program stays
+        with torch._C.DisableTorchFunction() if alone else nullcontext():
+            try:
+                yield
+            finally:
+                if watched:
+                    sys.setprofile(self._watch)
 
     def met(self, function: Any, tensor: Any, frame: FrameType) -> None:
         """Check a function of PyTorch that is called on a tensor."""
@@ -246,9 +221,8 @@ class StepEffects:
 
     def _check(self) -> None:
         """Raise an error if settings or generators are not as they were."""
-        for (name, (get, change_back)), before in zip(_SETTINGS.items(), self._settings, strict=True):
-            if get() != before:
-                change_back(before)
+        for name, now, before in zip(_SETTINGS, _values_of(_SETTINGS), self._settings, strict=True):
+            if now != before:
                 place, self.unplaced = self._places.get(name, "forward"), True
                 raise StepGraphError(f"{place} changes {name}{_OTHERWISE}set it around fit and the steps")
         if change := self._drawn() or self._changed():
@@ -265,14 +239,8 @@ class StepEffects:
             raise StepGraphError(self._refusal)
 
     def _drawn(self) -> str | None:
-        """Return what to say if Python's or NumPy's generator is not as it was; it is again."""
-        numpy, python = _numpy_state(), random.getstate()
-        if (numpy, python) == (self._numpy, self._python):
-            return None
-        random.setstate(self._python)
-        if numpy:
-            sys.modules["numpy.random"].set_state(pickle.loads(self._numpy))
-        return _DRAWS
+        """Return what to say if Python's or NumPy's generator is not as it was."""
+        return _DRAWS if _drawn_state() != self._generators else None
 
     def _profiled(self, frame: FrameType, event: str, called: Any) -> None:
         if event == "c_call":

@@ -17,29 +17,22 @@ from torch.utils._pytree import tree_map_only, tree_unflatten
 
 from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.step.graph import Phase, Role
-from ucudnn.memory.torch.subject.call_modes import CallModes, outside_autocast
+from ucudnn.memory.torch.subject.call_modes import CallModes, leave_autocast
 from ucudnn.memory.torch.subject.left_as_found import Snapshot
-from ucudnn.memory.torch.subject.model_state import hooks_of
+from ucudnn.memory.torch.subject.model_state import hooks_of, modules_of
 from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
 from ucudnn.memory.torch.subject.output_tree import OutputTree
 from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
-from ucudnn.memory.torch.tracing.attribute_recorder import AttributeRecorder
 from ucudnn.memory.torch.tracing.averaging import with_groups
 from ucudnn.memory.torch.tracing.executable_graph import executable, with_beside, with_generator
 from ucudnn.memory.torch.tracing.kept_tensors import BufferTables, check_kept
 from ucudnn.memory.torch.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.tracing.provenance import Provenance
-from ucudnn.memory.torch.tracing.python_state import PythonState
 from ucudnn.memory.torch.tracing.step_effects import StepEffects
-from ucudnn.memory.torch.tracing.trace_checks import (
-    check_calls,
-    check_generators,
-    explained,
-    quiet_failures,
-    quiet_pointers,
-)
+from ucudnn.memory.torch.tracing.step_reads import StepReads
+from ucudnn.memory.torch.tracing.trace_checks import check_calls, check_generators, explained, quiet_fakes
 from ucudnn.memory.torch.tracing.tracer import Tracer
 
 BEFORE = "make it a buffer or an argument of the step; what is made once is made by a call of the model before the fit"
@@ -50,6 +43,7 @@ class StepTracing:
     """One trace of a step on fake tensors.
 
     Attributes:
+        effects: watches the step.
         moved: a value beside tensors that the step changed; None for none.
 
     Args:
@@ -75,8 +69,7 @@ class StepTracing:
             named.setdefault(id(tensor), (name, tensor))
         self._real = dict(named.values())
         self._fake = {name: self._faked(tensor) for name, tensor in self._real.items()}
-        self._recorder = AttributeRecorder(model, subject.loss)
-        snapshot.undo(self._recorder.end)
+        self._reads = StepReads(model, subject.loss, snapshot)
         leaves, self._structure = subject.leaves()
         self._leaves = [self._faked(_cut(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         if factor > 1:
@@ -86,8 +79,7 @@ class StepTracing:
         self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
         self._roles: dict[int, tuple[Role, str]] = {}
         self._tracer: Tracer
-        self._effects: StepEffects
-        self._python: PythonState
+        self.effects: StepEffects
         self._before: list[Any] = []
         self._buffers: BufferTables
         self._attributes: ModuleAttributes
@@ -98,11 +90,6 @@ class StepTracing:
         self._outputs: list[TracedTensor] = []
         self._differentiable: list[int] = []
         self._result: OutputTree
-
-    @property
-    def place_is_unknown(self) -> bool:
-        """Whether an effect was found when forward had ended."""
-        return self._effects.unplaced
 
     def program(self, name: str, batch: int) -> StepProgram:
         """Trace the step, and return its program."""
@@ -120,16 +107,15 @@ class StepTracing:
             persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
             inputs = [self._tracer.describe(each) for each in self._inputs]
             self._buffers = BufferTables(model, self._subject.loss)
-            self._recorder.begin()
+            self._reads.begin()
             with self._mode, provenance.entered():
                 self._run_known()
-        self._recorder.end()
-        self._attributes = self._recorder.attributes()  # what forward changed of them differs now
+        self._reads.end()
+        self._attributes = self._reads.attributes()  # what forward changed of them differs now
         self._snapshot.restore_tensors()
-        self._python.restore()
         check_calls(self._tracer.trace)
-        known = *self._recorder.generators(), *self._python.generators()
-        check_generators(self._tracer.trace, (*known, *(each for each in self._leaves if isinstance(each, Generator))))
+        given = (each for each in self._leaves if isinstance(each, Generator))
+        check_generators(self._tracer.trace, chain(self._reads.generators(), given))
         gc.collect()  # what only circles of references hold is freed
         device = self._device().type
         traced = assemble(
@@ -166,18 +152,17 @@ class StepTracing:
         tracer = self._tracer
         self._before = [*self._state_now()]
         args, kwargs = tree_unflatten(self._leaves, self._structure)
-        with explained(tracer), quiet_pointers(), quiet_failures():
-            with tracer, self._effects.entered():
+        with explained(tracer), quiet_fakes():
+            with tracer, self.effects.entered():
                 result = self._subject.called(self._subject.model, args, kwargs)
                 result = self._buffers.write_back(result)
             self._check_kept()
             outputs = self._returned(result)
             del result
-            with outside_autocast():
-                gradients = self._differentiate(outputs)
+            leave_autocast()
+            gradients = self._differentiate(outputs)
             del outputs
-        with outside_autocast():
-            self._update(gradients)
+        self._update(gradients)
 
     def _update(self, gradients: Sequence[Tensor | None]) -> None:
         """Run the optimizers."""
@@ -189,15 +174,11 @@ class StepTracing:
 
     def _watch(self, provenance: Provenance) -> None:
         """Prepare to see what the step does beside its operators."""
-        model, loss = self._subject.model, self._subject.loss
-        modules = dict(model.named_modules())
-        own = modules | (dict(loss.named_modules(prefix="loss")) if isinstance(loss, nn.Module) else {})
+        modules = {id(each) for _, each in modules_of(self._subject.model, self._subject.loss)}
         leaves = {id(tensor): name for name, tensor in self._fake.items()}
         leaves |= {id(tensor): f"input{index or ''}" for index, tensor in enumerate(self._inputs)}
-        self._python = PythonState(own.items(), (loss,))
-        self._snapshot.undo(self._python.restore)
-        self._effects = self._tracer.effects = StepEffects(
-            provenance, leaves, {*map(id, own.values())}, self._python.called, self._changed, seeks=self._seeks
+        self.effects = self._tracer.effects = StepEffects(
+            provenance, leaves, modules, self._reads.called, self._changed, seeks=self._seeks
         )
 
     def _changed(self) -> str | None:
@@ -206,7 +187,7 @@ class StepTracing:
             return (
                 "changes modules, hooks, or what parameters are, which no plan does in its steps: do it before the fit"
             )
-        changed = next(chain(self._recorder.changed(), self._python.changed()), None)
+        changed = next(self._reads.changed(), None)
         if changed is None:
             return None
         self.moved = changed.label
@@ -225,7 +206,7 @@ class StepTracing:
         """Check that forward leaves nothing in attributes for its next call."""
         roots = [tensor for key, tensor in self._fake.items() if isinstance(self._real[key], nn.Parameter)]
         found = (self._tracer.meet(tensor) for tensor in (*roots, *self._inputs))
-        check_kept(self._recorder.kept(), self._tracer.trace.calls, found, self._tracer.find)
+        check_kept(self._reads.kept(), self._tracer.trace.calls, found, self._tracer.find)
 
     def _returned(self, result: Any) -> list[Tensor]:
         """Note what the step returns, and return its different tensors."""
@@ -251,7 +232,7 @@ class StepTracing:
             ends = [outputs[index] for index in self._differentiable]
             with torch.no_grad():
                 tangents = [torch.empty_like(each) for each in ends]
-            with self._buffers.explained(), self._effects.entered():
+            with self._buffers.explained(), self.effects.entered():
                 gradients = torch.autograd.grad(ends, sources, tangents, allow_unused=True)
         for tangent in tangents:
             self._meet(Role.OUTPUT, "outside", tangent)

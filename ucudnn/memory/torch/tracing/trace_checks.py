@@ -78,22 +78,12 @@ def start_autograd() -> None:
 
 
 @contextmanager
-def quiet_pointers() -> Iterator[None]:
-    """Let a model look at addresses of tensors without memory, as `nn.LSTM` on a GPU does with its weights.
+def quiet_fakes() -> Iterator[None]:
+    """Keep PyTorch from telling of tensors without memory what a user could not mend.
 
-    They are all zero. PyTorch warns of it, which a user could not mend.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor is deprecated")
-        yield
-
-
-@contextmanager
-def quiet_failures() -> Iterator[None]:
-    """Keep PyTorch from logging the traceback of an operator that fails on fake tensors, besides raising the error.
-
-    It is twenty lines long, above the one line that says what a model does not take. What PyTorch logs for debugging
-    stays.
+    It warns where a model looks at their addresses, which are all zero, as `nn.LSTM` on a GPU does with its weights. It
+    logs the traceback of an operator that fails on them, twenty lines above the one that says what a model does not
+    take. What it logs for debugging stays.
     """
 
     def is_told(entry: LogRecord) -> bool:
@@ -102,7 +92,9 @@ def quiet_failures() -> Iterator[None]:
     logger = getLogger(fake_tensor.__name__)
     logger.addFilter(is_told)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor is deprecated")
+            yield
     finally:
         logger.removeFilter(is_told)
 

@@ -7,9 +7,7 @@ from ucudnn.errors import StepGraphError
 from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found
 from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.tracing.step_trace import BEFORE, StepTracing
-from ucudnn.memory.torch.tracing.trace_checks import (
-    start_autograd,
-)
+from ucudnn.memory.torch.tracing.trace_checks import start_autograd
 
 
 def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 1) -> StepProgram:
@@ -36,20 +34,25 @@ def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 
 def _traced(subject: StepSubject, name: str, batch: int, factor: int, snapshot: Snapshot) -> StepProgram:
     """Return the program of a step, when what it changes beside tensors has been found to be made once."""
 
+    def again() -> None:
+        snapshot.restore_modes()
+        snapshot.restore_tensors()
+
     def traced(*, settled: bool = False, seeks: bool = False) -> tuple[StepProgram, str | None]:
         tracing = StepTracing(subject, batch, factor, snapshot, settled=settled, seeks=seeks)
         try:
             return tracing.program(name, batch * factor), tracing.moved
         except StepGraphError:
-            if not seeks and tracing.place_is_unknown:
-                snapshot.restore_tensors() if settled else snapshot.restore()
+            if not seeks and tracing.effects.unplaced:
+                (again if settled else snapshot.restore)()
                 traced(settled=settled, seeks=True)
             raise
 
     program, moved = traced()
     if moved is not None:  # what is made once, such as a table, stays in the next step, and a counter does not
-        again, _ = traced(settled=True)
-        if [each.computed for each in again.calls] != [each.computed for each in program.calls]:
+        again()
+        second, _ = traced(settled=True)
+        if [each.computed for each in second.calls] != [each.computed for each in program.calls]:
             raise StepGraphError(f"forward changes {moved}, and computes otherwise then: {BEFORE}")
     snapshot.restore_modes()
     return program

@@ -8,7 +8,7 @@ decides by reference counts which memory it takes over.
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any, final
 
@@ -89,16 +89,12 @@ class Tracer(TorchDispatchMode):
         func = _WITH_MEMORY.get(func, func)
         if func.namespace in IGNORED:
             return func(*args, **kwargs)
-        watched = self.effects is not None and self.effects.pause(sys._getframe(1))
-        try:
+        with nullcontext() if self.effects is None else self.effects.paused(sys._getframe(1)):
             node = torch._C._current_autograd_node()
             number = None if node is None else node._sequence_nr()
             self.place = self._provenance.place(node, number)
             del node
             return self._written(func, args, kwargs, number)
-        finally:
-            if watched:
-                self.effects.resume()
 
     def _written(self, func: Any, args: Any, kwargs: Any, number: int | None) -> Any:
         """Run an operator, write it down, and return its result."""
