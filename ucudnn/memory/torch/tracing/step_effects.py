@@ -260,7 +260,7 @@ class StepEffects:
                 self._refuse(_STRUCTURE, frame)
         if self._seeks:
             with torch._C.DisableTorchFunction():
-                self._seek(frame)
+                self._seek(frame, event)
 
     def _restructures(self, frame: FrameType) -> bool:
         """Return whether a method changes the structure of the model: what sets an attribute need not."""
@@ -274,8 +274,10 @@ class StepEffects:
             return any(name in table for table in (module._modules, module._parameters, module._buffers))
         return code != _ADDS_BUFFER or name not in module._buffers  # one that is there may be set anew
 
-    def _seek(self, frame: FrameType) -> None:
-        """Look for the place of a change."""
+    def _seek(self, frame: FrameType, event: str) -> None:
+        """Look for the place of a change; what a library has changed is seen where it returns to the program."""
+        if is_library(frame) and (event != "return" or frame.f_back is None or is_library(frame.f_back)):
+            return
         for name, now, before in zip(_SETTINGS, _values_of(_SETTINGS), self._settings, strict=True):
             if now == before:
                 self._places.pop(name, None)
