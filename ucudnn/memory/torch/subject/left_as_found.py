@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _python_dispatch
+from torch.utils import _device, _python_dispatch
 
 from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent, is_plain
 from ucudnn.memory.torch.subject.call_modes import autocast_depth
@@ -292,6 +292,7 @@ def _of_this_thread() -> Iterator[_Undo]:
     flags = {name: value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_")}
     yield partial(vars(_python_dispatch).update, flags)
     yield partial(setattr, torch._GLOBAL_DEVICE_CONTEXT, "device_context", _default_device())
+    yield partial(setattr, _device, "CURRENT_DEVICE", _device.CURRENT_DEVICE)
     yield partial(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     yield partial(setattr, forward_ad, "_current_level", forward_ad._current_level)
     yield partial(torch._C._set_grad_enabled, torch.is_grad_enabled())
