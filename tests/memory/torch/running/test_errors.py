@@ -133,6 +133,8 @@ def check_fits(name, folders, number, seed, policy="stock"):
         error = ERRORS[place % len(ERRORS)]("drawn")
         points, _ = passed(Points(folders, point, error), setup.fit)
         reached += points.reached
+        if not points.reached:  # the fit has ended well, and what forward has written stays
+            before = everything(setup)
         assert gc.get_freeze_count() == 0, point
         try:
             assert_same(everything(setup), before)
