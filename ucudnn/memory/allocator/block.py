@@ -131,10 +131,16 @@ class TensorBlock:
 
 @final
 class BlockReplay(StepReplay):
-    """Steps in a block, before whose actions storages move."""
+    """Steps in a block, before whose actions storages move.
+
+    Attributes:
+        patient: whether steps wait for copies under way where nothing that moves makes room.
+        waits: by action, the storages for whose copies the steps wait before it, in order.
+    """
 
     def __init__(self, graph: StepGraph, costs: Costs, block: TensorBlock, limits: BlockLimits) -> None:
         super().__init__(graph, costs, block, state_exists=limits.state_exists)
+        self.patient, self.waits = False, dict[int, list[int]]()
         self.block, self.moved_bytes, self.copies = block, 0, 0
         self._limits, self._most_live = limits, limits.live_bytes
         roles = [storage.role for storage in graph.storages]
@@ -231,11 +237,28 @@ class BlockReplay(StepReplay):
         while not self._updating and (placed := self.block.placed(sizes)) < len(sizes):
             move = self._room_maker(sizes, placed)
             moves = (move,) if move else self._slides.moves(sizes, placed)
-            if not moves:
+            if not moves and not self._wait(index):
                 break
             moved.extend(self.carry_out(each)[0] for each in moves)
         if moved:
             self._found[index] = (*self._found.get(index, ()), *moved)
+
+    def _wait(self, index: int) -> bool:
+        """Wait for the copy that ends first of those under way; return whether there was one, and waiting is allowed.
+
+        What the copy reads or writes can move then, or leaves a hole where it has been freed.
+        """
+        held = [(self._delayed[freed_at], freed_at, self._actions[freed_at].target) for freed_at in self._held]
+        there = [(ended, ABSENT, each) for each, ended in self._copying.items() if ended > self._at]
+        if not self.patient or not (held or there):
+            return False
+        _, freed_at, storage = min(held + there)
+        if freed_at == ABSENT:
+            del self._copying[storage]
+        else:
+            self._release(freed_at)
+        self.waits.setdefault(index, []).append(storage)
+        return True
 
     def _begin_update(self, kept: Piece) -> None:
         """Leave the optimizer's state the bytes that are kept for it; the largest hole is for what passes."""

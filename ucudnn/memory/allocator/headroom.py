@@ -16,6 +16,8 @@ from ucudnn.memory.allocator.compaction import Compaction, compact, tightened
 from ucudnn.memory.allocator.replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
 from ucudnn.memory.allocator.slide_search import COPY_BYTES
 from ucudnn.memory.allocator.step_replay import ReplayedPlan
+from ucudnn.memory.allocator.waits import SteppedBlock, with_waits
+from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
@@ -99,12 +101,21 @@ class AllocatorRoom:
             found = self._within(most, plan, costs)
         return None if found is None else tightened(found, *self._stepped(most, plan, costs))
 
+    def waiting(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
+        """Return a plan that runs in one block because it waits for copies; None where none does."""
+        if not self.in_one_block or not any(kind in COPIES for kind, _ in plan.actions):
+            return None
+        return self._latest.known("waiting", plan, costs, self._waiting_anew)
+
+    def _waiting_anew(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
+        most_bytes = self.most_bytes - self.spare_bytes
+        found = with_waits(plan, costs, partial(self._stepped, most_bytes), most_bytes)
+        return None if found is None or self.widest(found, costs) is None else found
+
     def _within(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> Compaction | None:
         return compact(*self._stepped(most_bytes, plan, costs))
 
-    def _stepped(
-        self, most_bytes: int, plan: MemoryPlan, costs: Costs
-    ) -> tuple[ReplayedPlan, Costs, BlockLimits, ReplayedPlan | None]:
+    def _stepped(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> SteppedBlock:
         """Return what steps of a plan are in a block of some bytes, as `compact` takes it."""
         done, first = self._simulated(plan, costs), self.first_of(plan, costs)
         lasting = self._lasting(plan.graph, costs)
@@ -119,7 +130,7 @@ class AllocatorRoom:
             lasting_bytes=lasting - self.lost_bytes,
             lost_bytes=self.lost_bytes,
         )
-        return self._step(plan, costs), costs, limits, None if first is None else self._step(first, costs)
+        return SteppedBlock(self._step(plan, costs), costs, limits, None if first is None else self._step(first, costs))
 
     def _step(self, plan: MemoryPlan, costs: Costs) -> ReplayedPlan:
         done = self._simulated(plan, costs)

@@ -315,8 +315,20 @@ class _Choice:
             return 0, 0.0, plan
         found = room.widest(plan, costs)
         if found is None:
-            return self._over(plan), returns_ms(room.returns(plan, costs, room.spare_bytes)), plan
+            return self._waited(plan)
         return 0, room.moves_ms(found), replace(plan, moves=found.moves)
+
+    def _waited(self, plan: MemoryPlan) -> tuple[int, float, MemoryPlan]:
+        """Return the outlook of a plan that runs in no block as it is: it waits for copies, or pages go back."""
+        assert self._room is not None
+        room, costs = self._room, self._costs
+        own = self._over(plan), returns_ms(room.returns(plan, costs, room.spare_bytes)), plan
+        waiting = room.waiting(plan, costs)
+        layout = None if waiting is None else room.widest(waiting, costs)
+        if waiting is None or layout is None:
+            return own
+        longer_ms = simulate(waiting, costs).step_ms - simulate(plan, costs).step_ms + room.moves_ms(layout)
+        return (own[0], longer_ms, replace(waiting, moves=layout.moves)) if longer_ms < own[1] else own
 
     def _over(self, plan: MemoryPlan) -> int:
         """Return the bytes that the allocator takes for a plan beyond the room, without what is spared."""
