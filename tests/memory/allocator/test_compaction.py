@@ -15,7 +15,8 @@ from ucudnn.memory.allocator.replay import SMALL_BYTES, replay_allocator, replay
 from ucudnn.memory.allocator.step_replay import ReplayedPlan, StepReplay
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.planner.planner import frugal_plan, make_plan
+from ucudnn.memory.planner.least import frugal_plan
+from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.plans.actions import Move, free, offload, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate

@@ -15,7 +15,8 @@ from ucudnn.memory.allocator.replay import ReplayedReturns
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.planner import planner
-from ucudnn.memory.planner.planner import least_plan, make_plan
+from ucudnn.memory.planner.least import least_plan
+from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.simulation.late_copies import with_late_copies
 from ucudnn.memory.simulation.simulator import simulate

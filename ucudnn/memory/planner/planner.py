@@ -11,6 +11,7 @@ A policy plans only when its bound, the least time that the step takes by it, is
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from ucudnn.errors import BudgetError
 from ucudnn.memory.allocator.headroom import AllocatorRoom
 from ucudnn.memory.allocator.replay import ReplayedReturns
 from ucudnn.memory.planner.bounds import least_time_ms
+from ucudnn.memory.planner.least import least_of, near
 from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
@@ -90,57 +92,20 @@ def make_plan(
     for each in slow if any(kind in COPIES for kind, _ in found.actions) else ():  # else it saves little
         with suppress(BudgetError):
             other = make_plan(graph, costs, budget, each, room, host_bytes)
-            found = min(found, other, key=lambda each: simulate(each, costs).step_ms)
+            found = min(found, other, key=partial(_whole_ms, costs, room))
     return found
+
+
+def _whole_ms(costs: Costs, room: AllocatorRoom | None, plan: MemoryPlan) -> float:
+    """Return how long a step takes by a plan, with pages that go back to the driver in each step."""
+    found = room is None or room.compaction(plan, costs) is not None
+    pause_ms = 0.0 if found or room is None else returns_ms(room.returns(plan, costs))
+    return simulate(plan, costs).step_ms + pause_ms
 
 
 def _has_faster(costs: Costs) -> bool:
     """Return whether a convolution is faster in one of its configurations than as the program computes it."""
     return any(each.time_ms < _SAME * costs.time_ms[operation] for operation, each in costs.fastest.items())
-
-
-def frugal_plan(
-    graph: StepGraph,
-    costs: Costs,
-    policy: str | MemoryPolicy,
-    other: MemoryPlan,
-    room: AllocatorRoom | None = None,
-) -> MemoryPlan | None:
-    """Return a policy's plan for the least budget that it keeps; None where that takes no less than another plan.
-
-    Args:
-        graph: the step.
-        costs: its costs.
-        policy: name of a policy, or a policy; 'auto' stands for recomputation by blocks, which needs no host memory.
-        other: the other plan, whose budget the plan keeps, too.
-        room: what the allocator may take; a plan that takes more of it than the other one is none.
-    """
-    found = least_plan(graph, costs, policy)
-    if found is None or simulate(found, costs).peak_bytes >= simulate(other, costs).peak_bytes:
-        return None
-    if room is not None and room.taken_bytes(found, costs) > max(room.most_bytes, room.taken_bytes(other, costs)):
-        return None
-    return replace(found, budget_bytes=other.budget_bytes)
-
-
-def least_plan(graph: StepGraph, costs: Costs, policy: str | MemoryPolicy) -> MemoryPlan | None:
-    """Return a policy's plan for the least budget that it keeps, as `frugal_plan`; None where there is none."""
-    name = "checkpoint" if policy == "auto" else policy
-    return _least(find_policy(name) if isinstance(name, str) else name, graph, costs)
-
-
-def _least(policy: MemoryPolicy, graph: StepGraph, costs: Costs) -> MemoryPlan | None:
-    return _near(policy, graph, costs, measure_liveness(graph, costs).floor_bytes)
-
-
-def _near(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int) -> MemoryPlan | None:
-    """Return a policy's plan for a budget, or else for the least one that it keeps; None where there is none."""
-    for _ in range(3):  # an error names the floor, or the least budget that the policy keeps
-        try:
-            return policy.plan(graph, costs, budget)
-        except BudgetError as error:
-            budget = error.required_bytes
-    return None
 
 
 class _Choice:
@@ -238,7 +203,7 @@ class _Choice:
             check_budget(self._graph, self._costs, self._budget)
         except BudgetError as floor:
             plans = [
-                _near(policy, self._graph, self._costs, refused.required_bytes)
+                near(policy, self._graph, self._costs, refused.required_bytes)
                 for policy, refused in self._refused
                 if refused.required_bytes < floor.required_bytes
             ]
@@ -285,7 +250,7 @@ class _Choice:
         best: tuple[int, MemoryPlan | None] = 2**62, None
         floor_bytes = measure_liveness(self._graph, self._costs).floor_bytes
         for policy in [each for each in policies if not isinstance(each, JointPolicy)] or policies:
-            plan, budget = _least(policy, self._graph, self._costs), float(floor_bytes)
+            plan, budget = least_of(policy, self._graph, self._costs), float(floor_bytes)
             while plan is not None:
                 found = simulate(plan, self._costs)
                 if found.peak_bytes >= best[0]:
@@ -294,7 +259,7 @@ class _Choice:
                     best = min(best, (self._pages(plan, found), plan), key=lambda each: each[0])
                 while budget <= found.peak_bytes:
                     budget *= _STEADY_STEP
-                plan = _near(policy, self._graph, self._costs, int(budget)) if budget < best[0] else None
+                plan = near(policy, self._graph, self._costs, int(budget)) if budget < best[0] else None
                 budget *= _STEADY_STEP
         return best
 
@@ -360,7 +325,7 @@ class _Choice:
             return
         least, most = (int(candidate.peak_bytes * share) for share in (_LEAST_STEP, _MOST_STEP))
         less = min(max(int(over * _STEP), least), most)
-        plan = _near(candidate.policy, self._graph, self._costs, candidate.peak_bytes - less)
+        plan = near(candidate.policy, self._graph, self._costs, candidate.peak_bytes - less)
         if plan is not None and simulate(plan, self._costs).peak_bytes < candidate.peak_bytes:
             self._push(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)
 

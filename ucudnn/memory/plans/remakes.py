@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from ucudnn.memory.plans.actions import Action
 from ucudnn.memory.plans.recomputation import actions_with, extra_bytes, recomputation
 from ucudnn.memory.step.costs import Costs
@@ -69,6 +67,8 @@ class DroppedActivations:
         self.spans = {storage: span for storage in graph.saved if (span := self._span(storage)) is not None}
         liveness = measure_liveness(graph, costs)
         self.sizes, self._scratch = liveness.sizes, liveness.scratch_bytes
+        import numpy as np  # commands that plan nothing do without it
+
         self._changes = np.array(liveness.changes(), dtype=np.int64)
         self._scratch_row = np.array(self._scratch, dtype=np.int64)
         self.kinds = self._kinds()

@@ -18,7 +18,8 @@ from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory.allocator import block, compaction, headroom  # noqa: E402
 from ucudnn.memory.allocator.compaction import compact  # noqa: E402
 from ucudnn.memory.allocator.headroom import AllocatorRoom  # noqa: E402
-from ucudnn.memory.planner.planner import least_plan, make_plan  # noqa: E402
+from ucudnn.memory.planner.least import least_plan  # noqa: E402
+from ucudnn.memory.planner.planner import make_plan  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ucudnn.errors import BudgetError, InvalidValueError
 from ucudnn.memory.allocator.compaction import Compaction
 from ucudnn.memory.allocator.headroom import AllocatorRoom
-from ucudnn.memory.planner.planner import frugal_plan, least_plan, make_plan, returns_ms
+from ucudnn.memory.planner.least import frugal_plan, least_plan
+from ucudnn.memory.planner.planner import make_plan, returns_ms
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
 from ucudnn.memory.pools.host_slots import plan_host_slots
