@@ -14,7 +14,8 @@ from ucudnn.workspace import allocation
 
 
 @pytest.fixture
-def faulty():
+def faulty(monkeypatch):
+    monkeypatch.setattr(allocation, "_DROPPED", [])  # tests of captures in PyTorch leave theirs
     yield FaultyBackend()
     assert allocation._DROPPED == []
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.memory_plans import random_plans, with_sizes
@@ -97,7 +97,6 @@ def test_where_waits_make_no_room_there_is_no_plan():
 
 
 @given(drawn=random_plans(), sizes=st.lists(st.integers(2, 40), min_size=1, max_size=12), slow=st.floats(1e-3, 1e3))
-@settings(max_examples=60, deadline=None)
 def test_a_patient_plan_has_room_and_does_nothing_else_but_wait(drawn, sizes, slow):
     plan, costs = drawn
     plan = with_sizes(plan, sizes)

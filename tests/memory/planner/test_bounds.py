@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import random_steps, small_unet
@@ -15,7 +15,6 @@ from ucudnn.memory.step.liveness import measure_liveness
 
 
 @given(drawn=random_steps(), share=st.floats(0, 1), rates=st.tuples(*[st.sampled_from([0.1, 1.0, 4.0, 100.0])] * 2))
-@settings(max_examples=15, deadline=None)
 def test_no_plan_is_faster_than_the_bound_of_its_policy(drawn, share, rates):
     graph, costs = drawn
     costs = replace(costs, offload_bytes_per_ms=rates[0], prefetch_bytes_per_ms=rates[1])
