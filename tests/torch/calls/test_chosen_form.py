@@ -80,7 +80,12 @@ def calls(draw):
 
 
 def assert_like_pytorchs(call):
-    expected = call.results()
+    try:
+        expected = call.results()
+    except RuntimeError as error:  # PyTorch 2.13 lacks some gradients of its own: "grad_weight must be contiguous"
+        if "must be contiguous" not in str(error):
+            raise
+        return
     with enable_on_cpu() as on:
         found = call.results()
         by_pytorch = call.dtype is torch.bfloat16  # which the CPU backend does not compute

@@ -21,6 +21,7 @@ from ucudnn.memory.torch.subject.step_arguments import step_subject  # noqa: E40
 from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight"),  # PyTorch's mean square norm
     pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*CPU autocast:UserWarning"),
 ]
