@@ -168,7 +168,7 @@ class GateLibrary:
 
 
 def _root(folder: Path) -> Path:
-    """Return the user's cache folder, which has that of the package, which has that of the gate."""
+    """Return the user's cache folder: it holds the package's folder, and that holds the gate's."""
     return folder.parent.parent
 
 

@@ -139,7 +139,7 @@ class StepReads:
             self._writes[key] += 1
 
     def _now(self) -> Iterator[tuple[tuple[int, str], AttributeRead, AttributeContent]]:
-        """Yield what was read, and what it is made of now."""
+        """Yield each read with its present content."""
         for key, (each, before) in [*self._reads.items()]:
             value = each.value()
             same = value is before and isinstance(value, _STEADY)
