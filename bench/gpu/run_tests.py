@@ -28,7 +28,7 @@ def main() -> None:
     arguments = parser.parse_args()
     files = arguments.files or sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/gpu/**/test_*.py"))
     began, results = time.monotonic(), dict[str, Any]()
-    found = {"conditions": _conditions(), "files": results, "not_reached": files}
+    found = {"conditions": gpu_conditions(), "files": results, "not_reached": files}
     for number, file in enumerate(files):
         left = arguments.seconds - (time.monotonic() - began)
         if left <= 0:
@@ -39,7 +39,7 @@ def main() -> None:
         print(file, {key: value for key, value in results[file].items() if key != "reports"}, flush=True)
 
 
-def _conditions() -> dict[str, str]:
+def gpu_conditions() -> dict[str, str]:
     """Return the GPU, its driver and the versions of all libraries."""
     import torch
 
