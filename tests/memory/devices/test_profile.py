@@ -9,13 +9,33 @@ import pytest
 from ucudnn.errors import ProfileError
 from ucudnn.memory.devices.profile import load_device, shipped_devices
 from ucudnn.memory.devices.roofline import convolution_front, device_costs
+from ucudnn.memory.step.graph import Affine
 from ucudnn.memory.step.shipped import open_step
-from ucudnn.problem import ConvolutionProblem, Layout, Operation
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 
 FIGURES = {
     *("memory_bytes", "link", "flops_per_second", "bytes_per_second", "launch_ms", "matrix", "convolution"),
 }
-WITHIN = {"titan-x": 0.15, "gtx-970": 0.15, "h200": 0.3}  # of published times of whole steps
+PUBLISHED = ("a10", "a100-40", "a100-80", "h100", "p100", "rtx-3090", "rtx-4090", "t4", "v100")
+WITHIN = {
+    "titan-x": 0.15,
+    "gtx-970": 0.15,
+    "h200": 0.3,
+    **dict.fromkeys(PUBLISHED, 0.25),
+}  # of published times of steps
+
+
+def _varied(graph, layout="first", dtype="", math=""):
+    """Return a step with convolutions of another layout, type or arithmetic; in 16 bits, all bytes are half as many."""
+    changes = {"layout": Layout.NHWC} if layout == "last" else {}
+    changes |= {"dtype": DataType(dtype)} if dtype else {}
+    changes |= {"math": MathMode(math)} if math else {}
+    operations = []
+    for each in graph.operations:
+        traffic = Affine(each.traffic.fixed // 2, each.traffic.per_sample // 2) if dtype else each.traffic
+        problem = each.problem and replace(each.problem, **changes)
+        operations.append(replace(each, problem=problem, traffic=traffic, dtype=dtype or each.dtype))
+    return replace(graph, operations=tuple(operations))
 
 
 def predicted_ms(profile, row):
@@ -24,20 +44,22 @@ def predicted_ms(profile, row):
         fields = {**row["problem"], "operation": Operation(row["problem"]["operation"])}
         fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         return convolution_front(profile, ConvolutionProblem(**fields))[-1].time_ms
-    graph = open_step(row["step"]).with_batch(row["batch"])
-    if row.get("variant", {}).get("layout") == "last":
-        operations = (
-            replace(each, problem=each.problem and replace(each.problem, layout=Layout.NHWC))
-            for each in graph.operations
-        )
-        graph = replace(graph, operations=tuple(operations))
+    graph = _varied(open_step(row["step"]).with_batch(row["batch"]), **row.get("variant", {}))
     times = device_costs(profile, graph, row["algorithms"]).time_ms
     pairs = zip(times, graph.operations, strict=True)
     return sum(time for time, operation in pairs if operation.phase.value in row["phases"])
 
 
-def test_the_devices_of_the_papers_and_the_measured_one_ship():
-    assert shipped_devices() == ("gtx-970", "h200", "m40", "titan-x")
+def test_the_devices_of_the_papers_the_measured_one_and_common_ones_ship():
+    assert {*shipped_devices()} == {"gtx-970", "h200", "m40", "titan-x", *PUBLISHED}
+
+
+@pytest.mark.parametrize("name", shipped_devices())
+@pytest.mark.parametrize("step", ["gpt2", "unet3d"])
+def test_each_device_has_costs_for_steps_of_any_type(name, step):
+    graph = open_step(step)
+    times = [sum(device_costs(load_device(name), _varied(graph, dtype=kind)).time_ms) for kind in ("", "bfloat16")]
+    assert 0 < times[1] <= times[0]
 
 
 @pytest.mark.parametrize("name", shipped_devices())
@@ -113,7 +135,7 @@ def test_a_mini_batch_between_measured_ones_takes_its_share():
 
 def test_an_unknown_device_is_answered_with_the_known_ones():
     with pytest.raises(
-        ProfileError, match="device 'b200' is neither a file nor one that ships with ucudnn: gtx-970, h200"
+        ProfileError, match="device 'b200' is neither a file nor one that ships with ucudnn: a10, a100-40"
     ):
         load_device("b200")
 
