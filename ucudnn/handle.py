@@ -4,33 +4,31 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from typing import Unpack
 
-from ucudnn.arrays import ProblemCache
+from ucudnn.arrays import ArrayLike, BiasedFilters, Parameters, ProblemCache, with_bias
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import OVERWRITE, Backend, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.measurer import ProgressListener
-from ucudnn.errors import BackendError, InfeasibleError, PlanFileError
-from ucudnn.execution.array_calls import ArrayCalls
+from ucudnn.errors import BackendError, InvalidProblemError
 from ucudnn.execution.dispatcher import Dispatcher
 from ucudnn.execution.kernel_plans import KernelPlans
-from ucudnn.execution.launcher import Launcher
-from ucudnn.execution.layer_identity import LayerIdentities, checked_name
+from ucudnn.execution.layer_identity import checked_name
 from ucudnn.kernel import KernelKey, VirtualAlgorithm
 from ucudnn.planning.concurrency import groups_under
-from ucudnn.planning.decision import decide
-from ucudnn.planning.plan_file import SavedPlan, encode_plans, load_plans, refuse_difference
+from ucudnn.planning.plan_file import SavedPlan, encode_all, load_plans
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import ConvolutionProblem
+from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.output_file import write_whole
 from ucudnn.reporting.report import Report
-from ucudnn.reporting.run_report import report_run, report_timed_run
+from ucudnn.reporting.run_report import report_plans
 from ucudnn.settings import Settings, SolverName
 from ucudnn.workspace.spare import tail_step
 
 
-class Handle(ArrayCalls):
+class Handle:
     """Convolutions in micro-batches: the same call and the same results, within a workspace limit.
 
     A problem is planned at its first call, or earlier if `get_algorithm` registered it. An argument that is None comes
@@ -52,6 +50,11 @@ class Handle(ArrayCalls):
         plans: a file of plans to load, as `save_plans` writes it (UCUDNN_PLANS).
         effort: how much time one measurement may take.
         listener: receives the progress of the benchmarks.
+
+    Attributes:
+        settings: its settings.
+        backend: what computes the convolutions, or replays recorded measurements.
+        plans: the plans of its kernels; who uses them holds the backend's lock.
 
     Raises:
         SettingsError: if an argument or an environment variable has an invalid value.
@@ -105,19 +108,16 @@ class Handle(ArrayCalls):
         listener: ProgressListener | None = None,
         measures: bool = True,
     ) -> "Handle":
-        """Return a handle with the given settings, whatever the environment says.
+        """Return a handle with the given settings, whatever the environment says; it raises what `Handle` raises.
 
         Args:
             settings: the settings; every field counts.
             backend: a backend in place of the one that the settings name.
-            groups: as for `Handle`.
-            effort: as for `Handle`.
-            listener: as for `Handle`.
+            groups: as for `Handle`, and so are effort and listener.
+            effort: how much time one measurement may take.
+            listener: receives the progress of the benchmarks.
             measures: whether first calls measure; else a kernel that is not measured gets a plan at once, by the order
                 of heuristics and by workspaces.
-
-        Raises:
-            UcudnnError: as `Handle`.
         """
         handle = cls.__new__(cls)
         handle._open(settings, backend, groups, effort, listener, measures=measures)
@@ -136,17 +136,16 @@ class Handle(ArrayCalls):
         self.settings = settings
         opened = open_backend(settings.backend, cudnn_library=settings.cudnn_library) if backend is None else backend
         self.backend: Backend = opened
-        """What computes the convolutions, or replays recorded measurements."""
         self._effort, self._listener = effort, listener
-        self._benchmark = open_benchmark(self.backend, settings, effort=effort, listener=listener, measures=measures)
-        self._lock, self._problems, self._layers = self.backend.lock, ProblemCache(), LayerIdentities()
+        self._benchmark = open_benchmark(opened, settings, effort=effort, listener=listener, measures=measures)
+        self._lock, self._problems = self.backend.lock, ProblemCache()
         self._divides = settings.total_workspace_bytes is not None
         computes = opened if isinstance(opened, ComputeBackend) else None
         self._dispatcher = None if computes is None else Dispatcher(computes, self._benchmark, settings)
-        self._plans = KernelPlans(self._benchmark, settings, groups_under(settings, groups), self._dispatcher)
-        self._entries = self._plans.entries
+        self.plans = KernelPlans(self._benchmark, settings, groups_under(settings, groups), self._dispatcher)
+        self._entries = self.plans.entries
         if settings.plans is not None:
-            self._plans.load(load_plans(settings.plans, opened))
+            self.plans.load(load_plans(settings.plans, opened))
 
     def with_settings(self, settings: Settings) -> "Handle":
         """Return another handle with other settings, on the same backend, which measures as this one does."""
@@ -155,7 +154,7 @@ class Handle(ArrayCalls):
     def get_algorithm(
         self, problem: ConvolutionProblem, *, layer: str = "", filters: Hashable = None
     ) -> VirtualAlgorithm:
-        """Register a kernel before its first run, as frameworks do through cudnnGetConvolution*Algorithm.
+        """Register a kernel before its first run, and return an algorithm that needs no workspace from the caller.
 
         WD must know all kernels before it divides the workspace (paper, section 3.5). Registering a kernel again
         changes nothing.
@@ -166,15 +165,12 @@ class Handle(ArrayCalls):
             filters: under WD, any value that tells layers without a name apart, such as the address of the filters or
                 of their gradient. A later call with filters that were not registered is taken for a call of the next
                 registered layer with filters of that shape, or else for a call of a new layer.
-
-        Returns:
-            A virtual algorithm that needs no workspace from the caller.
         """
         with self._lock:
             layer = checked_name(layer)
             if self._divides and not layer:
-                layer = self._layers.register(problem, filters)
-            self._plans.register(KernelKey(layer, problem))
+                layer = self.plans.layers.register(problem, filters)
+            self.plans.register(KernelKey(layer, problem))
         return VirtualAlgorithm()
 
     def optimize(self) -> None:
@@ -186,7 +182,7 @@ class Handle(ArrayCalls):
         """
         self.backend.refuse_reentry()
         with self._lock:
-            self._plans.plan_all()
+            self.plans.plan_all()
 
     def save_plans(self, path: str | PathLike[str]) -> None:
         """Write the plans of all kernels so far to a file, for `load_plans` in other processes.
@@ -199,12 +195,10 @@ class Handle(ArrayCalls):
     def saved_plans(self) -> list[SavedPlan]:
         """Return the plans of all kernels so far, as `save_plans` writes them."""
         with self._lock:
-            return self._plans.saved()
+            return self.plans.saved()
 
     def load_plans(self, path: str | PathLike[str]) -> None:
-        """Take the plans of a file, from the next call on, also in place of those that were made before.
-
-        A kernel that the file has not is planned as without it.
+        """Take the plans of a file from the next call on; a kernel that the file has not is planned as without it.
 
         Raises:
             PlanFileError: if the file cannot be read, is damaged or of another version, was made for another device or
@@ -213,12 +207,79 @@ class Handle(ArrayCalls):
         plans = load_plans(path, self.backend)
         self.backend.refuse_reentry()
         with self._lock:
-            self._plans.load(plans)
+            self.plans.load(plans)
 
-    @property
-    def plans(self) -> KernelPlans:
-        """The plans of its kernels; who uses them holds the backend's lock."""
-        return self._plans
+    def forward(
+        self,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        layer: str = "",
+        bias: ArrayLike | None = None,
+        **parameters: Unpack[Parameters],
+    ) -> None:
+        """Compute y = alpha * conv(x, w) + beta * y, or alpha * conv(x, w) + bias (cudnnConvolutionForward).
+
+        Args:
+            x: input, shape (N, C, spatial...), or (N, spatial..., C) for a channels-last layout such as 'NHWC'.
+            w: filters, shape (K, C / groups, kernel...), or (K, kernel..., C / groups).
+            y: output, shape (N, K, output...), or (N, output..., K).
+            alpha: factor of the convolution.
+            beta: factor of what y holds; at 0, y is not read.
+            layer: name of the layer.
+            bias: one number for each filter, of the type of y; None for none. Algorithms that add it themselves are
+                measured beside those after which another kernel adds it.
+            **parameters: padding, stride, dilation, groups, layout, math ('tf32' or 'fma'), deterministic.
+
+        Raises:
+            InvalidProblemError: if the arrays do not fit together, or if there is a bias and beta is not 0.
+            UcudnnError: as `convolve`.
+        """
+        problem = self._problems.problem_of(Operation.FORWARD, x, w, y, **parameters)
+        if bias is not None:
+            if beta:
+                raise InvalidProblemError(f"beta is {beta}, but a bias is not added to what y holds: leave one out")
+            problem, w = with_bias(problem, bias), BiasedFilters(w, bias)
+        self.convolve(problem, x, w, y, alpha=alpha, beta=beta, layer=layer)
+
+    def backward_data(
+        self,
+        w: Tensor,
+        dy: Tensor,
+        dx: Tensor,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        layer: str = "",
+        **parameters: Unpack[Parameters],
+    ) -> None:
+        """Compute dx = alpha * (gradient of the input) + beta * dx (cudnnConvolutionBackwardData).
+
+        Arguments and errors are as in `forward`; dx and dy, the gradients, are shaped as x and y.
+        """
+        problem = self._problems.problem_of(Operation.BACKWARD_DATA, dx, w, dy, **parameters)
+        self.convolve(problem, dx, w, dy, alpha=alpha, beta=beta, layer=layer)
+
+    def backward_filter(
+        self,
+        x: Tensor,
+        dy: Tensor,
+        dw: Tensor,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        layer: str = "",
+        **parameters: Unpack[Parameters],
+    ) -> None:
+        """Compute dw = alpha * (gradient of the filters) + beta * dw (cudnnConvolutionBackwardFilter).
+
+        Arguments and errors are as in `forward`; dy and dw, the gradients, are shaped as y and w. beta applies once.
+        """
+        problem = self._problems.problem_of(Operation.BACKWARD_FILTER, x, dw, dy, **parameters)
+        self.convolve(problem, x, dw, dy, alpha=alpha, beta=beta, layer=layer)
 
     def convolve(
         self,
@@ -246,11 +307,10 @@ class Handle(ArrayCalls):
             alpha: factor of the convolution.
             beta: factor of what the output holds; at 0 the output is not read.
             layer: name of the layer, as registered.
-            spare: memory that the call may overwrite, such as that of a gradient that is computed next. If it is
-                larger than the limit, it serves as the workspace, and no other is allocated. Not used under WD.
+            spare: memory that the call may overwrite. If it is larger than the limit, it serves as the workspace, and
+                no other is allocated. Not used under WD.
             fresh: whether the output holds nothing that is wanted and is not read before the call ends. Then samples
-                that are not written yet serve as workspace, if that is faster than the limit alone allows. Not used
-                under WD or if beta is not 0.
+                that are not written yet may serve as workspace. Not used under WD or if beta is not 0.
 
         Raises:
             InvalidProblemError: if the output shares memory with an input.
@@ -267,70 +327,24 @@ class Handle(ArrayCalls):
             backend.refuse_reentry()
         if alignment < problem.alignment:
             problem = replace(problem, alignment=alignment)
-        spare_bytes = 0 if spare is None else self.useful(spare.size_bytes)
+        spare_bytes = 0 if spare is None else self.plans.spare_workspace_bytes(spare.size_bytes)
         fresh = fresh and beta == 0 and not self._divides and tail_step(problem) > 0
         with self._lock:
             named = bool(layer)
             if self._divides and not named:
-                layer = self._layers.call(problem, backend.address(bound_w))
+                layer = self.plans.layers.call(problem, backend.address(bound_w))
             key = layer, problem, spare_bytes, fresh  # found as a `KernelKey` is, and sooner made
             entry = self._entries.get(key)
             if entry is None and backend.capturing(backend.queue()):
                 entry = self._entries.get((layer, problem, 0, False))  # a capture cannot plan
             if entry is None or entry.decision is None:
-                try:
-                    entry = self._plans.plan(KernelKey(checked_name(layer) if named else layer, *key[1:]))
-                except InfeasibleError:
-                    shared = None if named else self._layers.share(problem, backend.address(bound_w))
-                    if shared is None:
-                        raise
-                    entry = self._plans.plan(KernelKey(shared, problem))
-            if entry.apart != bound:
+                if named:
+                    checked_name(layer)
+                entry = self.plans.plan_call(KernelKey(*key), backend.address(bound_w))
+            if entry.disjoint != bound:
                 dispatcher.refuse_overlap(entry, bound)
             scaling = OVERWRITE if alpha == 1 and beta == 0 else Scaling(alpha, beta)
             dispatcher.launch(entry, bound_x, bound_w, bound_y, scaling, spare)
-
-    def useful(self, spare_bytes: int) -> int:
-        """Return how many bytes of spare memory serve as workspace: 0 up to the limit, else one of a few sizes.
-
-        Each size has a plan of its own, so they are rounded down to three or four binary digits.
-        """
-        step = 1 << max(0, spare_bytes.bit_length() - 4)
-        rounded = spare_bytes // step * step
-        return 0 if self._divides or rounded <= self.settings.workspace_limit_bytes else rounded
-
-    def launcher(
-        self,
-        problem: ConvolutionProblem,
-        layer: str = "",
-        spare_bytes: int = 0,
-        *,
-        fresh: bool = False,
-        plan: bool = False,
-    ) -> Launcher | None:
-        """Return the short way to compute a planned problem with alpha = 1 and beta = 0.
-
-        Args:
-            problem: the problem to compute.
-            layer: name of the layer.
-            spare_bytes: bytes of spare memory that each call brings, as `useful` returns them.
-            fresh: whether outputs hold nothing that is wanted.
-            plan: whether to plan the problem now if it is not planned yet.
-
-        Returns:
-            The launcher. None if the problem is not planned, or under WD, where each call must find its layer.
-
-        Raises:
-            UcudnnError: as `convolve`, if it plans.
-        """
-        if self._dispatcher is None or self._divides:
-            return None
-        key = KernelKey(checked_name(layer), problem, spare_bytes, fresh and tail_step(problem) > 0)
-        with self._lock:
-            entry = self._entries.get(key)
-            if plan and (entry is None or entry.decision is None):
-                entry = self._plans.plan(key)
-        return None if entry is None or entry.decision is None else Launcher(entry, self._dispatcher, self._lock)
 
     @property
     def workspace_bytes(self) -> int:
@@ -368,29 +382,17 @@ class Handle(ArrayCalls):
                 is inside a convolution.
             MemoryError: with `repeats`, if there is no room for tensors and workspace.
         """
-        policy = self.settings.policy.value
         if repeats:
             self.backend.refuse_reentry()
         with self._lock:
-            if repeats and self._plans.decisions and self._dispatcher is not None:
-                return report_timed_run(self._plans, self._dispatcher.backend, policy, repeats)
-            decided = self._plans.decisions or [decide([], self._benchmark, self.settings)]
-            return report_run(decided, self._entries.values(), self.backend, policy)
+            return report_plans(self.plans, self.backend, self.settings.policy.value, repeats)
 
 
 def save_plans(handles: Sequence[Handle], path: str | PathLike[str]) -> None:
-    """Write the plans of several handles, such as those of a program's GPUs, to one file.
-
-    Of several plans of one kernel, the first is kept.
+    """Write the plans of several handles, such as those of a program's GPUs, to one file; of one kernel, the first.
 
     Raises:
         PlanFileError: if there is no handle, or if they are of different devices.
         OutputError: if the file cannot be written.
     """
-    if not handles:
-        raise PlanFileError("there are no plans to save, because no convolution was planned yet")
-    first, *others = (handle.backend for handle in handles)
-    for other in others:
-        refuse_difference(first.machine(), other, "the first device's plans")
-    plans = {each.kernel: each for handle in reversed(handles) for each in handle.saved_plans()}
-    write_whole(Path(path), encode_plans(list(plans.values()), first))
+    write_whole(Path(path), encode_all([(each.backend, each.saved_plans()) for each in handles]))

@@ -34,7 +34,7 @@ def undivided(faulty, **options):
 
 def workspace_of(handle, number):
     (entry,) = handle._entries.values()
-    return weakref.ref(entry.ready[number])
+    return weakref.ref(entry.workspaces[number])
 
 
 def test_a_stream_with_the_address_of_one_that_ended_gets_a_workspace_of_its_own(faulty):
@@ -98,14 +98,14 @@ def test_streams_without_end_do_not_hold_workspaces_without_end(faulty):
         faulty.numbers[5] = number
         check(handle)
     (entry,) = handle._entries.values()
-    assert len(entry.ready) <= 64
+    assert len(entry.workspaces) <= 64
     assert handle.workspace_bytes == faulty.live_bytes() > 0
     divided = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK, database="off")
     for number in range(300, 500):
         faulty.numbers[5] = number
         check(divided)
     (entry,) = divided._entries.values()
-    assert len(entry.ready) <= 64
+    assert len(entry.workspaces) <= 64
     assert len(divided._dispatcher._turns.marks()) <= 64
 
 

@@ -206,12 +206,12 @@ def test_a_kernel_keeps_its_workspace_on_each_queue(faulty, monkeypatch):
     for faulty.current in (1, 2, 3):
         check(handle, PROBLEM)
     (entry,) = handle._entries.values()
-    before = {queue: id(workspace) for queue, workspace in entry.ready.items()}
+    before = {queue: id(workspace) for queue, workspace in entry.workspaces.items()}
     assert sorted(before) == [1, 2, 3]
     monkeypatch.setattr(handle._dispatcher, "_prepare", lambda *_: pytest.fail("there is nothing left to prepare"))
     for faulty.current in (3, 1, 2):
         check(handle, PROBLEM)
-    assert {queue: id(workspace) for queue, workspace in entry.ready.items()} == before
+    assert {queue: id(workspace) for queue, workspace in entry.workspaces.items()} == before
 
 
 def test_a_divided_workspace_orders_the_queues_of_a_kernel(faulty):
@@ -385,7 +385,7 @@ def test_a_larger_need_takes_the_place_of_a_smaller_one(faulty):
         check(handle, PROBLEM.with_batch(batch))
         sizes.append(handle.workspace_bytes)
     assert sizes == sorted(sizes)
-    buffers = [buffer for entry in handle._entries.values() for buffer in entry.ready.values()]
+    buffers = [buffer for entry in handle._entries.values() for buffer in entry.workspaces.values()]
     assert all(np.shares_memory(buffers[0], other) for other in buffers if buffers[0].size and other.size)
 
 
@@ -449,9 +449,9 @@ def test_a_total_is_divided_even_if_the_backend_recycles(recycling):
 
 def test_a_launcher_counts_its_calls_and_recovers(faulty):
     handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
-    assert handle.launcher(PROBLEM) is None
+    assert handle.plans.launcher(PROBLEM) is None
     check(handle, PROBLEM)
-    launch = handle.launcher(PROBLEM)
+    launch = handle.plans.launcher(PROBLEM)
     x, w, y = operands(PROBLEM)
     expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
     out = written(PROBLEM, x, w, y)
@@ -462,7 +462,7 @@ def test_a_launcher_counts_its_calls_and_recovers(faulty):
         assert relative(out, expected) < 1e-12
     (entry,) = handle._entries.values()
     assert entry.calls == 3
-    assert Handle(backend=faulty, total_workspace="1MiB", effort=QUICK).launcher(PROBLEM) is None
+    assert Handle(backend=faulty, total_workspace="1MiB", effort=QUICK).plans.launcher(PROBLEM) is None
 
 
 def test_a_report_that_runs_what_was_decided(faulty):

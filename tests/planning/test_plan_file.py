@@ -159,7 +159,7 @@ def test_layers_of_one_problem_keep_their_own_plans(tmp_path):
 def test_what_is_written_is_read(problem, fresh, spare):
     handle = opened(workspace_limit=1 << 12, policy="all")
     key = KernelKey("layer", problem, spare << 14, fresh)
-    handle._plans.plan(key)
+    handle.plans.plan(key)
     saved = handle.saved_plans()
     content = encode_plans(saved, handle.backend)
     with (Path(FOLDER) / "plans.json").open("wb") as file:

@@ -48,7 +48,7 @@ def measured_by(handle, call):
 
 def test_predictions_that_hold_are_left_alone(handle):
     run = Runner(forward=[1.1], backward_data=[0.9])
-    found, measured = measured_by(handle, lambda: execute_entries(handle._plans, run))
+    found, measured = measured_by(handle, lambda: execute_entries(handle.plans, run))
     assert [each.first_predicted_ms for each in found.values()] == [None, None]
     assert measured == 0
 
@@ -57,7 +57,7 @@ def test_a_far_prediction_is_measured_planned_and_executed_again(handle):
     run = Runner(forward=[1.0, 1.0], backward_data=[30.0, 1.0])
     _, two = handle._entries.values()
     before = two.decision
-    found, measured = measured_by(handle, lambda: execute_entries(handle._plans, run))
+    found, measured = measured_by(handle, lambda: execute_entries(handle.plans, run))
     assert measured > 0
     assert run.ran.count("backward_data") == 2
     assert two.decision is not before
@@ -67,7 +67,7 @@ def test_a_far_prediction_is_measured_planned_and_executed_again(handle):
 
 def test_a_kernel_that_is_far_twice_is_measured_again_once(handle):
     run = Runner(forward=[1.0, 1.0], backward_data=[30.0, 30.0])
-    found = execute_entries(handle._plans, run)
+    found = execute_entries(handle.plans, run)
     assert run.ran.count("backward_data") == 2
     assert [each.is_far for each in found.values()] == [False, True]
 
@@ -75,7 +75,7 @@ def test_a_kernel_that_is_far_twice_is_measured_again_once(handle):
 def test_ranks_that_measure_together_measure_nothing_for_one_of_them(handle, monkeypatch):
     monkeypatch.setattr(Benchmark, "collective", True)
     found, measured = measured_by(
-        handle, lambda: execute_entries(handle._plans, Runner(forward=[1.0], backward_data=[30.0]))
+        handle, lambda: execute_entries(handle.plans, Runner(forward=[1.0], backward_data=[30.0]))
     )
     assert measured == 0
     assert [each.is_far for each in found.values()] == [False, True]

@@ -98,10 +98,10 @@ def test_a_launcher_takes_spare_memory():
     handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
     array = memory()
     spare = check(handle, GRADIENT, array)
-    useful = handle.useful(spare.size_bytes)
+    useful = handle.plans.spare_workspace_bytes(spare.size_bytes)
     assert 0 < useful <= spare.size_bytes
-    assert handle.launcher(GRADIENT) is None
-    launch = handle.launcher(GRADIENT, "", useful)
+    assert handle.plans.launcher(GRADIENT) is None
+    launch = handle.plans.launcher(GRADIENT, "", useful)
     x, w, y = operands(GRADIENT, 5)
     w[...] = np.nan
     expected = direct(GRADIENT, x, w, y, 1.0, 0.0)
@@ -112,11 +112,11 @@ def test_a_launcher_takes_spare_memory():
 
 def test_similar_sizes_of_spare_memory_share_a_plan():
     handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
-    sizes = {handle.useful(size) for size in range(200_000, 400_000, 997)}
+    sizes = {handle.plans.spare_workspace_bytes(size) for size in range(200_000, 400_000, 997)}
     assert len(sizes) <= 10
     assert all(
         size <= 200_000 + 997 * index and size > 0.87 * (200_000 + 997 * index)
-        for index, size in enumerate(handle.useful(200_000 + 997 * each) for each in range(200))
+        for index, size in enumerate(handle.plans.spare_workspace_bytes(200_000 + 997 * each) for each in range(200))
     )
     for more in range(5):
         check(handle, GRADIENT, memory(400_000 + 8 * more))
@@ -131,8 +131,8 @@ def given(handle, size_bytes):
 def test_a_launcher_says_how_much_spare_memory_it_needs():
     backend = FaultyBackend()
     handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
-    room = handle.useful(400_000)
-    launch = handle.launcher(GRADIENT, "", room, plan=True)
+    room = handle.plans.spare_workspace_bytes(400_000)
+    launch = handle.plans.launcher(GRADIENT, "", room, plan=True)
     needs = launch.needs()
     assert 20 * 1024 < needs <= room
     x, w, y = operands(GRADIENT, 6)
@@ -144,13 +144,15 @@ def test_a_launcher_says_how_much_spare_memory_it_needs():
     with pytest.raises(BackendError, match=r"it needs spare memory of .* but has"):
         launch(x, w, y, given(handle, needs - 256))
     assert handle.workspace_bytes == 0
-    assert Handle(backend="cpu", total_workspace="1MiB", effort=QUICK).launcher(GRADIENT, "", 0, plan=True) is None
+    assert (
+        Handle(backend="cpu", total_workspace="1MiB", effort=QUICK).plans.launcher(GRADIENT, "", 0, plan=True) is None
+    )
 
 
 def test_the_rest_of_a_failed_plan_uses_no_more_than_was_given():
     backend = FaultyBackend()
     handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
-    launch = handle.launcher(GRADIENT, "", handle.useful(400_000), plan=True)
+    launch = handle.plans.launcher(GRADIENT, "", handle.plans.spare_workspace_bytes(400_000), plan=True)
     x, w, y = operands(GRADIENT, 7)
     expected = direct(GRADIENT, x, w, y, 1.0, 0.0)
     (entry,) = handle._entries.values()
@@ -174,8 +176,8 @@ def test_a_launcher_takes_less_if_it_cannot_allocate_spare_memory(monkeypatch, c
     backend = FaultyBackend()
     handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
     if collective:  # what fits into less was measured before, because the fastest may already be small
-        handle.launcher(GRADIENT, "", handle.useful(15_500), plan=True)
-    launch = handle.launcher(GRADIENT, "", handle.useful(400_000), plan=True)
+        handle.plans.launcher(GRADIENT, "", handle.plans.spare_workspace_bytes(15_500), plan=True)
+    launch = handle.plans.launcher(GRADIENT, "", handle.plans.spare_workspace_bytes(400_000), plan=True)
     needs, measured = launch.needs(), handle._benchmark.measured
     if collective:  # a rank that measured alone would wait for the others
         monkeypatch.setattr(Benchmark, "collective", True)

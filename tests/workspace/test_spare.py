@@ -368,8 +368,8 @@ def test_a_launcher_computes_fresh_outputs():
     handle = Handle(backend="cpu", workspace_limit="64KiB", effort=QUICK)
     x, w, y = operands(LARGE, 7)
     handle.convolve(LARGE, x, w, y, fresh=True)
-    assert handle.launcher(LARGE) is None
-    launch = handle.launcher(LARGE, fresh=True)
+    assert handle.plans.launcher(LARGE) is None
+    launch = handle.plans.launcher(LARGE, fresh=True)
     expected = direct(LARGE, x, w, y, 1.0, 0.0)
     y[...] = np.nan
     launch(x, w, y)

@@ -21,7 +21,6 @@ from ucudnn.workspace.allocation import DividedWorkspace, Workspace, open_worksp
 from ucudnn.workspace.stream_order import StreamOrder
 
 _LOG = logging.getLogger(__name__)
-_MOST_QUEUES = 64
 _MOST_ENTRIES = 1 << 10
 
 
@@ -72,7 +71,7 @@ class Dispatcher:
     def release(self) -> None:
         """Free all workspaces but those of captured graphs; they are allocated again when they are needed."""
         for entry in self._entries:
-            entry.ready.clear()
+            entry.release()
         self._turns.finish()
         self._retired.clear()  # captured graphs keep the arenas that they use
         self._workspace = open_workspace(self.backend)
@@ -105,8 +104,7 @@ class Dispatcher:
         where = self.backend.address
         bias = where(w.bias) if isinstance(w, BiasedFilters) else None
         refuse_overlap(entry.kernel.problem, where(x), where(w), where(y), bias)
-        if type(x) is type(w) is type(y) is int:  # arrays may be views of other memory at the next call
-            entry.apart = bound
+        entry.accept(bound)
 
     def launch(
         self, entry: Entry, x: Tensor, w: Tensor, y: Tensor, scaling: Scaling, spare: Spare | None = None
@@ -128,8 +126,8 @@ class Dispatcher:
         backend = self.backend
         address = backend.queue()
         queue = address if self._passes else backend.stream_number(address)
-        lent = self._spare(entry, spare)
-        workspace = entry.ready.get(queue) if lent is None else lent.buffer
+        lent = spare if entry.kernel.spare_bytes else None
+        workspace = entry.workspaces.get(queue) if lent is None else lent.buffer
         if workspace is None:
             workspace = self._passing(entry)
         if workspace is None:
@@ -153,13 +151,7 @@ class Dispatcher:
                 self._turns.leave(segment, queue)
             if capturing:
                 self._captures.keep_kernels(plan, scaling)
-        entry.calls += 1
-
-    @staticmethod
-    def _spare(entry: Entry, spare: Spare | None) -> Spare | None:
-        """Return the spare memory of a kernel that was decided with spare memory; None for other kernels."""
-        assert spare is not None or not entry.kernel.spare_bytes
-        return spare if entry.kernel.spare_bytes else None
+        entry.count()
 
     def _passing(self, entry: Entry) -> Buffer | None:
         """Return a workspace for one call of a kernel with a plan; None if workspaces are held, or memory runs out."""
@@ -192,9 +184,7 @@ class Dispatcher:
             # A recycled workspace is allocated for each call, unless it is empty. In a capture the wait above did
             # nothing.
             if (self._workspace.keeps or not need) and not self._capturing():
-                if len(entry.ready) >= _MOST_QUEUES:
-                    entry.ready.clear()  # of streams that have ended, as far as is known
-                entry.ready[queue] = workspace
+                entry.hold(queue, workspace)
             if not self._divides and entry not in self._entries:
                 self._entries.append(entry)
                 if self._passes:  # these hold no workspace between calls, so that nothing is to be taken from them
@@ -207,7 +197,7 @@ class Dispatcher:
             self._forget_ended(queue)
         if self._workspace.grows(queue, need):
             for other in self._entries:  # so that the smaller buffer is freed before the larger one is allocated
-                other.ready.pop(queue, None)
+                other.release(queue)
         try:
             return self._workspace.buffer(id(entry), queue, need)
         except MemoryError:
@@ -216,14 +206,14 @@ class Dispatcher:
             if not self._workspace.release(queue):
                 raise
             for other in self._entries:
-                other.ready.clear()
+                other.release()
             return self._workspace.buffer(id(entry), queue, need)
 
     def _forget_ended(self, queue: int) -> None:
         ended = self._workspace.forget_ended(self.backend.queue(), queue)
         if ended is not None:
             for other in self._entries:
-                other.ready.pop(ended, None)
+                other.release(ended)
 
     def _limit(self, entry: Entry) -> int:
         if self._divides:
@@ -235,12 +225,10 @@ class Dispatcher:
         for _ in range(MOST_FAILURES):
             assert entry.decision is not None
             try:
-                kernel, configuration = entry.kernel, entry.decision.configuration
-                entry.plan = make_plan(problem, configuration, self.backend, fresh=kernel.fresh)
+                configuration = entry.decision.configuration
+                return entry.prepare(make_plan(problem, configuration, self.backend, fresh=entry.kernel.fresh))
             except StepError as error:
                 self._replace(entry, error)
-            else:
-                return entry.plan
         raise given_up(entry.kernel)
 
     def _finish(self, entry: Entry, error: StepError, arguments: _Arguments) -> None:
@@ -268,7 +256,7 @@ class Dispatcher:
                             calls=f"alpha {alpha} and beta {beta}",
                             timed=not problem.deterministic,
                         )
-                        entry.replaced(others)
+                        entry.note(others)
                     return
             except MemoryError as shortage:
                 raise error from shortage
@@ -293,7 +281,7 @@ class Dispatcher:
     def _launch_once(self, entry: Entry, configuration: Configuration, start: int, arguments: _Arguments) -> None:
         x, w, y, scaling, spare = arguments
         queue = self.backend.stream_number(self.backend.queue())
-        lent = self._spare(entry, spare)
+        lent = spare if entry.kernel.spare_bytes else None
         workspace = self._buffer(entry, queue, configuration.workspace_bytes) if lent is None else lent.buffer
         plan = make_plan(entry.kernel.problem, configuration, self.backend, start=start)
         if not self._capturing():
@@ -319,19 +307,13 @@ class Dispatcher:
         decision = self._recovery.decide(entry.kernel, self._limit(entry))
         if decision is None:
             raise error
-        assert entry.decision is not None
         self._warn(entry, f"{error}; from now on {decision.configuration}")
-        before, after = entry.decision.configuration, decision.configuration
-        timed = entry.decision.timed and decision.timed
-        entry.replaced(Replacement(before=before, after=after, reason=str(error), timed=timed))
-        entry.decision = decision
-        entry.drop_plan()
-        entry.ready.clear()
+        entry.repair(decision, str(error))
 
-    def _warn(self, entry: Entry, text: str) -> None:
-        if not entry.warned:
+    @staticmethod
+    def _warn(entry: Entry, text: str) -> None:
+        if entry.warns():
             _LOG.warning("%s: %s", entry.kernel, text)
-            entry.warned = True
 
     def shrink(self, entry: Entry, need: int, error: MemoryError) -> None:
         """Decide a kernel again within half of a workspace that did not fit into memory.
@@ -355,15 +337,7 @@ class Dispatcher:
             exact_bytes(need),
             decision.configuration,
         )
-        before = entry.decision
-        assert before is not None
-        reason = f"there was no room for a workspace of {exact_bytes(need)}"
-        timed = before.timed and decision.timed
-        entry.replaced(
-            Replacement(before=before.configuration, after=decision.configuration, reason=reason, timed=timed)
-        )
-        entry.decision = decision
-        entry.drop_plan()
+        entry.repair(decision, f"there was no room for a workspace of {exact_bytes(need)}")
 
     def _make_arena(self) -> None:
         segments = {

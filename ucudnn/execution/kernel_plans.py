@@ -1,7 +1,7 @@
 """The kernels of one handle: which are registered, and which configuration each got."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple, final
@@ -13,6 +13,8 @@ from ucudnn.configuration import Configuration
 from ucudnn.errors import InfeasibleError
 from ucudnn.execution.dispatcher import Dispatcher
 from ucudnn.execution.entry import Entry
+from ucudnn.execution.launcher import Launcher
+from ucudnn.execution.layer_identity import LayerIdentities, checked_name, is_made_up
 from ucudnn.execution.plan import Plan
 from ucudnn.kernel import Kernel, KernelKey
 from ucudnn.planning.choices import Origin
@@ -23,7 +25,7 @@ from ucudnn.planning.replanning import requests_behind
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
 from ucudnn.units import exact_bytes
-from ucudnn.workspace.spare import own_bytes
+from ucudnn.workspace.spare import own_bytes, tail_step
 
 _MOST_KERNELS = 1 << 14  # of a program whose shapes change for ever; what is forgotten is planned again if it recurs
 
@@ -55,6 +57,7 @@ class KernelPlans:
 
     Attributes:
         entries: the kernels by key.
+        layers: under WD, the names of layers that have none.
         decisions: the decisions that hold, in the order in which they were made.
         epoch: how often plans were adopted, taken for a while, put back or loaded.
         seconds: wall-clock time of all decisions, in which calls waited for plans.
@@ -69,6 +72,7 @@ class KernelPlans:
         self._loaded = NO_PLANS
         self.entries: dict[tuple[str, ConvolutionProblem, int, bool], Entry]
         self.entries = {} if self._divides else BoundedDict(_MOST_KERNELS)  # a division has a segment for each kernel
+        self.layers = LayerIdentities()
         self.decisions: list[Decisions] = []
         self.epoch = 0
         self.seconds = 0.0
@@ -93,6 +97,63 @@ class KernelPlans:
                 del self.entries[key]  # a kernel that cannot be planned must not stop the others
             raise
         return entry
+
+    def plan_call(self, key: KernelKey, filters: Hashable) -> Entry:
+        """Plan a kernel at its first call; a layer without a name that no segment is left for shares that of another.
+
+        Args:
+            key: the kernel.
+            filters: tells layers without a name apart.
+
+        Raises:
+            UcudnnError: as `plan`.
+        """
+        try:
+            return self.plan(key)
+        except InfeasibleError:
+            shared = self.layers.share(key.problem, filters) if is_made_up(key.layer) else None
+            if shared is None:
+                raise
+            return self.plan(KernelKey(shared, key.problem))
+
+    def spare_workspace_bytes(self, spare_bytes: int) -> int:
+        """Return how many bytes of spare memory serve as workspace: 0 up to the limit, else one of a few sizes.
+
+        Each size has a plan of its own, so they are rounded down to three or four binary digits.
+        """
+        step = 1 << max(0, spare_bytes.bit_length() - 4)
+        rounded = spare_bytes // step * step
+        return 0 if self._divides or rounded <= self._settings.workspace_limit_bytes else rounded
+
+    def launcher(
+        self,
+        problem: ConvolutionProblem,
+        layer: str = "",
+        spare_bytes: int = 0,
+        *,
+        fresh: bool = False,
+        plan: bool = False,
+    ) -> Launcher | None:
+        """Return the short way to compute a planned problem with alpha = 1 and beta = 0; it raises what `plan` does.
+
+        Args:
+            problem: the problem to compute.
+            layer: name of the layer.
+            spare_bytes: bytes of spare memory that each call brings, as `spare_workspace_bytes` returns them.
+            fresh: whether outputs hold nothing that is wanted.
+            plan: whether to plan the problem now if it is not planned yet.
+
+        Returns:
+            The launcher. None if the problem is not planned, or under WD, where each call must find its layer.
+        """
+        if self._dispatcher is None or self._divides:
+            return None
+        key = KernelKey(checked_name(layer), problem, spare_bytes, fresh and tail_step(problem) > 0)
+        with self._dispatcher.backend.lock:
+            entry = self.entries.get(key)
+            if plan and (entry is None or entry.decision is None):
+                entry = self.plan(key)
+        return None if entry is None or entry.decision is None else Launcher(entry, self._dispatcher)
 
     @property
     def measures_each(self) -> bool:
@@ -152,6 +213,10 @@ class KernelPlans:
         self._benchmark.remeasure(asked)
         self._decide(list(entries))
         return True
+
+    def decided(self) -> Sequence[Decisions]:
+        """Return the decisions, or that about no kernel if there are none."""
+        return self.decisions or [decide([], self._benchmark, self._settings)]
 
     def saved(self) -> list[SavedPlan]:
         """Return the plans of all kernels that have one."""
@@ -258,8 +323,7 @@ class KernelPlans:
         for key, replaced in before.items():
             entry = self.entries.get(key)
             if entry is not None and replaced.decision is not None:
-                entry.decide(replaced.decision)
-                entry.plan = replaced.plan
+                entry.decide(replaced.decision, replaced.plan)
             elif entry is not None:
                 entry.drop_plan()
                 del self.entries[key]

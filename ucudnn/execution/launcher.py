@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import final
 
 from ucudnn.arrays import BiasedFilters
@@ -27,7 +26,6 @@ class BoundKernel:
         addresses: of x, w and y; where a bias is added, its address comes with that of w.
         queue: the only queue on which it launches.
         backend: launches it, and allocates a workspace for each call.
-        lock: the lock of the handle.
     """
 
     __slots__ = ("_addresses", "_backend", "_calls", "_entry", "_lock", "_nothing", "_plan", "_queue")
@@ -39,14 +37,13 @@ class BoundKernel:
         addresses: tuple[int, int | BiasedFilters, int],
         queue: int,
         backend: ComputeBackend,
-        lock: AbstractContextManager[object],
     ) -> None:
         self._entry = entry
         self._plan = plan
         self._addresses = addresses
         self._queue = queue
         self._backend = backend
-        self._lock = lock
+        self._lock = backend.lock
         self._nothing = None if plan.workspace_bytes else backend.allocate(0)
         self._calls: BoundedDict[int, tuple[Callable[[], None], ...]] = BoundedDict(_MOST_WORKSPACES)  # by workspace
 
@@ -67,7 +64,7 @@ class BoundKernel:
                     call()
             except (BackendError, MemoryError, RuntimeError):  # PyTorch raises RuntimeError for errors of CUDA
                 return False
-            entry.calls += 1
+            entry.count()
         return True
 
     def _bind(self, workspace: Buffer) -> tuple[Callable[[], None], ...]:
@@ -79,20 +76,19 @@ class BoundKernel:
 
 @final
 class Launcher:
-    """Computes a planned kernel with alpha = 1 and beta = 0; see `Handle.launcher`.
+    """Computes a planned kernel with alpha = 1 and beta = 0; see `KernelPlans.launcher`.
 
     Args:
         entry: the kernel.
         dispatcher: launches it.
-        lock: the lock of its handle.
     """
 
     __slots__ = ("_dispatcher", "_entry", "_lock")
 
-    def __init__(self, entry: Entry, dispatcher: Dispatcher, lock: AbstractContextManager[object]) -> None:
+    def __init__(self, entry: Entry, dispatcher: Dispatcher) -> None:
         self._entry = entry
         self._dispatcher = dispatcher
-        self._lock = lock
+        self._lock = dispatcher.backend.lock
 
     @property
     def plan(self) -> Plan | None:
@@ -100,7 +96,7 @@ class Launcher:
         return self._entry.plan
 
     def lend(self) -> "tuple[Plan, array[int]] | None":
-        """Return its plan for launches without Python, with the two numbers that `Entry.elsewhere` has for them.
+        """Return its plan for launches without Python, with the two numbers that `Entry.native_calls` has for them.
 
         Returns:
             Both; None before the first launch, and if its workspace is kept between calls.
@@ -109,7 +105,7 @@ class Launcher:
         with self._lock:
             if entry.plan is None or entry.segment is not None or not self._dispatcher.backend.recycles:
                 return None
-            return entry.plan, entry.lend()
+            return entry.plan, entry.count_natively()
 
     @property
     def configuration(self) -> Configuration:
@@ -143,7 +139,7 @@ class Launcher:
                 return None
             if not (isinstance(x, int) and isinstance(w, int | BiasedFilters) and isinstance(y, int)):
                 return None
-            return BoundKernel(entry, plan, (x, w, y), backend.queue(), backend, self._lock)
+            return BoundKernel(entry, plan, (x, w, y), backend.queue(), backend)
 
     def __call__(self, x: Tensor, w: Tensor, y: Tensor, spare: Spare | None = None) -> None:
         """Compute the kernel.

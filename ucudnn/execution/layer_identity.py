@@ -120,12 +120,17 @@ class LayerIdentities:
                 del self._known[each, oldest]
 
 
+def is_made_up(layer: str) -> bool:
+    """Return whether the name of a layer was made up because the layer has none."""
+    return layer.startswith("#")
+
+
 def checked_name(layer: str) -> str:
     """Return the name of a layer.
 
     Raises:
         SettingsError: if the name begins with '#', as the names that are made up do.
     """
-    if layer.startswith("#"):
+    if is_made_up(layer):
         raise SettingsError(f"layer={layer!r}: names that begin with # are those of layers that have none")
     return layer

@@ -21,14 +21,14 @@ class _Line:
     Attributes:
         entry: its decision and replacements.
         limit_bytes: its limit under WR; None under WD.
-        calls: how often it was computed; C++ counts here.
+        calls: the entry's numbers of native calls; C++ counts in the first.
         failed: why its configuration was given up, until there is another one; else ''.
     """
 
     def __init__(self, decision: Decision, limit_bytes: int | None) -> None:
         self.entry = Entry(decision.kernel)
         self.limit_bytes = limit_bytes
-        self.calls = array("Q", [0])
+        self.calls = self.entry.count_natively()
         self.failed = ""
 
 
@@ -75,7 +75,7 @@ class Ledger:
             self._replaced(line, line.entry.decision.configuration, after, reason, calls, timed=timed)
 
     def calls(self, key: Hashable) -> "array[int]":
-        """Return the 64 bits in which the calls of a kernel are counted. They live until `end`."""
+        """Return the numbers of which the first 64 bits count the calls of a kernel. They live until `end`."""
         return self._lines[key].calls
 
     def end(self, key: Hashable) -> None:
@@ -111,8 +111,6 @@ class Ledger:
 
     @staticmethod
     def _report(backend: Backend, policy: str, decided: Sequence[Decisions], lines: Sequence[_Line]) -> Report:
-        for line in lines:
-            line.entry.calls = line.calls[0]
         report = report_run(decided, [line.entry for line in lines], backend, policy)
         changed = sum(any(not each.calls for each in line.entry.replacements) for line in lines)
         return replace(report, changed=changed)
@@ -121,4 +119,4 @@ class Ledger:
     def _replaced(
         line: _Line, before: Configuration, after: Configuration, reason: str, calls: str = "", *, timed: bool
     ) -> None:
-        line.entry.replaced(Replacement(before=before, after=after, reason=reason, calls=calls, timed=timed))
+        line.entry.note(Replacement(before=before, after=after, reason=reason, calls=calls, timed=timed))

@@ -232,6 +232,21 @@ def encode_plans(plans: Sequence[SavedPlan], backend: Backend) -> bytes:
     return ("{" + ",\n".join([*lines, f'"plans": [\n{rows}\n]']) + "}\n").encode()
 
 
+def encode_all(made: Sequence[tuple[Backend, Sequence[SavedPlan]]]) -> bytes:
+    """Return the file of the plans that several backends made; of one kernel, the first.
+
+    Raises:
+        PlanFileError: if there is no backend, or if they are of different devices.
+    """
+    if not made:
+        raise PlanFileError("there are no plans to save, because no convolution was planned yet")
+    first, *others = (backend for backend, _ in made)
+    for other in others:
+        refuse_difference(first.machine(), other, "the first device's plans")
+    plans = {each.kernel: each for _, saved in reversed(made) for each in saved}
+    return encode_plans(list(plans.values()), first)
+
+
 def _key_of(kernel: Kernel) -> _Key:
     return kernel.problem, kernel.spare_bytes, kernel.fresh
 

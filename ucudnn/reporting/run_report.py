@@ -51,20 +51,22 @@ def report_run(
     )
 
 
-def report_timed_run(plans: KernelPlans, backend: ComputeBackend, policy: str, repeats: int) -> Report:
-    """Return the report of the kernels that a program ran, each of which is timed now; see `execute_entries`.
+def report_plans(plans: KernelPlans, backend: Backend, policy: str, repeats: int) -> Report:
+    """Return the report of the kernels that a handle ran, each of which is timed now if there are repeats.
 
     Args:
-        plans: the kernels, at least one of which has a decision.
+        plans: the kernels.
         backend: the backend that ran the kernels.
         policy: the batch-size policy.
-        repeats: how often each kernel's plans are timed.
+        repeats: how often each kernel's plans are timed; see `execute_entries`.
 
     Raises:
         StepError: if an algorithm fails.
         MemoryError: if there is no room for tensors and workspace.
         UcudnnError: if a kernel is measured again, and cannot be planned.
     """
+    if not repeats or not plans.decisions or not isinstance(backend, ComputeBackend):
+        return report_run(plans.decided(), plans.entries.values(), backend, policy)
     load = MachineLoad()
     executed = execute_entries(plans, partial(execute, backend=backend, repeats=repeats))
     report = report_run(plans.decisions, plans.entries.values(), backend, policy, executed)

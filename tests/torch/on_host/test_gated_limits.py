@@ -320,10 +320,10 @@ def test_a_plan_that_adds_the_bias_is_computed_by_the_gate_once_it_was_opened_ag
         assert len(in_python) == 1
         until_open(gated, in_python)
         (call,) = gated.planned._fused_calls.values()
-        before = call.elsewhere[0]
+        before = call.native_calls[0]
         assert_near(gated.step(), gated.expected)
         assert not in_python
-        assert call.elsewhere[0] == before + 1
+        assert call.native_calls[0] == before + 1
 
 
 @pytest.mark.parametrize("updates", [False, True], ids=["inference", "manual updates"])

@@ -53,7 +53,7 @@ class TunedKernel:
         self.fuses = problem.biased
         self._entry = Entry(Kernel(layer="", problem=problem, fresh=True))
         with torch.cuda.device(self._ordinal), backend.lock:
-            self._plan = self._entry.plan = make_plan(problem, configuration, backend, fresh=True)
+            self._plan = self._entry.prepare(make_plan(problem, configuration, backend, fresh=True))
         self._bound: BoundedDict[_Addresses, BoundKernel] = BoundedDict(_MOST_BOUND)
         self.workspace_bytes = self._plan.workspace_bytes
         self._calls = 0
@@ -101,7 +101,7 @@ class TunedKernel:
             if bits & (MOST_ALIGNMENT - 1):
                 return False
             backend = self._backend  # on another stream, what was bound does not run
-            bound = BoundKernel(self._entry, self._plan, addresses, backend.queue(), backend, backend.lock)
+            bound = BoundKernel(self._entry, self._plan, addresses, backend.queue(), backend)
             if not bound():
                 return False
             self._bound[addresses] = bound

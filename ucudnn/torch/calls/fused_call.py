@@ -50,13 +50,13 @@ class FusedCall:
         problem: the problem with its bias.
         filters: addresses of the filters that it was given in the longer way, the first ones of many.
         bound: number of calls on addresses that recurred, with nothing left to look up.
-        elsewhere: what `Launcher.lend` has returned last; None before.
+        native_calls: what `Launcher.lend` has returned last; None before.
         looked_up: number of calls that were launched in the longer way.
     """
 
     __slots__ = (
         *("_bound", "_configuration", "_epoch", "_launched", "_launcher", "_layer", "_lent", "_open_handle"),
-        *("_ordinal", "_planned_anew", "_plans", "bound", "elsewhere", "filters", "looked_up", "problem"),
+        *("_ordinal", "_planned_anew", "_plans", "bound", "native_calls", "filters", "looked_up", "problem"),
     )
 
     def __init__(
@@ -71,7 +71,7 @@ class FusedCall:
         self.filters: set[int] = set()
         self.bound = 0
         self.looked_up = 0
-        self.elsewhere: array[int] | None = None
+        self.native_calls: array[int] | None = None
         self._layer = layer
         self._ordinal = ordinal
         self._open_handle = open_handle
@@ -100,7 +100,7 @@ class FusedCall:
         self._lent = lent[0]
         with torch.cuda.device(self._ordinal):
             found = direct_kernel(lent[0], self._open_handle().backend)
-        self.elsewhere = lent[1]
+        self.native_calls = lent[1]
         return None if found is None else replace(found, calls=lent[1])
 
     def run(self, x: Any, w: Any, y: Any, bias: Any) -> bool:
@@ -149,7 +149,7 @@ class FusedCall:
                         found = fused_choice.measured_with_bias(handle, key, y, bias)
                     if found is not None and is_fused(found):
                         self._configuration, self._launched = found, False
-                        self._launcher = handle.launcher(self.problem, self._layer, fresh=True, plan=True)
+                        self._launcher = handle.plans.launcher(self.problem, self._layer, fresh=True, plan=True)
         except PlanFileError:  # the plans that were asked for cannot be had
             raise
         except (UcudnnError, MemoryError, RuntimeError) as error:  # PyTorch raises RuntimeError for errors of CUDA

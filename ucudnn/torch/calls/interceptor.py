@@ -120,8 +120,8 @@ class Interceptor:
     def bound_calls(self) -> int:
         """Return how many kernels ran on addresses that recurred, with nothing left to look up."""
         calls = self._all_calls()
-        elsewhere = {id(each.elsewhere): each.elsewhere[0] for each in calls if each.elsewhere is not None}
-        return sum(each.bound for each in calls) + sum(elsewhere.values())
+        native = {id(each.native_calls): each.native_calls[0] for each in calls if each.native_calls is not None}
+        return sum(each.bound for each in calls) + sum(native.values())
 
     def on_default_streams(self) -> bool:
         """Return whether this thread's current stream is the default one on each GPU that was used."""

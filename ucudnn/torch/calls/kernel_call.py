@@ -56,14 +56,14 @@ class KernelCall:
         problem: the problem that the kernel computes.
         filters: addresses of the filters that it was given in the longer way, the first ones of many.
         bound: number of calls on addresses that recurred, with nothing left to look up.
-        elsewhere: what `Launcher.lend` has returned last, which kernel calls may share; None before.
+        native_calls: what `Launcher.lend` has returned last, which kernel calls may share; None before.
         looked_up: number of calls that were launched in the longer way.
         output_bytes: size of the tensor that the kernel writes.
     """
 
     __slots__ = (
         *("_bound", "_failures", "_fallbacks", "_form", "_later_bytes", "_launches", "_layer", "_lent"),
-        *("_open_handle", "_ordinal", "_planned_anew", "_skip", "bound", "elsewhere", "filters", "looked_up"),
+        *("_open_handle", "_ordinal", "_planned_anew", "_skip", "bound", "native_calls", "filters", "looked_up"),
         *("output_bytes", "problem"),
     )
 
@@ -88,7 +88,7 @@ class KernelCall:
         self._lent: Plan | None = None
         self._launches: dict[int, _Launch] = {}  # by the low bits of the addresses
         self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(_MOST_BOUND)  # None after one launch
-        self.elsewhere: array[int] | None = None
+        self.native_calls: array[int] | None = None
         self._failures = 0
         self._skip = 0
         self.bound = 0
@@ -110,7 +110,7 @@ class KernelCall:
         self._lent = lent[0]
         with torch.cuda.device(self._ordinal):
             found = direct_kernel(lent[0], self._open_handle().backend)
-        self.elsewhere = lent[1]
+        self.native_calls = lent[1]
         return None if found is None else replace(found, calls=lent[1])
 
     def new(self) -> torch.Tensor:
@@ -189,8 +189,8 @@ class KernelCall:
         """Plan the kernel, and return what computes it; under WD, the first call plans."""
         problem = replace(self.problem, alignment=low_bits & -low_bits) if low_bits else self.problem
         handle, later = self._open_handle(), self._later_bytes
-        room_bytes = handle.useful(handle.settings.workspace_limit_bytes + later) if later else 0
-        launcher = handle.launcher(problem, self._layer, room_bytes, fresh=True, plan=True)
+        room_bytes = handle.plans.spare_workspace_bytes(handle.settings.workspace_limit_bytes + later) if later else 0
+        launcher = handle.plans.launcher(problem, self._layer, room_bytes, fresh=True, plan=True)
         if launcher is None:
             return partial(handle.convolve, problem, layer=self._layer, fresh=True)
         return launcher
