@@ -53,30 +53,21 @@ class ReplayBackend(Backend):
 
     @property
     def name(self) -> str:
-        """The prefix 'replay:' and the profile's name."""
         return f"replay:{self._profile.name}"
 
     def conditions(self) -> Mapping[str, str]:
-        """Return the conditions under which the profile was recorded."""
         return dict(self._profile.conditions)
 
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
-        """Return the candidates that were recorded for a problem.
-
-        Raises:
-            NotRecordedError: if there are none.
-        """
         return tuple(record.algorithm for record in self._records(problem).values())
 
     def algorithm(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
-        """Return an algorithm of a problem with its workspace, or None if it was not recorded."""
         try:
             return super().algorithm(problem, name)
         except NotRecordedError:
             return None
 
     def sizes(self, problem: ConvolutionProblem) -> frozenset[int] | None:
-        """Return the micro-batch sizes that were recorded for a problem."""
         shape = _plain(problem).with_batch(1)
         for network, recording in self._recordings:
             sizes = self._sizes_of(network, recording).get(shape)
@@ -85,7 +76,6 @@ class ReplayBackend(Backend):
         return frozenset()
 
     def float32_sum(self, problem: ConvolutionProblem) -> Float32Sum | None:
-        """Return what the float32 sum of a filter gradient takes on a GPU; None if no parts of one were recorded."""
         if not problem.is_rounded_gradient or not self.sizes(replace(problem, float32_sum=True)):
             return None
         return float32_sum_on_gpu(problem)
@@ -99,7 +89,6 @@ class ReplayBackend(Backend):
 
     @contextmanager
     def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:
-        """Return a context in which micro-batches of the problem can be looked up."""
         yield _ReplayBench(self, problem)
 
     def measurement(self, problem: ConvolutionProblem, algorithm: str) -> Measurement:

@@ -1,8 +1,9 @@
 """The interface of the CPU backend's algorithms: each is planned for one problem, and computes on views of tensors."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from math import prod
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -11,21 +12,13 @@ from ucudnn.problem import ConvolutionProblem
 
 
 class CpuAlgorithm(ABC):
-    """One algorithm planned for one problem. A call changes none of its state, so several threads may use it."""
+    """One algorithm planned for one problem. A call changes none of its state, so several threads may use it.
 
-    @staticmethod
-    @abstractmethod
-    def applies(problem: ConvolutionProblem) -> bool:
-        """Return whether the algorithm can compute the problem, which has type float32 or float64."""
+    Attributes:
+        workspace_bytes: bytes of workspace that `compute` needs; it uses no other memory.
+    """
 
-    @abstractmethod
-    def __init__(self, problem: ConvolutionProblem) -> None:
-        """Plan a problem that the algorithm applies to."""
-
-    @property
-    @abstractmethod
-    def workspace_bytes(self) -> int:
-        """Bytes of workspace that `compute` needs; it uses no other memory."""
+    workspace_bytes: int
 
     @abstractmethod
     def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
@@ -39,6 +32,24 @@ class CpuAlgorithm(ABC):
             beta: factor of the values that the output holds; at 0 the output is not read.
             workspace: at least `workspace_bytes` bytes with arbitrary contents, as uint8.
         """
+
+
+@final
+class Planner(NamedTuple):
+    """What makes an algorithm ready for problems of type float32 or float64.
+
+    Attributes:
+        plan: plans a problem that the algorithm applies to.
+        applies: returns whether the algorithm computes a problem.
+    """
+
+    plan: Callable[[ConvolutionProblem], CpuAlgorithm]
+    applies: Callable[[ConvolutionProblem], bool] = bool  # of any problem
+
+
+def is_plain(problem: ConvolutionProblem) -> bool:
+    """Return whether stride and dilation are 1."""
+    return set(problem.stride) == set(problem.dilation) == {1}
 
 
 @final

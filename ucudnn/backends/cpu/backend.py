@@ -14,31 +14,29 @@ import numpy as np
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import ComputeBackend, Spare
 from ucudnn.backends.bench import Bench
-from ucudnn.backends.cpu.algorithm import CpuAlgorithm
-from ucudnn.backends.cpu.bench import CpuBench
-from ucudnn.backends.cpu.biased import BiasedCpuCall
-from ucudnn.backends.cpu.call import CpuCall
-from ucudnn.backends.cpu.fft import Fft, FftTiling
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm, Planner
+from ucudnn.backends.cpu.bench import CpuBench, random_operands
+from ucudnn.backends.cpu.call import BiasedCpuCall, CpuCall
+from ucudnn.backends.cpu.fft import FFT, FFT_TILING
 from ucudnn.backends.cpu.gemm import Gemm
 from ucudnn.backends.cpu.geometry import Array
 from ucudnn.backends.cpu.implicit_gemm import ImplicitGemm
-from ucudnn.backends.cpu.operands import random_operands
 from ucudnn.backends.cpu.scratch import ALIGNMENT
 from ucudnn.backends.cpu.widened import CpuSum, Widened, expected_sum
-from ucudnn.backends.cpu.winograd import Winograd2x2, Winograd4x4
+from ucudnn.backends.cpu.winograd import WINOGRAD_2X2, WINOGRAD_4X4
 from ucudnn.configuration import Float32Sum
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType
 from ucudnn.profiles.measurement import Algorithm
 
-CPU_ALGORITHMS: Mapping[str, type[CpuAlgorithm]] = MappingProxyType(
+CPU_ALGORITHMS: Mapping[str, Planner] = MappingProxyType(
     {
-        "IMPLICIT_GEMM": ImplicitGemm,
-        "GEMM": Gemm,
-        "FFT": Fft,
-        "FFT_TILING": FftTiling,
-        "WINOGRAD_2X2": Winograd2x2,
-        "WINOGRAD_4X4": Winograd4x4,
+        "IMPLICIT_GEMM": Planner(ImplicitGemm),
+        "GEMM": Planner(Gemm),
+        "FFT": FFT,
+        "FFT_TILING": FFT_TILING,
+        "WINOGRAD_2X2": WINOGRAD_2X2,
+        "WINOGRAD_4X4": WINOGRAD_4X4,
     }
 )
 """The backend's algorithms by name."""
@@ -69,16 +67,13 @@ class CpuBackend(ComputeBackend):
 
     @property
     def name(self) -> str:
-        """'cpu'."""
         return "cpu"
 
     @property
     def workspace_unit(self) -> int:
-        """64, the alignment of the arrays in a workspace."""
         return ALIGNMENT
 
     def conditions(self) -> Mapping[str, str]:
-        """Return the processor's name, the number of CPUs, versions of Python and NumPy, and the algorithms' state."""
         return {
             "device": _processor(),
             "cpus": str(os.cpu_count()),
@@ -89,39 +84,19 @@ class CpuBackend(ComputeBackend):
         }
 
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
-        """Return the algorithms that compute a problem, with their workspaces.
-
-        Raises:
-            UnsupportedProblemError: if the problem is bfloat16, which NumPy lacks.
-        """
         return tuple(
             Algorithm(name=name, workspace_bytes=_planned(name, problem).workspace_bytes, api="cpu")
             for name in _applicable(problem)
         )
 
     def names(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> tuple[str, ...]:
-        """Return the names of algorithms that may compute micro-batches of a problem, most promising first.
-
-        Raises:
-            UnsupportedProblemError: if the problem is bfloat16, which NumPy lacks.
-        """
         return tuple(sorted(super().names(problem, sizes), key=lambda name: (*_PROMISING, name).index(name)))
 
     def bench(self, problem: ConvolutionProblem) -> AbstractContextManager[Bench]:
-        """Return a context with random operands of the problem, on which micro-batches can be measured.
-
-        Raises:
-            UnsupportedProblemError: if the problem is bfloat16, which NumPy lacks.
-        """
         _applicable(problem)
         return nullcontext(CpuBench(problem, self.prepare, self.allocate))
 
     def prepare(self, problem: ConvolutionProblem, algorithm: str, *, adds: bool = True) -> CpuCall | BiasedCpuCall:
-        """Plan an algorithm for a problem.
-
-        Raises:
-            UnsupportedProblemError: if there is no such algorithm, or it does not apply to the problem.
-        """
         if problem.biased:
             call = self.prepare(problem.without_bias(), algorithm)
             assert isinstance(call, CpuCall)
@@ -133,25 +108,17 @@ class CpuBackend(ComputeBackend):
         return CpuCall(problem, algorithm, _planned(algorithm, problem), self._threads)
 
     def float32_sum(self, problem: ConvolutionProblem) -> Float32Sum | None:
-        """Return what the float32 sum of a filter gradient of float16 takes; None for other problems."""
         return expected_sum(problem) if problem.dtype is DataType.FLOAT16 and problem.is_rounded_gradient else None
 
     def prepare_sum(self, problem: ConvolutionProblem) -> CpuSum:
-        """Return the float32 sum of a filter gradient of float16."""
         return CpuSum(problem)
 
     def allocate(self, size_bytes: int) -> Array:
-        """Return this many bytes with arbitrary contents, as uint8, aligned to 64 bytes."""
         memory = np.empty(size_bytes + ALIGNMENT - 1, np.uint8)
         first = -memory.ctypes.data % ALIGNMENT
         return memory[first : first + size_bytes]
 
     def operands(self, problem: ConvolutionProblem) -> tuple[Array, Array | BiasedFilters, Array]:
-        """Return x, w and y with values in [-0.5, 0.5), the same in every run, with the problem's batch strides.
-
-        Raises:
-            UnsupportedProblemError: if the problem is bfloat16, which NumPy lacks.
-        """
         _applicable(problem)
         return random_operands(problem)
 
@@ -162,7 +129,6 @@ class CpuBackend(ComputeBackend):
         return (perf_counter() - begin) * 1e3
 
     def spare(self, bound: Array, size_bytes: int) -> Spare | None:
-        """Return the memory of a dense array as a workspace, from its first aligned byte on."""
         # The size does not depend on the address, so that arrays of one size lend the same.
         first, left = -bound.ctypes.data % ALIGNMENT, size_bytes - ALIGNMENT + 1
         if not bound.flags.c_contiguous or left <= 0:
@@ -170,11 +136,6 @@ class CpuBackend(ComputeBackend):
         return Spare(bound.reshape(-1).view(np.uint8)[first : first + left], left)
 
     def tail_buffer(self, bound: Array, *, start: int, step_bytes: int, samples: int) -> Array:
-        """Return the memory of a dense array's last samples as a workspace, from its first aligned byte on.
-
-        Raises:
-            BackendError: if the array is not contiguous, or too small.
-        """
         lent = self.spare(bound[start:], (samples - start) * step_bytes)
         if lent is None:
             raise BackendError("an array that is not contiguous has no memory to lend")
@@ -182,11 +143,6 @@ class CpuBackend(ComputeBackend):
         return buffer
 
     def segment(self, buffer: Array, offset_bytes: int, size_bytes: int) -> Array:
-        """Return a part of a workspace; nothing is copied.
-
-        Raises:
-            BackendError: if the part is not inside the workspace.
-        """
         if not 0 <= offset_bytes <= offset_bytes + size_bytes <= buffer.nbytes:
             raise BackendError(
                 f"bytes {offset_bytes} to {offset_bytes + size_bytes} are not inside a workspace of {buffer.nbytes}"
@@ -206,8 +162,8 @@ def _processor() -> str:
 
 def _planned(name: str, problem: ConvolutionProblem) -> CpuAlgorithm:
     """Plan an algorithm, on copies in float32 if the problem has 16 bits."""
-    made = CPU_ALGORITHMS[name]
-    return Widened(problem, made) if problem.dtype.has_16_bits else made(problem)
+    plan = CPU_ALGORITHMS[name].plan
+    return Widened(problem, plan) if problem.dtype.has_16_bits else plan(problem)
 
 
 def _applicable(problem: ConvolutionProblem) -> tuple[str, ...]:

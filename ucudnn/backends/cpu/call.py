@@ -4,6 +4,7 @@ from typing import final
 
 import numpy as np
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.cpu.algorithm import CpuAlgorithm
 from ucudnn.backends.cpu.blas_threads import blas_threads
@@ -21,45 +22,31 @@ WORKSPACE_ALIGNMENT = 16
 
 @final
 class CpuCall(PreparedCall):
-    """One algorithm planned for one micro-batch. Several threads may launch it, each with its own workspace."""
+    """One algorithm planned for one micro-batch. Several threads may launch it, each with its own workspace.
+
+    A launch that raises BackendError, because an array or the workspace does not fit the problem, has written nothing.
+    x, (mini-batch, ...), has samples of the problem's shape or with more rows, and any batch stride, and so has y. w is
+    C-contiguous. The workspace is bytes (uint8), aligned to 16 bytes; anything if the algorithm needs none.
+
+    Args:
+        problem: the micro-batch problem that the algorithm was planned for.
+        name: the algorithm's name, for messages.
+        algorithm: computes the problem.
+        threads: threads of NumPy's BLAS while it computes; None leaves them as they are.
+    """
 
     def __init__(
         self, problem: ConvolutionProblem, name: str, algorithm: CpuAlgorithm, threads: int | None = None
     ) -> None:
-        """Join an algorithm with the problem that arguments are checked against.
-
-        Args:
-            problem: the micro-batch problem that the algorithm was planned for.
-            name: the algorithm's name, for messages.
-            algorithm: computes the problem.
-            threads: threads of NumPy's BLAS while it computes; None leaves them as they are.
-        """
         self._problem = problem
         self._name = name
         self._algorithm = algorithm
         self._threads = threads
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of workspace that `launch` needs."""
-        return self._algorithm.workspace_bytes
+        self.workspace_bytes = algorithm.workspace_bytes
 
     def launch(
         self, x: Array, w: Array, y: Array, workspace: Array, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
-        """Compute one part of the mini-batch; see PreparedCall.launch.
-
-        Args:
-            x: (mini-batch, ...), with samples of the problem's shape or with more rows, and any batch stride.
-            w: the problem's filter shape, C-contiguous.
-            y: (mini-batch, ...), like x.
-            workspace: bytes (uint8) aligned to 16 bytes; anything if the algorithm needs no workspace.
-            offset: where the part begins.
-            scaling: alpha and beta.
-
-        Raises:
-            BackendError: if an array or the workspace does not fit the problem; then nothing was written.
-        """
         problem, (start, first_rows) = self._problem, offset
         x = self._rows("x", x, problem.x_shape, start, None if first_rows is None else first_rows[0])
         y = self._rows("y", y, problem.y_shape, start, None if first_rows is None else first_rows[1])
@@ -99,7 +86,7 @@ class CpuCall(PreparedCall):
             raise BackendError(f"{name} is {array.dtype}: {self._problem} needs {dtype.value}")
 
     def _check_workspace(self, workspace: Array) -> None:
-        needed = self._algorithm.workspace_bytes
+        needed = self.workspace_bytes
         if needed == 0:
             return
         if workspace.dtype != np.uint8 or workspace.ndim != 1 or not workspace.flags.c_contiguous:
@@ -110,3 +97,37 @@ class CpuCall(PreparedCall):
             )
         if workspace.ctypes.data % WORKSPACE_ALIGNMENT:
             raise BackendError(f"the workspace does not begin on a multiple of {WORKSPACE_ALIGNMENT} bytes")
+
+
+@final
+class BiasedCpuCall(PreparedCall):
+    """A call whose output gets a bias; `call` computes the same problem without it."""
+
+    def __init__(self, problem: ConvolutionProblem, call: CpuCall) -> None:
+        self._problem = problem
+        self._call = call
+        self.workspace_bytes = call.workspace_bytes
+
+    def launch(
+        self,
+        x: Array,
+        w: BiasedFilters,
+        y: Array,
+        workspace: Array,
+        offset: Offset = BEGIN,
+        scaling: Scaling = OVERWRITE,
+    ) -> None:
+        problem, (start, rows) = self._problem, offset
+        filters, bias = w
+        if bias.shape != (problem.filters,) or bias.dtype != problem.dtype.value:
+            raise BackendError(
+                f"the bias has shape {bias.shape} and type {bias.dtype}: {problem} needs one {problem.dtype.value} for"
+                f" each of {problem.filters} filters"
+            )
+        self._call.launch(x, filters, y, workspace, offset, scaling)
+        last = problem.layout.channels_last
+        part = y[start : start + problem.batch]
+        if rows is not None:
+            axis = 1 if last else 2
+            part = part[(slice(None),) * axis + (slice(rows[1], rows[1] + problem.output[0]),)]
+        part += bias if last else bias.reshape(-1, *[1] * len(problem.output))

@@ -1,83 +1,230 @@
-"""FFT and FFT_TILING: convolution as a product of spectra, either of whole tensors or of tiles of a fixed size."""
+"""FFT and FFT_TILING: convolution through spectra, of whole tensors or tile by tile (overlap-save).
 
+Stride and dilation are 1, so output o meets input o + tap - pad. A tile of the result needs a window of the source. The
+part of the window that lies inside the tensor is transformed from position 0 on, and the result appears at a shift,
+modulo the FFT size. That is exact if positions of the window are distinct modulo the FFT size, or hold zeros.
+
+Method: Mathieu, Henaff, LeCun, "Fast Training of Convolutional Networks through FFTs", ICLR 2014.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
 from typing import final
 
-from ucudnn.backends.cpu.algorithm import CpuAlgorithm
-from ucudnn.backends.cpu.fft_tiles import FftFiltering, FftGradient, tile_count
-from ucudnn.backends.cpu.fft_transforms import good_size
-from ucudnn.backends.cpu.geometry import Array
+import numpy as np
+
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm, Planner, ViewShapes, is_plain
+from ucudnn.backends.cpu.fft_transforms import circular, good_size, half, restore, scale, transform
+from ucudnn.backends.cpu.geometry import Array, Box
+from ucudnn.backends.cpu.scaling import accumulate, finish
+from ucudnn.backends.cpu.scratch import Scratch
 from ucudnn.problem import ConvolutionProblem, Operation
 
 SMALL_TILE, LARGE_TILE = 16, 32
 """FFT sizes of FFT_TILING in each dimension: small for kernels up to half of it, else large."""
 
 
-def _is_plain(problem: ConvolutionProblem) -> bool:
-    return set(problem.stride) == set(problem.dilation) == {1}
+@final
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One dimension of a tile.
+
+    Attributes:
+        tile: positions of the tile: in the output for Forward, in x for BackwardData, in y for BackwardFilter.
+        window: positions of the source that meet the tile and lie inside the tensor; may be empty.
+        first: first position of the source that meets the tile; may lie outside the tensor.
+    """
+
+    tile: slice
+    window: slice
+    first: int
 
 
-def _engine(problem: ConvolutionProblem, fft: tuple[int, ...], steps: tuple[int, ...]) -> FftFiltering | FftGradient:
+def _side(start: int, step: int, extent: int, source: int, offset: int, kernel: int) -> _Side:
+    """Return one dimension of a tile; tile position t meets source positions [t + offset, t + offset + kernel)."""
+    stop = min(start + step, extent)
+    low, high = max(0, start + offset), min(source, stop - 1 + offset + kernel)
+    return _Side(slice(start, stop), slice(low, high) if low < high else slice(0, 0), start + offset)
+
+
+def _extents(problem: ConvolutionProblem) -> tuple[int, ...]:
+    return problem.spatial if problem.operation is Operation.BACKWARD_DATA else problem.output
+
+
+def _tiles(problem: ConvolutionProblem, steps: tuple[int, ...]) -> Iterator[tuple[_Side, ...]]:
+    backward = problem.operation is Operation.BACKWARD_DATA
+    sources = problem.output if backward else problem.spatial
+    offsets = (
+        pad - kernel + 1 if backward else -pad for pad, kernel in zip(problem.padding, problem.kernel, strict=True)
+    )
+    sizes = tuple(zip(steps, _extents(problem), sources, offsets, problem.kernel, strict=True))
+    # One by one, because a list of the tiles of a long dimension would be memory outside the workspace.
+    for index in np.ndindex(*_counts(problem, steps)):
+        yield tuple(_side(at * size[0], *size) for at, size in zip(index, sizes, strict=True))
+
+
+def _counts(problem: ConvolutionProblem, steps: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(-(-extent // step) for extent, step in zip(_extents(problem), steps, strict=True))
+
+
+def _windows(tile: tuple[_Side, ...]) -> Box:
+    return tuple(side.window for side in tile)
+
+
+def _positions(tile: tuple[_Side, ...]) -> Box:
+    return tuple(side.tile for side in tile)
+
+
+def _deliver(spectrum: Array, result: Array, target: Array, shifts: tuple[int, ...], alpha: float, beta: float) -> None:
+    """Transform a spectrum (*half, groups, rows, columns) back row by row, and write the part in the target."""
+    fft = result.shape[3:]
+    for row in range(target.shape[1]):
+        rows = slice(row, row + 1)
+        restore(spectrum[..., rows, :], result, fft)
+        for to, at in circular(shifts, target.shape[3:], fft):
+            finish(target[:, rows, :, *to], result[:, :, :, *at], alpha * scale(fft), beta)
+
+
+@final
+class FftFiltering(CpuAlgorithm):
+    """Forward (x with w correlated into y) and BackwardData (y with w convolved into x).
+
+    The workspace holds the spectrum of w for all tiles, and the spectra of one tile of the source and of the result.
+    One sample of the real result overlays the spectrum of the source.
+    """
+
+    def __init__(self, problem: ConvolutionProblem, fft: tuple[int, ...], steps: tuple[int, ...]) -> None:
+        """Plan tiles of `steps` positions of the result with FFTs of the sizes `fft`."""
+        shapes = ViewShapes(problem)
+        scratch = Scratch()
+        self._problem, self._fft, self._steps = problem, fft, steps
+        self._forward = problem.operation is Operation.FORWARD
+        groups, filters, channels = shapes.w[:3]
+        sources, results = (channels, filters) if self._forward else (filters, channels)
+        batch, shape = problem.batch, half(fft)
+        self._product = scratch.region((*shape, groups, batch, results), shapes.complex)
+        self._w = scratch.region((*shape, groups, filters, channels), shapes.complex)
+        top = scratch.top
+        self._source = scratch.region((*shape, groups, batch, sources), shapes.complex)
+        scratch.release(top)
+        self._result = scratch.region((groups, 1, results, *fft), shapes.dtype)
+        self.workspace_bytes = scratch.size_bytes
+
+    def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
+        regions = (self._w, self._source, self._product, self._result)
+        filters, spectrum, products, result = (region.of(workspace) for region in regions)
+        source, target = (x, y) if self._forward else (y, x)
+        source, target = source.swapaxes(1, 2), target.swapaxes(1, 2)
+        transform(w, filters, self._fft)
+        factors = filters
+        if self._forward:
+            np.conjugate(filters, out=filters)
+            factors = filters.swapaxes(-1, -2)
+        for tile in _tiles(self._problem, self._steps):
+            transform(source[:, :, :, *_windows(tile)], spectrum, self._fft)
+            np.matmul(spectrum, factors, out=products)
+            _deliver(products, result, target[:, :, :, *_positions(tile)], self._shifts(tile), alpha, beta)
+
+    def _shifts(self, tile: tuple[_Side, ...]) -> tuple[int, ...]:
+        if self._forward:
+            return tuple(side.first - side.window.start for side in tile)
+        return tuple(
+            side.first + kernel - 1 - side.window.start for side, kernel in zip(tile, self._problem.kernel, strict=True)
+        )
+
+
+@final
+class FftGradient(CpuAlgorithm):
+    """BackwardFilter: x correlated with y into w. Products sum over samples, and spectra are summed over tiles.
+
+    The workspace holds the spectra of one tile of x, of y and of their product. With more than one tile it also holds
+    the sum of the products and a real copy of the tile of x with its padding, because the sum needs every tile at the
+    same shift. The spectrum of y overlays that copy. One filter of the real result overlays the spectra of x and y.
+    """
+
+    def __init__(self, problem: ConvolutionProblem, fft: tuple[int, ...], steps: tuple[int, ...]) -> None:
+        """Plan tiles of `steps` positions of y with FFTs of the sizes `fft`."""
+        shapes = ViewShapes(problem)
+        scratch = Scratch()
+        self._problem, self._fft, self._steps = problem, fft, steps
+        groups, filters, channels = shapes.w[:3]
+        batch, shape = problem.batch, half(fft)
+        self._tiled = prod(_counts(problem, steps)) > 1
+        self._sum = scratch.region((*shape, groups, filters, channels), shapes.complex)
+        bottom = scratch.top
+        self._x = scratch.region((*shape, groups, batch, channels), shapes.complex)
+        if self._tiled:
+            top = scratch.top
+            self._stage = scratch.region((groups, batch, channels, *fft), shapes.dtype)
+            scratch.release(top)
+        self._y = scratch.region((*shape, groups, batch, filters), shapes.complex)
+        if self._tiled:
+            self._product = scratch.region((*shape, groups, filters, channels), shapes.complex)
+        scratch.release(bottom)
+        self._result = scratch.region((groups, 1, channels, *fft), shapes.dtype)
+        self.workspace_bytes = scratch.size_bytes
+
+    def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
+        total, spectrum, gradient, result = (
+            region.of(workspace) for region in (self._sum, self._x, self._y, self._result)
+        )
+        x, y = x.swapaxes(1, 2), y.swapaxes(1, 2)
+        term = total
+        for tile in _tiles(self._problem, self._steps):
+            transform(self._padded(x, tile, workspace), spectrum, self._fft)
+            transform(y[:, :, :, *_positions(tile)], gradient, self._fft)
+            np.conjugate(gradient, out=gradient)
+            np.matmul(gradient.swapaxes(-1, -2), spectrum, out=term)
+            if term is not total:
+                accumulate(total, term)
+            elif self._tiled:
+                term = self._product.of(workspace)
+        shifts = (0,) * len(self._fft) if self._tiled else tuple(-pad for pad in self._problem.padding)
+        _deliver(total, result, w, shifts, alpha, beta)
+
+    def _padded(self, x: Array, tile: tuple[_Side, ...], workspace: Array) -> Array:
+        windows = _windows(tile)
+        if not self._tiled:
+            return x[:, :, :, *windows]
+        stage = self._stage.of(workspace)
+        stage.fill(0)
+        inside = tuple(slice(side.window.start - side.first, side.window.stop - side.first) for side in tile)
+        if all(side.window.stop for side in tile):  # else the tile meets only padding
+            np.copyto(stage[:, :, :, *inside], x[:, :, :, *windows])
+        return stage
+
+
+def _engine(problem: ConvolutionProblem, fft: tuple[int, ...], steps: tuple[int, ...]) -> CpuAlgorithm:
     gradient = problem.operation is Operation.BACKWARD_FILTER
     return FftGradient(problem, fft, steps) if gradient else FftFiltering(problem, fft, steps)
+
+
+def _whole(problem: ConvolutionProblem) -> CpuAlgorithm:
+    """Plan transforms of whole samples. FFT sizes are 5-smooth and hold the tensors with the padding of one side."""
+    # x may wrap around, because the padding before it and the padding after it are the same zeros.
+    sides = zip(problem.spatial, problem.paddings, problem.output, problem.kernel, strict=True)
+    fft = tuple(good_size(max(size + max(pads), output, kernel)) for size, pads, output, kernel in sides)
+    return _engine(problem, fft, _extents(problem))
 
 
 def _tile_size(problem: ConvolutionProblem) -> int:
     return SMALL_TILE if max(problem.kernel) <= SMALL_TILE // 2 else LARGE_TILE
 
 
-def _steps(problem: ConvolutionProblem) -> tuple[int, ...]:
+def _tile_steps(problem: ConvolutionProblem) -> tuple[int, ...]:
     return tuple(_tile_size(problem) - kernel + 1 for kernel in problem.kernel)
 
 
-@final
-class Fft(CpuAlgorithm):
-    """Transforms whole samples. FFT sizes are 5-smooth and hold the tensors with the padding of one side."""
-
-    def __init__(self, problem: ConvolutionProblem) -> None:
-        # x may wrap around, because the padding before it and the padding after it are the same zeros.
-        fft = tuple(
-            good_size(max(size + max(pads), output, kernel))
-            for size, pads, output, kernel in zip(
-                problem.spatial, problem.paddings, problem.output, problem.kernel, strict=True
-            )
-        )
-        whole = problem.spatial if problem.operation is Operation.BACKWARD_DATA else problem.output
-        self._engine = _engine(problem, fft, whole)
-
-    @staticmethod
-    def applies(problem: ConvolutionProblem) -> bool:
-        """Return whether stride and dilation are 1."""
-        return _is_plain(problem)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of the spectra of x, w and y, or more if a row of the real result is larger than what it overlays."""
-        return self._engine.workspace_bytes
-
-    def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute through spectra of the whole micro-batch; see CpuAlgorithm.compute."""
-        self._engine.compute(x, w, y, alpha, beta, workspace)
+def _tiled(problem: ConvolutionProblem) -> CpuAlgorithm:
+    return _engine(problem, (_tile_size(problem),) * len(problem.kernel), _tile_steps(problem))
 
 
-@final
-class FftTiling(CpuAlgorithm):
-    """Transforms tiles by overlap-save: 16 positions in each dimension, or 32 if a kernel is larger than 8."""
+def _has_tiles(problem: ConvolutionProblem) -> bool:
+    """Return whether stride and dilation are 1, kernels at most 16, and there is more than one tile."""
+    fits = is_plain(problem) and max(problem.kernel) <= LARGE_TILE // 2
+    return fits and prod(_counts(problem, _tile_steps(problem))) > 1
 
-    def __init__(self, problem: ConvolutionProblem) -> None:
-        fft = (_tile_size(problem),) * len(problem.kernel)
-        self._engine = _engine(problem, fft, _steps(problem))
 
-    @staticmethod
-    def applies(problem: ConvolutionProblem) -> bool:
-        """Return whether stride and dilation are 1, kernels at most 16, and there is more than one tile."""
-        fits = _is_plain(problem) and max(problem.kernel) <= LARGE_TILE // 2
-        return fits and tile_count(problem, _steps(problem)) > 1
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of one tile's spectra for the whole micro-batch, and of the filters' spectrum."""
-        return self._engine.workspace_bytes
-
-    def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute tile by tile; see CpuAlgorithm.compute."""
-        self._engine.compute(x, w, y, alpha, beta, workspace)
+FFT = Planner(_whole, is_plain)
+FFT_TILING = Planner(_tiled, _has_tiles)

@@ -37,20 +37,9 @@ class Gemm(CpuAlgorithm):
         # Filters in channels-first order are a matrix without a copy, but BackwardFilter needs a matrix to write to.
         copies = problem.layout.channels_last or problem.operation is Operation.BACKWARD_FILTER
         self._w = scratch.region(shapes.w, shapes.dtype) if copies else None
-        self._workspace_bytes = scratch.size_bytes
-
-    @staticmethod
-    def applies(problem: ConvolutionProblem) -> bool:
-        """Return True, because every problem can be lowered to columns."""
-        return True
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of the columns, the matrix of y and, if there is one, the matrix of w."""
-        return self._workspace_bytes
+        self.workspace_bytes = scratch.size_bytes
 
     def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute by one batched matrix product; see CpuAlgorithm.compute."""
         compute = {
             Operation.FORWARD: self._forward,
             Operation.BACKWARD_DATA: self._backward_data,

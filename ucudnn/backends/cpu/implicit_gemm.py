@@ -82,6 +82,8 @@ class _Blocking:
 class ImplicitGemm(CpuAlgorithm):
     """Adds the contribution of some taps, a channel block and a position block to the output. Workspace: 0 bytes."""
 
+    workspace_bytes = 0
+
     def __init__(self, problem: ConvolutionProblem) -> None:
         shapes = ViewShapes(problem)
         self._operation = problem.operation
@@ -91,18 +93,7 @@ class ImplicitGemm(CpuAlgorithm):
         most = self._blocking.taps
         self._together = tuple(each[at : at + most] for each in alike for at in range(0, len(each), most))
 
-    @staticmethod
-    def applies(problem: ConvolutionProblem) -> bool:
-        """Return True, because the taps of every problem can be added one by one."""
-        return True
-
-    @property
-    def workspace_bytes(self) -> int:
-        """0, because the tile memory does not grow with the problem."""
-        return 0
-
     def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute block by block; see CpuAlgorithm.compute."""
         outputs = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}
         compute = self._filter_gradient if self._operation is Operation.BACKWARD_FILTER else self._filtered
         prescale(outputs[self._operation], beta)

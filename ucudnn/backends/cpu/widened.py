@@ -30,10 +30,10 @@ class Widened(CpuAlgorithm):
 
     Args:
         problem: a problem of 16 bits that the algorithm applies to.
-        algorithm: computes it in float32.
+        plan: plans the algorithm that computes it in float32.
     """
 
-    def __init__(self, problem: ConvolutionProblem, algorithm: type[CpuAlgorithm]) -> None:
+    def __init__(self, problem: ConvolutionProblem, plan: Callable[[ConvolutionProblem], CpuAlgorithm]) -> None:
         dense = replace(
             problem,
             dtype=DataType.FLOAT32,
@@ -47,24 +47,14 @@ class Widened(CpuAlgorithm):
         )
         shapes, scratch = ViewShapes(dense), Scratch()
         self._operation = problem.operation
-        self._inner = algorithm(dense)
+        self._inner = plan(dense)
         self._x = scratch.region(shapes.x, _FLOAT32)
         self._y = scratch.region(shapes.y, _FLOAT32)
         self._w: Region | None = None if problem.float32_sum else scratch.region(shapes.w, _FLOAT32)
         self._first = scratch.size_bytes
-
-    @staticmethod
-    def applies(problem: ConvolutionProblem) -> bool:
-        """Return whether the problem has 16 bits; its algorithm must apply, too."""
-        return problem.dtype.has_16_bits
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of the copies, and of the algorithm's workspace."""
-        return self._first + self._inner.workspace_bytes
+        self.workspace_bytes = self._first + self._inner.workspace_bytes
 
     def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute on copies; see CpuAlgorithm.compute."""
         own_x, own_y = self._x.of(workspace), self._y.of(workspace)
         own_w = w if self._w is None else self._w.of(workspace)
         both = {
@@ -76,7 +66,7 @@ class Widened(CpuAlgorithm):
         for tensor, own in ((x, own_x), (w, own_w), (y, own_y)):
             if own is not tensor and (own is not result or beta):
                 np.copyto(own, tensor)
-        rest = workspace[self._first : self._first + self._inner.workspace_bytes]
+        rest = workspace[self._first : self.workspace_bytes]
         self._inner.compute(own_x, own_w, own_y, alpha=alpha, beta=beta, workspace=rest)
         if result is not out:
             _round(out, result)
@@ -95,16 +85,10 @@ class CpuSum(PreparedSum):
         self._size_bytes = expected_sum(problem).size_bytes
 
     def split(self, workspace: Array) -> tuple[Array, Array]:
-        """Return the sum as an array of the filters' shape, and the rest of the workspace."""
         region = Region(0, self._shape, _FLOAT32)
         return region.of(workspace), workspace[self._size_bytes :]
 
     def bind(self, total: Array, w: Array, scaling: Scaling = OVERWRITE) -> Callable[[], None]:
-        """Return what scales the sum in place and rounds it; see PreparedSum.bind.
-
-        Raises:
-            BackendError: if w is no filter gradient of float16.
-        """
         if w.dtype != np.float16 or w.shape != self._shape or not w.flags.c_contiguous:
             raise BackendError(f"w is {w.dtype} of shape {w.shape}: a filter gradient of float16 has {self._shape}")
         return partial(_finish, total.reshape(-1), w.reshape(-1), float(scaling.alpha), float(scaling.beta))

@@ -5,12 +5,13 @@ Forward with rotated filters; BackwardFilter is the adjoint of Forward in the fi
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import final
 
 import numpy as np
 
-from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm, Planner, ViewShapes, is_plain
 from ucudnn.backends.cpu.geometry import Array, span
 from ucudnn.backends.cpu.scaling import finish
 from ucudnn.backends.cpu.scratch import Region, Scratch
@@ -127,7 +128,7 @@ def _matrices(tiles: Array) -> Array:
 
 
 @final
-class _Filtering:
+class WinogradFiltering(CpuAlgorithm):
     """Forward, or BackwardData as Forward from y to x with rotated filters and padding 2 - pad.
 
     The workspace holds the products of all points. It also holds the transformed filters and tiles of the source, each
@@ -152,7 +153,7 @@ class _Filtering:
         self._data = _Transform(scratch, transforms.data, (groups, sources, *tiles), shapes.dtype)
         self.workspace_bytes = scratch.size_bytes
 
-    def compute(self, x: Array, w: Array, y: Array, alpha: float, beta: float, workspace: Array) -> None:
+    def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
         source, target = (x, y) if self._forward else (y, x)
         if not self._forward:
             w = w[..., ::-1, ::-1].swapaxes(1, 2)
@@ -165,7 +166,7 @@ class _Filtering:
 
 
 @final
-class _Gradient:
+class WinogradGradient(CpuAlgorithm):
     """BackwardFilter: dw = G^T [(A dy A^T) . (B^T d B) summed over tiles] G, the adjoint of Forward.
 
     The workspace holds the products of all points, and the transformed tiles of y and x, each with its intermediate.
@@ -184,7 +185,7 @@ class _Gradient:
         self._data = _Transform(scratch, transforms.data, (groups, channels, *tiles), shapes.dtype)
         self.workspace_bytes = scratch.size_bytes
 
-    def compute(self, x: Array, w: Array, y: Array, alpha: float, beta: float, workspace: Array) -> None:
+    def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
         _gather(self._gradient.before.of(workspace), y, self._step, (0, 0))
         gradient = self._gradient.apply(workspace)
         _gather(self._data.before.of(workspace), x, self._step, self._pad)
@@ -193,54 +194,16 @@ class _Gradient:
         finish(w.transpose(3, 4, 0, 1, 2), self._results.apply(workspace), alpha, beta)
 
 
-def _engine(problem: ConvolutionProblem, transforms: Transforms) -> _Filtering | _Gradient:
+def applies(problem: ConvolutionProblem) -> bool:
+    """Return whether the kernel is 3 x 3 with stride and dilation 1."""
+    return problem.kernel == (KERNEL, KERNEL) and is_plain(problem)
+
+
+def winograd(problem: ConvolutionProblem, transforms: Transforms) -> CpuAlgorithm:
+    """Plan a problem with the matrices of F2, for 2.25 times fewer multiplications, or of F4, for 4 times fewer."""
     gradient = problem.operation is Operation.BACKWARD_FILTER
-    return _Gradient(problem, transforms) if gradient else _Filtering(problem, transforms)
+    return WinogradGradient(problem, transforms) if gradient else WinogradFiltering(problem, transforms)
 
 
-def _is_plain_3x3(problem: ConvolutionProblem) -> bool:
-    return problem.kernel == (KERNEL, KERNEL) and set(problem.stride) == set(problem.dilation) == {1}
-
-
-@final
-class Winograd2x2(CpuAlgorithm):
-    """F(2x2, 3x3): tiles of 2 x 2 results from 4 x 4 points, with 2.25 times fewer multiplications."""
-
-    def __init__(self, problem: ConvolutionProblem) -> None:
-        self._engine = _engine(problem, F2)
-
-    @staticmethod
-    def applies(problem: ConvolutionProblem) -> bool:
-        """Return whether the kernel is 3 x 3 with stride and dilation 1."""
-        return _is_plain_3x3(problem)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of the products, the transformed operands, and one intermediate."""
-        return self._engine.workspace_bytes
-
-    def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute by F(2x2, 3x3); see CpuAlgorithm.compute."""
-        self._engine.compute(x, w, y, alpha, beta, workspace)
-
-
-@final
-class Winograd4x4(CpuAlgorithm):
-    """F(4x4, 3x3): tiles of 4 x 4 results from 6 x 6 points, with 4 times fewer multiplications but less accuracy."""
-
-    def __init__(self, problem: ConvolutionProblem) -> None:
-        self._engine = _engine(problem, F4)
-
-    @staticmethod
-    def applies(problem: ConvolutionProblem) -> bool:
-        """Return whether the kernel is 3 x 3 with stride and dilation 1."""
-        return _is_plain_3x3(problem)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of the products, the transformed operands, and one intermediate."""
-        return self._engine.workspace_bytes
-
-    def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute by F(4x4, 3x3); see CpuAlgorithm.compute."""
-        self._engine.compute(x, w, y, alpha, beta, workspace)
+WINOGRAD_2X2 = Planner(partial(winograd, transforms=F2), applies)
+WINOGRAD_4X4 = Planner(partial(winograd, transforms=F4), applies)

@@ -89,11 +89,9 @@ class CudnnBackend(ComputeBackend):
 
     @property
     def name(self) -> str:
-        """'cudnn', or for other candidates 'cudnn:legacy' and so on."""
         return "cudnn" if self._candidates is Candidates.BEST else f"cudnn:{self._candidates.value}"
 
     def conditions(self) -> Mapping[str, str]:
-        """Return the GPU and the versions of driver, CUDA, cuDNN, CuPy and Python."""
         return {
             **self._device.conditions(),
             "cudnn": self.library.version_text,
@@ -101,15 +99,12 @@ class CudnnBackend(ComputeBackend):
         }
 
     def machine(self) -> Mapping[str, str]:
-        """Return the GPU and the versions of driver, CUDA and cuDNN."""
         return {**self._device.machine(), "cudnn": self.library.version_text}
 
     def devices(self) -> Sequence[int]:
-        """Return the numbers of the GPUs that the library sees."""
         return range(self._device.count())
 
     def device(self) -> int:
-        """Return the number of the backend's GPU."""
         return self._device.ordinal
 
     @property
@@ -119,15 +114,9 @@ class CudnnBackend(ComputeBackend):
 
     @property
     def recycles(self) -> bool:
-        """Whether each call allocates its workspace, as PyTorch's convolutions do."""
         return self._device.recycles
 
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
-        """Return the candidates that can compute a problem, with their workspaces; no plan is built.
-
-        Raises:
-            UnsupportedProblemError: if no candidate can.
-        """
         return self._list.of(self._as_asked(problem))
 
     def algorithm(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
@@ -138,20 +127,13 @@ class CudnnBackend(ComputeBackend):
         return self._list.named(problem, name)
 
     def float32_sum(self, problem: ConvolutionProblem) -> Float32Sum | None:
-        """Return what the float32 sum of a filter gradient takes; None without kernels of our own."""
         own = self.keeps_sums and sums_fit(problem) and self._device.sum_kernels is not None
         return float32_sum_on_gpu(problem) if own else None
 
     def prepare_sum(self, problem: ConvolutionProblem) -> GpuSum:
-        """Make the float32 sum of a filter gradient ready.
-
-        Raises:
-            UnsupportedProblemError: if the driver does not load the kernels that add.
-        """
         return GpuSum(problem, float32_sum_on_gpu(problem).size_bytes, self._device)
 
     def slab_names(self, name: str) -> tuple[str, ...]:
-        """Return an algorithm's name, and the name under which it computes a copy of a slab."""
         return name, packed_name(name)
 
     def names(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> tuple[str, ...]:
@@ -175,7 +157,6 @@ class CudnnBackend(ComputeBackend):
             self._compiler.warm_up()
 
     def prefetch(self, problems: Sequence[PrefetchRequest]) -> None:
-        """List engine configurations in the background, and compile those that need a compiler."""
         # What sums need is listed for the problem itself, too.
         own = [each for each in problems if not each.problem.float32_sum]
         asked = [each for each in own if self._candidates.offers("graph", each.problem)]
@@ -189,11 +170,9 @@ class CudnnBackend(ComputeBackend):
             self._compiler.begin(parts, limit_bytes, promises, self._list.known)
 
     def drop(self) -> None:
-        """Drop background work that does not run yet."""
         self._compiler.drop()
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
-        """Return whether a problem's engine configurations are listed, and those that need a compiler are compiled."""
         problem = self._as_asked(problem)
         forms = (problem, dense_of(problem)) if self._list.gathers(problem) else (problem,)
         return all(map(self._compiler.is_ready, forms))
@@ -204,11 +183,6 @@ class CudnnBackend(ComputeBackend):
 
     @contextmanager
     def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:
-        """Return a context with random operands on the GPU, whose memory is freed when the context ends.
-
-        Raises:
-            BackendError: while a CUDA graph is being captured.
-        """
         if self.capturing(self.queue()):
             raise BackendError(
                 f"nothing can be measured while a CUDA graph is captured: plan {problem} before, by one call or by"
@@ -246,16 +220,13 @@ class CudnnBackend(ComputeBackend):
         return self._preparer.prepare(self._as_asked(problem), algorithm, scalings)
 
     def lend_plans(self, borrower: ComputeBackend) -> None:
-        """Let another backend of the same GPU run the plans that this one builds from now on; they build none twice."""
         if isinstance(borrower, CudnnBackend):
             self._preparer.built = borrower._preparer.built
 
     def allocate(self, size_bytes: int) -> DeviceBuffer:
-        """Return a workspace from CuPy's current allocator, or that of the other library; MemoryError if it is full."""
         return self._device.allocate(size_bytes)
 
     def room_bytes(self) -> float:
-        """Return how large a workspace may be now, as a limit of memory says that the GPU's library was given."""
         return self._device.room_bytes()
 
     @property
@@ -264,30 +235,18 @@ class CudnnBackend(ComputeBackend):
         return self._device.most_bytes
 
     def spare(self, bound: Tensor, size_bytes: int) -> Spare | None:
-        """Return the memory of a dense tensor as a workspace, from its first aligned byte on.
-
-        Raises:
-            InvalidProblemError: if the tensor is not on a GPU.
-        """
         left = size_bytes - SLACK_BYTES  # whatever the address, so that tensors of one size lend the same
         if left <= 0 or not is_dense(bound):
             return None
         return Spare(DeviceBuffer(round_up(address_of(bound)), left), left)
 
     def tail_buffer(self, bound: int, *, start: int, step_bytes: int, samples: int) -> DeviceBuffer:
-        """Return the memory of a dense tensor's last samples as a workspace, from its first aligned byte on."""
         return DeviceBuffer(round_up(bound + start * step_bytes), (samples - start) * step_bytes - SLACK_BYTES)
 
     def without_owner(self, buffer: DeviceBuffer) -> DeviceBuffer:
-        """Return the same workspace without ownership of its memory, for use only while its owner lives."""
         return DeviceBuffer(buffer.address, buffer.size_bytes)
 
     def segment(self, buffer: DeviceBuffer, offset_bytes: int, size_bytes: int) -> DeviceBuffer:
-        """Return a part of a workspace.
-
-        Raises:
-            BackendError: if the part is not inside the workspace.
-        """
         if not 0 <= offset_bytes <= offset_bytes + size_bytes <= buffer.size_bytes:
             raise BackendError(
                 f"bytes {offset_bytes} to {offset_bytes + size_bytes} are not inside a workspace of {buffer.size_bytes}"
@@ -295,15 +254,9 @@ class CudnnBackend(ComputeBackend):
         return buffer.part(offset_bytes, size_bytes)
 
     def operands(self, problem: ConvolutionProblem) -> Operands:
-        """Return x, w and y in [-0.5, 0.5), the same in every run, with batch strides; MemoryError if it is full."""
         return random_operands(problem, self._device, self._device.allocate)
 
     def bind(self, x: Any, w: Any, y: Any) -> tuple[int, int | BiasedFilters, int, int]:
-        """Return the addresses of x, w and y, and the alignment in bytes that they share, at most 16.
-
-        Raises:
-            InvalidProblemError: if a tensor is not on a GPU.
-        """
         if isinstance(w, BiasedFilters):
             x, filters, y, alignment = self.bind(x, w.w, y)
             *_, bias, shared = self.bind(0, 0, w.bias)
@@ -317,7 +270,6 @@ class CudnnBackend(ComputeBackend):
         return x, w, y, (low & -low) if low else MOST_ALIGNMENT
 
     def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None = None) -> float:
-        """Return the GPU's milliseconds from the end of the lead, if any, to the end of the work that a call queued."""
         self.queue()
         return self._device.timed(run, lead).wait_ms()
 
@@ -343,7 +295,6 @@ class CudnnBackend(ComputeBackend):
         return queue
 
     def capturing(self, queue: int) -> bool:
-        """Return whether a CUDA graph is being captured on a stream."""
         return self._device.capturing(queue)
 
     def mark(self) -> Any:
@@ -351,20 +302,16 @@ class CudnnBackend(ComputeBackend):
         return None if self.capturing(self._device.queue()) else self._device.mark()
 
     def wait(self, mark: Any) -> None:
-        """Make the current stream wait for an event; in a capture the caller keeps the order."""
         if mark is not None and not self.capturing(self._device.queue()):
             self._device.wait(mark)
 
     def stream_number(self, queue: int) -> int:
-        """Return a number of the current stream that no other stream of the process ever has, if the driver has one."""
         return self._device.stream_number(queue)
 
     def synchronize(self) -> None:
-        """Block the calling thread until the GPU has done all work."""
         self._device.synchronize()
 
     def order_before_free(self, first: Any, marks: Sequence[Any]) -> bool:
-        """Let the stream of one mark wait for other marks; not in a capture, which may not wait for other streams."""
         with self._device.use():
             if self.capturing(self._device.queue()):
                 return False
@@ -376,7 +323,6 @@ class CudnnBackend(ComputeBackend):
         return True
 
     def finish(self, mark: Any) -> None:
-        """Block the calling thread until an event."""
         if mark is not None:
             mark[0].synchronize()
 

@@ -113,25 +113,16 @@ class GatheredCall(PreparedCall):
         return self._copy_bytes + self._own_bytes
 
     def kernels(self, scaling: Scaling) -> object:
-        """Return what must live as long as a CUDA graph that captured the call with an alpha and a beta."""
         return self._call.kernels(scaling)
 
     def launch(
         self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
-        """Queue the copy and the convolution of one part; see PreparedCall.launch.
-
-        Raises:
-            BackendError: if a call fails.
-            UnsupportedProblemError: if a gradient of x is scaled by a beta other than 0 and 1, because the samples that
-                are skipped are not part of the copy.
-        """
         self.bind(x, w, y, workspace, offset, scaling)()
 
     def bind(
         self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> Callable[[], None]:
-        """Return a launch whose copies and call are bound; it raises what `launch` raises."""
         x, y = self._addresses.at(x, y, offset)
         copy = workspace.address
         before, after = self._around(x, copy, scaling.beta)

@@ -109,12 +109,6 @@ class GraphCall(PreparedCall):
         offset: Offset = BEGIN,
         scaling: Scaling = OVERWRITE,
     ) -> None:
-        """Queue the convolution of one part on the stream of the cuDNN handle.
-
-        Raises:
-            CudnnError: if cuDNN cannot run it.
-            UnsupportedProblemError: if the workspace is too small.
-        """
         self._run(*self._pack((x, w, y, workspace.address), workspace.size_bytes, offset, scaling))
 
     def bind(
@@ -126,12 +120,6 @@ class GraphCall(PreparedCall):
         offset: Offset = BEGIN,
         scaling: Scaling = OVERWRITE,
     ) -> Callable[[], None]:
-        """Return a launch whose plan and variant pack are built.
-
-        Raises:
-            CudnnError: if cuDNN cannot build the plan.
-            UnsupportedProblemError: if the workspace is too small.
-        """
         return partial(self._run, *self._pack((x, w, y, workspace.address), workspace.size_bytes, offset, scaling))
 
     def executable(self, offset: Offset, scaling: Scaling, workspace_bytes: int) -> tuple[int, int, int, object]:
@@ -145,7 +133,6 @@ class GraphCall(PreparedCall):
         return plan.address, *self._addresses.at(0, 0, offset), plan
 
     def kernels(self, scaling: Scaling) -> object:
-        """Return the execution plan of an alpha and a beta, which owns the engine's kernels; None before a launch."""
         return self._plans.get(scaling)
 
     def _run(self, plan: "_ExecutionPlan", pack: BackendDescriptor) -> None:

@@ -276,11 +276,6 @@ class LegacyCall(PreparedCall):
     def launch(
         self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
-        """Queue the convolution of one part on the stream of the cuDNN handle.
-
-        Raises:
-            CudnnError: if cuDNN cannot run it.
-        """
         x, y = self._addresses.at(x, y, offset)
         operation, own = self._problem.operation, self._descriptors
         first, second, output = _in_order(operation, own.x, own.w, own.y)
@@ -341,7 +336,6 @@ class AddedBiasCall(PreparedCall):
         self._one = HostScalar(1.0, double=problem.dtype is DataType.FLOAT64)
 
     def kernels(self, scaling: Scaling) -> object:
-        """Return what must live as long as a CUDA graph that captured the call with an alpha and a beta."""
         return self._call.kernels(scaling)
 
     def launch(
@@ -353,11 +347,6 @@ class AddedBiasCall(PreparedCall):
         offset: Offset = BEGIN,
         scaling: Scaling = OVERWRITE,
     ) -> None:
-        """Queue y = alpha * conv + beta * y + bias for one part on the stream of the cuDNN handle.
-
-        Raises:
-            BackendError: if a call fails.
-        """
         self.bind(x, w, y, workspace, offset, scaling)()
 
     def bind(
@@ -369,7 +358,6 @@ class AddedBiasCall(PreparedCall):
         offset: Offset = BEGIN,
         scaling: Scaling = OVERWRITE,
     ) -> Callable[[], None]:
-        """Return a launch whose call is bound; it raises what `launch` raises."""
         convolve = self._call.bind(x, w.w, y, workspace, offset, scaling)
         return partial(self._run, convolve, w.bias, self._addresses.at(x, y, offset)[1])
 

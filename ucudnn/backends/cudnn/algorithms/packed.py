@@ -81,17 +81,11 @@ class PackedCall(PreparedCall):
         return self._own_bytes + self._x_bytes + self._y_bytes
 
     def kernels(self, scaling: Scaling) -> object:
-        """Return what must live as long as a CUDA graph that captured the call with an alpha and a beta."""
         return self._call.kernels(scaling)
 
     def launch(
         self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
-        """Queue the copies and the convolution of one part; see PreparedCall.launch.
-
-        Raises:
-            BackendError: if the call fails; then the output is unchanged.
-        """
         x, y = self._addresses.at(x, y, offset)
         own_x, own_y = workspace.address, workspace.address + self._x_bytes
         writes_x, writes_y = self._operation is Operation.BACKWARD_DATA, self._operation is Operation.FORWARD

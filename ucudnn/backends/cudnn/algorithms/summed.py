@@ -115,23 +115,16 @@ class SummedCall(PreparedCall):
         return self._copy_bytes + self._own_bytes
 
     def kernels(self, scaling: Scaling) -> object:
-        """Return what must live as long as a CUDA graph that captured the call with an alpha and a beta."""
         return self._call.kernels(Scaling(scaling.alpha, 0.0)), self._kernels
 
     def launch(
         self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
-        """Queue the convolution of one part and its addition; see PreparedCall.launch.
-
-        Raises:
-            BackendError: if a call fails.
-        """
         self.bind(x, w, y, workspace, offset, scaling)()
 
     def bind(
         self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> Callable[[], None]:
-        """Return a launch whose call is bound; it raises what `launch` raises."""
         rest = workspace.part(self._copy_bytes, self._own_bytes)
         own = workspace.address
         before, after = [], []
@@ -191,11 +184,9 @@ class GpuSum(PreparedSum):
         self._bound: BoundedDict[tuple[int, int, Scaling], Copy] = BoundedDict(_MOST_BOUND)
 
     def split(self, workspace: DeviceBuffer) -> tuple[int, DeviceBuffer]:
-        """Return the address of the sum, and the workspace behind it."""
         return workspace.address, workspace.part(self._size_bytes, workspace.size_bytes - self._size_bytes)
 
     def bind(self, total: int, w: int, scaling: Scaling = OVERWRITE) -> Callable[[], None]:
-        """Return what queues the rounding; see PreparedSum.bind."""
         key = total, w, scaling
         queue = self._bound.get(key)
         if queue is None:

@@ -121,17 +121,14 @@ class CudnnBench(Bench):
         self._operands, self._samples, self._workspace, self._check = (nothing, nothing, nothing), 0, nothing, None
 
     def announce(self, size: int, algorithm: Algorithm) -> None:
-        """Begin to compile an engine that may be measured soon."""
         self._build(self._problem.part(size), algorithm.name)
 
     def look_ahead(self, following: Following) -> None:
-        """Set the function that tells what comes after the next measurement, and begin it while the GPU is busy."""
         self._following = following
 
     def measure(
         self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
     ) -> Measurement:
-        """Measure an algorithm on micro-batches of `size` samples that begin at samples 0, size, 2 * size, ..."""
         if size > self._samples or self._check is None:
             return _hindered(algorithm, f"GPU memory holds the operands of only {self._samples} samples")
         pieces = pieces_of(self._problem, size, slabs)
@@ -161,7 +158,6 @@ class CudnnBench(Bench):
         return Measurement.of(algorithm, samples_ms, complete=complete)
 
     def verify(self, size: int, algorithm: Algorithm, slabs: Sequence[Slab] = ()) -> None:
-        """Check the output of an algorithm on the first micro-batch; see `Bench.verify`."""
         if size > self._samples or self._check is None:
             raise MemoryError(f"GPU memory holds the operands of only {self._samples} samples")
         piece = pieces_of(self._problem, size, slabs)[0]

@@ -117,11 +117,9 @@ class CupyGpu(Gpu):
         self.failures: tuple[type[Exception], ...] = (UcudnnError, runtime.CUDARuntimeError)
 
     def count(self) -> int:
-        """Return the number of GPUs."""
         return int(self._cupy.cuda.runtime.getDeviceCount())
 
     def machine(self) -> Mapping[str, str]:
-        """Return the GPU's name and compute capability, and the versions of driver and CUDA."""
         return {
             "device": self.name,
             "capability": self.capability,
@@ -130,7 +128,6 @@ class CupyGpu(Gpu):
         }
 
     def conditions(self) -> Mapping[str, str]:
-        """Return the same, and the versions of CuPy and of the CUDA that the driver supports."""
         return {
             **self.machine(),
             "cuda driver": cuda_version(self._cupy.cuda.runtime.driverGetVersion()),
@@ -139,16 +136,13 @@ class CupyGpu(Gpu):
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Return a context in which this GPU is the calling thread's current one."""
         with self._cupy.cuda.Device(self.ordinal):
             yield
 
     def pin(self, stream: int | None) -> None:
-        """Use a stream as the current one from now on, whatever CuPy's current stream is; None ends that."""
         self._pinned = None if stream is None else self._external(stream)
 
     def stream(self) -> int:
-        """Return the address of this thread's current stream."""
         address: int = self._stream().ptr
         return address
 
@@ -167,7 +161,6 @@ class CupyGpu(Gpu):
         return stream if stream != _PER_THREAD else -get_ident()
 
     def capturing(self, queue: int) -> bool:
-        """Return whether a CUDA graph is being captured on the current stream, whose `queue` is given."""
         stream = queue if queue >= 0 else _PER_THREAD
         # The null stream cannot be captured, and asking about it while another stream is captured would end that
         # capture.
@@ -181,11 +174,6 @@ class CupyGpu(Gpu):
         return self._current_stream() if self._pinned is None else self._pinned
 
     def allocate(self, size_bytes: int) -> DeviceBuffer:
-        """Return memory with arbitrary contents from CuPy's current allocator.
-
-        Raises:
-            MemoryError: if the GPU has too little memory left.
-        """
         if not size_bytes:
             return DeviceBuffer(0, 0)
         with self._stream():  # the allocator may reuse memory that was freed on this stream, in its order
@@ -196,7 +184,6 @@ class CupyGpu(Gpu):
 
     @contextmanager
     def scratch(self) -> Iterator[Callable[[int], DeviceBuffer]]:
-        """Return a context with an allocator for benchmarks, whose memory is freed when the context ends."""
 
         def allocate(size_bytes: int) -> DeviceBuffer:
             return self._buffer(self._pool.malloc, size_bytes) if size_bytes else DeviceBuffer(0, 0)
@@ -207,7 +194,6 @@ class CupyGpu(Gpu):
             self._pool.free_all_blocks()
 
     def release(self) -> None:
-        """Free the memory that CuPy's pool and benchmarks hold but do not use."""
         self._cupy.get_default_memory_pool().free_all_blocks()
         self._pool.free_all_blocks()
 
@@ -224,17 +210,14 @@ class CupyGpu(Gpu):
             done += size
 
     def set_bytes(self, address: int, value: int, size_bytes: int) -> None:
-        """Set all bytes of memory to a value on the current stream: 0xFF makes NaN of any type, 0 makes zeros."""
         self._cupy.cuda.runtime.memsetAsync(address, value, size_bytes, self.stream())
 
     def copy_runs(self, to: int, to_step: int, source: int, source_step: int, run_bytes: int, count: int) -> None:
-        """Copy runs of bytes on the current stream; the steps are the distances in bytes between runs."""
         runtime = self._cupy.cuda.runtime
         kind = runtime.memcpyDeviceToDevice
         runtime.memcpy2DAsync(to, to_step, source, source_step, run_bytes, count, kind, self.stream())
 
     def read(self, address: int, size_bytes: int, dtype: DataType) -> "np.ndarray[Any, Any]":
-        """Wait for the current stream, and return the numbers in some memory as float64."""
         runtime = self._cupy.cuda.runtime
         host = np.empty(size_bytes, np.uint8)
         runtime.memcpyAsync(host.ctypes.data, address, size_bytes, runtime.memcpyDeviceToHost, self.stream())
@@ -253,15 +236,12 @@ class CupyGpu(Gpu):
         return event, stream
 
     def wait(self, mark: Any) -> None:
-        """Make the current stream wait for a mark; the host does not wait."""
         self._stream().wait_event(mark[0])
 
     def synchronize(self) -> None:
-        """Block the calling thread until the GPU has done all work."""
         self._cupy.cuda.runtime.deviceSynchronize()
 
     def stopwatch(self) -> Stopwatch:
-        """Return two events for the current stream."""
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         between_ms = partial(self._cupy.cuda.get_elapsed_time, begin, end)
         return Stopwatch(self._stream(), begin, end, lambda: bool(begin.done), between_ms)
