@@ -39,9 +39,7 @@ class Dispatcher:
     """Launches kernels.
 
     Args:
-        backend: runs the kernels.
         benchmark: the measurements, from which other configurations are chosen after failures.
-        settings: limits and policy.
     """
 
     def __init__(self, backend: ComputeBackend, benchmark: Benchmark, settings: Settings) -> None:

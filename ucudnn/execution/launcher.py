@@ -21,8 +21,6 @@ class BoundKernel:
     """A planned kernel on fixed addresses, with nothing left to look up; see `Launcher.bind`.
 
     Args:
-        entry: the kernel.
-        plan: its plan.
         addresses: of x, w and y; where a bias is added, its address comes with that of w.
         queue: the only queue on which it launches.
         backend: launches it, and allocates a workspace for each call.
@@ -76,12 +74,7 @@ class BoundKernel:
 
 @final
 class Launcher:
-    """Computes a planned kernel with alpha = 1 and beta = 0; see `KernelPlans.launcher`.
-
-    Args:
-        entry: the kernel.
-        dispatcher: launches it.
-    """
+    """Computes a planned kernel with alpha = 1 and beta = 0; see `KernelPlans.launcher`."""
 
     __slots__ = ("_dispatcher", "_entry", "_lock")
 

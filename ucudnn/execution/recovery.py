@@ -77,12 +77,7 @@ def given_up(subject: object) -> BackendError:
 
 @final
 class Recovery:
-    """Decides again after failures.
-
-    Args:
-        benchmark: the measurements.
-        settings: policy and limits.
-    """
+    """Decides again after failures."""
 
     def __init__(self, benchmark: Benchmark, settings: Settings) -> None:
         self._benchmark = benchmark

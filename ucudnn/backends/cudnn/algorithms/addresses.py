@@ -2,9 +2,13 @@
 
 from typing import final
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import Offset
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.slabs import row_bytes
+
+Filters = int | BiasedFilters
+"""The address of w, or the addresses of w and of the bias."""
 
 
 @final

@@ -87,10 +87,6 @@ class AheadCompiler:
     measures nothing. Other threads read finished lists, which does not use the handle. A caller that asks for a list
     that no thread has begun makes the list with its own handle, because a thread would have to create a handle first,
     and that takes longer.
-
-    Args:
-        library: cuDNN.
-        device: the GPU.
     """
 
     def __init__(self, library: Library, device: Gpu) -> None:

@@ -7,30 +7,27 @@ are. Then the copy of the quarter is most of the workspace. A copy rounds nothin
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import final
 
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.candidates import GATHERED
-from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
+from ucudnn.backends.cudnn.algorithms.addresses import Filters
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
+from ucudnn.backends.cudnn.algorithms.wrapped_call import MOST_BOUND, WrappedCall, around
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.strided_copy import (
     MOST_ELEMENTS,
-    Copier,
     Copy,
-    CopyPattern,
     Sizes3d,
     gathering,
     scattering,
     scattering_pairs,
 )
 from ucudnn.backends.prefetch import Promises
-from ucudnn.bounded import BoundedDict
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Algorithm
-
-_MOST_COPIES = 4096  # the addresses that recur are few
 
 
 def skips(problem: ConvolutionProblem) -> bool:
@@ -77,87 +74,56 @@ def gathered_algorithm(problem: ConvolutionProblem, algorithm: Algorithm) -> Alg
 
 
 @final
-class GatheredCall(PreparedCall):
+class GatheredCall(WrappedCall):
     """A call on a copy of the samples of x that are read, or of its gradient that are written.
 
     Args:
-        problem: the problem at micro-batch size.
-        call: convolves the copy, which lies before its workspace.
-        own_bytes: workspace of that call.
-        device: the GPU.
+        call: convolves the copy.
+        call_bytes: workspace of that call.
 
     Raises:
         UnsupportedProblemError: if the driver does not load the kernels that copy.
     """
 
-    def __init__(self, problem: ConvolutionProblem, call: PreparedCall, own_bytes: int, device: Gpu) -> None:
+    def __init__(self, problem: ConvolutionProblem, call: PreparedCall, call_bytes: int, device: Gpu) -> None:
         if device.copier is None:
             raise UnsupportedProblemError(f"the driver does not load the kernels that copy: {problem}")
-        self._problem = problem
-        self._call = call
-        self._own_bytes = own_bytes
-        self._copy_bytes = _copy_bytes(problem)
+        super().__init__(problem, call, call_bytes, _copy_bytes(problem))
         self._device = device
-        self._copier: Copier = device.copier
-        self._addresses = PartAddresses(problem)
-        planes, itemsize = problem.batch * problem.channels, problem.dtype.itemsize
-        sizes, steps = _shape(problem)
-        self._gather = gathering(planes, sizes, steps, itemsize)
-        self._scatter = scattering(planes, sizes, steps, itemsize)
-        self._pairs = scattering_pairs(planes, sizes, steps, itemsize)
-        self._copies: BoundedDict[tuple[bool, int, int, bool], Copy] = BoundedDict(_MOST_COPIES)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Workspace of the copy and of the call."""
-        return self._copy_bytes + self._own_bytes
-
-    def kernels(self, scaling: Scaling) -> object:
-        return self._call.kernels(scaling)
-
-    def launch(
-        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
-    ) -> None:
-        self.bind(x, w, y, workspace, offset, scaling)()
+        bound = device.copier.bound
+        shape = problem.batch * problem.channels, *_shape(problem), problem.dtype.itemsize
+        scatter, pairs = scattering(*shape), scattering_pairs(*shape)
+        keep = lru_cache(maxsize=MOST_BOUND)
+        self._gather = keep(partial(bound, gathering(*shape)))
+        self._scatter = keep(partial(bound, scatter))
+        self._scatter_between = keep(partial(bound, scatter, fills=False))
+        self._pair_bytes = 0 if pairs is None else pairs.written_bytes
+        self._scatter_pairs = keep(partial(bound, pairs or scatter))
 
     def bind(
-        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
+        self, x: int, w: Filters, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> Callable[[], None]:
         x, y = self._addresses.at(x, y, offset)
         copy = workspace.address
-        before, after = self._around(x, copy, scaling.beta)
-        rest = workspace.part(self._copy_bytes, self._own_bytes)
-        convolve = self._call.bind(copy, w, y, rest, BEGIN, scaling)
+        before, after = self._copies(x, copy, scaling.beta)
+        convolve = self._call.bind(copy, w, y, self._rest(workspace), BEGIN, scaling)
+        return around(self._device, convolve, before, after)
 
-        def run() -> None:
-            stream = self._device.stream()
-            if before is not None:
-                before(stream)
-            convolve()
-            if after is not None:
-                after(stream)
+    def _copies(self, x: int, copy: int, beta: float) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
+        """Return the copies that run before the call, and those that run after it.
 
-        return run
-
-    def _around(self, x: int, copy: int, beta: float) -> tuple[Copy | None, Copy | None]:
-        """Return the copy that runs before the call and the one that runs after it, if any."""
+        Raises:
+            UnsupportedProblemError: if a gradient of x is scaled by a beta other than 0 and 1, because the samples that
+                are skipped are not part of the copy.
+        """
         if self._problem.operation is not Operation.BACKWARD_DATA:
-            return self._bound(self._gather, copy, x), None
+            return (self._gather(copy, x),), ()
         if beta not in (0, 1):
             raise UnsupportedProblemError(f"samples that strides skip cannot be scaled by beta {beta}: {self._problem}")
         if beta:
-            return self._bound(self._gather, copy, x), self._bound(self._scatter, x, copy, fills=False)
-        pairs = self._pairs
-        pattern = self._scatter if pairs is None or x % pairs.written_bytes else pairs
-        return None, self._bound(pattern, x, copy)
-
-    def _bound(self, pattern: CopyPattern, to: int, source: int, *, fills: bool = True) -> Copy:
-        """Return a copy between two addresses. The target's address tells which of the scattering patterns it has."""
-        key = pattern is self._gather, to, source, fills
-        found = self._copies.get(key)
-        if found is None:
-            found = self._copies[key] = self._copier.bound(pattern, to, source, fills=fills)
-        return found
+            return (self._gather(copy, x),), (self._scatter_between(x, copy),)
+        scatter = self._scatter if not self._pair_bytes or x % self._pair_bytes else self._scatter_pairs
+        return (), (scatter(x, copy),)
 
 
 def _skipped(problem: ConvolutionProblem) -> list[bool]:

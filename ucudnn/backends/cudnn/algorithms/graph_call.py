@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
-from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
+from ucudnn.backends.cudnn.algorithms.addresses import Filters, PartAddresses
 from ucudnn.backends.cudnn.algorithms.operation_graph import BIAS, OperationGraph, W, X, Y, round_up
 from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor, variant_pack
 from ucudnn.backends.cudnn.api.enums import Attribute, Type
@@ -24,16 +24,13 @@ _MOST_PACKS = 4096  # the pointers that recur are few
 _MOST_SCALINGS = 64
 _TENSORS, _WITH_BIAS = array("q", (X, W, Y)), array("q", (X, W, Y, BIAS))
 
-_Filters = int | BiasedFilters
-"""The address of w, or the addresses of w and of the bias."""
-
 BuiltCalls = WeakValueDictionary[tuple[ConvolutionProblem, str], "GraphCall"]
 """Calls whose plans are built, by problem and algorithm, as long as somebody keeps them."""
 
-_Addresses = tuple[int, _Filters, int, int]
+_Addresses = tuple[int, Filters, int, int]
 """Of x, w and y, and of the workspace."""
 
-_PackKey = tuple[int, _Filters, int, int, int, Rows | None, float, float]
+_PackKey = tuple[int, Filters, int, int, int, Rows | None, float, float]
 """The same, and the items of offset and scaling. Python's collector does not visit a tuple of numbers."""
 
 
@@ -49,9 +46,6 @@ class GraphCall(PreparedCall):
     that launch fails, and later ones run plans of this call's own.
 
     Args:
-        library: cuDNN.
-        handle: address of the cudnnHandle_t.
-        problem: the problem at micro-batch size.
         algorithm: name of the engine configuration.
         scalings: pairs of alpha and beta whose plans are built at once.
         graphs: returns the operation graph of a problem with a pair of alpha and beta.
@@ -59,7 +53,6 @@ class GraphCall(PreparedCall):
 
     Raises:
         UnsupportedProblemError: if there is no such engine configuration.
-        CudnnError: if cuDNN cannot build a plan.
     """
 
     def __init__(
@@ -101,24 +94,12 @@ class GraphCall(PreparedCall):
         return max((round_up(plan.workspace_bytes) for plan in self._plans.values()), default=0)
 
     def launch(
-        self,
-        x: int,
-        w: _Filters,
-        y: int,
-        workspace: DeviceBuffer,
-        offset: Offset = BEGIN,
-        scaling: Scaling = OVERWRITE,
+        self, x: int, w: Filters, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
         self._run(*self._pack((x, w, y, workspace.address), workspace.size_bytes, offset, scaling))
 
     def bind(
-        self,
-        x: int,
-        w: _Filters,
-        y: int,
-        workspace: DeviceBuffer,
-        offset: Offset = BEGIN,
-        scaling: Scaling = OVERWRITE,
+        self, x: int, w: Filters, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> Callable[[], None]:
         return partial(self._run, *self._pack((x, w, y, workspace.address), workspace.size_bytes, offset, scaling))
 
@@ -126,7 +107,6 @@ class GraphCall(PreparedCall):
         """Return the address of an execution plan, the offsets of a part in x and y, and what keeps the plan.
 
         Raises:
-            CudnnError: if cuDNN cannot build the plan.
             UnsupportedProblemError: if the workspace is too small.
         """
         plan = self._plan_within(scaling, workspace_bytes)

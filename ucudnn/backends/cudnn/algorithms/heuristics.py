@@ -16,11 +16,7 @@ _MOST_ANCHORS = 4
 
 
 def listing_graph(library: Library, handle: int, problem: ConvolutionProblem) -> OperationGraph:
-    """Return the graph of a problem with the scaling with which it is listed and measured.
-
-    Raises:
-        CudnnError: if cuDNN cannot describe the problem.
-    """
+    """Return the graph of a problem with the scaling with which it is listed and measured."""
     return OperationGraph(library, handle, problem, listing_scaling(problem))
 
 

@@ -11,8 +11,9 @@ from typing import final
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
-from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
+from ucudnn.backends.cudnn.algorithms.addresses import Filters, PartAddresses
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
+from ucudnn.backends.cudnn.algorithms.wrapped_call import WrappedCall
 from ucudnn.backends.cudnn.api.enums import (
     CROSS_CORRELATION,
     DATA_TYPES,
@@ -139,12 +140,9 @@ class LegacyDescriptors:
     """The descriptors of one problem: x, w and y, and the convolution with its groups and math type.
 
     Args:
-        library: cuDNN.
-        problem: the problem.
         half: whether sums are kept in 16 bits, not in float32 or float64.
 
     Raises:
-        CudnnError: if cuDNN cannot describe the problem.
         UnsupportedProblemError: if a stride does not fit an int, or the padding before and after x differs.
     """
 
@@ -174,17 +172,6 @@ class LegacyDescriptors:
         )
         library.call("cudnnSetConvolutionGroupCount", self.convolution, problem.groups)
         library.call("cudnnSetConvolutionMathType", self.convolution, _math_type(problem))
-
-
-@final
-class _BiasDescriptors:
-    """The descriptors of the bias and of y."""
-
-    def __init__(self, library: Library, problem: ConvolutionProblem) -> None:
-        self._own = own = _OwnedDescriptors(library)
-        shapes, dtype = shapes_of(problem), DATA_TYPES[problem.dtype]
-        self.bias = own.tensor(dtype, shapes.bias, shapes.bias_strides)
-        self.y = own.tensor(dtype, shapes.y, shapes.y_strides)
 
 
 def legacy_algorithms(library: Library, handle: int, problem: ConvolutionProblem) -> list[Algorithm]:
@@ -244,15 +231,8 @@ def _workspace_bytes(
 class LegacyCall(PreparedCall):
     """A legacy algorithm for one problem.
 
-    Args:
-        library: cuDNN.
-        handle: address of the cudnnHandle_t.
-        problem: the problem at micro-batch size.
-        algorithm: name of the algorithm.
-
     Raises:
         UnsupportedProblemError: if there is no such algorithm.
-        CudnnError: if the algorithm does not apply to the problem.
     """
 
     def __init__(self, library: Library, handle: int, problem: ConvolutionProblem, algorithm: str) -> None:
@@ -307,63 +287,41 @@ class LegacyCall(PreparedCall):
 
 
 @final
-class AddedBiasCall(PreparedCall):
-    """A call of any algorithm, after which another kernel adds a bias (cudnnAddTensor).
+class AddedBiasCall(WrappedCall):
+    """A call of any algorithm, after which another kernel adds a bias (cudnnAddTensor), which is not scaled.
 
     Args:
-        library: cuDNN.
-        handle: address of the cudnnHandle_t.
         problem: the problem at micro-batch size, with its bias.
         call: computes the same problem without the bias.
-        workspace_bytes: workspace of that call.
+        call_bytes: workspace of that call.
 
     Raises:
         UnsupportedProblemError: if a stride does not fit an int.
-        CudnnError: if cuDNN cannot describe the tensors.
     """
 
     def __init__(
-        self, library: Library, handle: int, problem: ConvolutionProblem, call: PreparedCall, workspace_bytes: int
+        self, library: Library, handle: int, problem: ConvolutionProblem, call: PreparedCall, call_bytes: int
     ) -> None:
-        self.workspace_bytes = workspace_bytes
+        super().__init__(problem, call, call_bytes)
         self._library = library
         self._handle = handle
-        self._problem = problem
-        self._call = call
-        self._descriptors = _BiasDescriptors(library, problem)
+        self._own = own = _OwnedDescriptors(library)
+        shapes, dtype = shapes_of(problem), DATA_TYPES[problem.dtype]
+        self._bias = own.tensor(dtype, shapes.bias, shapes.bias_strides)
+        self._y = own.tensor(dtype, shapes.y, shapes.y_strides)
         self._add: Callable[..., int] = library.function("cudnnAddTensor")
-        self._addresses = PartAddresses(problem)
         self._one = HostScalar(1.0, double=problem.dtype is DataType.FLOAT64)
 
-    def kernels(self, scaling: Scaling) -> object:
-        return self._call.kernels(scaling)
-
-    def launch(
-        self,
-        x: int,
-        w: BiasedFilters,
-        y: int,
-        workspace: DeviceBuffer,
-        offset: Offset = BEGIN,
-        scaling: Scaling = OVERWRITE,
-    ) -> None:
-        self.bind(x, w, y, workspace, offset, scaling)()
-
     def bind(
-        self,
-        x: int,
-        w: BiasedFilters,
-        y: int,
-        workspace: DeviceBuffer,
-        offset: Offset = BEGIN,
-        scaling: Scaling = OVERWRITE,
+        self, x: int, w: Filters, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> Callable[[], None]:
+        assert isinstance(w, BiasedFilters)
         convolve = self._call.bind(x, w.w, y, workspace, offset, scaling)
         return partial(self._run, convolve, w.bias, self._addresses.at(x, y, offset)[1])
 
     def _run(self, convolve: Callable[[], None], bias: int, y: int) -> None:
         convolve()
-        one, own = self._one.address, self._descriptors
-        status = self._add(self._handle, one, own.bias, bias, one, own.y, y)
+        one = self._one.address
+        status = self._add(self._handle, one, self._bias, bias, one, self._y, y)
         if status:
             raise self._library.error(status, f"cudnnAddTensor for {self._problem}")

@@ -33,9 +33,6 @@ class AlgorithmList:
 
     Args:
         candidates: which algorithms are candidates.
-        library: cuDNN.
-        handle: address of the cudnnHandle_t.
-        device: the GPU.
         compiler: lists in the background.
         preparer: has the operation graphs.
 

@@ -97,14 +97,11 @@ class OperationGraph:
     """A graph of one operation, the convolution, or of two: the convolution and the addition of a bias.
 
     Args:
-        library: cuDNN.
-        handle: address of the cudnnHandle_t.
         problem: the problem; its alignment is that of x and y.
         scaling: alpha and beta.
         parts: makes what graphs of one thread share; None to share nothing.
 
     Raises:
-        CudnnError: if cuDNN cannot describe the problem.
         UnsupportedProblemError: if a bias is to be added to what the output holds, too.
     """
 
@@ -185,7 +182,6 @@ class OperationGraph:
 
         Raises:
             UnsupportedProblemError: if it is not the name of a configuration.
-            CudnnError: if the engine with these knobs does not compute the problem.
         """
         if name not in self._known:
             self._known[name] = self._make_configuration(name)
@@ -196,7 +192,6 @@ class OperationGraph:
 
         Raises:
             UnsupportedProblemError: if it is not the name of a configuration.
-            CudnnError: if cuDNN cannot build it.
         """
         # A descriptor serves one plan, because cuDNN 9.19 builds no second one from it if the engine is compiled.
         configuration = self._known.pop(name, None) or self._make_configuration(name)

@@ -10,8 +10,9 @@ from math import prod
 from typing import final
 
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
-from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
+from ucudnn.backends.cudnn.algorithms.addresses import Filters
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
+from ucudnn.backends.cudnn.algorithms.wrapped_call import WrappedCall
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Algorithm
@@ -55,50 +56,43 @@ def packed_algorithm(problem: ConvolutionProblem, algorithm: Algorithm) -> Algor
 
 
 @final
-class PackedCall(PreparedCall):
-    """A call on copies of a slab.
+class PackedCall(WrappedCall):
+    """A call on copies of a slab. If the call fails, the output is unchanged.
 
     Args:
         problem: the slab.
         call: computes the copies.
-        workspace_bytes: workspace of that call.
+        call_bytes: workspace of that call.
         copy: copies runs of bytes on the current stream.
     """
 
-    def __init__(self, problem: ConvolutionProblem, call: PreparedCall, workspace_bytes: int, copy: CopyRuns) -> None:
-        self._call = call
-        self._copy = copy
-        self._own_bytes = workspace_bytes
-        self._x_bytes, self._y_bytes = _sizes(problem)
-        self._x = _Runs(problem, problem.spatial, problem.channels, problem.x_channel_stride, 0)
-        self._y = _Runs(problem, problem.output, problem.filters, problem.y_channel_stride, 1)
-        self._addresses = PartAddresses(problem)
-        self._operation = problem.operation
+    def __init__(self, problem: ConvolutionProblem, call: PreparedCall, call_bytes: int, copy: CopyRuns) -> None:
+        self._x_bytes, y_bytes = _sizes(problem)
+        super().__init__(problem, call, call_bytes, self._x_bytes + y_bytes)
+        self._x = _Runs(problem, problem.spatial, problem.channels, problem.x_channel_stride, 0, copy)
+        self._y = _Runs(problem, problem.output, problem.filters, problem.y_channel_stride, 1, copy)
 
-    @property
-    def workspace_bytes(self) -> int:
-        """Workspace of the copies and of the call."""
-        return self._own_bytes + self._x_bytes + self._y_bytes
-
-    def kernels(self, scaling: Scaling) -> object:
-        return self._call.kernels(scaling)
-
-    def launch(
-        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
-    ) -> None:
+    def bind(
+        self, x: int, w: Filters, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
+    ) -> Callable[[], None]:
         x, y = self._addresses.at(x, y, offset)
         own_x, own_y = workspace.address, workspace.address + self._x_bytes
-        writes_x, writes_y = self._operation is Operation.BACKWARD_DATA, self._operation is Operation.FORWARD
-        if not writes_x or scaling.beta:
-            self._x.gather(self._copy, own_x, x)
-        if not writes_y or scaling.beta:
-            self._y.gather(self._copy, own_y, y)
-        rest = workspace.part(self._x_bytes + self._y_bytes, self._own_bytes)
-        self._call.launch(own_x, w, own_y, rest, BEGIN, scaling)
-        if writes_x:
-            self._x.scatter(self._copy, own_x, x)
-        if writes_y:
-            self._y.scatter(self._copy, own_y, y)
+        operation = self._problem.operation
+        writes_x, writes_y = operation is Operation.BACKWARD_DATA, operation is Operation.FORWARD
+        convolve = self._call.bind(own_x, w, own_y, self._rest(workspace), BEGIN, scaling)
+
+        def run() -> None:
+            if not writes_x or scaling.beta:
+                self._x.gather(own_x, x)
+            if not writes_y or scaling.beta:
+                self._y.gather(own_y, y)
+            convolve()
+            if writes_x:
+                self._x.scatter(own_x, x)
+            if writes_y:
+                self._y.scatter(own_y, y)
+
+        return run
 
 
 @final
@@ -106,24 +100,31 @@ class _Runs:
     """The runs of bytes of a slab's tensor: one for each sample and channel."""
 
     def __init__(
-        self, problem: ConvolutionProblem, sizes: tuple[int, ...], channels: int, stride: int, which: int
+        self,
+        problem: ConvolutionProblem,
+        sizes: tuple[int, ...],
+        channels: int,
+        stride: int,
+        which: int,
+        copy: CopyRuns,
     ) -> None:
         itemsize = problem.dtype.itemsize
+        self._copy = copy
         self._samples = problem.batch
         self._channels = channels
         self._run = prod(sizes) * itemsize
         self._step = stride * itemsize or self._run
         self._sample = problem.steps[which]
 
-    def gather(self, copy: CopyRuns, dense: int, tensor: int) -> None:
+    def gather(self, dense: int, tensor: int) -> None:
         """Copy the slab to dense memory."""
         for own, there in self._both(dense, tensor):
-            copy(own, self._run, there, self._step, self._run, self._channels)
+            self._copy(own, self._run, there, self._step, self._run, self._channels)
 
-    def scatter(self, copy: CopyRuns, dense: int, tensor: int) -> None:
+    def scatter(self, dense: int, tensor: int) -> None:
         """Copy dense memory back to the slab."""
         for own, there in self._both(dense, tensor):
-            copy(there, self._step, own, self._run, self._run, self._channels)
+            self._copy(there, self._step, own, self._run, self._run, self._channels)
 
     def _both(self, dense: int, tensor: int) -> Iterator[tuple[int, int]]:
         """Yield the address of each sample in dense memory and in the tensor."""

@@ -34,9 +34,6 @@ class Preparer:
     """Makes algorithms ready, on one cudnnHandle_t.
 
     Args:
-        library: cuDNN.
-        handle: address of the cudnnHandle_t.
-        device: the GPU.
         compiler: compiles engines in the background.
         owner: what must live as long as plans that were built on the handle; lent plans may outlive their backend.
 
@@ -57,11 +54,7 @@ class Preparer:
         self._parts = GraphParts(library)
 
     def graph(self, problem: ConvolutionProblem, scaling: Scaling) -> OperationGraph:
-        """Return the operation graph of a problem; the latest graphs are kept.
-
-        Raises:
-            CudnnError: if cuDNN cannot describe the problem.
-        """
+        """Return the operation graph of a problem; the latest graphs are kept."""
         key = problem, scaling
         graph = self._graphs.get(key)
         if graph is None:
@@ -74,7 +67,6 @@ class Preparer:
 
         Raises:
             UnsupportedProblemError: if there is no such algorithm.
-            CudnnError: if cuDNN cannot build a plan.
         """
         if problem.biased and algorithm.endswith(ADDED):
             return self._added(problem, self.prepare(problem.without_bias(), algorithm.removesuffix(ADDED), scalings))
@@ -102,7 +94,6 @@ class Preparer:
 
         Raises:
             UnsupportedProblemError: if there is no such algorithm.
-            CudnnError: if cuDNN cannot build a plan.
         """
         if problem.biased and algorithm.name.endswith(ADDED):
             inner = replace(algorithm, name=algorithm.name.removesuffix(ADDED))

@@ -12,18 +12,18 @@ There are three kinds of algorithms, told apart by the end of their names:
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import final
 
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, PreparedSum, Scaling
-from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
+from ucudnn.backends.cudnn.algorithms.addresses import Filters
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
 from ucudnn.backends.cudnn.algorithms.packed import has_gaps
+from ucudnn.backends.cudnn.algorithms.wrapped_call import MOST_BOUND, WrappedCall, around
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.strided_copy import MOST_ELEMENTS, Copy
 from ucudnn.backends.cudnn.gpu.sum_kernels import SumKernel, SumKernels
-from ucudnn.bounded import BoundedDict
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, DataType
 from ucudnn.profiles.measurement import Algorithm
@@ -33,7 +33,6 @@ FLOAT32, WIDENED, ROUNDED = "+float32", "+widened", "+rounded"
 
 _MOST_OF_A_KIND = 8  # most promising first
 _MOST_COMPILED = 2
-_MOST_BOUND = 4096  # the addresses that recur are few
 
 ListAlgorithms = Callable[[ConvolutionProblem], Sequence[Algorithm]]
 """Returns the algorithms of a problem, most promising first; [] if there are none."""
@@ -83,83 +82,52 @@ def summed_algorithms(
 
 
 @final
-class SummedCall(PreparedCall):
+class SummedCall(WrappedCall):
     """A call that adds a part of a filter gradient of 16 bits to a float32 sum, which it takes as its w.
 
     Args:
         problem: the part, with `float32_sum`.
-        name: name of the algorithm.
         call: computes what `asked_for_sum` says, with any alpha and with beta = 0.
-        own_bytes: workspace of that call.
-        device: the GPU.
+        call_bytes: workspace of that call.
 
     Raises:
         UnsupportedProblemError: if the driver does not load the kernels.
     """
 
-    def __init__(self, problem: ConvolutionProblem, name: str, call: PreparedCall, own_bytes: int, device: Gpu) -> None:
+    def __init__(
+        self, problem: ConvolutionProblem, name: str, call: PreparedCall, call_bytes: int, device: Gpu
+    ) -> None:
         self._kernels = _kernels_of(problem, device)
         self._end = name[name.rindex("+") :]
-        self._problem = problem
-        self._call = call
-        self._own_bytes = own_bytes
-        self._copy_bytes = _copy_bytes(problem, self._end)
+        super().__init__(problem, call, call_bytes, _copy_bytes(problem, self._end))
         self._device = device
-        self._addresses = PartAddresses(problem)
         self._count = prod(problem.w_shape)
-        self._bound: BoundedDict[tuple[SumKernel, int, int, float], Copy] = BoundedDict(_MOST_BOUND)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Workspace of the copies and of the call."""
-        return self._copy_bytes + self._own_bytes
+        self._bound = lru_cache(maxsize=MOST_BOUND)(self._kernels.bound)
 
     def kernels(self, scaling: Scaling) -> object:
         return self._call.kernels(Scaling(scaling.alpha, 0.0)), self._kernels
 
-    def launch(
-        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
-    ) -> None:
-        self.bind(x, w, y, workspace, offset, scaling)()
-
     def bind(
-        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
+        self, x: int, w: Filters, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> Callable[[], None]:
-        rest = workspace.part(self._copy_bytes, self._own_bytes)
-        own = workspace.address
-        before, after = [], []
+        problem, own, rest = self._problem, workspace.address, self._rest(workspace)
+        before: list[Copy] = []
         alone = Scaling(scaling.alpha, 0.0)
         if self._end == WIDENED:
             x, y = self._addresses.at(x, y, offset)
-            own_y = own + round_up(self._problem.x_bytes * 2)
-            widen = SumKernel.widening(self._problem.dtype)
-            before.append(self._queued(widen, own, x, self._problem.x_bytes // 2))
-            before.append(self._queued(widen, own_y, y, self._problem.y_bytes // 2))
-            x, y, own, offset = own, own_y, own_y + round_up(self._problem.y_bytes * 2), BEGIN
-        if scaling.beta == 0 and self._end != ROUNDED:
-            convolve = self._call.bind(x, w, y, rest, offset, alone)  # straight to the sum
-        else:
-            part = DataType.FLOAT32 if self._end != ROUNDED else self._problem.dtype
-            convolve = self._call.bind(x, own, y, rest, offset, alone)
-            after.append(self._queued(SumKernel.widening(part), w, own, self._count, scaling.beta))
-
-        def run() -> None:
-            stream = self._device.stream()
-            for each in before:
-                each(stream)
-            convolve()
-            for each in after:
-                each(stream)
-
-        return run
-
-    def _queued(self, kernel: SumKernel, to: int, source: int, count: int, beta: float = 0.0) -> Copy:
-        """Return a kernel's launch on two addresses; the latest ones are kept, because few addresses recur."""
-        key = kernel, to, source, beta
-        found = self._bound.get(key)
-        if found is None:
-            found = self._bound[key] = self._kernels.bound(kernel, to, source, count, beta=beta)
-        return found
+            own_y = own + round_up(problem.x_bytes * 2)
+            widen = SumKernel.widening(problem.dtype)
+            before = [
+                self._bound(widen, own, x, problem.x_bytes // 2),
+                self._bound(widen, own_y, y, problem.y_bytes // 2),
+            ]
+            x, y, own, offset = own, own_y, own_y + round_up(problem.y_bytes * 2), BEGIN
+        if scaling.beta == 0 and self._end != ROUNDED:  # straight to the sum
+            return around(self._device, self._call.bind(x, w, y, rest, offset, alone), before)
+        part = DataType.FLOAT32 if self._end != ROUNDED else problem.dtype
+        convolve = self._call.bind(x, own, y, rest, offset, alone)
+        add = self._bound(SumKernel.widening(part), w, own, self._count, beta=scaling.beta)
+        return around(self._device, convolve, before, [add])
 
 
 @final
@@ -169,31 +137,24 @@ class GpuSum(PreparedSum):
     Args:
         problem: the filter gradient.
         size_bytes: size of the sum.
-        device: the GPU.
 
     Raises:
         UnsupportedProblemError: if the driver does not load the kernels.
     """
 
     def __init__(self, problem: ConvolutionProblem, size_bytes: int, device: Gpu) -> None:
-        self._kernels = _kernels_of(problem, device)
         self._round = SumKernel.rounding(problem.dtype)
         self._count = prod(problem.w_shape)
         self._size_bytes = size_bytes
         self._device = device
-        self._bound: BoundedDict[tuple[int, int, Scaling], Copy] = BoundedDict(_MOST_BOUND)
+        self._bound = lru_cache(maxsize=MOST_BOUND)(_kernels_of(problem, device).bound)
 
     def split(self, workspace: DeviceBuffer) -> tuple[int, DeviceBuffer]:
         return workspace.address, workspace.part(self._size_bytes, workspace.size_bytes - self._size_bytes)
 
     def bind(self, total: int, w: int, scaling: Scaling = OVERWRITE) -> Callable[[], None]:
-        key = total, w, scaling
-        queue = self._bound.get(key)
-        if queue is None:
-            alpha, beta = scaling
-            queue = self._kernels.bound(self._round, w, total, self._count, alpha=alpha, beta=beta)
-            self._bound[key] = queue
-        return partial(self._run, queue)
+        alpha, beta = scaling
+        return partial(self._run, self._bound(self._round, w, total, self._count, alpha=alpha, beta=beta))
 
     def _run(self, queue: Copy) -> None:
         queue(self._device.stream())

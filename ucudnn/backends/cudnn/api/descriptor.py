@@ -29,7 +29,6 @@ class BackendDescriptor:
     """One cudnnBackendDescriptor_t; it is destroyed with this object.
 
     Args:
-        library: cuDNN.
         kind: its type.
 
     Attributes:
@@ -52,11 +51,7 @@ class BackendDescriptor:
         kind: Type,
         values: "tuple[float, ...] | list[float] | list[BackendDescriptor] | float | BackendDescriptor",
     ) -> "BackendDescriptor":
-        """Give an attribute its value or values. Descriptors among the values live as long as this one.
-
-        Raises:
-            CudnnError: if cuDNN does not take them.
-        """
+        """Give an attribute its value or values. Descriptors among the values live as long as this one."""
         items: Any = values if isinstance(values, tuple | list) else (values,)
         if kind is Type.DESCRIPTOR:
             self._kept = *self._kept, *items
@@ -72,20 +67,12 @@ class BackendDescriptor:
         self._kept = ()
 
     def finalize(self) -> "BackendDescriptor":
-        """Finish the descriptor (cudnnBackendFinalize).
-
-        Raises:
-            CudnnError: if its attributes do not fit together, or cuDNN cannot compute what it describes.
-        """
+        """Finish the descriptor (cudnnBackendFinalize)."""
         self._library.check(self._library.function(_FINALIZE)(self.address), _FINALIZE)
         return self
 
     def numbers(self, attribute: int, kind: Type, most: int) -> list[int]:
-        """Return the integers of an attribute, at most `most` of them.
-
-        Raises:
-            CudnnError: if the attribute cannot be read.
-        """
+        """Return the integers of an attribute, at most `most` of them."""
         memory = array(_ARRAY_CODES.get(kind, _INT64), [0]) * most
         found = self._library.call(
             "cudnnBackendGetAttribute", self.address, attribute, kind, most, memory.buffer_info()[0]
@@ -93,11 +80,7 @@ class BackendDescriptor:
         return [int(value) for value in memory[: min(found, most)]]
 
     def number(self, attribute: int, kind: Type) -> int:
-        """Return the integer of an attribute that has one; the fastest way to read it, because it is read most often.
-
-        Raises:
-            CudnnError: if the attribute cannot be read.
-        """
+        """Return the integer of an attribute that has one. This is the fastest way, because it is read most often."""
         memory = array(_ARRAY_CODES.get(kind, _INT64), (0,))
         get = self._library.function("cudnnBackendGetAttribute")
         status = get(self.address, attribute, kind, 1, None, memory.buffer_info()[0])
@@ -105,20 +88,12 @@ class BackendDescriptor:
         return int(memory[0])
 
     def count(self, attribute: int) -> int:
-        """Return the number of descriptors of an attribute.
-
-        Raises:
-            CudnnError: if the attribute cannot be read.
-        """
+        """Return the number of descriptors of an attribute."""
         found: int = self._library.call("cudnnBackendGetAttribute", self.address, attribute, Type.DESCRIPTOR, 0, 0)
         return found
 
     def receive(self, attribute: int, receivers: "Sequence[BackendDescriptor]") -> "Sequence[BackendDescriptor]":
-        """Read the descriptors of an attribute into descriptors of their type, and return those that were filled.
-
-        Raises:
-            CudnnError: if the attribute cannot be read.
-        """
+        """Read the descriptors of an attribute into descriptors of their type, and return those that were filled."""
         memory = array(_INT64, [each.address for each in receivers])
         found = self._library.call(
             "cudnnBackendGetAttribute", self.address, attribute, Type.DESCRIPTOR, len(memory), memory.buffer_info()[0]
@@ -143,9 +118,6 @@ def variant_pack(
         identities: unique ids of the tensors, 64 bits each.
         pointers: their addresses, in that order.
         workspace: address of the workspace.
-
-    Raises:
-        CudnnError: if cuDNN does not take them.
     """
     pack = BackendDescriptor(library, DescriptorType.VARIANT_PACK)
     give, finish, at, count = library.function(_SET), library.function(_FINALIZE), pack.address, len(identities)

@@ -57,11 +57,7 @@ class ConvolutionPart(NamedTuple):
 
 @final
 class GraphParts:
-    """Makes parts of graphs, and keeps the latest ones; for graphs of one thread.
-
-    Args:
-        library: cuDNN.
-    """
+    """Makes parts of graphs, and keeps the latest ones; for graphs of one thread."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -70,11 +66,7 @@ class GraphParts:
         self._choices: dict[tuple[int, int], BackendDescriptor] = {}  # few: types of knobs have few values each
 
     def tensor(self, part: TensorPart) -> BackendDescriptor:
-        """Return the descriptor of a tensor.
-
-        Raises:
-            CudnnError: if cuDNN cannot describe it.
-        """
+        """Return the descriptor of a tensor."""
         found = self._tensors.get(part)
         if found is None:
             found = (
@@ -91,11 +83,7 @@ class GraphParts:
         return found
 
     def convolution(self, part: ConvolutionPart) -> BackendDescriptor:
-        """Return the descriptor of a convolution.
-
-        Raises:
-            CudnnError: if cuDNN cannot describe it.
-        """
+        """Return the descriptor of a convolution."""
         found = self._convolutions.get(part)
         if found is None:
             found = (
@@ -113,11 +101,7 @@ class GraphParts:
         return found
 
     def choice(self, kind: int, value: int) -> BackendDescriptor:
-        """Return the choice of a knob's value.
-
-        Raises:
-            CudnnError: if cuDNN cannot describe it.
-        """
+        """Return the choice of a knob's value."""
         found = self._choices.get((kind, value))
         if found is None:
             found = self._new(DescriptorType.KNOB_CHOICE).set(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE, kind)

@@ -1,7 +1,7 @@
 """ctypes on libcudnn 9: finds the library, declares its functions, and turns statuses into exceptions.
 
 In the backend only this module and `driver`, for libcuda, use ctypes. Addresses of descriptors, buffers and host
-scalars are integers.
+scalars are integers. Whatever calls cuDNN raises CudnnError where cuDNN reports an error.
 """
 
 import ctypes
@@ -84,9 +84,6 @@ class Library:
         Args:
             name: the C function, one of DECLARATIONS.
             *arguments: its inputs in order, without the outputs.
-
-        Raises:
-            CudnnError: if its status is not success.
         """
         function, types = self._functions.get(name) or self._declare(name)
         if not types:  # as most calls, which build descriptors
@@ -114,11 +111,7 @@ class Library:
         return (self._functions.get(name) or self._declare(name))[0]
 
     def check(self, status: int, name: str) -> None:
-        """Check the status that a function returned.
-
-        Raises:
-            CudnnError: if the status is not success.
-        """
+        """Check the status that a function returned."""
         if status:
             raise self.error(status, name)
 
@@ -166,14 +159,8 @@ class _Output:
 class OwnedHandle:
     """A cudnnHandle_t that is destroyed with this object.
 
-    Args:
-        library: cuDNN.
-
     Attributes:
         address: address of the handle.
-
-    Raises:
-        CudnnError: if cuDNN cannot be initialized.
     """
 
     def __init__(self, library: Library) -> None:

@@ -75,12 +75,8 @@ class CudnnBench(Bench):
     """Operands of one mini-batch, or of as many of its samples as fit into memory.
 
     Args:
-        problem: the mini-batch.
-        device: the GPU.
         allocate: allocates operands and workspaces.
         prepare: makes an algorithm ready for its measurement.
-        library: cuDNN.
-        handle: address of the cudnnHandle_t.
         build: begins to build the plan of an engine that is compiled.
 
     Raises:

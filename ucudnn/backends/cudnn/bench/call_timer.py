@@ -32,7 +32,6 @@ class CallTimer:
     not depend on the host on which they were measured. Calls that keep the host busy themselves are the exception.
 
     Args:
-        device: the GPU.
         call: the algorithm.
         offsets: where calls begin; after the last offset the first one follows again.
         operands: addresses of x, w and y.

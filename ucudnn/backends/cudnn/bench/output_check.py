@@ -72,10 +72,6 @@ class OutputCheck:
     and at every size only for an algorithm that rounds parts of its sums.
 
     Args:
-        problem: the mini-batch.
-        library: cuDNN.
-        handle: address of the cudnnHandle_t.
-        device: the GPU.
         operands: x, w and y.
         workspace: returns a workspace of a given size.
     """
@@ -114,7 +110,6 @@ class OutputCheck:
 
         Raises:
             UnsupportedProblemError: if the output is wrong.
-            CudnnError: if the launch fails.
         """
         met = name, _traits_of(piece.problem), piece.problem if rounds else None
         first = met not in self._exact

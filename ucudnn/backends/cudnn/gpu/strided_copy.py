@@ -5,7 +5,7 @@ that it runs at the speed of memory. Strided copies of libraries take up to thre
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -18,8 +18,8 @@ from ucudnn.errors import BackendError
 MOST_ELEMENTS = 1 << 31
 """Tensors must have fewer elements, because they are counted in 32 bits."""
 
-_THREADS = 256
-_EACH = 4  # elements that a thread writes
+THREADS = 256
+EACH = 4  # elements that a thread writes
 _WIDTHS = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8))  # bytes of an element that is read, and of one that is written
 
 Copy = Callable[[int], None]
@@ -136,16 +136,47 @@ class Copier:
     def bound(self, pattern: CopyPattern, to: int, source: int, *, fills: bool = True) -> Copy:
         """Return a copy from one address to another, which only needs to be queued."""
         function = self._functions[pattern.read_bytes, pattern.written_bytes]
-        blocks = ceil(pattern.elements / (_THREADS * _EACH))
-        launch = function.bound(blocks, _THREADS, pattern.packed(to, source, fills=fills))
+        return queued(function, pattern.elements, pattern.packed(to, source, fills=fills))
 
-        def copy(stream: int) -> None:
-            try:
-                launch(stream)
-            except OSError as error:
-                raise BackendError(str(error)) from None
 
-        return copy
+def queued(function: Function, elements: int, argument: bytes) -> Copy:
+    """Return the launch of a kernel of which each thread writes four elements."""
+    launch = function.bound(ceil(elements / (THREADS * EACH)), THREADS, argument)
+
+    def queue(stream: int) -> None:
+        try:
+            launch(stream)
+        except OSError as error:
+            raise BackendError(str(error)) from None
+
+    return queue
+
+
+def module_of(name: str, argument_bytes: int, registers: Iterable[str], lines: Iterable[str]) -> bytes:
+    """Return a module with one kernel. A block writes adjacent elements, each of its threads every 256th.
+
+    Args:
+        name: name of the kernel.
+        argument_bytes: size of its argument, which begins with the addresses of target and source.
+        registers: their declarations.
+        lines: its instructions; %first is the number of a thread's first element.
+    """
+    begin = (
+        ".version 6.0",
+        ".target sm_50",
+        ".address_size 64",
+        f".visible .entry {name}(.param .align 8 .b8 argument[{argument_bytes}])",
+        "{",
+        ".reg .u64 %to, %from;",
+        ".reg .u32 %first, %block;",
+        *registers,
+        "ld.param.u64 %to, [argument];",
+        "ld.param.u64 %from, [argument+8];",
+        "mov.u32 %block, %ctaid.x;",
+        "mov.u32 %first, %tid.x;",
+        f"mad.lo.u32 %first, %block, {THREADS * EACH}, %first;",
+    )
+    return "\n".join([*begin, *lines, "ret;", "}", ""]).encode()
 
 
 def _name(read_bytes: int, written_bytes: int) -> str:
@@ -162,30 +193,21 @@ _ARGUMENT = struct.Struct(f"<QQ{len(_WORDS)}I")
 
 @cache
 def _source(read_bytes: int, written_bytes: int) -> bytes:
-    """Return a module with one kernel. A block writes adjacent elements, each of its threads every 256th."""
     wide = written_bytes == 8
     value, bits = ("%long", "u64") if wide else ("%word", "u32")
-    lines = [
-        ".version 6.0",
-        ".target sm_50",
-        ".address_size 64",
-        f".visible .entry {_name(read_bytes, written_bytes)}(.param .align 8 .b8 argument[{_ARGUMENT.size}])",
-        "{",
-        f".reg .pred %in<{_EACH}>, %on<{_EACH}>, %has<{_EACH}>, %all;",
-        f".reg .u64 %to, %from, %at, %put<{_EACH}>, %long<{_EACH}>;",
-        f".reg .u32 %first, %block, %i<{_EACH}>, %word<{_EACH}>, %row, %deep, %plane, %index, %rest, %left, %q;",
+    registers = [
+        f".reg .pred %in<{EACH}>, %on<{EACH}>, %has<{EACH}>, %all;",
+        f".reg .u64 %at, %put<{EACH}>, %long<{EACH}>;",
+        f".reg .u32 %i<{EACH}>, %word<{EACH}>, %row, %deep, %plane, %index, %rest, %left, %q;",
         f".reg .u32 %w, %h, %d, {', '.join(f'%{word}' for word in _WORDS)};",
-        "ld.param.u64 %to, [argument];",
-        "ld.param.u64 %from, [argument+8];",
+    ]
+    lines = [
         *(f"ld.param.u32 %{word}, [argument+{16 + 4 * index}];" for index, word in enumerate(_WORDS)),
         "setp.ne.u32 %all, %fills, 0;",
-        "mov.u32 %block, %ctaid.x;",
-        "mov.u32 %first, %tid.x;",
-        f"mad.lo.u32 %first, %block, {_THREADS * _EACH}, %first;",
     ]
-    for k in range(_EACH):
+    for k in range(EACH):
         lines += [
-            f"add.u32 %i{k}, %first, {k * _THREADS};",
+            f"add.u32 %i{k}, %first, {k * THREADS};",
             f"setp.lt.u32 %in{k}, %i{k}, %total;",
             *_divide("%row", "%w", f"%i{k}", "w"),
             *_divide("%deep", "%h", "%row", "h"),
@@ -209,8 +231,8 @@ def _source(read_bytes: int, written_bytes: int) -> bytes:
             f"and.pred %has{k}, %in{k}, %all;",
             f"or.pred %has{k}, %has{k}, %on{k};",
         ]
-    lines += [f"@%has{k} st.global.u{8 * written_bytes} [%put{k}], {value}{k};" for k in range(_EACH)]
-    return "\n".join([*lines, "ret;", "}", ""]).encode()
+    lines += [f"@%has{k} st.global.u{8 * written_bytes} [%put{k}], {value}{k};" for k in range(EACH)]
+    return module_of(_name(read_bytes, written_bytes), _ARGUMENT.size, registers, lines)
 
 
 def _divide(quotient: str, remainder: str, number: str, divisor: str) -> tuple[str, ...]:

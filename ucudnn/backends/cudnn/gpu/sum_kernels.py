@@ -7,16 +7,13 @@ memory. All arithmetic is in float32, and results of 16 bits are rounded to near
 import struct
 from enum import Enum
 from functools import cache
-from math import ceil
 from typing import final
 
 from ucudnn.backends.cudnn.gpu.driver import Function
-from ucudnn.backends.cudnn.gpu.strided_copy import MOST_ELEMENTS, Copy
+from ucudnn.backends.cudnn.gpu.strided_copy import EACH, MOST_ELEMENTS, THREADS, Copy, module_of, queued
 from ucudnn.errors import BackendError
 from ucudnn.problem import DataType
 
-_THREADS = 256
-_EACH = 4  # elements that a thread changes
 _ARGUMENT = struct.Struct("<QQIIff")  # to, from, number of elements, whether the target is read, alpha, beta
 
 
@@ -73,15 +70,7 @@ class SumKernels:
         if not 0 < count < MOST_ELEMENTS:
             raise BackendError(f"{count} elements cannot be counted in 31 bits")
         argument = _ARGUMENT.pack(to, source, count, int(beta != 0), alpha, beta)
-        launch = self._functions[kernel].bound(ceil(count / (_THREADS * _EACH)), _THREADS, argument)
-
-        def queue(stream: int) -> None:
-            try:
-                launch(stream)
-            except OSError as error:
-                raise BackendError(str(error)) from None
-
-        return queue
+        return queued(self._functions[kernel], count, argument)
 
 
 def _name(kernel: SumKernel) -> str:
@@ -90,32 +79,23 @@ def _name(kernel: SumKernel) -> str:
 
 @cache
 def _source(kernel: SumKernel) -> bytes:
-    """Return a module with one kernel. A block changes adjacent elements, each of its threads every 256th."""
     read, written = kernel.value
-    lines = [
-        ".version 6.0",
-        ".target sm_50",
-        ".address_size 64",
-        f".visible .entry {_name(kernel)}(.param .align 8 .b8 argument[{_ARGUMENT.size}])",
-        "{",
+    registers = [
         ".reg .pred %in, %old, %odd;",
         ".reg .b16 %half;",
-        ".reg .u32 %first, %block, %index, %total, %reads, %word, %low;",
-        ".reg .u64 %to, %from, %at;",
+        ".reg .u32 %index, %total, %reads, %word, %low;",
+        ".reg .u64 %at;",
         ".reg .f32 %alpha, %beta, %value, %before;",
-        "ld.param.u64 %to, [argument];",
-        "ld.param.u64 %from, [argument+8];",
+    ]
+    lines = [
         "ld.param.u32 %total, [argument+16];",
         "ld.param.u32 %reads, [argument+20];",
         "ld.param.f32 %alpha, [argument+24];",
         "ld.param.f32 %beta, [argument+28];",
-        "mov.u32 %block, %ctaid.x;",
-        "mov.u32 %first, %tid.x;",
-        f"mad.lo.u32 %first, %block, {_THREADS * _EACH}, %first;",
     ]
-    for k in range(_EACH):
+    for k in range(EACH):
         lines += [
-            f"add.u32 %index, %first, {k * _THREADS};",
+            f"add.u32 %index, %first, {k * THREADS};",
             "setp.lt.u32 %in, %index, %total;",
             "setp.ne.u32 %old, %reads, 0;",
             "and.pred %old, %old, %in;",
@@ -127,7 +107,7 @@ def _source(kernel: SumKernel) -> bytes:
             "@%old fma.rn.f32 %value, %before, %beta, %value;",
             *_store(written),
         ]
-    return "\n".join([*lines, "ret;", "}", ""]).encode()
+    return module_of(_name(kernel), _ARGUMENT.size, registers, lines)
 
 
 def _load(register: str, dtype: DataType, guard: str) -> tuple[str, ...]:
