@@ -35,11 +35,6 @@ class Bench(ABC):
     def verify(self, size: int, algorithm: Algorithm, slabs: Sequence[Slab] = ()) -> None:
         """Run an algorithm once, and check what can be checked of its output. Nothing is timed.
 
-        Args:
-            size: micro-batch size.
-            algorithm: the algorithm to run.
-            slabs: as in `measure`.
-
         Raises:
             BackendError: if the algorithm cannot compute the problem, or computes something else.
             MemoryError: if there is too little memory to say so.

@@ -92,11 +92,7 @@ class ReplayBackend(Backend):
         yield _ReplayBench(self, problem)
 
     def measurement(self, problem: ConvolutionProblem, algorithm: str) -> Measurement:
-        """Return the recorded measurement of an algorithm.
-
-        Raises:
-            NotRecordedError: if it was not recorded.
-        """
+        """Return the recorded measurement of an algorithm."""
         record = self._records(problem).get(algorithm)
         if record is None:
             raise NotRecordedError(f"{self._profile.name} has no {algorithm} for {problem}")

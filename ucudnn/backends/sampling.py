@@ -44,14 +44,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def settled(samples_ms: Sequence[float], effort: Effort, worth_ms: float, noise: float = NOISE) -> bool:
-    """Whether there are enough samples, because their median is precise or does not matter.
-
-    Args:
-        samples_ms: the samples so far, in milliseconds.
-        effort: how many samples are wanted, and how precise the median has to be.
-        worth_ms: the time from which on it does not matter how slow a call is.
-        noise: the usual relative deviation of a sample.
-    """
+    """Whether there are enough samples, because their median is precise, or so slow that it does not matter."""
     count = len(samples_ms)
     if worthless(samples_ms, worth_ms, noise):
         return True

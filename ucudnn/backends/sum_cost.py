@@ -14,14 +14,7 @@ _GPU_BYTES_PER_MS = 10**9  # less than the bandwidth of any GPU with tensor core
 
 
 def float32_sum_of(problem: ConvolutionProblem, unit: int, call_ms: float, bytes_per_ms: float) -> Float32Sum:
-    """Return the float32 sum of a filter gradient of 16 bits.
-
-    Args:
-        problem: the filter gradient.
-        unit: the bytes of the sum are a multiple of this.
-        call_ms: milliseconds of a call that rounds nothing.
-        bytes_per_ms: bytes that are read and written in a millisecond.
-    """
+    """Return the float32 sum of a filter gradient of 16 bits."""
     elements = prod(problem.w_shape)
     moved = elements * (DataType.FLOAT32.itemsize + 2 * problem.dtype.itemsize)  # beta may read the output, too
     return Float32Sum(

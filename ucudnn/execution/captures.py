@@ -27,12 +27,7 @@ class Captures:
         self._plans[id(workspace), id(plan)] = workspace, plan
 
     def keep_kernels(self, plan: Plan, scaling: Scaling) -> None:
-        """Keep what a plan launched in a capture: calls drop what they prepared for an alpha and a beta after others.
-
-        Args:
-            plan: a plan that `keep` was told of.
-            scaling: alpha and beta of the launch.
-        """
+        """Keep what a plan launched in a capture, because calls drop what they prepared for an alpha and a beta."""
         self._kernels[id(plan), scaling] = plan.kernels(scaling)
 
     def size_bytes(self, workspaces: Iterable[Workspace[int]]) -> int:

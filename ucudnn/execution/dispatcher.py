@@ -36,11 +36,7 @@ class _Arguments(NamedTuple):
 
 @final
 class Dispatcher:
-    """Launches kernels.
-
-    Args:
-        benchmark: the measurements, from which other configurations are chosen after failures.
-    """
+    """Launches kernels."""
 
     def __init__(self, backend: ComputeBackend, benchmark: Benchmark, settings: Settings) -> None:
         self.backend = backend
@@ -89,11 +85,7 @@ class Dispatcher:
         return entry.plan or self._plan(entry)
 
     def refuse_overlap(self, entry: Entry, bound: tuple[Tensor, Tensor, Tensor, int]) -> None:
-        """Raise an error if the output of a kernel shares memory with an input, else remember the addresses.
-
-        Args:
-            entry: the kernel.
-            bound: x, w and y with their alignment, as the backend's `bind` returns them.
+        """Refuse an output that shares memory with an input; `bound` is what the backend's `bind` returned.
 
         Raises:
             InvalidProblemError: if they overlap.
@@ -107,15 +99,7 @@ class Dispatcher:
     def launch(
         self, entry: Entry, x: Tensor, w: Tensor, y: Tensor, scaling: Scaling, spare: Spare | None = None
     ) -> None:
-        """Compute out = alpha * conv + beta * out on the backend's current queue.
-
-        Args:
-            entry: the kernel.
-            x: input, or its gradient.
-            w: filters, or their gradient.
-            y: output, or its gradient.
-            scaling: alpha and beta.
-            spare: the kernel's workspace, if the kernel was decided with spare memory.
+        """Compute out = alpha * conv + beta * out on the current queue, in spare memory if that was planned.
 
         Raises:
             BackendError: if no algorithm is left that runs.
@@ -315,11 +299,6 @@ class Dispatcher:
 
     def shrink(self, entry: Entry, need: int, error: MemoryError) -> None:
         """Decide a kernel again within half of a workspace that did not fit into memory.
-
-        Args:
-            entry: the kernel.
-            need: bytes of that workspace.
-            error: the failure to allocate it.
 
         Raises:
             BackendError: if no configuration fits into half of it, and always under WD.

@@ -99,15 +99,7 @@ class KernelPlans:
         return entry
 
     def plan_call(self, key: KernelKey, filters: Hashable) -> Entry:
-        """Plan a kernel at its first call; a layer without a name that no segment is left for shares that of another.
-
-        Args:
-            key: the kernel.
-            filters: tells layers without a name apart.
-
-        Raises:
-            UcudnnError: as `plan`.
-        """
+        """Plan a kernel at its first call. Unnamed layers that no segment is left for share that of another."""
         try:
             return self.plan(key)
         except InfeasibleError:
@@ -196,9 +188,6 @@ class KernelPlans:
 
     def measure_again(self, entries: Sequence[Entry]) -> bool:
         """Measure kernels again, in place of what is known of them, and choose their configurations again.
-
-        Args:
-            entries: kernels that have a decision.
 
         Returns:
             Whether that was done. It is not where ranks measure together, because they must all ask for it.

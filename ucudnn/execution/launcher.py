@@ -18,13 +18,7 @@ _MOST_WORKSPACES = 4  # an allocator that recycles memory gives the same few add
 
 @final
 class BoundKernel:
-    """A planned kernel on fixed addresses, with nothing left to look up; see `Launcher.bind`.
-
-    Args:
-        addresses: of x, w and y; where a bias is added, its address comes with that of w.
-        queue: the only queue on which it launches.
-        backend: launches it, and allocates a workspace for each call.
-    """
+    """A planned kernel on fixed addresses, with nothing left to look up; see `Launcher.bind`."""
 
     __slots__ = ("_addresses", "_backend", "_calls", "_entry", "_lock", "_nothing", "_plan", "_queue")
 
@@ -108,11 +102,7 @@ class Launcher:
         return decision.configuration
 
     def needs(self) -> int:
-        """Return how many bytes of workspace its plan needs now; of a kernel with spare memory, that is all of it.
-
-        Raises:
-            BackendError: if no algorithm is left that runs.
-        """
+        """Return how many bytes of workspace its plan needs now; of a kernel with spare memory, that is all of it."""
         with self._lock:
             return self._dispatcher.plan(self._entry).workspace_bytes
 

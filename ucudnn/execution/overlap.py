@@ -19,16 +19,9 @@ _Extent = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def refuse_overlap(problem: ConvolutionProblem, x: int, w: int, y: int, bias: int | None = None) -> None:
-    """Raise an error if the output of a problem shares a byte with one of its inputs.
+    """Raise an error if the output of a problem shares a byte with one of its inputs, which lie at these addresses.
 
     Tensors that interleave without sharing a byte, such as two ranges of channels of one array, are accepted.
-
-    Args:
-        problem: what is computed; it says which tensor is written, and where the elements of each lie.
-        x: address of x in bytes.
-        w: address of w in bytes.
-        y: address of y in bytes.
-        bias: address of the bias in bytes; None without one.
 
     Raises:
         InvalidProblemError: if they overlap; the message names both tensors.

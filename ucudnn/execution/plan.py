@@ -89,13 +89,6 @@ class Plan:
         caller's beta in its first part and accumulates the others (paper, section 2). All parts are added to a float32
         sum, if there is one; then the caller's alpha and beta apply when the sum is rounded.
 
-        Args:
-            x: input, or its gradient.
-            w: filters, or their gradient.
-            y: output, or its gradient.
-            workspace: at least `workspace_bytes`, from the backend.
-            scaling: alpha and beta.
-
         Raises:
             StepError: if an algorithm fails; it says from which sample on nothing was launched.
         """
@@ -142,12 +135,6 @@ class Plan:
 
     def bind(self, x: Tensor, w: Tensor, y: Tensor, workspace: Buffer) -> tuple[Callable[[], None], ...]:
         """Return the calls of a launch with alpha = 1 and beta = 0, bound to their arguments.
-
-        Args:
-            x: input, or its gradient.
-            w: filters, or their gradient.
-            y: output, or its gradient.
-            workspace: at least `workspace_bytes`, from the backend.
 
         Returns:
             The calls in order; they raise BackendError.
@@ -214,16 +201,7 @@ def make_plan(
 
 
 def prepared(problem: ConvolutionProblem, configuration: Configuration, backend: ComputeBackend) -> list[object]:
-    """Return the calls of a configuration; while they are kept, another backend of the GPU compiles no engine of them.
-
-    Args:
-        problem: the problem at mini-batch size.
-        configuration: computes the problem.
-        backend: prepares the calls.
-
-    Raises:
-        StepError: if an algorithm cannot compute its part.
-    """
+    """Return the calls of a configuration; while they live, another backend of the GPU compiles none of them."""
     prepare = partial(backend.prepare, adds=configuration.adds)
     return [each.call for each in steps_of(_asked(problem, configuration), configuration.parts, prepare)]
 

@@ -90,37 +90,19 @@ class Recovery:
             self._benchmark.discard(summed(problem), algorithm)
 
     def decide(self, kernel: Kernel, limit_bytes: int) -> Decision | None:
-        """Return another decision for a kernel without discarded algorithms, or None if none is left.
-
-        Args:
-            kernel: a kernel that was decided before.
-            limit_bytes: workspace limit of the kernel.
-        """
+        """Return another decision for a kernel without discarded algorithms, or None if none is left."""
         return decide_again(kernel, self._benchmark, self._settings, limit_bytes)
 
     def rest(
         self, problem: ConvolutionProblem, start: int, limit_bytes: int, failed: Collection[str]
     ) -> Configuration | None:
-        """Return a configuration for the samples from `start` on, or None if no algorithm is left.
-
-        Args:
-            problem: the problem at mini-batch size.
-            start: the first sample that is missing.
-            limit_bytes: workspace limit of the kernel.
-            failed: algorithms that must not be chosen.
-        """
+        """Return a configuration for the samples from `start` on, or None if no algorithm is left."""
         return decide_rest(problem, start, self._benchmark, self._settings, limit_bytes, failed)
 
     def missing(
         self, problem: ConvolutionProblem, error: StepError, limit_bytes: int, failed: Collection[str]
     ) -> list[tuple[int, Configuration]] | None:
         """Return what is to be launched after a plan failed: the rest of its micro-batch, and later samples.
-
-        Args:
-            problem: the problem at mini-batch size.
-            error: the plan's failure; all steps before it were launched.
-            limit_bytes: workspace limit of the kernel.
-            failed: algorithms that must not be chosen.
 
         Returns:
             Configurations, each with its first sample; None if no algorithm is left.

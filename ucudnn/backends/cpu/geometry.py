@@ -38,14 +38,7 @@ class Tap:
 
 
 def span(size: int, offset: int, stride: int, count: int) -> tuple[slice, slice]:
-    """Return the outputs o in [0, count) with 0 <= o * stride + offset < size, and the inputs o * stride + offset.
-
-    Args:
-        size: number of inputs.
-        offset: the input that output 0 meets; may be negative.
-        stride: distance between the inputs of successive outputs.
-        count: number of outputs.
-    """
+    """Return the outputs o in [0, count) with 0 <= o * stride + offset < size, and the inputs o * stride + offset."""
     first = max(0, -(offset // stride))
     last = min(count, (size - 1 - offset) // stride + 1)
     if last <= first:
@@ -109,13 +102,7 @@ def filter_view(problem: ConvolutionProblem, filters: Array) -> Array:
 
 
 def taps_first(array: Array, axis: int, dimensions: int) -> Array:
-    """View an array with its kernel dimensions first, so that Tap.index indexes it.
-
-    Args:
-        array: the array.
-        axis: the first kernel dimension.
-        dimensions: number of kernel dimensions.
-    """
+    """View an array with its kernel dimensions first, so that Tap.index indexes it."""
     kernel = range(axis, axis + dimensions)
     return array.transpose(*kernel, *(other for other in range(array.ndim) if other not in kernel))
 

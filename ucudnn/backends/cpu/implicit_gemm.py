@@ -55,14 +55,7 @@ class _Blocking:
 
     @classmethod
     def fit(cls, filters: int, channels: int, alike: int, dtype: np.dtype[Any]) -> "_Blocking":
-        """Choose square blocks if there are enough channels, else blocks with more taps or positions.
-
-        Args:
-            filters: channels of y in a group.
-            channels: channels of x in a group.
-            alike: the most taps that contribute to the same positions of y.
-            dtype: type of the tensors.
-        """
+        """Choose square blocks if there are enough channels, else blocks with more taps or positions."""
         elements = TILE_BYTES // dtype.itemsize
         side = isqrt(elements // 3)
         rows, inner = min(filters, side), min(channels, side)

@@ -74,11 +74,7 @@ class Widened(CpuAlgorithm):
 
 @final
 class CpuSum(PreparedSum):
-    """The float32 sum of a filter gradient of float16.
-
-    Args:
-        problem: the filter gradient.
-    """
+    """The float32 sum of a filter gradient of float16."""
 
     def __init__(self, problem: ConvolutionProblem) -> None:
         self._shape = problem.w_shape

@@ -141,9 +141,6 @@ class CudnnBackend(ComputeBackend):
 
         Heuristics are asked only at some of the sizes, because they take longer than most measurements, and engines
         with knobs that they offer at one size compute the others too.
-
-        Raises:
-            UnsupportedProblemError: if no size can be computed.
         """
         return super().names(problem, anchors(sizes) if self._candidates.offers("graph", problem) else sizes)
 

@@ -161,10 +161,6 @@ class AheadCompiler:
     def listed(self, part: ConvolutionProblem, handle: int) -> list[Algorithm] | None:
         """Return the algorithms of a micro-batch whose list was asked for; make it if no thread has begun it.
 
-        Args:
-            part: a micro-batch of a problem.
-            handle: address of the caller's cudnnHandle_t.
-
         Returns:
             The algorithms, or None if no list was asked for or it could not be made.
         """

@@ -75,15 +75,7 @@ def gathered_algorithm(problem: ConvolutionProblem, algorithm: Algorithm) -> Alg
 
 @final
 class GatheredCall(WrappedCall):
-    """A call on a copy of the samples of x that are read, or of its gradient that are written.
-
-    Args:
-        call: convolves the copy.
-        call_bytes: workspace of that call.
-
-    Raises:
-        UnsupportedProblemError: if the driver does not load the kernels that copy.
-    """
+    """A call on a copy of the samples of x that are read, or of its gradient that are written."""
 
     def __init__(self, problem: ConvolutionProblem, call: PreparedCall, call_bytes: int, device: Gpu) -> None:
         if device.copier is None:

@@ -50,9 +50,6 @@ class GraphCall(PreparedCall):
         scalings: pairs of alpha and beta whose plans are built at once.
         graphs: returns the operation graph of a problem with a pair of alpha and beta.
         lender: a call of the same engine configuration and problem, whose plans are taken rather than built again.
-
-    Raises:
-        UnsupportedProblemError: if there is no such engine configuration.
     """
 
     def __init__(
@@ -104,11 +101,7 @@ class GraphCall(PreparedCall):
         return partial(self._run, *self._pack((x, w, y, workspace.address), workspace.size_bytes, offset, scaling))
 
     def executable(self, offset: Offset, scaling: Scaling, workspace_bytes: int) -> tuple[int, int, int, object]:
-        """Return the address of an execution plan, the offsets of a part in x and y, and what keeps the plan.
-
-        Raises:
-            UnsupportedProblemError: if the workspace is too small.
-        """
+        """Return the address of an execution plan, the offsets of a part in x and y, and what keeps the plan."""
         plan = self._plan_within(scaling, workspace_bytes)
         return plan.address, *self._addresses.at(0, 0, offset), plan
 

@@ -139,9 +139,6 @@ class _OwnedDescriptors:
 class LegacyDescriptors:
     """The descriptors of one problem: x, w and y, and the convolution with its groups and math type.
 
-    Args:
-        half: whether sums are kept in 16 bits, not in float32 or float64.
-
     Raises:
         UnsupportedProblemError: if a stride does not fit an int, or the padding before and after x differs.
     """
@@ -229,11 +226,7 @@ def _workspace_bytes(
 
 @final
 class LegacyCall(PreparedCall):
-    """A legacy algorithm for one problem.
-
-    Raises:
-        UnsupportedProblemError: if there is no such algorithm.
-    """
+    """A legacy algorithm for one problem."""
 
     def __init__(self, library: Library, handle: int, problem: ConvolutionProblem, algorithm: str) -> None:
         self._number = legacy_number(problem, algorithm)
@@ -288,16 +281,7 @@ class LegacyCall(PreparedCall):
 
 @final
 class AddedBiasCall(WrappedCall):
-    """A call of any algorithm, after which another kernel adds a bias (cudnnAddTensor), which is not scaled.
-
-    Args:
-        problem: the problem at micro-batch size, with its bias.
-        call: computes the same problem without the bias.
-        call_bytes: workspace of that call.
-
-    Raises:
-        UnsupportedProblemError: if a stride does not fit an int.
-    """
+    """A call of any algorithm, after which another kernel adds a bias (cudnnAddTensor), which is not scaled."""
 
     def __init__(
         self, library: Library, handle: int, problem: ConvolutionProblem, call: PreparedCall, call_bytes: int

@@ -31,11 +31,6 @@ from ucudnn.profiles.measurement import Algorithm
 class AlgorithmList:
     """The candidates of each problem; each list is made once.
 
-    Args:
-        candidates: which algorithms are candidates.
-        compiler: lists in the background.
-        preparer: has the operation graphs.
-
     Attributes:
         known: the lists that are made.
     """

@@ -178,21 +178,13 @@ class OperationGraph:
             return None
 
     def configuration(self, name: str) -> EngineConfiguration:
-        """Return a configuration by its name, whether or not heuristics offer it for this problem.
-
-        Raises:
-            UnsupportedProblemError: if it is not the name of a configuration.
-        """
+        """Return a configuration by its name, whether or not heuristics offer it for this problem."""
         if name not in self._known:
             self._known[name] = self._make_configuration(name)
         return self._describe_configuration(name, self._known[name], *self._facts[_parse(name)[0]])
 
     def plan(self, name: str) -> BackendDescriptor:
-        """Build the execution plan of a configuration.
-
-        Raises:
-            UnsupportedProblemError: if it is not the name of a configuration.
-        """
+        """Build the execution plan of a configuration."""
         # A descriptor serves one plan, because cuDNN 9.19 builds no second one from it if the engine is compiled.
         configuration = self._known.pop(name, None) or self._make_configuration(name)
         plan = self._new(DescriptorType.EXECUTION_PLAN).set(Attribute.EXECUTION_PLAN_HANDLE, Type.HANDLE, self._handle)
@@ -347,11 +339,7 @@ def _sum_type(problem: ConvolutionProblem) -> DataType:
 
 
 def _parse(name: str) -> tuple[int, list[tuple[int, int]]]:
-    """Return the engine's index and the types and values of its knobs from the name of a configuration.
-
-    Raises:
-        UnsupportedProblemError: if it is not the name of a configuration.
-    """
+    """Return the engine's index and the types and values of its knobs from the name of a configuration."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise UnsupportedProblemError(f"{name} is not an engine configuration: their names are like eng67_k2=19_k13=0")

@@ -57,14 +57,7 @@ def packed_algorithm(problem: ConvolutionProblem, algorithm: Algorithm) -> Algor
 
 @final
 class PackedCall(WrappedCall):
-    """A call on copies of a slab. If the call fails, the output is unchanged.
-
-    Args:
-        problem: the slab.
-        call: computes the copies.
-        call_bytes: workspace of that call.
-        copy: copies runs of bytes on the current stream.
-    """
+    """A call on copies of a slab. If the call fails, the output is unchanged."""
 
     def __init__(self, problem: ConvolutionProblem, call: PreparedCall, call_bytes: int, copy: CopyRuns) -> None:
         self._x_bytes, y_bytes = _sizes(problem)

@@ -91,9 +91,6 @@ class Preparer:
         """Make an algorithm ready for its measurement.
 
         An engine that was compiled in the background runs on the cudnnHandle_t on which it was compiled.
-
-        Raises:
-            UnsupportedProblemError: if there is no such algorithm.
         """
         if problem.biased and algorithm.name.endswith(ADDED):
             inner = replace(algorithm, name=algorithm.name.removesuffix(ADDED))

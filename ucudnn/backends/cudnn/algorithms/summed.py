@@ -89,9 +89,6 @@ class SummedCall(WrappedCall):
         problem: the part, with `float32_sum`.
         call: computes what `asked_for_sum` says, with any alpha and with beta = 0.
         call_bytes: workspace of that call.
-
-    Raises:
-        UnsupportedProblemError: if the driver does not load the kernels.
     """
 
     def __init__(
@@ -132,15 +129,7 @@ class SummedCall(WrappedCall):
 
 @final
 class GpuSum(PreparedSum):
-    """The float32 sum of a filter gradient of 16 bits on a GPU.
-
-    Args:
-        problem: the filter gradient.
-        size_bytes: size of the sum.
-
-    Raises:
-        UnsupportedProblemError: if the driver does not load the kernels.
-    """
+    """The float32 sum of a filter gradient of 16 bits on a GPU."""
 
     def __init__(self, problem: ConvolutionProblem, size_bytes: int, device: Gpu) -> None:
         self._round = SumKernel.rounding(problem.dtype)

@@ -128,13 +128,6 @@ def problem_from(
     There may be gaps between samples, as in a part of a larger tensor. Within a sample a tensor must be dense, with
     channels first or last. If sizes of 1 allow both layouts, the format of the filters decides.
 
-    Args:
-        operation: the operation, which says which tensor is written.
-        x: input or its gradient.
-        w: filters or their gradient.
-        convolution: padding, stride, dilation, groups and arithmetic.
-        y: output or its gradient.
-
     Raises:
         InvalidProblemError: if the descriptors do not make a convolution, or one that no problem can express.
     """

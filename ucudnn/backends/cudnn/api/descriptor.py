@@ -28,9 +28,6 @@ _ARRAY_CODES: dict[Type, str] = {
 class BackendDescriptor:
     """One cudnnBackendDescriptor_t; it is destroyed with this object.
 
-    Args:
-        kind: its type.
-
     Attributes:
         address: address of the descriptor, for other descriptors and for cudnnBackendExecute.
     """
@@ -112,12 +109,6 @@ def variant_pack(
     """Return the variant pack of a launch.
 
     A program whose addresses change makes one for each launch. So this sets the attributes of one without a detour.
-
-    Args:
-        library: cuDNN.
-        identities: unique ids of the tensors, 64 bits each.
-        pointers: their addresses, in that order.
-        workspace: address of the workspace.
     """
     pack = BackendDescriptor(library, DescriptorType.VARIANT_PACK)
     give, finish, at, count = library.function(_SET), library.function(_FINALIZE), pack.address, len(identities)

@@ -79,12 +79,7 @@ class Library:
         return f"{self.version // 10000}.{self.version // 100 % 100}.{self.version % 100}"
 
     def call(self, name: str, *arguments: float) -> Any:
-        """Call a function and return its outputs: None, one value, or a tuple of values.
-
-        Args:
-            name: the C function, one of DECLARATIONS.
-            *arguments: its inputs in order, without the outputs.
-        """
+        """Call a function of DECLARATIONS with its inputs; return its outputs: None, one value, or a tuple."""
         function, types = self._functions.get(name) or self._declare(name)
         if not types:  # as most calls, which build descriptors
             status = function(*arguments)
@@ -176,10 +171,6 @@ class OwnedHandle:
 @final
 class HostScalar:
     """A number that C functions read by its address, such as alpha and beta of `cudnnConvolution*`.
-
-    Args:
-        value: the number.
-        double: whether it is stored as a double, which float64 convolutions need, or as a float.
 
     Attributes:
         address: address of the stored number.

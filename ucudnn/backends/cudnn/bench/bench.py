@@ -74,11 +74,6 @@ class _Start:
 class CudnnBench(Bench):
     """Operands of one mini-batch, or of as many of its samples as fit into memory.
 
-    Args:
-        allocate: allocates operands and workspaces.
-        prepare: makes an algorithm ready for its measurement.
-        build: begins to build the plan of an engine that is compiled.
-
     Raises:
         MemoryError: if one sample does not fit into the GPU's memory.
     """

@@ -70,10 +70,6 @@ class OutputCheck:
     Every size is checked for NaN. An algorithm's error depends on gaps, on alignment and on padding that differs before
     and after x, but not on the number of samples or rows. So the error is checked once for each combination of these,
     and at every size only for an algorithm that rounds parts of its sums.
-
-    Args:
-        operands: x, w and y.
-        workspace: returns a workspace of a given size.
     """
 
     def __init__(
@@ -218,15 +214,7 @@ class OutputCheck:
         return found.reshape(count, problem.batch, *sizes)
 
     def _outcome(self, call: PreparedCall, piece: Piece, offset: Offset, beta: float, workspace: DeviceBuffer) -> Any:
-        """Launch a call on an output of NaN, or of zeros if it accumulates, and return windows of the output.
-
-        Args:
-            call: computes the piece, or all rows.
-            piece: the part that the windows show.
-            offset: where the part begins that the call computes.
-            beta: factor of the values that the output holds.
-            workspace: workspace of the call.
-        """
+        """Launch a call on an output of NaN, or of zeros if it accumulates, and return windows of the output."""
         problem, rows = piece.problem, piece.first_rows
         x, w, y = self._operands
         if not isinstance(w, DeviceBuffer):

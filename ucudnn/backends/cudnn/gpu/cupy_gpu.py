@@ -81,9 +81,6 @@ def address_of(tensor: Any) -> int:
 class CupyGpu(Gpu):
     """A GPU through CuPy; it becomes the calling thread's current one.
 
-    Args:
-        ordinal: number of the GPU; None for CuPy's current one.
-
     Attributes:
         ordinal: number of the GPU.
         name: name of the GPU.
@@ -147,11 +144,7 @@ class CupyGpu(Gpu):
         return address
 
     def queue(self) -> int:
-        """Return the current stream's address, or a number of this thread for the stream that each thread has.
-
-        Raises:
-            BackendError: if this thread's current GPU is another one.
-        """
+        """Return the current stream's address, or a number of this thread for the stream that each thread has."""
         if self._current_device() != self.ordinal:
             raise BackendError(
                 f"this handle is on GPU {self.ordinal}, but the thread's current GPU is {self._current_device()}: enter"

@@ -106,9 +106,6 @@ def make_context_current(ordinal: int) -> None:
     CUDA's runtime does that at a thread's first call that needs it, and not where a thread only chooses a GPU that is
     the current one already. Functions of the driver never do it: in such a thread, the driver loads no kernel.
 
-    Args:
-        ordinal: number of the GPU, as CUDA's runtime counts them.
-
     Raises:
         OSError: if there is no driver, or it does not make the context current.
     """
@@ -154,30 +151,18 @@ class Function:
 
 @final
 class DelayKernel:
-    """A kernel of one thread that keeps a stream busy for some time.
-
-    Raises:
-        OSError: if there is no driver, or it does not load the kernel.
-    """
+    """A kernel of one thread that keeps a stream busy for some time."""
 
     def __init__(self) -> None:
         self._function = Function(_DELAY, "ucudnn_delay")
 
     def queue(self, stream: int, time_ms: float) -> None:
-        """Queue the kernel on a stream, given by its address, for some milliseconds.
-
-        Raises:
-            OSError: if the driver refuses the launch.
-        """
+        """Queue the kernel on a stream, given by its address, for some milliseconds."""
         self._function.bound(1, 1, round(time_ms * 1e6).to_bytes(8, sys.byteorder))(stream)
 
 
 def _loaded(name: str) -> Any:
-    """Return a function of the driver.
-
-    Raises:
-        OSError: if there is no driver, or the library of its name has no such function.
-    """
+    """Return a function of the driver."""
     try:
         return getattr(_driver(), name)
     except AttributeError as error:

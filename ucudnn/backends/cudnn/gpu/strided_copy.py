@@ -124,11 +124,7 @@ def magic(divisor: int) -> tuple[int, int]:
 
 @final
 class Copier:
-    """The kernels, loaded in the context that is current.
-
-    Raises:
-        OSError: if there is no driver, or it does not load the kernels.
-    """
+    """The kernels, loaded in the context that is current."""
 
     def __init__(self) -> None:
         self._functions = {widths: Function(_source(*widths), _name(*widths)) for widths in _WIDTHS}

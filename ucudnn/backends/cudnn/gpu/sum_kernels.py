@@ -42,11 +42,7 @@ class SumKernel(Enum):
 
 @final
 class SumKernels:
-    """The kernels, loaded in the context that is current.
-
-    Raises:
-        OSError: if there is no driver, or it does not load the kernels.
-    """
+    """The kernels, loaded in the context that is current."""
 
     def __init__(self) -> None:
         self._functions = {each: Function(_source(each), _name(each)) for each in SumKernel}
@@ -54,15 +50,7 @@ class SumKernels:
     def bound(
         self, kernel: SumKernel, to: int, source: int, count: int, *, alpha: float = 1.0, beta: float = 0.0
     ) -> Copy:
-        """Return to = alpha * source + beta * to, which only needs to be queued.
-
-        Args:
-            kernel: the types.
-            to: address of the target; not read at beta = 0.
-            source: address of the source.
-            count: number of elements, below MOST_ELEMENTS.
-            alpha: factor of the source.
-            beta: factor of the target.
+        """Return to = alpha * source + beta * to on so many elements; at beta = 0, the target is not read.
 
         Returns:
             A function of a stream's address; it raises BackendError if the driver refuses the launch.
