@@ -8,8 +8,8 @@ from weakref import WeakValueDictionary
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
-from ucudnn.backends.cudnn.algorithms.addresses import Filters, PartAddresses
 from ucudnn.backends.cudnn.algorithms.operation_graph import BIAS, OperationGraph, W, X, Y, round_up
+from ucudnn.backends.cudnn.algorithms.wrapped_call import Filters, PartAddresses
 from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor, variant_pack
 from ucudnn.backends.cudnn.api.enums import Attribute, Type
 from ucudnn.backends.cudnn.api.library import Library

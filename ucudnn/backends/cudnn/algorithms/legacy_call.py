@@ -11,9 +11,8 @@ from typing import final
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
-from ucudnn.backends.cudnn.algorithms.addresses import Filters, PartAddresses
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
-from ucudnn.backends.cudnn.algorithms.wrapped_call import WrappedCall
+from ucudnn.backends.cudnn.algorithms.wrapped_call import Filters, PartAddresses, WrappedCall
 from ucudnn.backends.cudnn.api.enums import (
     CROSS_CORRELATION,
     DATA_TYPES,

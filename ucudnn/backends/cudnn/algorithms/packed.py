@@ -10,9 +10,8 @@ from math import prod
 from typing import final
 
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
-from ucudnn.backends.cudnn.algorithms.addresses import Filters
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
-from ucudnn.backends.cudnn.algorithms.wrapped_call import WrappedCall
+from ucudnn.backends.cudnn.algorithms.wrapped_call import Filters, WrappedCall
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Algorithm

@@ -17,10 +17,9 @@ from math import prod
 from typing import final
 
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, PreparedSum, Scaling
-from ucudnn.backends.cudnn.algorithms.addresses import Filters
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
 from ucudnn.backends.cudnn.algorithms.packed import has_gaps
-from ucudnn.backends.cudnn.algorithms.wrapped_call import MOST_BOUND, WrappedCall, around
+from ucudnn.backends.cudnn.algorithms.wrapped_call import MOST_BOUND, Filters, WrappedCall, around
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.strided_copy import MOST_ELEMENTS, Copy
 from ucudnn.backends.cudnn.gpu.sum_kernels import SumKernel, SumKernels

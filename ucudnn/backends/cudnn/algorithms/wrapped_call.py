@@ -1,16 +1,42 @@
-"""Calls of cuDNN with work of our own before or after them; copies lie in front of the call's workspace."""
+"""Addresses of parts, and calls of cuDNN with work of our own before or after them on copies in their workspace."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from typing import final
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
-from ucudnn.backends.cudnn.algorithms.addresses import Filters, PartAddresses
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.strided_copy import Copy
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.slabs import row_bytes
 
 MOST_BOUND = 4096
 """Launches on fixed addresses that a call keeps, because few addresses recur."""
+
+
+Filters = int | BiasedFilters
+"""The address of w, or the addresses of w and of the bias."""
+
+
+@final
+class PartAddresses:
+    """Computes addresses in x and y from the strides of a problem."""
+
+    __slots__ = ("_x_row", "_x_step", "_y_row", "_y_step")
+
+    def __init__(self, problem: ConvolutionProblem) -> None:
+        self._x_step, self._y_step = problem.steps
+        self._x_row, self._y_row = row_bytes(problem)
+
+    def at(self, x: int, y: int, offset: Offset) -> tuple[int, int]:
+        """Return the addresses in x and y at which a part begins."""
+        start, first_rows = offset
+        x += start * self._x_step
+        y += start * self._y_step
+        if first_rows is None:
+            return x, y
+        return x + first_rows[0] * self._x_row, y + first_rows[1] * self._y_row
 
 
 class WrappedCall(PreparedCall):
