@@ -65,30 +65,20 @@ def both(problem):
 """
 
 IN_A_CONVOLUTION = """
+waits = sys.argv[2] == "waits"
+if not waits:
+    from ucudnn.backends import fork_locks
+    fork_locks.PATIENCE_S = 0.2
 assert convolve()
 backend.prepare_hook = hold  # the next plan stays inside the backend's lock until it is let go
 other = threading.Thread(target=both, args=(PROBLEM.with_batch(3),))
 other.start()
 busy.wait()
 backend.prepare_hook = lambda: None
-threading.Timer(1.0, release.set).start()
+if waits:
+    threading.Timer(1.0, release.set).start()
 status = in_child(lambda: convolve() and new_shape())
-other.join()
-print(status, convolve(), new_shape())
-"""
-
-LONGER_THAN_A_FORK_WAITS = """
-from ucudnn.backends import fork_locks
-fork_locks.PATIENCE_S = 0.2
-assert convolve()
-backend.prepare_hook = hold
-other = threading.Thread(target=both, args=(PROBLEM.with_batch(3),))
-other.start()
-busy.wait()
-backend.prepare_hook = lambda: None
-begin = time.monotonic()
-status = in_child(lambda: convolve() and new_shape())
-assert not release.is_set()
+assert waits or not release.is_set()
 release.set()
 other.join()
 print(status, convolve(), new_shape())
@@ -123,10 +113,12 @@ def children(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("way", [IN_A_CONVOLUTION, LONGER_THAN_A_FORK_WAITS, OFTEN])
-def test_a_child_that_is_forked_while_threads_convolve_convolves_too(tmp_path, way):
+@pytest.mark.parametrize(
+    ("way", "patience"), [(IN_A_CONVOLUTION, "waits"), (IN_A_CONVOLUTION, "longer than a fork waits"), (OFTEN, "")]
+)
+def test_a_child_that_is_forked_while_threads_convolve_convolves_too(tmp_path, way, patience):
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM + way, str(tmp_path / "measurements.db")],
+        [sys.executable, "-c", PROGRAM + way, str(tmp_path / "measurements.db"), patience],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

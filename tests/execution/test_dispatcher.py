@@ -27,9 +27,25 @@ def faulty():
     return FaultyBackend()
 
 
-def chosen(handle):
+def within(faulty, **options):
+    return Handle(backend=faulty, effort=QUICK, **{"workspace_limit": "1MiB"} | options)
+
+
+def planned(faulty, *, layer="", **options):
+    """Return a handle that has planned the problem, and the entry of it."""
+    handle = within(faulty, **options)
+    handle.get_algorithm(PROBLEM, layer=layer)
+    handle.optimize()
+    return handle, entry_of(handle)
+
+
+def entry_of(handle):
     (entry,) = handle._entries.values()
-    return [part.algorithm for part in entry.decision.configuration.parts]
+    return entry
+
+
+def chosen(handle):
+    return [part.algorithm for part in entry_of(handle).decision.configuration.parts]
 
 
 def check(handle, problem, alpha=1.0, beta=0.0, seed=0, layer=""):
@@ -69,7 +85,7 @@ def test_an_algorithm_that_fails_is_replaced_from_its_first_missing_sample_on(
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_a_failure_that_may_pass_is_repaired_too_where_results_need_not_repeat(faulty, beta):
-    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    handle = within(faulty)
     check(handle, PROBLEM)
     before = chosen(handle)
     faulty.broken, faulty.error = set(before), BackendError
@@ -79,9 +95,7 @@ def test_a_failure_that_may_pass_is_repaired_too_where_results_need_not_repeat(f
 
 
 def test_an_algorithm_that_cannot_be_prepared_is_replaced(faulty, caplog):
-    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
-    handle.get_algorithm(PROBLEM)
-    handle.optimize()
+    handle, _ = planned(faulty)
     faulty.unprepared = set(chosen(handle))
     check(handle, PROBLEM)
     assert not set(chosen(handle)) & faulty.unprepared
@@ -89,9 +103,7 @@ def test_an_algorithm_that_cannot_be_prepared_is_replaced(faulty, caplog):
 
 
 def test_a_replaced_configuration_shows_in_the_report(faulty):
-    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
-    handle.get_algorithm(PROBLEM, layer="conv")
-    handle.optimize()
+    handle, _ = planned(faulty, layer="conv")
     assert (handle.report().changed, handle.report().kernels[0].replaced) == (0, ())
     (before,) = handle.report().kernels
     faulty.broken = set(chosen(handle))
@@ -110,7 +122,7 @@ def test_a_replaced_configuration_shows_in_the_report(faulty):
 
 
 def test_a_division_is_not_called_optimal_once_a_configuration_was_replaced(faulty):
-    handle = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK)
+    handle = within(faulty, total_workspace="1MiB")
     for layer in ("one", "two"):
         handle.get_algorithm(PROBLEM, layer=layer)
     handle.optimize()
@@ -124,7 +136,7 @@ def test_a_division_is_not_called_optimal_once_a_configuration_was_replaced(faul
 
 
 def test_calls_that_other_algorithms_compute_show_in_the_report(faulty):
-    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    handle = within(faulty)
     check(handle, PROBLEM)
     faulty.broken = set(chosen(handle))
     for seed in range(3):
@@ -137,31 +149,26 @@ def test_calls_that_other_algorithms_compute_show_in_the_report(faulty):
     assert "in calls with alpha 1.0 and beta 0.5, predicted to be " in line
 
 
-def test_nothing_left_is_an_error_of_the_last_failure(faulty):
-    handle = Handle(backend=faulty, policy="undivided", workspace_limit=0, effort=QUICK)
-    check(handle, PROBLEM)
-    faulty.broken = {"IMPLICIT_GEMM"}
-    x, w, y = operands(PROBLEM)
-    with pytest.raises(StepError, match="IMPLICIT_GEMM failed on a micro-batch of 6: IMPLICIT_GEMM is broken"):
-        handle.convolve(PROBLEM, x, w, y)
-
-
-def test_a_kernel_whose_algorithms_all_fail_is_given_up(faulty):
-    handle = Handle(backend=faulty, policy="all", workspace_limit="1MiB", effort=QUICK)
-    handle.get_algorithm(PROBLEM)
-    handle.optimize()
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"policy": "undivided", "workspace_limit": 0},
+            "IMPLICIT_GEMM failed on a micro-batch of 6: IMPLICIT_GEMM is broken",
+        ),
+        ({"policy": "all"}, "is broken"),
+    ],
+)
+def test_a_kernel_whose_algorithms_all_fail_is_given_up_with_the_last_failure(faulty, options, match):
+    handle, _ = planned(faulty, **options)
     faulty.broken = {each.name for each in faulty.algorithms(PROBLEM)}
-    x, w, y = operands(PROBLEM)
-    with pytest.raises(BackendError, match="is broken"):
-        handle.convolve(PROBLEM, x, w, y)
+    with pytest.raises(StepError, match=match):
+        handle.convolve(PROBLEM, *operands(PROBLEM))
     assert faulty.launches < 100
 
 
 def test_a_workspace_that_memory_cannot_hold_is_not_used(faulty, caplog):
-    handle = Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK)
-    handle.get_algorithm(PROBLEM)
-    handle.optimize()
-    (entry,) = handle._entries.values()
+    handle, entry = planned(faulty, policy="undivided")
     needs = sorted(each.workspace_bytes for each in faulty.algorithms(PROBLEM))
     gemm = max(
         Benchmark(handle.backend, effort=QUICK, exhaustive=True).micro_configurations(
@@ -179,20 +186,16 @@ def test_a_workspace_that_memory_cannot_hold_is_not_used(faulty, caplog):
 
 
 def test_a_total_workspace_that_memory_cannot_hold_is_an_error(faulty):
-    handle = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK)
-    handle.get_algorithm(PROBLEM)
-    handle.optimize()
-    (entry,) = handle._entries.values()
+    handle, entry = planned(faulty, total_workspace="1MiB")
     if not entry.limit_bytes:
         entry.limit_bytes = 64
     faulty.memory = 0
-    x, w, y = operands(PROBLEM)
     with pytest.raises(BackendError, match=r"no room for a total workspace of .*: give a smaller one"):
-        handle.convolve(PROBLEM, x, w, y)
+        handle.convolve(PROBLEM, *operands(PROBLEM))
 
 
 def test_each_queue_has_a_workspace_of_its_own(faulty):
-    handle = Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK)
+    handle = within(faulty, policy="undivided")
     check(handle, PROBLEM)
     one = handle.workspace_bytes
     for faulty.current in (1, 2, 1, 0):
@@ -202,7 +205,7 @@ def test_each_queue_has_a_workspace_of_its_own(faulty):
 
 
 def test_a_kernel_keeps_its_workspace_on_each_queue(faulty, monkeypatch):
-    handle = Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK)
+    handle = within(faulty, policy="undivided")
     for faulty.current in (1, 2, 3):
         check(handle, PROBLEM)
     (entry,) = handle._entries.values()
@@ -215,14 +218,14 @@ def test_a_kernel_keeps_its_workspace_on_each_queue(faulty, monkeypatch):
 
 
 def test_a_divided_workspace_orders_the_queues_of_a_kernel(faulty):
-    handle = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK)
+    handle = within(faulty, total_workspace="1MiB")
     for faulty.current in (1, 1, 2, 1):
         check(handle, PROBLEM, layer="a")
     assert set(faulty.followed) == {(2, 1), (1, 2)}
 
 
 def test_captured_calls_wait_for_no_other_queue(faulty):
-    handle = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK)
+    handle = within(faulty, total_workspace="1MiB")
     faulty.current = 1
     check(handle, PROBLEM, layer="a")
     faulty.current, faulty.captures = 2, True
@@ -274,9 +277,10 @@ def test_graphs_keep_their_workspace_and_plan(faulty):
     check(handle, PROBLEM.with_batch(12))
 
 
-@pytest.mark.parametrize("total", [None, "1MiB"])
-def test_released_workspace_is_allocated_again(faulty, total):
-    handle = Handle(backend=faulty, total_workspace=total, workspace_limit="1MiB", effort=QUICK)
+@pytest.mark.parametrize(("total", "recycles"), [(None, False), ("1MiB", False), ("1MiB", True)])
+def test_released_workspace_is_allocated_again(faulty, total, recycles):
+    faulty.recycles = recycles  # which does not matter where a total is divided
+    handle = within(faulty, total_workspace=total)
     for faulty.current in (1, 2):
         check(handle, PROBLEM, layer="a")
     held = handle.workspace_bytes
@@ -288,7 +292,7 @@ def test_released_workspace_is_allocated_again(faulty, total):
 
 
 def test_a_block_frees_the_workspace_even_after_an_error(faulty):
-    with Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK) as handle:
+    with within(faulty) as handle:
         check(handle, PROBLEM)
         assert handle.workspace_bytes > 0
     assert handle.workspace_bytes == 0
@@ -313,7 +317,7 @@ def test_arenas_that_a_capture_replaced_are_freed_later(faulty):
 
 
 def test_idle_queues_give_up_their_workspace_if_memory_runs_out(faulty):
-    handle = Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK)
+    handle = within(faulty, policy="undivided")
     check(handle, PROBLEM)
     one = handle.workspace_bytes
     faulty.budget = 2 * one
@@ -336,7 +340,7 @@ def test_a_temporary_array_lives_until_it_is_launched_on(faulty):
 
     faulty.bind = bind
     faulty.prepare_hook = lambda: alive.append(alive[0]())
-    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    handle = within(faulty)
     handle.convolve(PROBLEM, x.copy().view(Array), w.copy().view(Array), y.copy().view(Array))
     assert alive[1] == [True, True, True]
 
@@ -366,7 +370,7 @@ def test_handles_that_share_a_backend_wait_for_each_other(faulty):
         inside -= 1
 
     faulty.prepare_hook = enter
-    handles = [Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK) for _ in range(2)]
+    handles = [within(faulty, policy="undivided") for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda handle: check(handle, PROBLEM), handles))  # raises what a thread raised
     assert most == 1
@@ -397,7 +401,7 @@ def recycling(faulty):
 
 
 def test_a_recycled_workspace_is_held_for_no_longer_than_a_call(recycling):
-    handle = Handle(backend=recycling, workspace_limit="1MiB", effort=QUICK)
+    handle = within(recycling)
     for _ in range(2):
         check(handle, PROBLEM)
         assert handle.workspace_bytes == 0
@@ -408,7 +412,7 @@ def test_a_recycled_workspace_is_held_for_no_longer_than_a_call(recycling):
 
 
 def test_a_recycled_workspace_shrinks_for_good_if_memory_runs_short(recycling, caplog, monkeypatch):
-    handle = Handle(backend=recycling, workspace_limit="1MiB", effort=QUICK)
+    handle = within(recycling)
     check(handle, PROBLEM)
     (entry,) = handle._entries.values()
     before = entry.plan.configuration.workspace_bytes
@@ -426,7 +430,7 @@ def test_a_recycled_workspace_shrinks_for_good_if_memory_runs_short(recycling, c
 
 
 def test_a_graph_keeps_its_plan_and_leaves_recycled_memory_to_the_allocator(recycling):
-    handle = Handle(backend=recycling, workspace_limit="1MiB", effort=QUICK)
+    handle = within(recycling)
     check(handle, PROBLEM)
     assert not handle.captured
     recycling.captures = True
@@ -440,15 +444,8 @@ def test_a_graph_keeps_its_plan_and_leaves_recycled_memory_to_the_allocator(recy
     assert plan is entry.plan
 
 
-def test_a_total_is_divided_even_if_the_backend_recycles(recycling):
-    handle = Handle(backend=recycling, total_workspace="1MiB", effort=QUICK)
-    check(handle, PROBLEM)
-    assert handle.workspace_bytes > 0
-    check(handle, PROBLEM)
-
-
 def test_a_launcher_counts_its_calls_and_recovers(faulty):
-    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    handle = within(faulty)
     assert handle.plans.launcher(PROBLEM) is None
     check(handle, PROBLEM)
     launch = handle.plans.launcher(PROBLEM)
@@ -460,22 +457,12 @@ def test_a_launcher_counts_its_calls_and_recovers(faulty):
         poison(out, 0)
         launch(x, w, y)
         assert relative(out, expected) < 1e-12
-    (entry,) = handle._entries.values()
-    assert entry.calls == 3
-    assert Handle(backend=faulty, total_workspace="1MiB", effort=QUICK).plans.launcher(PROBLEM) is None
-
-
-def test_a_report_that_runs_what_was_decided(faulty):
-    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
-    check(handle, PROBLEM)
-    assert not handle.report().executed
-    (kernel,) = handle.report(repeats=2).kernels
-    assert kernel.executed_ms > 0
-    assert kernel.calls == 1
+    assert entry_of(handle).calls == 3
+    assert within(faulty, total_workspace="1MiB").plans.launcher(PROBLEM) is None
 
 
 def test_spare_memory_that_a_kernel_does_not_use_does_not_limit_what_replaces_a_failed_plan(faulty):
-    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    handle = within(faulty)
     x, w, y = operands(PROBLEM, 0)
     expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
     handle.convolve(PROBLEM, x, w, y)
@@ -497,10 +484,7 @@ def test_spare_memory_that_a_kernel_does_not_use_does_not_limit_what_replaces_a_
 @pytest.mark.parametrize("cause", ["algorithm", "memory"])
 @pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True), (False, False)])
 def test_a_replacement_is_timed_if_both_plans_were(faulty, monkeypatch, cause, before, after):
-    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
-    handle.get_algorithm(PROBLEM)
-    handle.optimize()
-    (entry,) = handle._entries.values()
+    handle, entry = planned(faulty)
     entry.decision = replace(entry.decision, timed=before)
     decide = Recovery.decide
     monkeypatch.setattr(Recovery, "decide", lambda *args: replace(decide(*args), timed=after))
@@ -518,7 +502,7 @@ def test_a_replacement_is_timed_if_both_plans_were(faulty, monkeypatch, cause, b
 def test_kernels_that_hold_no_workspace_are_forgotten_where_shapes_never_recur(faulty, monkeypatch, recycles):
     monkeypatch.setattr(dispatcher, "_MOST_ENTRIES", min(3, dispatcher._MOST_ENTRIES))
     faulty.recycles = recycles
-    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    handle = within(faulty)
     for batch in range(1, 6):
         check(handle, replace(PROBLEM, batch=batch))
         check(handle, replace(PROBLEM, batch=batch))

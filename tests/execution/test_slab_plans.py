@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.operands import QUICK
+from tests.support.operands import QUICK, poison, written
 from tests.support.problems import divisible
-from tests.support.reference import WRITTEN, reference_convolution
+from tests.support.reference import scaled_reference
 from tests.support.saved_files import save_profile
 from ucudnn import Handle
 from ucudnn.backends import open_backend
@@ -51,22 +51,13 @@ def tensors(problem, rng):
     return [rng.uniform(-0.5, 0.5, shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
 
 
-def expected(problem, x, w, y, alpha, beta):
-    """Return the expected output of a call, channels first."""
-    first = [np.moveaxis(each, -1, 1) if problem.layout.channels_last else each for each in (x, w, y)]
-    held = first["xwy".index(WRITTEN[problem.operation])]
-    return alpha * reference_convolution(problem, *first) + (beta * held if beta else 0)
-
-
 def launched(problem, run, x, w, y, alpha, beta):
     """Poison the output, run, and return its relative error."""
-    wanted = expected(problem, x, w, y, alpha, beta)
-    out = (x, w, y)["xwy".index(WRITTEN[problem.operation])]
-    if beta == 0:
-        out.fill(np.nan)
+    wanted = scaled_reference(problem, x, w, y, alpha, beta)
+    out = written(problem, x, w, y)
+    poison(out, beta)
     run()
-    found = np.moveaxis(out, -1, 1) if problem.layout.channels_last else out
-    return np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-3)
+    return np.abs(out - wanted).max() / max(np.abs(wanted).max(), 1e-3)
 
 
 @st.composite

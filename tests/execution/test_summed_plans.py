@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.operands import operands
 from tests.support.problems import LAYOUTS, make_problem
-from tests.support.reference import reference_convolution
+from tests.support.reference import scaled_reference
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import OVERWRITE, PreparedSum, Scaling
 from ucudnn.configuration import Configuration, MicroConfiguration
@@ -88,14 +88,6 @@ def result(problem, configuration, tensors, scaling):
     return w.astype(np.float64), backend.launched
 
 
-def expected(problem, tensors, scaling):
-    x, w, y = (each.astype(np.float64) for each in tensors)
-    last = problem.layout.channels_last
-    first = [np.moveaxis(each, -1, 1) if last else each for each in (x, np.zeros_like(w), y)]
-    found = reference_convolution(problem, *first)
-    return scaling.alpha * (np.moveaxis(found, 1, -1) if last else found) + scaling.beta * w
-
-
 @given(
     st.sampled_from([16, 64, 256]),
     st.sampled_from(["GEMM", "IMPLICIT_GEMM", "FFT"]),
@@ -106,7 +98,7 @@ def expected(problem, tensors, scaling):
 def test_many_parts_have_the_error_of_the_undivided_kernel(count, name, layout, scaling, seed):
     problem = gradient(layout=layout)
     tensors = operands(problem, seed)
-    exact = expected(problem, tensors, scaling)
+    exact = scaled_reference(problem, *tensors, *scaling)
     whole, calls = result(problem, divided(problem, name, 1, summed=False), tensors, scaling)
     assert calls == 1
     own = np.linalg.norm(whole - exact)
@@ -122,7 +114,7 @@ def test_many_parts_have_the_error_of_the_undivided_kernel(count, name, layout, 
 def test_slabs_have_the_error_of_the_undivided_kernel(scaling):
     problem = gradient(batch=16, spatial=(18, 5))
     tensors = operands(problem, None)
-    exact = expected(problem, tensors, scaling)
+    exact = scaled_reference(problem, *tensors, *scaling)
     whole, _ = result(problem, divided(problem, "GEMM", 1, summed=False), tensors, scaling)
     found, calls = result(problem, divided(problem, "GEMM", 16, summed=True, rows=2), tensors, scaling)
     assert calls == 16 * 8

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tests.support.reference import WRITTEN, scaled_reference
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.profiles.measurement import Effort
 
@@ -31,7 +32,7 @@ def operands(problem, seed=0):
 
 def written(problem, x, w, y):
     """Return which operand the operation writes."""
-    return {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[problem.operation]
+    return {"x": x, "w": w, "y": y}[WRITTEN[problem.operation]]
 
 
 def poison(out, beta):
@@ -46,28 +47,5 @@ def relative(found, expected):
 
 
 def direct(problem, x, w, y, alpha, beta):
-    """Compute the problem tap by tap (padding 1, stride 1, one group, NCHW), in float64, written on its own."""
-    n, c, h, v = problem.x_shape
-    padded = np.zeros((n, c, h + 2, v + 2))
-    padded[:, :, 1:-1, 1:-1] = x
-    if problem.operation is Operation.FORWARD:
-        out = sum(
-            np.einsum("kc,nchw->nkhw", w[:, :, i, j], padded[:, :, i : i + h, j : j + v])
-            for i in range(3)
-            for j in range(3)
-        )
-        return alpha * out + (beta * y if beta else 0)
-    if problem.operation is Operation.BACKWARD_DATA:
-        gradient = np.zeros_like(padded)
-        for i in range(3):
-            for j in range(3):
-                gradient[:, :, i : i + h, j : j + v] += np.einsum("kc,nkhw->nchw", w[:, :, i, j], y)
-        return alpha * gradient[:, :, 1:-1, 1:-1] + (beta * x if beta else 0)
-    out = np.stack(
-        [
-            np.stack([np.einsum("nkhw,nchw->kc", y, padded[:, :, i : i + h, j : j + v]) for j in range(3)], axis=-1)
-            for i in range(3)
-        ],
-        axis=-2,
-    )
-    return alpha * out + (beta * w if beta else 0)
+    """Return what the problem's output should become, in float64."""
+    return scaled_reference(problem, x, w, y, alpha, beta)

@@ -34,6 +34,15 @@ def reference_convolution(problem, x, w, y):
     return {"y": filtered, "w": gradient, "x": padded[:, :, *inside]}[WRITTEN[operation]]
 
 
+def scaled_reference(problem, x, w, y, alpha=1.0, beta=0.0):
+    """Return alpha * conv + beta * out in float64, in the problem's layout; at beta = 0 the output is not read."""
+    last = problem.layout.channels_last
+    wide = [np.asarray(each, np.float64) for each in (x, w, y)]
+    found = reference_convolution(problem, *(np.moveaxis(each, -1, 1) if last else each for each in wide))
+    out = wide["xwy".index(WRITTEN[problem.operation])]
+    return alpha * (np.moveaxis(found, 1, -1) if last else found) + (beta * out if beta else 0)
+
+
 def terms(problem):
     """Products that add up to one element of the output, about."""
     kernel = prod(problem.kernel)

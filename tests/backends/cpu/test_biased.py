@@ -5,7 +5,7 @@ import pytest
 
 from tests.support.operands import QUICK, operands, relative
 from tests.support.problems import LAYOUTS, make_problem
-from tests.support.reference import reference_convolution
+from tests.support.reference import scaled_reference
 from ucudnn import Handle
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import Offset, Scaling
@@ -26,12 +26,12 @@ def drawn(problem):
     """Return x, w, the bias and a poisoned y, and what y should become."""
     x, w, y = operands(problem)
     bias = np.random.default_rng(5).uniform(-4, 4, problem.filters).astype(problem.dtype.value)
-    last = problem.layout.channels_last
-    wide = [np.moveaxis(each, -1, 1) if last else each for each in (x, w, y)]
-    expected = reference_convolution(problem, *(each.astype(np.float64) for each in wide))
-    expected += bias.astype(np.float64).reshape(-1, *[1] * len(problem.spatial))
+    added = bias.astype(np.float64).reshape(-1, *[1] * len(problem.spatial))
+    expected = scaled_reference(problem, x, w, y) + (
+        np.moveaxis(added, 0, -1) if problem.layout.channels_last else added
+    )
     y.fill(np.nan)
-    return x, w, bias, y, np.moveaxis(expected, 1, -1) if last else expected
+    return x, w, bias, y, expected
 
 
 @pytest.mark.parametrize("dtype", [DataType.FLOAT16, DataType.FLOAT32, DataType.FLOAT64], ids=lambda each: each.value)
@@ -115,16 +115,12 @@ def test_a_plan_of_micro_batches_adds_it_in_each():
     assert relative(y, expected) < 1e-5
 
 
-def test_a_bias_beside_a_beta_is_refused():
+def test_a_bias_beside_a_beta_or_under_the_output_is_refused():
     x, w, bias, y, _ = drawn(make_problem(groups=1))
-    with Handle(backend="cpu", effort=QUICK) as handle, pytest.raises(InvalidProblemError, match=r"beta is 0\.5"):
-        handle.forward(x, w, y, bias=bias, beta=0.5)
+    memory = np.full(y.size + 4, np.nan, np.float32)
+    with Handle(backend="cpu", effort=QUICK) as handle:
+        with pytest.raises(InvalidProblemError, match=r"beta is 0\.5"):
+            handle.forward(x, w, y, bias=bias, beta=0.5)
+        with pytest.raises(InvalidProblemError, match="lies over the bias"):
+            handle.forward(x, w, memory[:-4].reshape(y.shape), bias=memory[-8:-4])
     assert np.isnan(y).all()
-
-
-def test_a_bias_under_the_output_is_refused():
-    x, w, _, _, _ = drawn(make_problem(groups=1))
-    memory = np.zeros(8 * 4 * 63 + 4, np.float32)
-    y, bias = memory[: 8 * 4 * 63].reshape(8, 4, 7, 9), memory[-8:-4]
-    with Handle(backend="cpu", effort=QUICK) as handle, pytest.raises(InvalidProblemError, match="lies over the bias"):
-        handle.forward(x, w, y, bias=bias)

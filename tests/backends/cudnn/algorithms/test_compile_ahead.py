@@ -45,14 +45,14 @@ def made():
 
 @pytest.fixture
 def make(monkeypatch, made):
-    """Return a maker of compilers whose threads get their handles when a given event is set."""
+    """Return a maker of compilers whose threads get their handles when an event is set, by default at once."""
     monkeypatch.setattr(compile_ahead, "exchange_capture_mode", int)
     monkeypatch.setattr(compile_ahead, "listing_graph", Graph)
     Graph.asked = []
 
-    def start(ready, error=None):
+    def start(ready=None, error=None):
         def handle(library):
-            assert ready.wait(300)
+            assert ready is None or ready.wait(300)
             if error is not None:
                 raise error
             return SimpleNamespace(address=1000 + len(made))
@@ -71,6 +71,11 @@ def listed(threads, part):
     """Return the names that are listed for a part, as a caller with that handle gets them."""
     found = threads.listed(part, OWN)
     return None if found is None else [each.name for each in found]
+
+
+def wait_for(threads, problem):
+    while not threads.is_ready(problem):
+        sleep(0.001)
 
 
 def test_a_list_that_no_thread_has_begun_is_made_by_the_caller(make):
@@ -95,9 +100,7 @@ def test_no_list_is_being_made_when_the_program_goes_on(make, monkeypatch):
         assert goes_on.wait(300)
 
     monkeypatch.setattr(Graph, "ask", ask)
-    ready = Event()
-    ready.set()
-    threads = make(ready)
+    threads = make()
     threads.begin(PARTS, 1 << 20)
     assert began.wait(300)
     caller = Thread(target=lambda: (threads.drop(), dropped.set()))
@@ -109,9 +112,7 @@ def test_no_list_is_being_made_when_the_program_goes_on(make, monkeypatch):
 
 
 def test_the_caller_takes_lists_from_threads(make):
-    ready = Event()
-    ready.set()
-    threads = make(ready)
+    threads = make()
     threads.begin(PARTS, 1 << 20)
     threads.settle()
     assert [listed(threads, part) for part in PARTS] == [["eng8"], ["eng4"], ["eng2"]]
@@ -119,30 +120,16 @@ def test_the_caller_takes_lists_from_threads(make):
     assert all(handle != OWN and not main for _, handle, main in Graph.asked)
 
 
-def test_threads_whose_handle_fails_continue(make):
-    ready = Event()
-    ready.set()
-    threads = make(ready, CudnnError(4004))
-    threads.begin(PARTS, 1 << 20)
-    threads.settle()
-    assert [listed(threads, part) for part in PARTS] == [None] * 3  # the caller lists them, and gets the error
-    threads.begin(PARTS, 1 << 20)  # and threads continue
-    threads.settle()
-    assert not Graph.asked
-
-
 def test_a_plan_that_is_no_longer_worth_it_is_not_built_but_may_begin_again(make, monkeypatch):
-    ready, planned, answers = Event(), [], iter([True, False])
-    ready.set()
+    planned, answers = [], iter([True, False])
     algorithm = SimpleNamespace(name="eng19", compiles=True, workspace_bytes=0)
     monkeypatch.setattr(Graph, "algorithms", lambda self: [algorithm])
     monkeypatch.setattr(Graph, "plan", lambda self, name: planned.append(name), raising=False)
-    threads = make(ready)
+    threads = make()
 
     def begin(promises):
         threads.begin([PROBLEM], 1 << 20, promises)
-        while not threads.is_ready(PROBLEM):
-            sleep(0.001)
+        wait_for(threads, PROBLEM)
         threads.listed(PROBLEM, OWN)
 
     begin(lambda name: False)
@@ -151,16 +138,14 @@ def test_a_plan_that_is_no_longer_worth_it_is_not_built_but_may_begin_again(make
     assert not planned, "it is not when its turn comes"
     assert next(answers, None) is None, "it was asked both times"
     threads.build(PROBLEM, "eng19")
-    while not threads.is_ready(PROBLEM):
-        sleep(0.001)
+    wait_for(threads, PROBLEM)
     assert planned == ["eng19"]
 
 
 @pytest.mark.parametrize("error", [None, CudnnError(4004)])
 def test_warming_up_creates_handles_and_keeps_no_lists(make, monkeypatch, error):
-    ready, operations = Event(), []
-    ready.set()
-    threads = make(ready, error)
+    operations = []
+    threads = make(error=error)
 
     def graph(library, handle, part):
         operations.append(part.operation)
@@ -169,19 +154,19 @@ def test_warming_up_creates_handles_and_keeps_no_lists(make, monkeypatch, error)
     monkeypatch.setattr(compile_ahead, "listing_graph", graph)
     threads.warm_up()
     assert set(operations) == (set() if error else set(Operation))
-    while not all(threads.is_ready(each) for each in compile_ahead.SMALL):
-        sleep(0.001)
+    for each in compile_ahead.SMALL:
+        wait_for(threads, each)
     assert listed(threads, compile_ahead.SMALL[0]) is None
     threads.begin(PARTS, 1 << 20)  # and threads continue
     threads.settle()
+    # Where a thread has no handle, the caller lists the parts, and gets the error.
     assert [listed(threads, part) for part in PARTS] == ([None] * 3 if error else [["eng8"], ["eng4"], ["eng2"]])
+    assert not (error and Graph.asked)
 
 
 def test_threads_end_with_their_compiler(make, made):
-    ready = Event()
-    ready.set()
     before = enumerate_threads()
-    threads = make(ready)
+    threads = make()
     threads.begin(PARTS, 1 << 20)
     threads.settle()
     started = [each for each in enumerate_threads() if each not in before]
