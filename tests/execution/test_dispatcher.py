@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.faulty_backend import FaultyBackend
+from tests.support.faulty_backend import FaultyBackend, check
 from tests.support.operands import PROBLEM, QUICK, direct, operands, poison, relative, written
 from ucudnn import Handle
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -48,15 +48,6 @@ def chosen(handle):
     return [part.algorithm for part in entry_of(handle).decision.configuration.parts]
 
 
-def check(handle, problem, alpha=1.0, beta=0.0, seed=0, layer=""):
-    x, w, y = operands(problem, seed)
-    expected = direct(problem, x, w, y, alpha, beta)
-    out = written(problem, x, w, y)
-    poison(out, beta)
-    handle.convolve(problem, x, w, y, alpha=alpha, beta=beta, layer=layer)
-    assert relative(out, expected) < 1e-12
-
-
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 @pytest.mark.parametrize("first_broken", [0, 1, 4])
@@ -86,10 +77,10 @@ def test_an_algorithm_that_fails_is_replaced_from_its_first_missing_sample_on(
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_a_failure_that_may_pass_is_repaired_too_where_results_need_not_repeat(faulty, beta):
     handle = within(faulty)
-    check(handle, PROBLEM)
+    check(handle)
     before = chosen(handle)
     faulty.broken, faulty.error = set(before), BackendError
-    check(handle, PROBLEM, beta=beta)
+    check(handle, beta=beta)
     assert handle.report().kernels[0].replaced
     assert (chosen(handle) == before) == (beta != 0)
 
@@ -97,7 +88,7 @@ def test_a_failure_that_may_pass_is_repaired_too_where_results_need_not_repeat(f
 def test_an_algorithm_that_cannot_be_prepared_is_replaced(faulty, caplog):
     handle, _ = planned(faulty)
     faulty.unprepared = set(chosen(handle))
-    check(handle, PROBLEM)
+    check(handle)
     assert not set(chosen(handle)) & faulty.unprepared
     assert "cannot be prepared; from now on" in caplog.text
 
@@ -107,7 +98,7 @@ def test_a_replaced_configuration_shows_in_the_report(faulty):
     assert (handle.report().changed, handle.report().kernels[0].replaced) == (0, ())
     (before,) = handle.report().kernels
     faulty.broken = set(chosen(handle))
-    check(handle, PROBLEM, layer="conv")
+    check(handle, layer="conv")
     report = handle.report()
     (after,) = report.kernels
     assert after.configuration != before.configuration
@@ -129,7 +120,7 @@ def test_a_division_is_not_called_optimal_once_a_configuration_was_replaced(faul
     assert ", optimal (" in str(handle.report())
     (first, _) = handle._entries.values()
     faulty.broken = {part.algorithm for part in first.decision.configuration.parts}
-    check(handle, PROBLEM, layer="one")
+    check(handle, layer="one")
     text = str(handle.report())
     assert "optimal when it was divided, but 1 kernel has another configuration now (" in text
     assert text.count("replaced: one Forward: ") == 1
@@ -137,10 +128,10 @@ def test_a_division_is_not_called_optimal_once_a_configuration_was_replaced(faul
 
 def test_calls_that_other_algorithms_compute_show_in_the_report(faulty):
     handle = within(faulty)
-    check(handle, PROBLEM)
+    check(handle)
     faulty.broken = set(chosen(handle))
     for seed in range(3):
-        check(handle, PROBLEM, beta=0.5, seed=seed)
+        check(handle, beta=0.5, seed=seed)
     report = handle.report()
     (kernel,) = report.kernels
     assert report.changed == 0
@@ -178,7 +169,7 @@ def test_a_workspace_that_memory_cannot_hold_is_not_used(faulty, caplog):
     )
     entry.decide(replace(entry.decision, configuration=configuration_of([gemm])))
     faulty.memory = needs[-1] - 1
-    check(handle, PROBLEM)
+    check(handle)
     assert handle.workspace_bytes <= faulty.memory
     assert "no room for a workspace of" in caplog.text
     (kernel,) = handle.report().kernels
@@ -196,10 +187,10 @@ def test_a_total_workspace_that_memory_cannot_hold_is_an_error(faulty):
 
 def test_each_queue_has_a_workspace_of_its_own(faulty):
     handle = within(faulty, policy="undivided")
-    check(handle, PROBLEM)
+    check(handle)
     one = handle.workspace_bytes
     for faulty.current in (1, 2, 1, 0):
-        check(handle, PROBLEM)
+        check(handle)
     assert handle.workspace_bytes == 3 * one
     assert faulty.followed == []
 
@@ -207,32 +198,32 @@ def test_each_queue_has_a_workspace_of_its_own(faulty):
 def test_a_kernel_keeps_its_workspace_on_each_queue(faulty, monkeypatch):
     handle = within(faulty, policy="undivided")
     for faulty.current in (1, 2, 3):
-        check(handle, PROBLEM)
+        check(handle)
     (entry,) = handle._entries.values()
     before = {queue: id(workspace) for queue, workspace in entry.workspaces.items()}
     assert sorted(before) == [1, 2, 3]
     monkeypatch.setattr(handle._dispatcher, "_prepare", lambda *_: pytest.fail("there is nothing left to prepare"))
     for faulty.current in (3, 1, 2):
-        check(handle, PROBLEM)
+        check(handle)
     assert {queue: id(workspace) for queue, workspace in entry.workspaces.items()} == before
 
 
 def test_a_divided_workspace_orders_the_queues_of_a_kernel(faulty):
     handle = within(faulty, total_workspace="1MiB")
     for faulty.current in (1, 1, 2, 1):
-        check(handle, PROBLEM, layer="a")
+        check(handle, layer="a")
     assert set(faulty.followed) == {(2, 1), (1, 2)}
 
 
 def test_captured_calls_wait_for_no_other_queue(faulty):
     handle = within(faulty, total_workspace="1MiB")
     faulty.current = 1
-    check(handle, PROBLEM, layer="a")
+    check(handle, layer="a")
     faulty.current, faulty.captures = 2, True
-    check(handle, PROBLEM, layer="a")
+    check(handle, layer="a")
     faulty.captures = False
     faulty.followed.clear()
-    check(handle, PROBLEM, layer="a")
+    check(handle, layer="a")
     assert faulty.followed == [(2, 1), (2, 1)]  # for the arena, and for the kernel's last launch
 
 
@@ -247,14 +238,14 @@ def test_a_launch_that_fails_for_good_keeps_its_turn(faulty):
         handle.convolve(PROBLEM, *operands(PROBLEM), layer="a")
     faulty.broken = set()
     faulty.current = 2
-    check(handle, PROBLEM, layer="c")
+    check(handle, layer="c")
     assert (2, 1) in faulty.followed
 
 
 def test_a_new_division_waits_for_the_old_one(faulty):
     handle = Handle(backend=faulty, total_workspace="4MiB", effort=QUICK)
     faulty.current = 3
-    check(handle, PROBLEM)
+    check(handle)
     faulty.current = 5
     check(handle, PROBLEM.with_batch(3))  # takes part in a new division, on another queue
     assert 3 in faulty.finished
@@ -282,21 +273,21 @@ def test_released_workspace_is_allocated_again(faulty, total, recycles):
     faulty.recycles = recycles  # which does not matter where a total is divided
     handle = within(faulty, total_workspace=total)
     for faulty.current in (1, 2):
-        check(handle, PROBLEM, layer="a")
+        check(handle, layer="a")
     held = handle.workspace_bytes
     assert held > 0
     handle.release_workspace()
     assert handle.workspace_bytes == 0
-    check(handle, PROBLEM, layer="a")
+    check(handle, layer="a")
     assert 0 < handle.workspace_bytes <= held
 
 
 def test_a_block_frees_the_workspace_even_after_an_error(faulty):
     with within(faulty) as handle:
-        check(handle, PROBLEM)
+        check(handle)
         assert handle.workspace_bytes > 0
     assert handle.workspace_bytes == 0
-    check(handle, PROBLEM)  # it stays usable
+    check(handle)  # it stays usable
     with pytest.raises(ZeroDivisionError), handle:
         raise ZeroDivisionError
     assert handle.workspace_bytes == 0
@@ -304,7 +295,7 @@ def test_a_block_frees_the_workspace_even_after_an_error(faulty):
 
 def test_arenas_that_a_capture_replaced_are_freed_later(faulty):
     handle = Handle(backend=faulty, total_workspace="4MiB", effort=QUICK)
-    check(handle, PROBLEM)
+    check(handle)
     faulty.captures = True
     check(handle, PROBLEM.with_batch(3))  # a new division, which cannot wait for the old one
     faulty.captures = False
@@ -312,17 +303,17 @@ def test_arenas_that_a_capture_replaced_are_freed_later(faulty):
     handle.release_workspace()
     graph = handle.workspace_bytes
     assert 0 < graph < old
-    check(handle, PROBLEM)
+    check(handle)
     assert handle.workspace_bytes <= graph + 4 * 2**20
 
 
 def test_idle_queues_give_up_their_workspace_if_memory_runs_out(faulty):
     handle = within(faulty, policy="undivided")
-    check(handle, PROBLEM)
+    check(handle)
     one = handle.workspace_bytes
     faulty.budget = 2 * one
     for faulty.current in (1, 2, 3, 0):
-        check(handle, PROBLEM)
+        check(handle)
     assert one <= handle.workspace_bytes <= 2 * one
 
 
@@ -355,7 +346,7 @@ def test_a_kernel_that_cannot_be_planned_does_not_stop_others(faulty):
     with pytest.raises(MemoryError):
         handle.convolve(broken, *operands(broken))
     faulty.unmeasurable = None
-    check(handle, PROBLEM)
+    check(handle)
     check(handle, broken)
 
 
@@ -372,7 +363,7 @@ def test_handles_that_share_a_backend_wait_for_each_other(faulty):
     faulty.prepare_hook = enter
     handles = [within(faulty, policy="undivided") for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda handle: check(handle, PROBLEM), handles))  # raises what a thread raised
+        list(threads.map(lambda handle: check(handle), handles))  # raises what a thread raised
     assert most == 1
 
 
@@ -403,38 +394,38 @@ def recycling(faulty):
 def test_a_recycled_workspace_is_held_for_no_longer_than_a_call(recycling):
     handle = within(recycling)
     for _ in range(2):
-        check(handle, PROBLEM)
+        check(handle)
         assert handle.workspace_bytes == 0
         assert [buffer() for buffer, size in recycling.held if size and buffer() is not None] == []
     assert sum(size > 0 for _, size in recycling.held) >= 2
     handle.release_workspace()
-    check(handle, PROBLEM)
+    check(handle)
 
 
 def test_a_recycled_workspace_shrinks_for_good_if_memory_runs_short(recycling, caplog, monkeypatch):
     handle = within(recycling)
-    check(handle, PROBLEM)
+    check(handle)
     (entry,) = handle._entries.values()
     before = entry.plan.configuration.workspace_bytes
     recycling.memory = before - 1
     recovery, asked = handle._dispatcher._recovery, []
     decide = recovery.decide
     monkeypatch.setattr(recovery, "decide", lambda kernel, limit: asked.append(limit) or decide(kernel, limit))
-    check(handle, PROBLEM)
+    check(handle)
     assert asked[0] == before // 2  # not less, because a faster plan may fit into half
     assert entry.plan.configuration.workspace_bytes <= before // 2
     assert "no room for a workspace" in caplog.text
     recycling.memory = 2**40
-    check(handle, PROBLEM)
+    check(handle)
     assert entry.plan.configuration.workspace_bytes <= before // 2
 
 
 def test_a_graph_keeps_its_plan_and_leaves_recycled_memory_to_the_allocator(recycling):
     handle = within(recycling)
-    check(handle, PROBLEM)
+    check(handle)
     assert not handle.captured
     recycling.captures = True
-    check(handle, PROBLEM)
+    check(handle)
     recycling.captures = False
     assert handle.captured
     assert handle.workspace_bytes == 0
@@ -447,7 +438,7 @@ def test_a_graph_keeps_its_plan_and_leaves_recycled_memory_to_the_allocator(recy
 def test_a_launcher_counts_its_calls_and_recovers(faulty):
     handle = within(faulty)
     assert handle.plans.launcher(PROBLEM) is None
-    check(handle, PROBLEM)
+    check(handle)
     launch = handle.plans.launcher(PROBLEM)
     x, w, y = operands(PROBLEM)
     expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
@@ -493,7 +484,7 @@ def test_a_replacement_is_timed_if_both_plans_were(faulty, monkeypatch, cause, b
         faulty.memory = entry.decision.configuration.workspace_bytes - 1
     else:
         faulty.broken = set(chosen(handle))
-    check(handle, PROBLEM)
+    check(handle)
     assert [each.timed for each in entry.replacements] == [before and after] * len(entry.replacements)
     assert entry.replacements
 

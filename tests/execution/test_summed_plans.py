@@ -1,6 +1,7 @@
 """Filter gradients of 16 bits whose parts are added in float32: the error is that of the undivided kernel."""
 
 from dataclasses import replace
+from itertools import count as counted
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tests.support.operands import operands
 from tests.support.problems import LAYOUTS, make_problem
 from tests.support.reference import scaled_reference
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import OVERWRITE, PreparedSum, Scaling
+from ucudnn.backends.base import OVERWRITE, Scaling
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import BackendError, StepError
 from ucudnn.execution.plan import make_plan
@@ -36,40 +37,43 @@ def divided(problem, name, count, *, summed, rows=0):
     asked = replace(problem, float32_sum=summed)
     size = problem.batch // count
     part, total = asked.part(size), CPU.float32_sum(problem) if summed else None
-    if not rows:
-        one = MicroConfiguration(
-            size=size, algorithm=name, time_ms=1.0, workspace_bytes=CPU.algorithm(part, name).workspace_bytes
-        )
-        return Configuration(parts=(one,) * count, float32_sum=total)
-    slabs = []
-    for piece, same in slabs_by_problem(part, rows):
-        own = MicroConfiguration(
-            size=size, algorithm=name, time_ms=1.0, workspace_bytes=CPU.algorithm(piece, name).workspace_bytes
-        )
-        slabs += [own.on(slab) for slab in same]
-    one = MicroConfiguration.of_slabs(size, sorted(slabs, key=lambda each: each.slab))
+
+    def own(piece):
+        workspace_bytes = CPU.algorithm(piece, name).workspace_bytes
+        return MicroConfiguration(size=size, algorithm=name, time_ms=1.0, workspace_bytes=workspace_bytes)
+
+    slabs = [own(piece).on(slab) for piece, same in slabs_by_problem(part, rows) for slab in same] if rows else []
+    one = MicroConfiguration.of_slabs(size, sorted(slabs, key=lambda each: each.slab)) if rows else own(part)
     return Configuration(parts=(one,) * count, float32_sum=total)
 
 
-class Counting:
-    """The CPU backend, which counts what it launches."""
+class Watched:
+    """The CPU backend, which calls a function before each launch, and before a sum is rounded."""
 
-    def __init__(self):
-        self.launched = 0
+    def __init__(self, before_launch, before_rounding=lambda: None):
+        self._before_launch, self._before_rounding = before_launch, before_rounding
 
     def __getattr__(self, name):
         return getattr(CPU, name)
 
     def prepare(self, problem, algorithm, *, adds=True):
         call = CPU.prepare(problem, algorithm)
-        launch = call.launch
-
-        def counted(*arguments):
-            self.launched += 1
-            launch(*arguments)
-
-        call.launch = counted
+        call.launch = self._after(self._before_launch, call.launch)
         return call
+
+    def prepare_sum(self, problem):
+        made = CPU.prepare_sum(problem)
+        bind = made.bind
+        made.bind = lambda *arguments: self._after(self._before_rounding, bind(*arguments))
+        return made
+
+    @staticmethod
+    def _after(before, run):
+        def both(*arguments):
+            before()
+            run(*arguments)
+
+        return both
 
 
 def result(problem, configuration, tensors, scaling):
@@ -77,15 +81,15 @@ def result(problem, configuration, tensors, scaling):
     x, w, y = (each.copy() for each in tensors)
     if scaling.beta == 0:
         w.fill(np.nan)
-    backend = Counting()
-    plan = make_plan(problem, configuration, backend)
+    launched = []
+    plan = make_plan(problem, configuration, Watched(lambda: launched.append(True)))
     workspace = CPU.allocate(plan.workspace_bytes + 64)
     workspace.fill(0xFF)  # NaN
     plan.launch(x, w, y, workspace[: plan.workspace_bytes], scaling)
     assert (workspace[plan.workspace_bytes :] == 0xFF).all()
     assert (x == tensors[0]).all()
     assert (y == tensors[2]).all()
-    return w.astype(np.float64), backend.launched
+    return w.astype(np.float64), len(launched)
 
 
 @given(
@@ -138,46 +142,15 @@ def test_bound_calls_compute_what_a_launch_computes_again_and_again():
         assert (w == found).all()
 
 
-class Failing:
-    """The CPU backend, of which one call fails, or rounding the sum does."""
+def failing(at):
+    """Return the CPU backend, of which one call fails, or rounding the sum does."""
+    left = counted(1)
 
-    def __init__(self, at):
-        self._left = at
-
-    def __getattr__(self, name):
-        return getattr(CPU, name)
-
-    def prepare(self, problem, algorithm, *, adds=True):
-        call = CPU.prepare(problem, algorithm)
-        launch = call.launch
-
-        def failing(*arguments):
-            self._fail()
-            launch(*arguments)
-
-        call.launch = failing
-        return call
-
-    def prepare_sum(self, problem):
-        made, fail = CPU.prepare_sum(problem), self._fail
-
-        class Rounding(PreparedSum):
-            def split(self, workspace):
-                return made.split(workspace)
-
-            def bind(self, total, w, scaling=OVERWRITE):
-                def run():
-                    fail()
-                    made.bind(total, w, scaling)()
-
-                return run
-
-        return Rounding()
-
-    def _fail(self):
-        self._left -= 1
-        if not self._left:
+    def fail():
+        if next(left) == at:
             raise BackendError("out of order")
+
+    return Watched(fail, fail)
 
 
 @pytest.mark.parametrize("at", [1, 3, 5])
@@ -185,7 +158,7 @@ def test_a_failure_leaves_the_output_as_it_was_and_all_samples_to_compute(at):
     problem = gradient(batch=8)
     x, w, y = operands(problem)
     before = w.copy()
-    plan = make_plan(problem, divided(problem, "GEMM", 4, summed=True), Failing(at))
+    plan = make_plan(problem, divided(problem, "GEMM", 4, summed=True), failing(at))
     with pytest.raises(StepError, match=r"GEMM failed on a micro-batch of 2: out of order") as failed:
         plan.launch(x, w, y, CPU.allocate(plan.workspace_bytes))
     assert (failed.value.start, failed.value.left) == (0, ())
@@ -201,7 +174,7 @@ def test_a_sum_that_cannot_be_rounded_is_a_failure_of_its_last_part():
     ]
     x, w, y = operands(problem)
     mixed = Configuration(parts=tuple(parts), float32_sum=CPU.float32_sum(problem))
-    plan = make_plan(problem, mixed, Failing(len(parts) + 1))
+    plan = make_plan(problem, mixed, failing(len(parts) + 1))
     with pytest.raises(StepError, match=r"IMPLICIT_GEMM failed on a micro-batch of 2: out of order") as failed:
         plan.launch(x, w, y, CPU.allocate(plan.workspace_bytes))
     assert (failed.value.start, failed.value.left) == (0, ())
@@ -211,11 +184,10 @@ def test_a_sum_that_cannot_be_rounded_is_a_failure_of_its_last_part():
 def test_filters_that_do_not_fit_are_refused_before_anything_is_computed(wrong):
     problem = gradient(batch=8)
     x, w, y = operands(problem)
-    backend = Counting()
-    plan = make_plan(problem, divided(problem, "GEMM", 4, summed=True), backend)
+    never = Watched(lambda: pytest.fail("something is computed"))
+    plan = make_plan(problem, divided(problem, "GEMM", 4, summed=True), never)
     with pytest.raises(BackendError, match=r"w is float\d\d of shape .* a filter gradient of float16 has"):
         plan.launch(x, wrong(w), y, CPU.allocate(plan.workspace_bytes))
-    assert backend.launched == 0
 
 
 def test_a_sum_of_the_last_samples_is_refused():

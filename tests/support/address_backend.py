@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from ucudnn.arrays import BiasedFilters
-from ucudnn.backends.base import BEGIN, OVERWRITE, ComputeBackend, Offset, PreparedCall
+from ucudnn.backends.base import BEGIN, OVERWRITE, ComputeBackend, Offset, PreparedCall, Scaling
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.slabs import row_bytes
 
@@ -97,11 +97,15 @@ class DeviceArray(np.ndarray):
 
 
 class HostCall(PreparedCall):
-    """A call of the CPU backend on addresses of host memory; it needs no workspace."""
+    """A call of the CPU backend on addresses, without workspace. With a factor other than 1 its results are wrong."""
 
-    def __init__(self, problem):
+    workspace_bytes = 0
+
+    def __init__(self, problem, factor=1.0):
         self._cpu = CpuBackend()
         self.call = AddressCall(self._cpu.prepare(problem, "IMPLICIT_GEMM"), problem)
+        self.factor = factor
 
     def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
-        self.call.launch(x, w, y, self._cpu.allocate(0), offset, scaling)
+        alpha, beta = scaling
+        self.call.launch(x, w, y, self._cpu.allocate(0), offset, Scaling(alpha * self.factor, beta))

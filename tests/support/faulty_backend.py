@@ -3,6 +3,7 @@
 import time
 import weakref
 
+from tests.support.operands import PROBLEM, direct, operands, poison, relative, written
 from ucudnn.backends.base import BEGIN, OVERWRITE, ComputeBackend, PreparedCall
 from ucudnn.backends.cpu import CpuBackend
 from ucudnn.errors import UnsupportedProblemError
@@ -122,6 +123,16 @@ class FaultyBackend(ComputeBackend):
 
     def capturing(self, queue):
         return self.captures
+
+
+def check(handle, problem=PROBLEM, *, alpha=1.0, beta=0.0, seed=0, layer=""):
+    """Compute a problem on random operands, and compare the result with the reference."""
+    x, w, y = operands(problem, seed)
+    expected = direct(problem, x, w, y, alpha, beta)
+    out = written(problem, x, w, y)
+    poison(out, beta)
+    handle.convolve(problem, x, w, y, alpha=alpha, beta=beta, layer=layer)
+    assert relative(out, expected) < 1e-12
 
 
 class CountedBackend(FaultyBackend):

@@ -26,10 +26,8 @@ def drawn(problem):
     """Return x, w, the bias and a poisoned y, and what y should become."""
     x, w, y = operands(problem)
     bias = np.random.default_rng(5).uniform(-4, 4, problem.filters).astype(problem.dtype.value)
-    added = bias.astype(np.float64).reshape(-1, *[1] * len(problem.spatial))
-    expected = scaled_reference(problem, x, w, y) + (
-        np.moveaxis(added, 0, -1) if problem.layout.channels_last else added
-    )
+    added = bias if problem.layout.channels_last else bias.reshape(-1, *[1] * len(problem.spatial))
+    expected = scaled_reference(problem, x, w, y) + added.astype(np.float64)
     y.fill(np.nan)
     return x, w, bias, y, expected
 

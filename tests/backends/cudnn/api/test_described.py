@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.problems import DENSE
+from tests.support.problems import problems as any_problems
 from ucudnn.backends.cudnn.api.described import (
     DescribedProblem,
     convolution_facts,
@@ -22,34 +24,13 @@ from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Opera
 @st.composite
 def problems(draw):
     """Draw problems of every layout, type, stride, dilation and grouping."""
-    layout = draw(st.sampled_from(Layout))
-    dimensions = layout.dimensions
-    each = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * dimensions))  # noqa: E731
-    kernel, dilation, groups = each(1, 3), each(1, 2), draw(st.integers(1, 3))
-    room = each(0, 4)
-    problem = ConvolutionProblem(
-        operation=draw(st.sampled_from(Operation)),
-        batch=draw(st.integers(1, 4)),
-        channels=groups * draw(st.integers(1, 3)),
-        spatial=tuple((taps - 1) * gap + 1 + more for taps, gap, more in zip(kernel, dilation, room, strict=True)),
-        filters=groups * draw(st.integers(1, 3)),
-        kernel=kernel,
-        padding=each(0, 2),
-        stride=each(1, 3),
-        dilation=dilation,
-        groups=groups,
-        dtype=draw(st.sampled_from(DataType)),
-        layout=layout,
-        math=draw(st.sampled_from(MathMode)),
-    )
-    if problem.batch == 1:
-        return problem  # the batch stride of a single sample has no meaning
-    gaps = st.integers(0, 7)
-    return replace(
-        problem,
-        x_batch_stride=problem.x_batch_stride + draw(gaps),
-        y_batch_stride=problem.y_batch_stride + draw(gaps),
-    )
+    plain = draw(any_problems())
+    room = zip(plain.kernel, plain.spatial, plain.padding, strict=True)
+    dilation = tuple(draw(st.integers(1, 2 if 2 * taps < size + 2 * pad else 1)) for taps, size, pad in room)
+    dtype, math = draw(st.sampled_from(DataType)), draw(st.sampled_from(MathMode))
+    problem = replace(plain, dilation=dilation, dtype=dtype, math=math, **DENSE)
+    x_gap, y_gap = draw(st.tuples(st.integers(0, 7), st.integers(0, 7))) if problem.batch > 1 else (0, 0)
+    return replace(problem, x_batch_stride=problem.x_sample + x_gap, y_batch_stride=problem.y_sample + y_gap)
 
 
 def strides_of(channels, spatial, batch_stride, channels_last):
