@@ -11,14 +11,7 @@ Promises = Callable[[str], bool]
 
 @final
 class PrefetchRequest(NamedTuple):
-    """The measurements of one problem that will follow.
-
-    Attributes:
-        problem: the mini-batch.
-        sizes: micro-batch sizes.
-        limit_bytes: workspace limit.
-        promises: tells which algorithms are worth compiling.
-    """
+    """The measurements of one problem that will follow."""
 
     problem: ConvolutionProblem
     sizes: Sequence[int]

@@ -77,19 +77,11 @@ class Dispatcher:
         self._arena_needed = True
 
     def plan(self, entry: Entry) -> Plan:
-        """Return the plan of a kernel that was decided.
-
-        Raises:
-            BackendError: if no algorithm is left that runs.
-        """
+        """Return the plan of a kernel that was decided."""
         return entry.plan or self._plan(entry)
 
     def refuse_overlap(self, entry: Entry, bound: tuple[Tensor, Tensor, Tensor, int]) -> None:
-        """Refuse an output that shares memory with an input; `bound` is what the backend's `bind` returned.
-
-        Raises:
-            InvalidProblemError: if they overlap.
-        """
+        """Refuse an output that shares memory with an input; `bound` is what the backend's `bind` returned."""
         x, w, y, _ = bound
         where = self.backend.address
         bias = where(w.bias) if isinstance(w, BiasedFilters) else None

@@ -176,12 +176,7 @@ class KernelPlans:
         self.entries.pop(key, None)
 
     def plan_all(self) -> None:
-        """Choose a configuration for every registered kernel that has none.
-
-        Raises:
-            InfeasibleError: if a workspace limit is too small.
-            MeasurementError: if no algorithm of a kernel could be measured.
-        """
+        """Choose a configuration for every registered kernel that has none."""
         missing = [entry for entry in self.entries.values() if entry.decision is None]
         if missing:
             self._decide(missing)
@@ -191,9 +186,6 @@ class KernelPlans:
 
         Returns:
             Whether that was done. It is not where ranks measure together, because they must all ask for it.
-
-        Raises:
-            UcudnnError: as `plan_all`; then the kernels keep their configurations.
         """
         if self._benchmark.collective:
             return False
@@ -259,18 +251,14 @@ class KernelPlans:
         """Take a configuration that was timed in the program for all kernels of a problem that have a plan.
 
         A configuration with a bias is also taken for kernels that have a plan without it, which they keep beside it.
-
-        Raises:
-            InfeasibleError: if it needs more workspace than the limit; then nothing changes.
         """
         self.take(problem, configuration)
         self._benchmark.rule.learn(problem, self._settings.workspace_limit_bytes, configuration)
 
     def take(self, problem: ConvolutionProblem, configuration: Configuration) -> Mapping[KernelKey, Replaced]:
-        """Take a configuration as `adopt` does, for a while: kernels that are new meanwhile do not learn from it.
+        """Take a configuration for a while, and return what kernels had before, for `put_back`; see `adopt`.
 
-        Returns:
-            What kernels had before, for `put_back`.
+        Kernels that are new meanwhile do not learn from it.
 
         Raises:
             InfeasibleError: if it needs more workspace than the limit; then nothing changes.

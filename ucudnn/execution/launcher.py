@@ -83,11 +83,7 @@ class Launcher:
         return self._entry.plan
 
     def lend(self) -> "tuple[Plan, array[int]] | None":
-        """Return its plan for launches without Python, with the two numbers that `Entry.native_calls` has for them.
-
-        Returns:
-            Both; None before the first launch, and if its workspace is kept between calls.
-        """
+        """Return its plan and `Entry.native_calls` for launches by C++; None if it has no plan or keeps a workspace."""
         entry = self._entry
         with self._lock:
             if entry.plan is None or entry.segment is not None or not self._dispatcher.backend.recycles:
@@ -134,9 +130,6 @@ class Launcher:
             y: output or its gradient.
             spare: spare memory for a kernel that was planned with some. None allocates it for this call, and chooses a
                 configuration that needs less if there is not as much memory.
-
-        Raises:
-            UcudnnError: as `Handle.convolve`.
         """
         self._dispatcher.backend.refuse_reentry()
         with self._lock:

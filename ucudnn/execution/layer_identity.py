@@ -65,11 +65,7 @@ class LayerIdentities:
         return layer.name
 
     def share(self, problem: ConvolutionProblem, filters: Hashable) -> str | None:
-        """Merge a layer that no segment is left for into the first layer of its shape.
-
-        Returns:
-            The name of that first layer; None if the filters are unknown or belong to the first layer already.
-        """
+        """Merge a layer without a segment into the first of its shape, and return its name; None if it is unknown or that one."""
         family = self._family(problem)
         unknown = self._find(filters, family)
         if unknown is None or unknown is family[0]:
@@ -126,11 +122,7 @@ def is_made_up(layer: str) -> bool:
 
 
 def checked_name(layer: str) -> str:
-    """Return the name of a layer.
-
-    Raises:
-        SettingsError: if the name begins with '#', as the names that are made up do.
-    """
+    """Return the name of a layer; SettingsError if it is like those that are made up."""
     if is_made_up(layer):
         raise SettingsError(f"layer={layer!r}: names that begin with # are those of layers that have none")
     return layer

@@ -134,14 +134,7 @@ class Plan:
         return *steps, self.total
 
     def bind(self, x: Tensor, w: Tensor, y: Tensor, workspace: Buffer) -> tuple[Callable[[], None], ...]:
-        """Return the calls of a launch with alpha = 1 and beta = 0, bound to their arguments.
-
-        Returns:
-            The calls in order; they raise BackendError.
-
-        Raises:
-            BackendError: if a call cannot be bound.
-        """
+        """Return the calls of a launch with alpha = 1 and beta = 0, bound to their arguments."""
         out = x if self.problem.operation is Operation.BACKWARD_DATA else y
         after: tuple[Callable[[], None], ...] = ()
         if self.total is not None:
@@ -179,10 +172,6 @@ def make_plan(
         start: the first sample to compute.
         fresh: whether the output holds no values that are needed. Then its tail is the workspace of parts that fit
             there, and the parts run in the order of the configuration.
-
-    Raises:
-        StepError: if an algorithm cannot compute its part.
-        BackendError: if the backend keeps no float32 sum, but the configuration has one.
     """
     parts = configuration.parts if fresh else aligned(configuration.parts)
     asked, total = _asked(problem, configuration), None
@@ -218,12 +207,6 @@ def steps_of(
     start: int = 0,
 ) -> list[PlanStep[CallT]]:
     """Return the steps that compute parts of a problem one after another; equal parts share a call.
-
-    Args:
-        problem: the problem at mini-batch size.
-        parts: the parts in the order of their execution.
-        prepare: makes an algorithm ready for a problem, as `ComputeBackend.prepare`.
-        start: the first sample to compute.
 
     Raises:
         StepError: if an algorithm cannot compute its part.

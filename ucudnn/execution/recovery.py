@@ -102,11 +102,7 @@ class Recovery:
     def missing(
         self, problem: ConvolutionProblem, error: StepError, limit_bytes: int, failed: Collection[str]
     ) -> list[tuple[int, Configuration]] | None:
-        """Return what is to be launched after a plan failed: the rest of its micro-batch, and later samples.
-
-        Returns:
-            Configurations, each with its first sample; None if no algorithm is left.
-        """
+        """Return what a failed plan left, each part with its first sample; None if no algorithm is left for it."""
         found = []
         start = error.start
         if error.left:

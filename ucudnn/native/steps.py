@@ -6,9 +6,9 @@ from functools import partial
 from typing import NamedTuple, final
 
 from ucudnn.backends.base import Scaling
-from ucudnn.backends.cudnn.algorithms.wrapped_call import PartAddresses
 from ucudnn.backends.cudnn.algorithms.legacy_call import HALF, LegacyDescriptors, legacy_number
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph, is_engine, round_up
+from ucudnn.backends.cudnn.algorithms.wrapped_call import PartAddresses
 from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
 from ucudnn.backends.cudnn.api.enums import Attribute, Type
 from ucudnn.backends.cudnn.api.library import Library

@@ -36,12 +36,7 @@ class CpuAlgorithm(ABC):
 
 @final
 class Planner(NamedTuple):
-    """What makes an algorithm ready for problems of type float32 or float64.
-
-    Attributes:
-        plan: plans a problem that the algorithm applies to.
-        applies: returns whether the algorithm computes a problem.
-    """
+    """What makes an algorithm ready for problems of type float32 or float64."""
 
     plan: Callable[[ConvolutionProblem], CpuAlgorithm]
     applies: Callable[[ConvolutionProblem], bool] = bool  # of any problem

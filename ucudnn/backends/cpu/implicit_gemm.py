@@ -40,12 +40,6 @@ class _Blocking:
 
     Where there are few channels, several taps are multiplied together: their channels lie one behind another. Then the
     other operand is read, and the output written, once for all of them.
-
-    Attributes:
-        filters: channels of y in a block.
-        channels: channels of x in a block.
-        taps: the most taps that are multiplied together.
-        positions: positions of y in a block.
     """
 
     filters: int

@@ -20,13 +20,7 @@ def round_up(size_bytes: int) -> int:
 @final
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The place of an array in a workspace.
-
-    Attributes:
-        offset: bytes from the beginning of the workspace.
-        shape: shape of the array.
-        dtype: type of its elements.
-    """
+    """The place of an array in a workspace."""
 
     offset: int
     shape: tuple[int, ...]

@@ -27,10 +27,6 @@ class Widened(CpuAlgorithm):
     """Copies the operands to float32 in the workspace, computes there, and rounds the result once.
 
     A filter gradient with a float32 sum is computed in place.
-
-    Args:
-        problem: a problem of 16 bits that the algorithm applies to.
-        plan: plans the algorithm that computes it in float32.
     """
 
     def __init__(self, problem: ConvolutionProblem, plan: Callable[[ConvolutionProblem], CpuAlgorithm]) -> None:

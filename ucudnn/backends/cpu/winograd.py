@@ -23,13 +23,7 @@ KERNEL = 3
 @final
 @dataclass(frozen=True, slots=True)
 class Transforms:
-    """The matrices of F(m x m, 3 x 3), with a = m + 2 points in each dimension.
-
-    Attributes:
-        data: B^T, a x a.
-        filters: G, a x 3.
-        outputs: A^T, m x a.
-    """
+    """The matrices B^T, G and A^T of F(m x m, 3 x 3)."""
 
     data: Array
     filters: Array

@@ -40,12 +40,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class BuiltPlan:
-    """An execution plan that another thread built, with the handle that executes it.
-
-    Attributes:
-        descriptor: the plan.
-        handle: the handle, which nothing else uses.
-    """
+    """An execution plan that another thread built, with the handle that executes it."""
 
     descriptor: BackendDescriptor
     handle: OwnedHandle
@@ -53,13 +48,7 @@ class BuiltPlan:
 
 @final
 class _Compiling(NamedTuple):
-    """Which engines of a list are to be compiled.
-
-    Attributes:
-        limit_bytes: workspace limit.
-        promises: tells which of the engines that need a compiler are worth it.
-        drops: number of calls of `drop` before.
-    """
+    """Which engines of a list are compiled, within a limit, if `drop` was called `drops` times when it was begun."""
 
     limit_bytes: int
     promises: Promises
@@ -68,12 +57,7 @@ class _Compiling(NamedTuple):
 
 @final
 class _Begun(NamedTuple):
-    """A list of engine configurations that a thread makes.
-
-    Attributes:
-        future: the operation graph that has the list.
-        compiling: which engines of the list are to be compiled; None for none.
-    """
+    """A list of engine configurations that a thread makes, and which of them are compiled, if any."""
 
     future: Future[OperationGraph]
     compiling: _Compiling | None
@@ -159,11 +143,7 @@ class AheadCompiler:
         self._plans.clear()
 
     def listed(self, part: ConvolutionProblem, handle: int) -> list[Algorithm] | None:
-        """Return the algorithms of a micro-batch whose list was asked for; make it if no thread has begun it.
-
-        Returns:
-            The algorithms, or None if no list was asked for or it could not be made.
-        """
+        """Return what a list that was begun has, or None if there is none; make it here if no thread works on it."""
         begun = self._lists.pop(part, None)
         if begun is None:
             return None

@@ -36,7 +36,7 @@ _PackKey = tuple[int, Filters, int, int, int, Rows | None, float, float]
 
 @final
 class GraphCall(PreparedCall):
-    """An engine configuration for one problem.
+    """An engine configuration for one problem, whose lender is another call of it with plans to take.
 
     alpha and beta are part of an execution plan, so each pair has its own plan. It is built at its first use, or at
     once if the pair is among `scalings`. Variant packs are kept, so that a call with known pointers only executes one.
@@ -44,12 +44,6 @@ class GraphCall(PreparedCall):
     A plan that was built on another cudnnHandle_t runs on this call's handle and its stream, which cuDNN does not
     promise: with cuDNN 9.19 on an H200, 260 plans of all operations computed the same there. Where cuDNN refuses one,
     that launch fails, and later ones run plans of this call's own.
-
-    Args:
-        algorithm: name of the engine configuration.
-        scalings: pairs of alpha and beta whose plans are built at once.
-        graphs: returns the operation graph of a problem with a pair of alpha and beta.
-        lender: a call of the same engine configuration and problem, whose plans are taken rather than built again.
     """
 
     def __init__(
@@ -76,13 +70,7 @@ class GraphCall(PreparedCall):
             self._build(scaling)
 
     def adopt(self, scaling: Scaling, plan: BackendDescriptor, owner: object) -> None:
-        """Take a plan that was built elsewhere.
-
-        Args:
-            scaling: alpha and beta of the plan.
-            plan: a plan of the same engine configuration.
-            owner: an object that must live as long as the plan.
-        """
+        """Take a plan that was built elsewhere, and keep what must live as long."""
         self._keep(scaling, _ExecutionPlan(plan, owner))
 
     @property

@@ -82,11 +82,7 @@ _NAMES = {
 
 
 def legacy_number(problem: ConvolutionProblem, algorithm: str) -> int:
-    """Return cuDNN's number of a legacy algorithm.
-
-    Raises:
-        UnsupportedProblemError: if there is no such algorithm, or it sums in 16 bits what does not have 16 bits.
-    """
+    """Return cuDNN's number of a legacy algorithm; only float16 is summed in 16 bits."""
     numbers = ALGORITHMS[problem.operation]
     number = numbers.get(algorithm.removesuffix(HALF))
     if number is None or (algorithm.endswith(HALF) and problem.dtype is not DataType.FLOAT16):
@@ -136,11 +132,7 @@ class _OwnedDescriptors:
 
 @final
 class LegacyDescriptors:
-    """The descriptors of one problem: x, w and y, and the convolution with its groups and math type.
-
-    Raises:
-        UnsupportedProblemError: if a stride does not fit an int, or the padding before and after x differs.
-    """
+    """The descriptors of one problem: x, w and y, and the convolution with its groups and math type."""
 
     def __init__(self, library: Library, problem: ConvolutionProblem, *, half: bool = False) -> None:
         self._own = own = _OwnedDescriptors(library)

@@ -29,11 +29,7 @@ from ucudnn.profiles.measurement import Algorithm
 
 @final
 class AlgorithmList:
-    """The candidates of each problem; each list is made once.
-
-    Attributes:
-        known: the lists that are made.
-    """
+    """The candidates of each problem; each list is made once."""
 
     def __init__(
         self,
@@ -54,11 +50,7 @@ class AlgorithmList:
         self._legacy_known: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
 
     def of(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
-        """Return the candidates that can compute a problem, with their workspaces; no plan is built.
-
-        Raises:
-            UnsupportedProblemError: if no candidate can.
-        """
+        """Return the candidates that can compute a problem, with their workspaces; no plan is built."""
         if problem not in self.known:
             listed = self._sums if problem.float32_sum else self._biased if problem.biased else self._list
             self.known[problem] = tuple(listed(problem))

@@ -33,10 +33,6 @@ _MOST_GRAPHS = 16  # enough for the sizes that are being measured
 class Preparer:
     """Makes algorithms ready, on one cudnnHandle_t.
 
-    Args:
-        compiler: compiles engines in the background.
-        owner: what must live as long as plans that were built on the handle; lent plans may outlive their backend.
-
     Attributes:
         built: calls that are ready, and may be those of another handle of the same GPU: their plans are taken.
     """
@@ -63,11 +59,7 @@ class Preparer:
         return graph
 
     def prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Iterable[Scaling]) -> CudnnCall:
-        """Make an algorithm ready, with plans for some pairs of alpha and beta.
-
-        Raises:
-            UnsupportedProblemError: if there is no such algorithm.
-        """
+        """Make an algorithm ready, with plans for some pairs of alpha and beta."""
         if problem.biased and algorithm.endswith(ADDED):
             return self._added(problem, self.prepare(problem.without_bias(), algorithm.removesuffix(ADDED), scalings))
         base = base_of(algorithm)

@@ -40,16 +40,7 @@ class PartAddresses:
 
 
 class WrappedCall(PreparedCall):
-    """A call of cuDNN with work before or after it. Its errors are those of the call and of the work.
-
-    Args:
-        call: the call of cuDNN.
-        call_bytes: workspace of that call.
-        copy_bytes: bytes of copies.
-
-    Attributes:
-        workspace_bytes: workspace of the copies and of the call.
-    """
+    """A call of cuDNN with work before or after it. Its errors are those of the call and of the work."""
 
     def __init__(self, problem: ConvolutionProblem, call: PreparedCall, call_bytes: int, copy_bytes: int = 0) -> None:
         self.workspace_bytes = copy_bytes + call_bytes

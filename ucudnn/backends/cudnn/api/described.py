@@ -127,9 +127,6 @@ def problem_from(
 
     There may be gaps between samples, as in a part of a larger tensor. Within a sample a tensor must be dense, with
     channels first or last. If sizes of 1 allow both layouts, the format of the filters decides.
-
-    Raises:
-        InvalidProblemError: if the descriptors do not make a convolution, or one that no problem can express.
     """
     if not len(x.sizes) == len(w.sizes) == len(y.sizes) == len(convolution.padding) + 2:
         raise InvalidProblemError(

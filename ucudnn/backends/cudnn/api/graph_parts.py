@@ -38,15 +38,7 @@ class TensorPart(NamedTuple):
 
 @final
 class ConvolutionPart(NamedTuple):
-    """What the descriptor of a convolution says; each of its tuples has a number for each spatial dimension.
-
-    Attributes:
-        compute_type: cudnnDataType_t of the sums.
-        padding: zeros before x.
-        post_padding: zeros after x.
-        stride: distance between applications of the filter.
-        dilation: distance between taps of the filter.
-    """
+    """What the descriptor of a convolution says; each of its tuples has a number for each spatial dimension."""
 
     compute_type: int
     padding: tuple[int, ...]

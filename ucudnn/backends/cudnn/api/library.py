@@ -152,11 +152,7 @@ class _Output:
 
 @final
 class OwnedHandle:
-    """A cudnnHandle_t that is destroyed with this object.
-
-    Attributes:
-        address: address of the handle.
-    """
+    """A cudnnHandle_t that is destroyed with this object."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -170,11 +166,7 @@ class OwnedHandle:
 
 @final
 class HostScalar:
-    """A number that C functions read by its address, such as alpha and beta of `cudnnConvolution*`.
-
-    Attributes:
-        address: address of the stored number.
-    """
+    """A number that C functions read by its address, such as alpha and beta of `cudnnConvolution*`."""
 
     def __init__(self, value: float, *, double: bool) -> None:
         self._value = (ctypes.c_double if double else ctypes.c_float)(value)

@@ -48,15 +48,9 @@ class _Start:
     """A measurement whose first calls are queued.
 
     Attributes:
-        problem: a micro-batch, or a slab of it.
-        name: name of the algorithm.
         keeps_host: whether a call keeps the host busy itself.
-        call: the prepared algorithm.
-        timer: times the call.
         expected_ms: estimate from another size; None if the algorithm runs for the first time.
-        calls: number of queued calls.
         awake: whether the clocks of the GPU were up.
-        timed: the queued calls.
     """
 
     problem: ConvolutionProblem
@@ -72,11 +66,7 @@ class _Start:
 
 @final
 class CudnnBench(Bench):
-    """Operands of one mini-batch, or of as many of its samples as fit into memory.
-
-    Raises:
-        MemoryError: if one sample does not fit into the GPU's memory.
-    """
+    """Operands of one mini-batch, or of as many of its samples as fit into memory."""
 
     def __init__(
         self,

@@ -31,14 +31,6 @@ class CallTimer:
     The GPU is delayed until the host has queued everything that is timed, because times that are kept for a GPU must
     not depend on the host on which they were measured. Calls that keep the host busy themselves are the exception.
 
-    Args:
-        call: the algorithm.
-        offsets: where calls begin; after the last offset the first one follows again.
-        operands: addresses of x, w and y.
-        scaling: alpha and beta.
-        workspace: workspace of the algorithm.
-        host_ms: estimate of the time in which the host queues a call.
-
     Attributes:
         host_ms: time in which the host queued a call last.
         least_host_ms: the least of these times; 0 before the first.

@@ -103,9 +103,6 @@ class OutputCheck:
             piece: the micro-batch or the slab.
             workspace: the algorithm's workspace; filled with NaN before.
             rounds: whether the algorithm rounds parts of its sums.
-
-        Raises:
-            UnsupportedProblemError: if the output is wrong.
         """
         met = name, _traits_of(piece.problem), piece.problem if rounds else None
         first = met not in self._exact

@@ -13,11 +13,7 @@ Operands = tuple[DeviceBuffer, DeviceBuffer | BiasedFilters, DeviceBuffer]
 def random_operands(
     problem: ConvolutionProblem, device: Gpu, allocate: Callable[[int], DeviceBuffer]
 ) -> tuple[DeviceBuffer, DeviceBuffer | BiasedFilters, DeviceBuffer]:
-    """Return x, w and y with random numbers in [-0.5, 0.5), the same in every run.
-
-    Raises:
-        MemoryError: if the GPU has too little memory left.
-    """
+    """Return x, w and y with random numbers in [-0.5, 0.5), the same in every run."""
     sizes = [problem.x_bytes, problem.w_bytes, problem.y_bytes]
     if problem.biased:
         sizes.append(problem.filters * problem.dtype.itemsize)

@@ -221,11 +221,7 @@ class Gpu(ABC):
         return self._delay_kernel is not None
 
     def delay(self, time_ms: float) -> None:
-        """Keep the current stream busy for some milliseconds, so that work queued behind it never waits for the host.
-
-        Raises:
-            OSError: if the kernel cannot be launched.
-        """
+        """Keep the current stream busy for some milliseconds, so that work behind it never waits for the host."""
         if self._delay_kernel is not None:
             self._delay_kernel.queue(self.stream(), time_ms)
 

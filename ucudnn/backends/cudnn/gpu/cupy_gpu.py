@@ -26,11 +26,7 @@ _PER_THREAD = 2  # cudaStreamPerThread: one address, but another stream in each 
 
 
 def cupy_module() -> Any:
-    """Return CuPy.
-
-    Raises:
-        BackendUnavailableError: if it is not installed.
-    """
+    """Return CuPy."""
     try:
         import cupy
     except ImportError as error:
@@ -56,11 +52,7 @@ def is_dense(tensor: Any) -> bool:
 
 
 def address_of(tensor: Any) -> int:
-    """Return the address of a tensor: an int, a buffer, a PyTorch tensor, or an object with CUDA's array interface.
-
-    Raises:
-        InvalidProblemError: if the tensor is none of these, such as a NumPy array.
-    """
+    """Return the address of a tensor: an int, a buffer, a PyTorch tensor, or an object with CUDA's array interface."""
     if isinstance(tensor, int):
         return tensor
     if isinstance(tensor, DeviceBuffer):
@@ -80,12 +72,6 @@ def address_of(tensor: Any) -> int:
 @final
 class CupyGpu(Gpu):
     """A GPU through CuPy; it becomes the calling thread's current one.
-
-    Attributes:
-        ordinal: number of the GPU.
-        name: name of the GPU.
-        capability: compute capability, such as '9.0'.
-        failures: exceptions that ucudnn and CUDA raise if something fails on the GPU.
 
     Raises:
         BackendUnavailableError: if CuPy or a GPU is missing.

@@ -85,9 +85,6 @@ def stream_id(stream: int) -> int | None:
     """Return the number of a stream, which is unique in the process (cuStreamGetId); None if the driver has none.
 
     Captures that other threads have begun go on. A capture of this stream would end.
-
-    Args:
-        stream: address of the stream, which must exist, and whose context must be current.
     """
     get = _stream_id()
     if get is None:
@@ -121,10 +118,6 @@ def make_context_current(ordinal: int) -> None:
 @final
 class Function:
     """A kernel in PTX, which the driver compiles for the current context, the primary one of a GPU.
-
-    Args:
-        source: a module.
-        name: name of the kernel, which has one parameter.
 
     Raises:
         OSError: if there is no driver, or it does not load the kernel.

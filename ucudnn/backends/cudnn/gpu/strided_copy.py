@@ -60,13 +60,7 @@ class CopyPattern:
         return self.planes * prod(self.sizes)
 
     def packed(self, to: int, source: int, *, fills: bool) -> bytes:
-        """Return the argument of the kernel.
-
-        Args:
-            to: address of the target.
-            source: address of the source.
-            fills: whether zeros are written between the steps; otherwise elements there keep their values.
-        """
+        """Return the argument of the kernel, which `fills` with zeros what lies between the steps, or leaves it."""
         divisors = (*reversed(self.sizes), *reversed(self.steps))
         numbers = chain.from_iterable((each, *magic(each)) for each in divisors)
         return _ARGUMENT.pack(to, source, self.elements, fills, *numbers, *self.factors)

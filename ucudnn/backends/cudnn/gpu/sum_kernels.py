@@ -50,11 +50,7 @@ class SumKernels:
     def bound(
         self, kernel: SumKernel, to: int, source: int, count: int, *, alpha: float = 1.0, beta: float = 0.0
     ) -> Copy:
-        """Return to = alpha * source + beta * to on so many elements; at beta = 0, the target is not read.
-
-        Returns:
-            A function of a stream's address; it raises BackendError if the driver refuses the launch.
-        """
+        """Return to = alpha * source + beta * to on so many elements; at beta = 0, the target is not read."""
         if not 0 < count < MOST_ELEMENTS:
             raise BackendError(f"{count} elements cannot be counted in 31 bits")
         argument = _ARGUMENT.pack(to, source, count, int(beta != 0), alpha, beta)
