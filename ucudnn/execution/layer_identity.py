@@ -65,7 +65,7 @@ class LayerIdentities:
         return layer.name
 
     def share(self, problem: ConvolutionProblem, filters: Hashable) -> str | None:
-        """Merge a layer without a segment into the first of its shape, and return its name; None if it is unknown or that one."""
+        """Merge a layer without a segment into the first of its shape, and return its name; None if it cannot be."""
         family = self._family(problem)
         unknown = self._find(filters, family)
         if unknown is None or unknown is family[0]:

@@ -39,11 +39,6 @@ def blas_threads(count: int | None) -> Iterator[None]:
         put(before)
 
 
-def can_limit() -> bool:
-    """Return whether `blas_threads` has an effect with this NumPy."""
-    return _functions() is not None
-
-
 @cache
 def _functions() -> tuple[Any, Any] | None:
     """Return the functions of NumPy's OpenBLAS that return and set its number of threads."""

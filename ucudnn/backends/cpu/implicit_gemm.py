@@ -122,7 +122,6 @@ class ImplicitGemm(CpuAlgorithm):
                     accumulate(target, terms[:, at * width : (at + 1) * width])
 
     def _weights(self, factors: list[Array], alpha: float) -> Array:
-        """Return alpha times the filters of some taps, side by side in a tile."""
         filters, channels = factors[0].shape
         weights = self._matrix(filters, len(factors) * channels)
         for at, each in enumerate(factors):
@@ -130,7 +129,6 @@ class ImplicitGemm(CpuAlgorithm):
         return weights
 
     def _matrix(self, filters: int, depth: int) -> Array:
-        """Return the tile of filters, or of their gradient."""
         return self._blocking.carve(depth, 1, self._dtype)[0][: filters * depth].reshape(filters, depth)
 
     def _tiles(self, parts: list[Array], other: Array) -> tuple[Array, Array]:
@@ -157,13 +155,11 @@ def _alike(members: list[Tap]) -> list[list[Tap]]:
 
 
 def _fill(columns: Array, parts: list[Array]) -> None:
-    """Copy parts of x into a matrix, one below another."""
     for target, part in zip(columns.reshape(len(parts), *parts[0].shape), parts, strict=True):
         np.copyto(target, part)
 
 
 def _rectangles(shape: tuple[int, ...], blocking: _Blocking) -> Iterator[tuple[slice, slice]]:
-    """Yield blocks of filters and channels."""
     filters, channels = shape
     for first in range(0, filters, blocking.filters):
         for second in range(0, channels, blocking.channels):

@@ -80,9 +80,7 @@ class CudnnBackend(ComputeBackend):
         self.other_stream = array("q", [0])
         self._compiler = AheadCompiler(self.library, self._device)
         self._preparer = Preparer(self.library, self.cudnn_handle, self._device, self._compiler, self._handle)
-        self._list = AlgorithmList(
-            candidates, self.library, self.cudnn_handle, self._device, self._compiler, self._preparer
-        )
+        self._list = AlgorithmList(candidates, self._preparer)
         self.keeps_sums = True
         self._forked = False
         call_in_child(self._leave_to_parent)

@@ -9,6 +9,7 @@ from ucudnn import cudnn
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS, HALF, LegacyCall, legacy_algorithms
 from ucudnn.backends.cudnn.algorithms.listing import AlgorithmList
+from ucudnn.backends.cudnn.algorithms.prepare import Preparer
 from ucudnn.backends.cudnn.api import enums
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.errors import UnsupportedProblemError
@@ -99,8 +100,8 @@ def test_a_call_that_sums_in_16_bits_has_its_number_and_its_descriptor():
 def test_sums_of_16_bits_are_candidates_where_legacy_algorithms_are_wanted(candidates, halves):
     """BEST and GRAPH take legacy algorithms as a last resort: here, no engine computes the problem."""
     problem = make_problem(dtype=DataType.FLOAT16)
-    device, compiler = SimpleNamespace(copier=None), SimpleNamespace(listed=lambda *_: [])
-    found = AlgorithmList(candidates, None, 1, device, compiler, None)
+    preparer = Preparer(None, 1, SimpleNamespace(copier=None), SimpleNamespace(listed=lambda *_: []))
+    found = AlgorithmList(candidates, preparer)
     found._legacy_known = {problem: listed(problem)[0]}
     names = [each.name for each in found.of(problem)]
     assert "GEMM" in names

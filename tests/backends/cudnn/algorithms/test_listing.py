@@ -62,7 +62,7 @@ def opened(monkeypatch):
     library, compiler = HostLibrary(), SimpleNamespace(listed=lambda *_: None)
     device = SimpleNamespace(copier=None)
     preparer = Preparer(library, 5, device, compiler)
-    return lambda candidates: listing.AlgorithmList(candidates, library, 5, device, compiler, preparer), preparer
+    return lambda candidates: listing.AlgorithmList(candidates, preparer), preparer
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_bias_is_added_to_the_part_that_was_computed():
 
 def test_the_list_leads_with_what_mode_a_offers_first(opened):
     algorithms = opened[0](Candidates.EVERY)
-    algorithms._library.offers = {HeuristicMode.A: (5, 3, 8)}
+    opened[1].library.offers = {HeuristicMode.A: (5, 3, 8)}
     assert [each.name for each in algorithms.leading(PLAIN, 2)] == ["eng7_k2=5", "eng7_k2=3"]
     assert not algorithms.leading(BIASED, 2), "its list begins with engines that add the bias"
     assert not opened[0](Candidates.LEGACY).leading(PLAIN, 2)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import final
 
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cudnn.algorithms.compile_ahead import AheadCompiler
 from ucudnn.backends.cudnn.algorithms.gathered import (
     asked_of_cudnn,
     dense_of,
@@ -20,8 +19,6 @@ from ucudnn.backends.cudnn.algorithms.operation_graph import is_engine
 from ucudnn.backends.cudnn.algorithms.packed import base_of, dense, has_gaps, packed_algorithm
 from ucudnn.backends.cudnn.algorithms.prepare import Preparer
 from ucudnn.backends.cudnn.algorithms.summed import asked_for_sum, is_summed, summed_algorithm, summed_algorithms
-from ucudnn.backends.cudnn.api.library import Library
-from ucudnn.backends.cudnn.gpu.base import Gpu
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm
@@ -31,20 +28,8 @@ from ucudnn.profiles.measurement import Algorithm
 class AlgorithmList:
     """The candidates of each problem; each list is made once."""
 
-    def __init__(
-        self,
-        candidates: Candidates,
-        library: Library,
-        handle: int,
-        device: Gpu,
-        compiler: AheadCompiler,
-        preparer: Preparer,
-    ) -> None:
+    def __init__(self, candidates: Candidates, preparer: Preparer) -> None:
         self._candidates = candidates
-        self._library = library
-        self._handle = handle
-        self._device = device
-        self._compiler = compiler
         self._preparer = preparer
         self.known: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
         self._legacy_known: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
@@ -55,7 +40,7 @@ class AlgorithmList:
             listed = self._sums if problem.float32_sum else self._biased if problem.biased else self._list
             self.known[problem] = tuple(listed(problem))
         if not self.known[problem]:
-            raise UnsupportedProblemError(f"cuDNN {self._library.version_text} has no algorithm for {problem}")
+            raise UnsupportedProblemError(f"cuDNN {self._preparer.library.version_text} has no algorithm for {problem}")
         return self.known[problem]
 
     def leading(self, problem: ConvolutionProblem, most: int) -> Sequence[Algorithm]:
@@ -100,7 +85,7 @@ class AlgorithmList:
     def gathers(self, problem: ConvolutionProblem) -> bool:
         """Return whether a problem is also computed on a copy of the samples of x that strides read."""
         possible = self._candidates.gathers and not problem.float32_sum and skips(problem)
-        return possible and self._device.copier is not None
+        return possible and self._preparer.device.copier is not None
 
     def _list(self, problem: ConvolutionProblem) -> list[Algorithm]:
         offers = self._candidates.offers
@@ -108,9 +93,7 @@ class AlgorithmList:
         if self.gathers(problem):  # first, because they are the fastest if the workspace is large enough
             with suppress(UnsupportedProblemError):
                 found += [gathered_algorithm(problem, each) for each in self.of(dense_of(problem))]
-        if offers("graph", problem):
-            listed = self._compiler.listed(problem, self._handle)
-            found += graph_algorithms(self._library, self._handle, problem) if listed is None else listed
+        found += self._engines(problem)
         if not found:  # a last resort, which sums in 16 bits only if legacy algorithms are wanted
             legacy = self._legacy(problem)
             found += [each for each in legacy if not each.name.endswith(HALF) or offers("legacy", problem, each.name)]
@@ -121,21 +104,24 @@ class AlgorithmList:
                 found += [packed_algorithm(problem, each) for each in self.of(dense(problem))]
         return found
 
+    def _engines(self, problem: ConvolutionProblem) -> list[Algorithm]:
+        if not self._candidates.offers("graph", problem):
+            return []
+        handle = self._preparer.handle
+        listed = self._preparer.compiler.listed(problem, handle)
+        return graph_algorithms(self._preparer.library, handle, problem) if listed is None else listed
+
     def _biased(self, problem: ConvolutionProblem) -> list[Algorithm]:
         """Return the engines that add the bias themselves, and all other algorithms, with a kernel that adds it."""
-        found: list[Algorithm] = []
-        if self._candidates.offers("graph", problem):
-            listed = self._compiler.listed(problem, self._handle)
-            found += graph_algorithms(self._library, self._handle, problem) if listed is None else listed
+        found = self._engines(problem)
         with suppress(UnsupportedProblemError):
             found += [replace(each, name=each.name + ADDED) for each in self.of(problem.without_bias())]
         return found
 
     def _sums(self, problem: ConvolutionProblem) -> list[Algorithm]:
         """Return the algorithms that add to a float32 sum."""
-        engines: list[Algorithm] = []
-        if self._candidates.offers("graph", problem):
-            engines = graph_algorithms(self._library, self._handle, problem)
+        asked = self._candidates.offers("graph", problem)
+        engines = graph_algorithms(self._preparer.library, self._preparer.handle, problem) if asked else []
 
         def listed(other: ConvolutionProblem) -> Sequence[Algorithm]:
             with suppress(UnsupportedProblemError):
@@ -148,5 +134,5 @@ class AlgorithmList:
         if problem.float32_sum:
             return ()  # the legacy API writes the type that it reads
         if problem not in self._legacy_known:
-            self._legacy_known[problem] = legacy_algorithms(self._library, self._handle, problem)
+            self._legacy_known[problem] = legacy_algorithms(self._preparer.library, self._preparer.handle, problem)
         return self._legacy_known[problem]

@@ -41,11 +41,11 @@ class Preparer:
         self, library: Library, handle: int, device: Gpu, compiler: AheadCompiler, owner: object = None
     ) -> None:
         self.built: BuiltCalls = WeakValueDictionary()
-        self._owner = owner
-        self._library = library
-        self._handle = handle
-        self._device = device
-        self._compiler = compiler
+        self._owner = owner  # of the handle, because plans that are lent may outlive their backend
+        self.library = library
+        self.handle = handle
+        self.device = device
+        self.compiler = compiler
         self._graphs: BoundedDict[tuple[ConvolutionProblem, Scaling], OperationGraph] = BoundedDict(_MOST_GRAPHS)
         self._parts = GraphParts(library)
 
@@ -54,7 +54,7 @@ class Preparer:
         key = problem, scaling
         graph = self._graphs.get(key)
         if graph is None:
-            graph = OperationGraph(self._library, self._handle, problem, scaling, self._parts)
+            graph = OperationGraph(self.library, self.handle, problem, scaling, self._parts)
             self._graphs[key] = graph
         return graph
 
@@ -65,19 +65,19 @@ class Preparer:
         base = base_of(algorithm)
         if base is not None:
             call = self.prepare(dense(problem), base, scalings)
-            return PackedCall(problem, call, call.workspace_bytes, self._device.copy_runs)
+            return PackedCall(problem, call, call.workspace_bytes, self.device.copy_runs)
         if is_summed(algorithm):
             return self._summed(problem, algorithm, self.prepare(*asked_for_sum(problem, algorithm), (OVERWRITE,)))
         if is_gathered(algorithm):
             call = self.prepare(*asked_of_cudnn(problem, algorithm), scalings)
-            return GatheredCall(problem, call, call.workspace_bytes, self._device)
+            return GatheredCall(problem, call, call.workspace_bytes, self.device)
         if is_engine(algorithm):
             if computes_wrong(algorithm, problem):  # a stored measurement may name it
                 raise UnsupportedProblemError(f"{algorithm} does not compute {problem}")
             return self._graph_call(problem, algorithm, scalings)
         if problem.biased:
             raise UnsupportedProblemError(f"{algorithm} adds no bias: {problem}")
-        return LegacyCall(self._library, self._handle, problem, algorithm)
+        return LegacyCall(self.library, self.handle, problem, algorithm)
 
     def prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> CudnnCall:
         """Make an algorithm ready for its measurement.
@@ -89,11 +89,11 @@ class Preparer:
             return self._added(problem, self.prepare_for_bench(problem.without_bias(), inner))
         asked, name = _asked(problem, algorithm.name)
         scaling = listing_scaling(asked)
-        built = self._compiler.built(asked, name) if algorithm.compiles else None
+        built = self.compiler.built(asked, name) if algorithm.compiles else None
         if built is None:
             return self.prepare(problem, algorithm.name, (scaling,))
-        library, own = self._library, built.handle.address
-        library.check(library.function("cudnnSetStream")(own, self._device.stream()), "cudnnSetStream")
+        library, own = self.library, built.handle.address
+        library.check(library.function("cudnnSetStream")(own, self.device.stream()), "cudnnSetStream")
 
         def graph(problem: ConvolutionProblem, scaling: Scaling) -> OperationGraph:
             return OperationGraph(library, own, problem, scaling)
@@ -102,24 +102,24 @@ class Preparer:
         call.adopt(scaling, built.descriptor, built)
         if is_summed(algorithm.name):
             return self._summed(problem, algorithm.name, call)
-        return call if asked is problem else GatheredCall(problem, call, call.workspace_bytes, self._device)
+        return call if asked is problem else GatheredCall(problem, call, call.workspace_bytes, self.device)
 
     def _graph_call(self, problem: ConvolutionProblem, algorithm: str, scalings: Iterable[Scaling]) -> GraphCall:
         lender = self.built.get((problem, algorithm))
-        call = GraphCall(self._library, self._handle, problem, algorithm, scalings, self.graph, lender)
+        call = GraphCall(self.library, self.handle, problem, algorithm, scalings, self.graph, lender)
         if lender is None:
             self.built[problem, algorithm] = call
         return call
 
     def _added(self, problem: ConvolutionProblem, call: CudnnCall) -> AddedBiasCall:
-        return AddedBiasCall(self._library, self._handle, problem, call, call.workspace_bytes)
+        return AddedBiasCall(self.library, self.handle, problem, call, call.workspace_bytes)
 
     def _summed(self, problem: ConvolutionProblem, algorithm: str, call: CudnnCall) -> SummedCall:
-        return SummedCall(problem, algorithm, call, call.workspace_bytes, self._device)
+        return SummedCall(problem, algorithm, call, call.workspace_bytes, self.device)
 
     def announce(self, problem: ConvolutionProblem, algorithm: str) -> None:
         """Begin to compile an engine that may be measured soon."""
-        self._compiler.build(*_asked(problem, algorithm))
+        self.compiler.build(*_asked(problem, algorithm))
 
 
 def _asked(problem: ConvolutionProblem, name: str) -> tuple[ConvolutionProblem, str]:
