@@ -2,15 +2,16 @@
 
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.operands import QUICK, poison, written
+from tests.support.faulty_backend import check
+from tests.support.operands import QUICK, direct, operands, poison, written
 from tests.support.problems import divisible
-from tests.support.reference import scaled_reference
 from tests.support.saved_files import save_profile
 from ucudnn import Handle
 from ucudnn.backends import open_backend
@@ -47,43 +48,25 @@ VOLUME = ConvolutionProblem(
 CPU = open_backend("cpu")
 
 
-def tensors(problem, rng):
-    return [rng.uniform(-0.5, 0.5, shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
-
-
-def launched(problem, run, x, w, y, alpha, beta):
-    """Poison the output, run, and return its relative error."""
-    wanted = scaled_reference(problem, x, w, y, alpha, beta)
-    out = written(problem, x, w, y)
-    poison(out, beta)
-    run()
-    return np.abs(out - wanted).max() / max(np.abs(wanted).max(), 1e-3)
-
-
 @st.composite
 def configurations(draw, problem):
     """Draw micro-batches of any size, some of them in slabs of any height, each by any algorithm."""
     parts, left = [], problem.batch
 
     def any_of(part):
-        return draw(st.sampled_from(CPU.algorithms(part)))
+        chosen = draw(st.sampled_from(CPU.algorithms(part)))
+        return {"algorithm": chosen.name, "workspace_bytes": chosen.workspace_bytes, "time_ms": 1.0}
 
     while left:
         size = draw(st.integers(1, left))
         left -= size
         part = problem.part(size)
         if draw(st.booleans()):
-            chosen = any_of(part)
-            given = {"algorithm": chosen.name, "workspace_bytes": chosen.workspace_bytes}
-            parts.append(MicroConfiguration(size=size, time_ms=1.0, **given))
+            parts.append(MicroConfiguration(size=size, **any_of(part)))
             continue
         rows = row_unit(problem) * draw(st.integers(1, -(-row_count(problem) // row_unit(problem))))
-        own = []
-        for slab in slabs_of(part, rows):
-            chosen = any_of(piece_of(part, slab).problem)
-            given = {"algorithm": chosen.name, "workspace_bytes": chosen.workspace_bytes}
-            own.append(SlabConfiguration(slab=slab, time_ms=1.0, **given))
-        parts.append(MicroConfiguration.of_slabs(size, own))
+        slabs = [SlabConfiguration(slab=slab, **any_of(piece_of(part, slab).problem)) for slab in slabs_of(part, rows)]
+        parts.append(MicroConfiguration.of_slabs(size, slabs))
     return Configuration(parts=tuple(parts))
 
 
@@ -91,15 +74,15 @@ def configurations(draw, problem):
 def test_any_mixture_of_micro_batches_and_slabs_equals_the_reference(data, problem, beta, seed):
     problem = problem.with_batch(data.draw(st.integers(1, 4)))
     configuration = data.draw(configurations(problem))
-    x, w, y = tensors(problem, np.random.default_rng(seed))
+    x, w, y = operands(problem, seed)
+    expected = direct(problem, x, w, y, 0.75, beta)
+    out = written(problem, x, w, y)
+    poison(out, beta)
     plan = make_plan(problem, configuration, CPU)
     workspace = CPU.allocate(configuration.workspace_bytes)
     workspace.fill(0xFF)
-
-    def run():
-        plan.launch(x, w, y, workspace, Scaling(0.75, beta))
-
-    assert launched(problem, run, x, w, y, 0.75, beta) < 1e-11, str(configuration)
+    plan.launch(x, w, y, workspace, Scaling(0.75, beta))
+    assert np.abs(out - expected).max() / max(np.abs(expected).max(), 1e-3) < 1e-11, str(configuration)
 
 
 def test_slabs_within_the_volume_share_a_call():
@@ -124,11 +107,8 @@ def test_samples_that_are_too_large_are_computed_in_slabs(hungry, operation, pol
     problem = replace(VOLUME, operation=operation, layout=layout)
     limit = least(hungry, problem.part(1)) * 2 // 3
     handle = Handle(backend=hungry, policy=policy, workspace_limit=limit, effort=QUICK, slabs=True)
-    rng = np.random.default_rng()
     for beta in (0.0, 1.0, 0.5):
-        x, w, y = tensors(problem, rng)
-        run = lambda: handle.convolve(problem, x, w, y, alpha=1.5, beta=beta)  # noqa: B023, E731
-        assert launched(problem, run, x, w, y, 1.5, beta) < 1e-11
+        check(handle, problem, alpha=1.5, beta=beta, seed=None)
     (kernel,) = handle.report().kernels
     assert "rows" in kernel.configuration
     assert kernel.undivided_ms is None
@@ -136,17 +116,17 @@ def test_samples_that_are_too_large_are_computed_in_slabs(hungry, operation, pol
     for options in ({"slabs": False}, {"policy": "undivided"}):
         refusing = Handle(backend=hungry, workspace_limit=limit, effort=QUICK, **options)
         with pytest.raises(InfeasibleError, match="at least"):
-            refusing.convolve(problem, *tensors(problem, rng))
+            refusing.convolve(problem, *operands(problem))
 
 
 def test_the_error_tells_the_least_limit_with_slabs(hungry):
     handle = Handle(backend=hungry, workspace_limit=1, effort=QUICK)
     with pytest.raises(InfeasibleError) as caught:
-        handle.convolve(VOLUME, *tensors(VOLUME, np.random.default_rng()))
+        handle.convolve(VOLUME, *operands(VOLUME))
     needed = caught.value.required_bytes
     assert needed < least(hungry, VOLUME.part(1))
     handle = Handle(backend=hungry, workspace_limit=needed, effort=QUICK)
-    handle.convolve(VOLUME, *tensors(VOLUME, np.random.default_rng()))
+    handle.convolve(VOLUME, *operands(VOLUME))
     assert handle.workspace_bytes == needed
 
 
@@ -155,57 +135,52 @@ def test_a_total_is_divided_among_kernels_in_slabs(hungry):
     handle = Handle(backend=hungry, total_workspace=total, effort=QUICK)
     for operation in Operation:
         handle.get_algorithm(VOLUME.with_operation(operation), layer="conv")
-    rng = np.random.default_rng()
     for operation in Operation:
-        problem = VOLUME.with_operation(operation)
-        x, w, y = tensors(problem, rng)
-        run = lambda: handle.convolve(problem, x, w, y, layer="conv")  # noqa: B023, E731
-        assert launched(problem, run, x, w, y, 1.0, 0.0) < 1e-11
+        check(handle, VOLUME.with_operation(operation), layer="conv", seed=None)
     assert any("rows" in kernel.configuration for kernel in handle.report().kernels)
     assert handle.workspace_bytes <= total
 
 
-class Failing:
-    """A prepared call whose algorithm, if it is broken, fails after a number of launches."""
+@pytest.fixture
+def breaking(hungry, monkeypatch):
+    """Return a function after which some algorithms fail after a number of launches."""
+    state = {"left": 10**6, "broken": set()}
+    prepare = type(hungry).prepare
 
-    def __init__(self, call, algorithm, state):
-        self.call, self.algorithm, self.state = call, algorithm, state
+    def failing(self, part, name, **_):
+        call = prepare(self, part, name)
 
-    def launch(self, *arguments):
-        if self.state["left"] <= 0 and self.algorithm in self.state["broken"]:
-            raise UnsupportedProblemError(f"{self.algorithm} is broken")
-        self.state["left"] -= 1
-        self.call.launch(*arguments)
+        def launch(*arguments):
+            if state["left"] <= 0 and name in state["broken"]:
+                raise UnsupportedProblemError(f"{name} is broken")
+            state["left"] -= 1
+            call.launch(*arguments)
+
+        return SimpleNamespace(launch=launch)
+
+    monkeypatch.setattr(type(hungry), "prepare", failing)
+    return lambda left, broken: state.update(left=left, broken=broken)
 
 
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_slabs_that_a_failure_left_are_computed_by_other_algorithms(hungry, monkeypatch, operation, after, beta):
+def test_slabs_that_a_failure_left_are_computed_by_other_algorithms(hungry, breaking, operation, after, beta):
     problem = VOLUME.with_operation(operation)
-    state = {"left": 10**6, "broken": set()}
-    prepare = type(hungry).prepare
-    monkeypatch.setattr(
-        type(hungry), "prepare", lambda self, part, name, **_: Failing(prepare(self, part, name), name, state)
-    )
     limit = least(hungry, problem.part(1)) * 2 // 3
     handle = Handle(backend=hungry, workspace_limit=limit, effort=QUICK)
-    rng = np.random.default_rng()
-    x, w, y = tensors(problem, rng)
-    handle.convolve(problem, x, w, y)
+    handle.convolve(problem, *operands(problem))
     (entry,) = handle._entries.values()
     used = {name for part in entry.decision.configuration.parts for name in part.algorithms}
-    state.update(left=after, broken={sorted(used)[0]})
-    x, w, y = tensors(problem, rng)
-    run = lambda: handle.convolve(problem, x, w, y, alpha=0.5, beta=beta)  # noqa: E731
-    assert launched(problem, run, x, w, y, 0.5, beta) < 1e-11
+    breaking(after, {min(used)})
+    check(handle, problem, alpha=0.5, beta=beta, seed=None)
     assert handle.workspace_bytes <= limit
 
 
 @pytest.mark.parametrize("slabs", [True, False])
 @pytest.mark.parametrize("limit", [2**15, 2**20])
-def test_rejected_configurations_are_not_chosen_after_a_failure(hungry, monkeypatch, slabs, limit):
-    measure, prepare, broken = CpuBench.measure, type(hungry).prepare, {"left": 10**6, "broken": set()}
+def test_rejected_configurations_are_not_chosen_after_a_failure(hungry, breaking, monkeypatch, slabs, limit):
+    measure = CpuBench.measure
 
     def rejecting(self, size, algorithm, *arguments, **options):
         if algorithm.name == "FFT":
@@ -213,20 +188,16 @@ def test_rejected_configurations_are_not_chosen_after_a_failure(hungry, monkeypa
         return measure(self, size, algorithm, *arguments, **options)
 
     monkeypatch.setattr(CpuBench, "measure", rejecting)
-    monkeypatch.setattr(
-        type(hungry), "prepare", lambda self, part, name, **_: Failing(prepare(self, part, name), name, broken)
-    )
     handle = Handle(backend=hungry, workspace_limit=limit, effort=QUICK, slabs=slabs)
-    rng = np.random.default_rng()
     if not slabs and limit < least(hungry, VOLUME.part(1)):
         with pytest.raises(InfeasibleError):
-            handle.convolve(VOLUME, *tensors(VOLUME, rng))
+            handle.convolve(VOLUME, *operands(VOLUME))
         return
-    handle.convolve(VOLUME, *tensors(VOLUME, rng))
-    broken.update(left=0, broken={"GEMM"})
+    handle.convolve(VOLUME, *operands(VOLUME))
+    breaking(0, {"GEMM"})
     for _ in range(2):
         with pytest.raises(StepError, match="GEMM is broken"):
-            handle.convolve(VOLUME, *tensors(VOLUME, rng), alpha=2.0)
+            handle.convolve(VOLUME, *operands(VOLUME), alpha=2.0)
 
 
 def wanted(problem, limit, policy=BatchSizePolicy.POWER_OF_TWO, **options):
