@@ -12,9 +12,8 @@ from math import inf
 from typing import Any, NamedTuple, final
 
 from ucudnn.arrays import BiasedFilters
-from ucudnn.backends.bench import Bench
+from ucudnn.backends.bench import Bench, PrefetchRequest
 from ucudnn.backends.fork_locks import LockLevel, new_lock
-from ucudnn.backends.prefetch import PrefetchRequest
 from ucudnn.configuration import Float32Sum
 from ucudnn.errors import BackendError, ReentryError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem

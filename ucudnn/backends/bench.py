@@ -1,15 +1,30 @@
-"""The bench: operands on which the micro-batches of one problem are measured, and checked without a time."""
+"""The bench, on which micro-batches of one problem are measured and checked, and what is prepared for it ahead."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import NamedTuple, final
 
 from ucudnn.errors import UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
 from ucudnn.slabs import Slab
 
 Following = Callable[[], tuple[int, Algorithm] | None]
 """Returns the micro-batch size and the algorithm that are likely to be measured next, or None; called once."""
+
+Promises = Callable[[str], bool]
+"""Returns whether an algorithm, given by its name, is worth compiling; `bool` if all are. Several threads call it."""
+
+
+@final
+class PrefetchRequest(NamedTuple):
+    """The measurements of a mini-batch that will follow, and which algorithms are worth compiling for them."""
+
+    problem: ConvolutionProblem
+    sizes: Sequence[int]
+    limit_bytes: int
+    promises: Promises = bool
 
 
 class Bench(ABC):

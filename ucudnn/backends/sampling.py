@@ -79,13 +79,7 @@ def sample(
 
     Warm-up calls come first. Each call takes the next place; after the last place comes the first one again. When the
     time limit is over, warm-up included, the calls end after the first one that counts.
-
-    Args:
-        launch: runs one call at a place, and returns when it has ended.
-        places: where the parts of a mini-batch begin; at least one place.
-        effort: how many calls are made, and the time limit.
-        clock: returns the seconds since any point in time.
-        worth_ms: the time from which on it does not matter how slow a call is.
+    The clock returns seconds. From `worth_ms` on it does not matter how slow a call is.
     """
     begin = clock()
     upcoming = cycle(places)

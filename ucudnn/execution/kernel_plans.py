@@ -35,10 +35,7 @@ _LOG = logging.getLogger("ucudnn.handle")  # users know plans as news of their h
 class Replaced(NamedTuple):
     """What a kernel had before it took another configuration for a while.
 
-    Attributes:
-        decision: its decision; None if it had none.
-        plan: its plan, which is kept because cuDNN compiles an engine again once no plan of it is left; None if it had
-            none.
+    The plan is kept because cuDNN compiles an engine again once no plan of it is left.
     """
 
     decision: Decision | None
@@ -49,11 +46,7 @@ class Replaced(NamedTuple):
 class KernelPlans:
     """Plans the kernels of one handle, one by one under WR, all together under WD.
 
-    Args:
-        benchmark: measures them.
-        settings: policy, limits and solver.
-        groups: under WD, the layers that may run at the same time.
-        dispatcher: launches them; None if the backend only plans.
+    Where the backend only plans, there is no dispatcher.
 
     Attributes:
         entries: the kernels by key.

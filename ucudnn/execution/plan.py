@@ -34,8 +34,7 @@ class PlanStep(Generic[CallT]):
     """One prepared call, and the part of the mini-batch that it computes.
 
     Attributes:
-        call: the call, prepared for the problem of its part.
-        part: the micro-batch.
+        call: the call, prepared for the problem of its part, which is a micro-batch.
         offset: where the micro-batch, or its slab, begins.
         accumulates: whether it adds to the output of earlier steps, so that beta must be 1.
         slab: index of the slab of the micro-batch that it computes; None if it computes all rows.
@@ -63,9 +62,6 @@ class Plan:
     """Everything that a launch needs; nothing is left to decide or allocate, or to prepare but for a new alpha or beta.
 
     Attributes:
-        problem: the problem at mini-batch size.
-        configuration: the configuration that was chosen.
-        steps: the calls in order.
         workspace_bytes: the workspace that must be given, for steps that do not use the output's tail.
         total: the float32 sum that the steps of a filter gradient of 16 bits write, and that is rounded once; None if
             the steps write the output.
@@ -165,13 +161,8 @@ def make_plan(
 ) -> Plan:
     """Prepare the calls of a configuration.
 
-    Args:
-        problem: the problem at mini-batch size.
-        configuration: computes the problem, or its samples from `start` on.
-        backend: prepares the calls.
-        start: the first sample to compute.
-        fresh: whether the output holds no values that are needed. Then its tail is the workspace of parts that fit
-            there, and the parts run in the order of the configuration.
+    The configuration computes the problem from sample `start` on. If the output is `fresh`, it holds no values that are
+    needed. Then its tail is the workspace of parts that fit there, and the parts run in the order of the configuration.
     """
     parts = configuration.parts if fresh else aligned(configuration.parts)
     asked, total = _asked(problem, configuration), None

@@ -34,9 +34,7 @@ class Replacement:
     """What happened to the configuration of a kernel after it was decided.
 
     Attributes:
-        before: the configuration that could not be used.
-        after: the one that is used instead.
-        reason: why, in words.
+        before: the configuration that could not be used; `after` is used instead.
         calls: which calls it concerns; '' for all of them.
         timed: whether the times of both were measured.
     """

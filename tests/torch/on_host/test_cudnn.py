@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from tests.support.host_gpu import PROBLEM  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
 from ucudnn.backends.base import ACCUMULATE, OVERWRITE  # noqa: E402
+from ucudnn.backends.bench import PrefetchRequest  # noqa: E402
 from ucudnn.backends.candidates import Candidates  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
@@ -22,7 +23,6 @@ from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor  # noqa: E402
 from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.backends.cudnn.gpu.base import Timed  # noqa: E402
-from ucudnn.backends.prefetch import PrefetchRequest  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.problem import MathMode, Operation  # noqa: E402
 from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402

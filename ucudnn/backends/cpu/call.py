@@ -27,12 +27,7 @@ class CpuCall(PreparedCall):
     A launch that raises BackendError, because an array or the workspace does not fit the problem, has written nothing.
     x, (mini-batch, ...), has samples of the problem's shape or with more rows, and any batch stride, and so has y. w is
     C-contiguous. The workspace is bytes (uint8), aligned to 16 bytes; anything if the algorithm needs none.
-
-    Args:
-        problem: the micro-batch problem that the algorithm was planned for.
-        name: the algorithm's name, for messages.
-        algorithm: computes the problem.
-        threads: threads of NumPy's BLAS while it computes; None leaves them as they are.
+    While it computes, NumPy's BLAS has so many threads; None leaves them as they are.
     """
 
     def __init__(

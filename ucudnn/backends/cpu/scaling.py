@@ -31,14 +31,7 @@ def accumulate(out: Array, term: Array) -> None:
 
 
 def finish(out: Array, result: Array, alpha: float, beta: float) -> None:
-    """Write out = alpha * result + beta * out.
-
-    Args:
-        out: the output; not read at beta = 0.
-        result: array of the same shape that shares no memory with `out`; overwritten with arbitrary values.
-        alpha: factor of `result`.
-        beta: factor of the values that `out` holds.
-    """
+    """Write out = alpha * result + beta * out. The result, which shares no memory with `out`, is overwritten."""
     if beta == 0:
         np.multiply(result, alpha, out=out)
         return

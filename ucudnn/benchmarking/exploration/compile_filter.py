@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import final
 
+from ucudnn.backends.bench import PrefetchRequest
 from ucudnn.backends.fork_locks import LockLevel, new_lock
-from ucudnn.backends.prefetch import PrefetchRequest
 from ucudnn.benchmarking.request import Request
 from ucudnn.problem import ConvolutionProblem
 

@@ -11,6 +11,7 @@ from itertools import cycle, islice
 from threading import local
 from typing import Any, NamedTuple, TypeVar, final
 
+from ucudnn.backends.bench import Promises
 from ucudnn.backends.cudnn.algorithms.heuristics import listing_graph
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
 from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
@@ -18,7 +19,6 @@ from ucudnn.backends.cudnn.api.library import Library, OwnedHandle
 from ucudnn.backends.cudnn.gpu.base import Gpu
 from ucudnn.backends.cudnn.gpu.driver import RELAXED, exchange_capture_mode
 from ucudnn.backends.fork_locks import LockLevel, call_in_child, new_lock
-from ucudnn.backends.prefetch import Promises
 from ucudnn.errors import BackendError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Algorithm

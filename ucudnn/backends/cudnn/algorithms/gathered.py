@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from typing import final
 
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
+from ucudnn.backends.bench import Promises
 from ucudnn.backends.candidates import GATHERED
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
 from ucudnn.backends.cudnn.algorithms.wrapped_call import MOST_BOUND, Filters, WrappedCall, around
@@ -23,7 +24,6 @@ from ucudnn.backends.cudnn.gpu.strided_copy import (
     scattering,
     scattering_pairs,
 )
-from ucudnn.backends.prefetch import Promises
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Algorithm

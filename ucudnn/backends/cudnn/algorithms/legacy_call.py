@@ -29,34 +29,20 @@ from ucudnn.errors import BackendError, CudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
 
+
+def _numbered(*names: str) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names)}
+
+
 ALGORITHMS: dict[Operation, dict[str, int]] = {
-    Operation.FORWARD: {
-        "IMPLICIT_GEMM": 0,
-        "IMPLICIT_PRECOMP_GEMM": 1,
-        "GEMM": 2,
-        "DIRECT": 3,
-        "FFT": 4,
-        "FFT_TILING": 5,
-        "WINOGRAD": 6,
-        "WINOGRAD_NONFUSED": 7,
-    },
-    Operation.BACKWARD_DATA: {
-        "ALGO_0": 0,
-        "ALGO_1": 1,
-        "FFT": 2,
-        "FFT_TILING": 3,
-        "WINOGRAD": 4,
-        "WINOGRAD_NONFUSED": 5,
-    },
-    Operation.BACKWARD_FILTER: {
-        "ALGO_0": 0,
-        "ALGO_1": 1,
-        "FFT": 2,
-        "ALGO_3": 3,
-        "WINOGRAD": 4,
-        "WINOGRAD_NONFUSED": 5,
-        "FFT_TILING": 6,
-    },
+    Operation.FORWARD: _numbered(
+        *("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "GEMM", "DIRECT"),
+        *("FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED"),
+    ),
+    Operation.BACKWARD_DATA: _numbered("ALGO_0", "ALGO_1", "FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED"),
+    Operation.BACKWARD_FILTER: _numbered(
+        *("ALGO_0", "ALGO_1", "FFT", "ALGO_3", "WINOGRAD", "WINOGRAD_NONFUSED", "FFT_TILING")
+    ),
 }
 """cudnnConvolutionFwdAlgo_t, ...BwdDataAlgo_t and ...BwdFilterAlgo_t by name."""
 
@@ -74,11 +60,6 @@ ADDED = "+added"
 """The end of the name of an algorithm after which another kernel adds the bias."""
 
 _MOST_SCALARS = 64
-_NAMES = {
-    Operation.FORWARD: "Forward",
-    Operation.BACKWARD_DATA: "BackwardData",
-    Operation.BACKWARD_FILTER: "BackwardFilter",
-}
 
 
 def legacy_number(problem: ConvolutionProblem, algorithm: str) -> int:
@@ -204,7 +185,7 @@ def _workspace_bytes(
 ) -> int:
     first, second, output = _in_order(problem.operation, descriptors.x, descriptors.w, descriptors.y)
     size: int = library.call(
-        f"cudnnGetConvolution{_NAMES[problem.operation]}WorkspaceSize",
+        f"cudnnGetConvolution{problem.operation.value}WorkspaceSize",
         handle,
         first,
         second,
@@ -227,7 +208,7 @@ class LegacyCall(PreparedCall):
         self._algorithm = algorithm
         self._descriptors = LegacyDescriptors(library, problem, half=algorithm.endswith(HALF))
         self._workspace_bytes = _workspace_bytes(library, handle, problem, self._descriptors, algorithm)
-        self._run: Callable[..., int] = library.function(f"cudnnConvolution{_NAMES[problem.operation]}")
+        self._run: Callable[..., int] = library.function(f"cudnnConvolution{problem.operation.value}")
         self._addresses = PartAddresses(problem)
         self._double = problem.dtype is DataType.FLOAT64
         self._scalars: BoundedDict[float, HostScalar] = BoundedDict(_MOST_SCALARS)

@@ -64,13 +64,8 @@ def summed_algorithms(
 ) -> list[Algorithm]:
     """Return the algorithms that add to the float32 sum of a problem, most promising first.
 
-    Algorithms that have to be compiled are left out, except for a few that write float32, because those of copies and
-    of 16 bits were compiled for another alpha and beta at best.
-
-    Args:
-        problem: a filter gradient with `float32_sum`.
-        engines: the engines that write float32.
-        algorithms: lists the algorithms of other problems.
+    Algorithms that have to be compiled are left out, except for a few engines that write float32, because those of
+    copies and of 16 bits were compiled for another alpha and beta at best. `algorithms` lists those of other problems.
     """
     compiled = [each for each in engines if each.compiles][:_MOST_COMPILED]
     exact = [each for each in engines if not each.compiles or each in compiled][:_MOST_OF_A_KIND]

@@ -27,13 +27,7 @@ _DATA_TYPE_OF = {number: dtype for dtype, number in DATA_TYPES.items()}
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorFacts:
-    """The contents of a tensor descriptor.
-
-    Attributes:
-        data_type: cudnnDataType_t.
-        sizes: (N, C, spatial...).
-        strides: distance of neighbours in each dimension, in elements, in the order of `sizes`.
-    """
+    """The contents of a tensor descriptor: cudnnDataType_t, sizes (N, C, spatial...), and strides in elements."""
 
     data_type: int
     sizes: tuple[int, ...]
@@ -43,13 +37,7 @@ class TensorFacts:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class FilterFacts:
-    """The contents of a filter descriptor.
-
-    Attributes:
-        data_type: cudnnDataType_t.
-        format: cudnnTensorFormat_t.
-        sizes: (K, C / groups, kernel...), whatever the format.
-    """
+    """The contents of a filter descriptor: its cudnn enumerations, and (K, C / groups, kernel...) in any format."""
 
     data_type: int
     format: int
@@ -62,13 +50,10 @@ class ConvolutionFacts:
     """The contents of a convolution descriptor.
 
     Attributes:
-        padding: zeros on either side, for each spatial dimension.
-        stride: distance between applications of the filter, for each spatial dimension.
-        dilation: distance between taps of the filter, for each spatial dimension.
+        padding: zeros on either side; like stride and dilation, one number for each spatial dimension.
         mode: cudnnConvolutionMode_t.
         compute_type: cudnnDataType_t of the accumulation.
         math_type: cudnnMathType_t.
-        groups: channel groups.
     """
 
     padding: tuple[int, ...]

@@ -21,8 +21,6 @@ class TensorPart(NamedTuple):
 
     Attributes:
         identity: its unique id in the graph and in variant packs.
-        data_type: cudnnDataType_t.
-        sizes: (N, C, spatial...), or (K, C / groups, kernel...).
         strides: distance of neighbours in each dimension, in elements.
         alignment: of its address, in bytes.
         virtual: whether it has no memory, because another operation of the graph reads it at once.

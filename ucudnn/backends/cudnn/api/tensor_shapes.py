@@ -12,21 +12,9 @@ from ucudnn.problem import ConvolutionProblem
 class TensorShapes:
     """Sizes and strides of the three tensors, and the parameters of the convolution.
 
-    cuDNN has no 1-D convolutions, so they become 2-D convolutions of height 1.
-
-    Attributes:
-        x: sizes of x: N, C, spatial.
-        x_strides: distance of neighbours in each dimension of x, in elements.
-        w: sizes of w: K, C / groups, kernel.
-        w_strides: the same for w.
-        y: sizes of y: N, K, output.
-        y_strides: the same for y.
-        bias: sizes of the bias: 1, K, ones.
-        bias_strides: the same for the bias, dense and in the layout of y.
-        padding: zeros before x, for each spatial dimension.
-        post_padding: zeros after x, for each spatial dimension.
-        stride: distance between applications of the filter, for each spatial dimension.
-        dilation: distance between taps of the filter, for each spatial dimension.
+    cuDNN has no 1-D convolutions, so they become 2-D convolutions of height 1. Sizes are N, C, spatial of x, K,
+    C / groups, kernel of w, N, K, output of y, and 1, K, ones of the bias. Strides are in elements; those of the bias
+    are dense and in the layout of y. There is zero padding before x and, as post_padding, after it.
     """
 
     x: tuple[int, ...]
