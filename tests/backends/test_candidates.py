@@ -9,9 +9,10 @@ from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.kernel import Kernel
 from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import decide
-from ucudnn.problem import DataType, MathMode
+from ucudnn.problem import DataType, MathMode, Operation
 from ucudnn.settings import Settings
 
+KINDS = (Candidates.GRAPH, Candidates.LEGACY, Candidates.LEGACY_FMA, Candidates.BEST, Candidates.EVERY)
 LACKING = {"FFT", "FFT_TILING", "WINOGRAD_NONFUSED"}
 FLOATS = [(DataType.FLOAT32, math) for math in MathMode] + [
     (each, MathMode.FMA) for each in DataType if each.itemsize != 4
@@ -45,8 +46,11 @@ def test_recorded_candidates_are_those_of_the_gpu(replay, network):
     for kernel in load_network(network).kernels():
         for math in MathMode:
             problem = replace(kernel.problem, math=math)
-            graph, best = (names(replay(network, each), problem) for each in (Candidates.GRAPH, Candidates.BEST))
-            every = names(replay(network, Candidates.EVERY), problem)
+            graph, legacy, fma, best, every = (names(replay(network, each), problem) for each in KINDS)
+            assert all(name.startswith("eng") for name in graph)
+            assert "IMPLICIT_GEMM" in legacy or problem.operation is not Operation.FORWARD
+            assert legacy == fma
+            assert every == graph | legacy
             assert best == graph | (every & LACKING if math is MathMode.FMA else set())
 
 

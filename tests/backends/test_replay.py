@@ -37,16 +37,6 @@ def test_times_and_workspaces_are_those_recorded(h200, replay):
             assert bench.measure(32, algorithm, Effort()) == expected
 
 
-def test_candidates_restrict(replay):
-    problem = conv2()
-    graph = names(replay("alexnet", Candidates.GRAPH), problem)
-    legacy = names(replay("alexnet", Candidates.LEGACY), problem)
-    assert all(name.startswith("eng") for name in graph)
-    assert legacy == names(replay("alexnet", Candidates.LEGACY_FMA), problem)
-    assert "IMPLICIT_GEMM" in legacy
-    assert names(replay("alexnet", Candidates.EVERY), problem) == graph | legacy
-
-
 def test_without_tf32_other_times_and_no_tensor_cores(h200, replay):
     problem = conv2()
     fma = replace(problem, math=MathMode.FMA)

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.operands import PROBLEM, direct, operands, poison, relative, written
 from tests.support.problems import make_problem
-from ucudnn.backends.base import Offset, Scaling
+from ucudnn.backends.base import Offset
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.configuration import Float32Sum, MicroConfiguration, SlabConfiguration, configuration_of
 from ucudnn.errors import StepError, UnsupportedProblemError
@@ -131,20 +130,6 @@ def gemm_plan(problem, sizes, backend):
         if (each := backend.algorithm(problem.part(size), "GEMM")) is not None
     ]
     return make_plan(problem, configuration_of(parts), backend)
-
-
-@pytest.mark.parametrize("operation", Operation)
-@pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0, -0.5])
-@pytest.mark.parametrize("beta", [0.0, 1.0, 2.0, -0.5])
-def test_parts_have_the_factors_of_the_whole(operation, alpha, beta):
-    backend = CpuBackend()
-    problem = PROBLEM.with_operation(operation)
-    x, w, y = operands(problem)
-    expected = direct(problem, x, w, y, alpha, beta)
-    poison(written(problem, x, w, y), beta)
-    plan = gemm_plan(problem, [2, 2, 2], backend)
-    plan.launch(x, w, y, backend.allocate(plan.workspace_bytes), Scaling(alpha, beta))
-    np.testing.assert_allclose(written(problem, x, w, y), expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("operation", Operation)

@@ -12,9 +12,7 @@ from ucudnn.backends.base import Offset, Scaling
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.benchmarking.storage.database import Database
-from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import BackendError, InvalidProblemError
-from ucudnn.execution.plan import make_plan
 from ucudnn.policy import powers_of_two
 from ucudnn.problem import DataType
 from ucudnn.slabs import pieces_of, slabs_by_problem
@@ -100,16 +98,6 @@ def test_a_handle_measures_it_with_a_key_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(CpuBench, "measure", None)  # with all in the database, nothing is measured
     with Handle(**settings) as again:
         again.forward(x, w, y, bias=bias)
-    assert relative(y, expected) < 1e-5
-
-
-def test_a_plan_of_micro_batches_adds_it_in_each():
-    problem = make_problem(biased=True, groups=1)
-    x, w, bias, y, expected = drawn(problem)
-    (gemm,) = (each for each in CPU.algorithms(problem.part(2)) if each.name == "GEMM")
-    part = MicroConfiguration(size=2, algorithm="GEMM", time_ms=1.0, workspace_bytes=gemm.workspace_bytes)
-    plan = make_plan(problem, Configuration(parts=(part,) * 4), CPU)
-    plan.launch(x, BiasedFilters(w, bias), y, CPU.allocate(plan.workspace_bytes))
     assert relative(y, expected) < 1e-5
 
 

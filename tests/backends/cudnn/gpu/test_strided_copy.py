@@ -77,11 +77,6 @@ def test_scattering_two_at_once(planes, sizes, steps, itemsize, seed):
         np.testing.assert_array_equal(copied(walk, dense, whole), expected)
 
 
-@given(SIZES, STEPS)
-def test_reached_counts_the_elements_that_steps_reach(sizes, steps):
-    assert reached(sizes, steps) == np.empty(sizes)[tuple(slice(None, None, step) for step in steps)].shape
-
-
 def test_large_tensors_are_counted_in_32_bits():
     """Check the last element of the largest tensor from the kernel's argument, because the tensor is too large."""
     planes, sizes, steps = 2**31 // (56 * 56) - 1, (1, 56, 56), (1, 2, 2)
