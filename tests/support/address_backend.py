@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from tests.support.reference import WRITTEN
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, ComputeBackend, Offset, PreparedCall, Scaling
 from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.slabs import row_bytes
 
 
@@ -109,3 +111,26 @@ class HostCall(PreparedCall):
     def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
         alpha, beta = scaling
         self.call.launch(x, w, y, self._cpu.allocate(0), offset, Scaling(alpha * self.factor, beta))
+
+
+def assert_equals_plain_call(call, problem, tensors, *, bound=False, times=1, tolerance=(1e-12, 1e-12), **options):
+    """Launch a wrapped call and the plain one, and compare all that they write; return the wrapped one's workspace."""
+    cpu = CpuBackend()
+    expected, found = ([each.copy() for each in tensors] for _ in range(2))
+    cpu.prepare(problem, "IMPLICIT_GEMM").launch(*expected, workspace=cpu.allocate(0), **options)
+    memory = np.full(call.workspace_bytes + 64, 0xFF, np.uint8)
+    buffer = DeviceBuffer(memory.ctypes.data, call.workspace_bytes)
+    addresses = [each.ctypes.data for each in found]
+    for _ in range(times):
+        if bound:
+            call.bind(*addresses, workspace=buffer, **options)()
+        else:
+            call.launch(*addresses, workspace=buffer, **options)
+    relative, absolute = tolerance
+    for name, one, other, before in zip("xwy", found, expected, tensors, strict=True):
+        if name == WRITTEN[problem.operation]:
+            np.testing.assert_allclose(one.astype(float), other.astype(float), rtol=relative, atol=absolute)
+        else:
+            assert one.tobytes() == before.tobytes()
+    assert (memory[call.workspace_bytes :] == 0xFF).all()
+    return memory

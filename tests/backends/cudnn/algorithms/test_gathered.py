@@ -8,13 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.support.address_backend import HostCall
+from tests.support.address_backend import HostCall, assert_equals_plain_call
 from tests.support.operands import operands
 from tests.support.problems import make_problem, problems
 from tests.support.reference import WRITTEN
 from ucudnn.backends.base import Offset, Scaling
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.algorithms.gathered import (
     GatheredCall,
     asked_of_cudnn,
@@ -30,8 +29,6 @@ from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import Layout, Operation
 from ucudnn.profiles.measurement import Algorithm
 
-CPU = CpuBackend()
-GUARD = 64
 POINTWISE = make_problem(batch=6, kernel=(1, 1), stride=(2, 3), groups=1, x_batch_stride=0, y_batch_stride=0)
 
 
@@ -104,28 +101,14 @@ def test_equals_the_call_without_a_copy(problem, beta, bound, data):
     whole = [each.astype(problem.dtype.value) for each in whole]
     if beta == 0:
         whole["xwy".index(WRITTEN[problem.operation])][...] = np.nan
-    expected = [each.copy() for each in whole]
-    found = [each.copy() for each in whole]
     options = {"offset": Offset(start), "scaling": Scaling(0.75, beta)}
-    CPU.prepare(problem, "IMPLICIT_GEMM").launch(*expected, workspace=CPU.allocate(0), **options)
     inner = dense_of(problem)
     assert (inner.output, inner.multiplications) == (problem.output, problem.multiplications)
     assert not skips(inner)
     call = GatheredCall(problem, HostCall(inner), 512, Host)
     assert call.workspace_bytes == gathered_algorithm(problem, algorithm_of(512)).workspace_bytes
-    memory = np.full(call.workspace_bytes + GUARD, 0xFF, np.uint8)
-    buffer = DeviceBuffer(memory.ctypes.data, call.workspace_bytes)
-    addresses = [each.ctypes.data for each in found]
-    for _ in range(1 if beta else 2):  # the second time with the bound copies of the first
-        if bound:
-            call.bind(*addresses, workspace=buffer, **options)()
-        else:
-            call.launch(*addresses, workspace=buffer, **options)
-    for name, one, other, before in zip("xwy", found, expected, whole, strict=True):
-        if name == WRITTEN[problem.operation]:
-            np.testing.assert_allclose(one.astype(float), other.astype(float), rtol=2e-2, atol=2e-3)
-        else:
-            np.testing.assert_array_equal(one, before)
+    times = 1 if beta else 2  # the second time with the bound copies of the first
+    memory = assert_equals_plain_call(call, problem, whole, bound=bound, times=times, tolerance=(2e-2, 2e-3), **options)
     assert (memory[call.workspace_bytes - 512 :] == 0xFF).all(), "nothing but the call of the copy is to use this"
 
 

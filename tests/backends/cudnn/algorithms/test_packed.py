@@ -6,19 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.address_backend import HostCall
+from tests.support.address_backend import HostCall, assert_equals_plain_call
 from tests.support.operands import operands
 from tests.support.problems import divided
-from tests.support.reference import WRITTEN
 from ucudnn.backends.base import Offset, Scaling
-from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.algorithms.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
-from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.profiles.measurement import Algorithm
 from ucudnn.slabs import piece_of, slabs_of
-
-CPU = CpuBackend()
-GUARD = 64
 
 
 def copy(to, to_step, source, source_step, run_bytes, count):
@@ -32,21 +26,9 @@ def test_equals_the_call_on_the_slab_itself(case, beta, data):
     piece = piece_of(problem, data.draw(st.sampled_from(slabs_of(problem, rows))))
     part = piece.problem
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    given_tensors = operands(problem, rng)
-    expected = [each.copy() for each in given_tensors]
-    found = [each.copy() for each in given_tensors]
     options = {"offset": Offset(0, piece.first_rows), "scaling": Scaling(0.75, beta)}
-    CPU.prepare(part, "IMPLICIT_GEMM").launch(*expected, workspace=CPU.allocate(0), **options)
     call = PackedCall(part, HostCall(dense(part)), 0, copy)
-    memory = np.full(call.workspace_bytes + GUARD, 0xFF, np.uint8)
-    buffer = DeviceBuffer(memory.ctypes.data, call.workspace_bytes)
-    call.launch(*(each.ctypes.data for each in found), workspace=buffer, **options)
-    for name, one, other in zip("xwy", found, expected, strict=True):
-        if name == WRITTEN[problem.operation]:
-            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
-        else:
-            assert one.tobytes() == other.tobytes()
-    assert (memory[call.workspace_bytes :] == 0xFF).all()
+    assert_equals_plain_call(call, part, operands(problem, rng), **options)
 
 
 @given(divided())

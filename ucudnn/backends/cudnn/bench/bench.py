@@ -123,19 +123,17 @@ class CudnnBench(Bench):
                 samples_ms = tuple(max(each, start.timer.least_host_ms) for each in samples_ms)
             complete = told and not worthless(samples_ms, worth_ms, _NOISE)
             if complete:
-                workspace = self._workspace_of(algorithm.workspace_bytes)
-                rounds = NumericalNote.REDUCED_PRECISION_REDUCTION.name in algorithm.notes
-                self._check(start.call, algorithm.name, pieces[0], workspace, rounds=rounds)
+                self._check_output(self._check, start.call, algorithm, pieces[0])
         except (MemoryError, OSError) as error:
             return _hindered(algorithm, f"{type(error).__name__}: {error}")
         except CudnnError as error:
             text = f"CudnnError: {error}"
-            return _hindered(algorithm, text) if error.status in _INTERNAL else _failed(algorithm, text)
+            return _hindered(algorithm, text) if error.status in _INTERNAL else Measurement.failed(algorithm, text)
         except self._device.failures as error:
             text = f"{type(error).__name__}: {error}"
             # An error of the GPU may come from the measurement that was begun ahead.
             mine = self._ahead is None or isinstance(error, UcudnnError)
-            return _failed(algorithm, text) if mine else _hindered(algorithm, text)
+            return Measurement.failed(algorithm, text) if mine else _hindered(algorithm, text)
         return Measurement.of(algorithm, samples_ms, complete=complete)
 
     def verify(self, size: int, algorithm: Algorithm, slabs: Sequence[Slab] = ()) -> None:
@@ -143,12 +141,7 @@ class CudnnBench(Bench):
             raise MemoryError(f"GPU memory holds the operands of only {self._samples} samples")
         piece = pieces_of(self._problem, size, slabs)[0]
         try:
-            call = self._prepare(piece.problem, algorithm)
-            if call.workspace_bytes > algorithm.workspace_bytes:
-                raise _too_small(call, algorithm)
-            workspace = self._workspace_of(algorithm.workspace_bytes)
-            rounds = NumericalNote.REDUCED_PRECISION_REDUCTION.name in algorithm.notes
-            self._check(call, algorithm.name, piece, workspace, rounds=rounds)
+            self._check_output(self._check, self._prepared(piece.problem, algorithm), algorithm, piece)
         except CudnnError as error:
             if error.status in ALLOCATION_FAILURES:
                 raise MemoryError(str(error)) from error
@@ -159,6 +152,19 @@ class CudnnBench(Bench):
             if isinstance(error, UcudnnError | MemoryError):
                 raise
             raise BackendError(f"{algorithm.name}: {error}") from error
+
+    def _prepared(self, problem: ConvolutionProblem, algorithm: Algorithm) -> CudnnCall:
+        call = self._prepare(problem, algorithm)
+        if call.workspace_bytes > algorithm.workspace_bytes:
+            raise UnsupportedProblemError(
+                f"it needs {call.workspace_bytes} bytes of workspace, not {algorithm.workspace_bytes}"
+            )
+        return call
+
+    def _check_output(self, check: OutputCheck, call: CudnnCall, algorithm: Algorithm, piece: Piece) -> None:
+        workspace = self._workspace_of(algorithm.workspace_bytes)
+        rounds = NumericalNote.REDUCED_PRECISION_REDUCTION.name in algorithm.notes
+        check(call, algorithm.name, piece, workspace, rounds=rounds)
 
     def _begun(self, size: int, pieces: Sequence[Piece], algorithm: Algorithm, effort: Effort) -> _Start:
         """Return the measurement that was begun ahead if it is this one, else begin it now."""
@@ -190,9 +196,7 @@ class CudnnBench(Bench):
 
     def _begin(self, size: int, pieces: Sequence[Piece], algorithm: Algorithm, warmup: int) -> _Start:
         problem = pieces[0].problem
-        call = self._prepare(problem, algorithm)
-        if call.workspace_bytes > algorithm.workspace_bytes:
-            raise _too_small(call, algorithm)
+        call = self._prepared(problem, algorithm)
         timer = CallTimer(
             self._device,
             call,
@@ -306,16 +310,6 @@ class CudnnBench(Bench):
 def _calls_of(time_ms: float) -> int:
     """Return the number of calls that are timed at once, from the time of one."""
     return max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / time_ms)))
-
-
-def _too_small(call: CudnnCall, algorithm: Algorithm) -> UnsupportedProblemError:
-    return UnsupportedProblemError(
-        f"it needs {call.workspace_bytes} bytes of workspace, not {algorithm.workspace_bytes}"
-    )
-
-
-def _failed(algorithm: Algorithm, reason: str) -> Measurement:
-    return Measurement.failed(algorithm, reason)
 
 
 def _hindered(algorithm: Algorithm, reason: str) -> Measurement:
