@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.fork_locks import LockLevel, call_in_child, new_lock
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
-from ucudnn.benchmarking.storage.database import Database
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -156,27 +154,6 @@ def test_a_thread_that_holds_a_lock_may_fork():
     assert not lock._is_owned()
 
 
-def test_a_lock_that_a_fork_could_not_wait_for_is_free_in_the_child(monkeypatch):
-    monkeypatch.setattr(fork_locks, "PATIENCE_S", 0.05)
-    lock, held, ends = new_lock(LockLevel.BACKEND), threading.Event(), threading.Event()
-
-    def hold():
-        with lock:
-            held.set()
-            ends.wait(600)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        held.wait()
-        fork_locks._before()
-        assert thread.is_alive(), "the fork did not wait until the lock was free"
-        assert [each is lock for each in fork_locks._release()] == [True]
-    finally:
-        ends.set()
-        thread.join()
-
-
 def test_all_locks_of_the_package_are_known_to_forks():
     package = Path(fork_locks.__file__).parents[1]
     users = {
@@ -224,8 +201,3 @@ def test_a_child_measures_without_the_others(children):
     benchmark.explore(wanted)
     assert asked == [wanted[:1]]
     assert all(benchmark.micro_configurations(each) for each in wanted)
-
-
-def test_the_lock_of_a_database_is_known_to_forks(tmp_path):
-    database = Database(tmp_path / "measurements.db")
-    assert any(weak() is database._file._lock for weak in fork_locks._locks.values())

@@ -43,7 +43,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
     return ordered[below], ordered[-1 - below]
 
 
-def settled(samples_ms: Sequence[float], effort: Effort, worth_ms: float, noise: float = NOISE) -> bool:
+def converged(samples_ms: Sequence[float], effort: Effort, worth_ms: float, noise: float = NOISE) -> bool:
     """Whether there are enough samples, because their median is precise, or so slow that it does not matter."""
     count = len(samples_ms)
     if worthless(samples_ms, worth_ms, noise):
@@ -92,7 +92,7 @@ def sample(
         if spent():
             break
     samples_ms: list[float] = []
-    while not samples_ms or not (settled(samples_ms, effort, worth_ms) or spent()):
+    while not samples_ms or not (converged(samples_ms, effort, worth_ms) or spent()):
         start = next(upcoming)
         before = clock()
         launch(start)

@@ -32,7 +32,7 @@ def graph_algorithms(library: Library, handle: int, problem: ConvolutionProblem)
 def listing_scaling(problem: ConvolutionProblem) -> Scaling:
     """Return the scaling with which cuDNN's algorithms are listed: micro-batches of BackwardFilter accumulate.
 
-    What writes float32 beside inputs of 16 bits overwrites, because engines that are compiled for that cannot add.
+    Mixed 16-bit/float32 engines are listed with beta = 0, because those that are compiled cannot accumulate.
     """
     return OVERWRITE if problem.float32_sum else measured_scaling(problem)
 

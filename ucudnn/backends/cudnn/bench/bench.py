@@ -22,7 +22,7 @@ from ucudnn.backends.cudnn.bench.call_timer import LOADING_MS, CallTimer, least_
 from ucudnn.backends.cudnn.bench.output_check import OutputCheck
 from ucudnn.backends.cudnn.bench.random_tensors import Operands, addresses_of, random_operands
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
-from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
+from ucudnn.backends.sampling import SHORTEST_MS, converged, worthless
 from ucudnn.errors import BackendError, CudnnError, UcudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
@@ -263,7 +263,7 @@ class CudnnBench(Bench):
         self._wake(timer, calls)
         samples = samples or [timer.run(calls)]
         # Only its own time counts, because calls of the next algorithm may be queued before some of these.
-        while not settled(samples, effort, worth_ms, _NOISE) and fsum(samples) * calls < effort.time_limit_ms:
+        while not converged(samples, effort, worth_ms, _NOISE) and fsum(samples) * calls < effort.time_limit_ms:
             samples.append(timer.run(calls))
         self._busy_until, self._host_ms = perf_counter(), timer.host_ms
         return tuple(samples)
