@@ -71,12 +71,14 @@ def algorithm(name, api="graph", **options):
 
 @pytest.fixture
 def opened(monkeypatch):
-    def open_bench(*arguments, **options):
+    def open_bench(*arguments, known=(), **options):
         gpu = Gpu(*arguments, **options)
         for module in (benches, call_timer):
             monkeypatch.setattr(module, "perf_counter", lambda: gpu.now / 1e3)
         bench = CudnnBench(PROBLEM, gpu, lambda size: DeviceBuffer(256, size), gpu.prepare, None, 0, gpu.build)
         bench._check = lambda *arguments, **options: None  # these algorithms compute nothing
+        for name in known:
+            bench.measure(8, algorithm(name), Effort())
         return gpu, bench
 
     return open_bench
@@ -165,8 +167,7 @@ def test_a_measurement_begun_ahead_has_the_same_time(opened):
 
 
 def test_a_measurement_begun_ahead_costs_the_current_one_no_time(opened):
-    _, bench = opened({"FAST": 0.1, "OTHER": 0.1, "SLOW": 20.0})
-    bench.measure(8, algorithm("FAST"), Effort())
+    _, bench = opened({"FAST": 0.1, "OTHER": 0.1, "SLOW": 20.0}, known=["FAST"])
     for name in ("OTHER", "FAST"):  # for the first time, and known from another size
         bench.look_ahead(lambda: (4, algorithm("SLOW")))
         found = bench.measure(4, algorithm(name), Effort())
@@ -176,8 +177,7 @@ def test_a_measurement_begun_ahead_costs_the_current_one_no_time(opened):
 
 
 def test_a_host_that_is_slow_once_spoils_no_sample(opened):
-    gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1})
-    bench.measure(8, algorithm("FAST"), Effort())
+    gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1}, known=["FAST"])
     bench.measure(8, algorithm("OTHER"), Effort())
     gpu.late_ms = chain([7.0], repeat(0.0))  # between what is timed and the second event
     found = bench.measure(4, algorithm("OTHER"), Effort())
@@ -194,8 +194,7 @@ def worthless_with(bench, ahead):
 
 @pytest.mark.parametrize("end", ["measure", "close"])
 def test_calls_begun_in_vain_are_waited_for(opened, end):
-    gpu, bench = opened({"FAST": 0.1, "OTHER": 1.0, "SLOW": 50.0})
-    bench.measure(8, algorithm("FAST"), Effort())
+    gpu, bench = opened({"FAST": 0.1, "OTHER": 1.0, "SLOW": 50.0}, known=["FAST"])
     worthless_with(bench, (4, algorithm("SLOW")))
     assert gpu.launched[-1] == (4, "SLOW")
     assert gpu.now < gpu.done
@@ -270,8 +269,7 @@ def test_an_algorithm_that_cannot_be_prepared_fails_at_its_own_measurement(opene
 
 
 def test_a_closed_bench_keeps_no_memory(opened):
-    _, bench = opened({"FAST": 0.1, "OTHER": 1.0})
-    bench.measure(8, algorithm("FAST"), Effort())
+    _, bench = opened({"FAST": 0.1, "OTHER": 1.0}, known=["FAST"])
     worthless_with(bench, (4, algorithm("FAST")))
     bench.look_ahead(lambda: None)
     bench.close()
