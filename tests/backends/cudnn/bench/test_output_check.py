@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.address_backend import HostCall
+from tests.support.operands import written
 from tests.support.problems import divided
 from tests.support.reference import reference_convolution
 from ucudnn.arrays import BiasedFilters
@@ -252,19 +253,16 @@ def test_an_algorithm_that_rounds_parts_of_its_sums_is_checked_at_every_size(ope
     refuses(check, off, "engine True", large, nothing, rounds=True)
 
 
-class Leaking(HostCall):
-    """An algorithm that leaves a NaN in its output, from its second check on if `later`."""
+class Spoiled(HostCall):
+    """A right algorithm, after which a function changes memory; it gets the addresses of x, w, y and the workspace."""
 
-    def __init__(self, problem, *, later):
+    def __init__(self, problem, spoil):
         super().__init__(problem)
-        self.problem, self.launches = problem, -2 if later else 0
+        self.spoil = spoil
 
     def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
         super().launch(x, w, y, workspace, offset, scaling)
-        self.launches += 1
-        if self.launches > 0:
-            address = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}
-            ctypes.memset(address[self.problem.operation], 0xFF, self.problem.dtype.itemsize)
+        self.spoil(x, w, y, workspace.address)
 
 
 @pytest.mark.parametrize("operation", Operation)
@@ -273,24 +271,17 @@ def test_nan_in_an_output_does_not_pass(operation, later):
     problem = replace(PLANE, operation=operation, batch=2)
     check, nothing = opened(problem, np.random.default_rng(5))
     (piece,) = pieces_of(problem, 2, ())
-    call = Leaking(problem, later=later)
+    leaks = []
+
+    def leak(*tensors):
+        if leaks:
+            ctypes.memset(written(problem, *tensors[:3]), 0xFF, problem.dtype.itemsize)
+
+    call = Spoiled(problem, leak)
     if later:
         check(call, "engine", piece, nothing)
-        call.launches = 0
+    leaks.append(True)
     refuses(check, call, "engine", piece, nothing, "NaN from its output or workspace is in its result")
-
-
-class Spoiling(HostCall):
-    """An algorithm that is right but for one element of its output, which lies some bytes behind the output's begin."""
-
-    def __init__(self, problem, behind):
-        super().__init__(problem)
-        self.behind = behind
-
-    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
-        super().launch(x, w, y, workspace, offset, scaling)
-        out = y if self.call.problem.operation is Operation.FORWARD else x
-        ctypes.c_float.from_address(out + self.behind).value += 9
 
 
 LONG = replace(PLANE, batch=4, channels=20, filters=20, x_batch_stride=0, y_batch_stride=0)
@@ -311,7 +302,11 @@ def test_one_wrong_element_at_each_checked_place_is_found(operation, other):
         check, nothing = opened(problem, np.random.default_rng(1))
         piece = pieces_of(problem, problem.batch, ())[0]
         check(HostCall(problem), "right", piece, nothing)
-        refuses(check, Spoiling(problem, behind), "wrong", piece, nothing)
+
+        def add(*tensors, at=behind):
+            ctypes.c_float.from_address(written(problem, *tensors[:3]) + at).value += 9
+
+        refuses(check, Spoiled(problem, add), "wrong", piece, nothing)
 
 
 class Unfinished(HostCall):
@@ -349,21 +344,17 @@ def test_the_allowed_error_is_that_of_the_type_and_of_its_products(dtype, math, 
     refuses(check, HostCall(problem, factor=1 + fails), "far", piece, nothing)
 
 
-class ReadingWorkspace(HostCall):
-    """An algorithm that adds zero times the old values of its workspace."""
-
-    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
-        super().launch(x, w, y, workspace, offset, scaling)
-        ctypes.c_float.from_address(y).value += 0 * ctypes.c_float.from_address(workspace.address).value
-
-
 def test_nan_in_a_workspace_does_not_pass():
     check, _ = opened(PLANE, np.random.default_rng(3))
     memory = np.zeros(64, np.float32)
     workspace = DeviceBuffer(memory.ctypes.data, memory.nbytes, memory)
     piece = pieces_of(PLANE, 1, ())[0]
     check(HostCall(PLANE), "right", piece, workspace)
-    refuses(check, ReadingWorkspace(PLANE), "leaking", piece, workspace, "NaN from its output or workspace")
+
+    def add_nothing(x, w, y, workspace):
+        ctypes.c_float.from_address(y).value += 0 * ctypes.c_float.from_address(workspace).value
+
+    refuses(check, Spoiled(PLANE, add_nothing), "leaking", piece, workspace, "NaN from its output or workspace")
 
 
 def test_without_a_plain_algorithm_the_host_computes_some_channels_of_slabs_of_filter_gradients_only(monkeypatch):
