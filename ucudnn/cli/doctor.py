@@ -17,7 +17,6 @@ import typer
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend
 from ucudnn.backends.cudnn.api.library import Library
-from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import OFF, default_path, open_database
 from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import BackendOption, DatabaseOption, JsonOption, settings_of
@@ -224,7 +223,7 @@ def _database(path: str | None) -> Diagnosis:
         why = getattr(error, "strerror", None) or str(error)
         return Diagnosis("database", PartState.BROKEN, f"{shortened(str(file))} cannot be opened: {why}")
     try:
-        database = open_database(path, Access.READ)
+        database = open_database(path, read_only=True)
         wrong = database.check()
         count = sum(each.measurements for each in database.machines())
     except DatabaseError as error:

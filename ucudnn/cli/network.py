@@ -11,7 +11,6 @@ from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.measurer import Progress, ProgressListener
 from ucudnn.benchmarking.recording import record, record_requests
-from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import (
@@ -251,7 +250,7 @@ def _import(path: str, settings: Settings) -> None:
 def _export(path: Path, settings: Settings) -> None:
     check_output(path)
     machine = open_measured(settings, None).machine()
-    exported = open_database(settings.database, Access.READ).export_profile(path.stem, machine)
+    exported = open_database(settings.database, read_only=True).export_profile(path.stem, machine)
     write_whole(path, encode_profile(exported, compress=path.suffix == ".gz"))
     rows = exported.database or {}
     print_text(f"{len(rows.get('measurements', ()))} measurements are in {path}")

@@ -1,46 +1,16 @@
 """Damage: a check finds it and changes nothing; no plan takes a row that makes no sense."""
 
 import logging
-import sqlite3
 from contextlib import closing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.databases import MACHINE, PROBLEM, REQUEST, fill, rows
+from tests.support.databases import MACHINE, PARTS, PROBLEM, REQUEST, edit, files_set_aside, fill, rows
 from ucudnn.benchmarking.storage.database import Database
-from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import MachineStore
 from ucudnn.errors import DatabaseError, UcudnnError
-
-PARTS = [PROBLEM.part(size) for size in REQUEST.sizes]
-MEASUREMENT_EDITS = [
-    ("status = 'guessed'", "status 'guessed' is none of measured, failed, hindered"),
-    ("time_ms = -1.0", "-1.0 ms is no time"),
-    ("time_ms = 0", "0.0 ms is no time"),
-    ("time_ms = 9e999", "inf ms is no time"),
-    ("time_ms = 'fast'", "'fast' ms is no time"),
-    ("spread_ms = -1.0", "-1.0 ms is no spread"),
-    ("samples = -1", "samples -1"),
-    ("samples = 1.5", "samples 1.5"),
-    ("workspace_bytes = -512", "workspace_bytes -512"),
-    ("workspace_bytes = 'much'", "workspace_bytes 'much'"),
-    ("compiles = 2", "compiles 2 is neither 0 nor 1"),
-    ("complete = 'no'", "complete 'no' is neither 0 nor 1"),
-    ("notes = x'00'", "notes"),
-    ("reason = x'ff'", "reason"),
-    ("algorithm = ''", "algorithm ''"),
-]
-EXPLORATION_EDITS = [
-    "names = '[1]'",
-    "names = '{'",
-    "sizes = '[0]'",
-    "sizes = '[5]'",
-    "sizes = '7'",
-    "sizes = '[true]'",
-]
-EXPLORATION_EDITS += ["divisions = '[[1]]'", "divisions = '[[4, 99]]'", "divisions = '[[9, 1]]'", "names = '\"ab\"'"]
 
 
 @pytest.fixture
@@ -49,15 +19,8 @@ def path(tmp_path):
     return tmp_path / "measurements.db"
 
 
-def edit(path, statement):
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA writable_schema = ON")
-        connection.execute(statement)
-        connection.commit()
-
-
 def check(path):
-    with closing(Database(path, Access.READ)) as database:
+    with closing(Database(path, read_only=True)) as database:
         return database.check()
 
 
@@ -66,7 +29,26 @@ def test_a_sound_file_has_no_damage(path):
     assert sorted(file.name for file in path.parent.iterdir()) == ["measurements.db", "measurements.db.ucudnn-lock"]
 
 
-@pytest.mark.parametrize(("change", "message"), MEASUREMENT_EDITS, ids=[change for change, _ in MEASUREMENT_EDITS])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("status = 'guessed'", "status 'guessed' is none of measured, failed, hindered"),
+        ("time_ms = -1.0", "-1.0 ms is no time"),
+        ("time_ms = 0", "0.0 ms is no time"),
+        ("time_ms = 9e999", "inf ms is no time"),
+        ("time_ms = 'fast'", "'fast' ms is no time"),
+        ("spread_ms = -1.0", "-1.0 ms is no spread"),
+        ("samples = -1", "samples -1"),
+        ("samples = 1.5", "samples 1.5"),
+        ("workspace_bytes = -512", "workspace_bytes -512"),
+        ("workspace_bytes = 'much'", "workspace_bytes 'much'"),
+        ("compiles = 2", "compiles 2 is neither 0 nor 1"),
+        ("complete = 'no'", "complete 'no' is neither 0 nor 1"),
+        ("notes = x'00'", "notes"),
+        ("reason = x'ff'", "reason"),
+        ("algorithm = ''", "algorithm ''"),
+    ],
+)
 def test_an_edited_measurement_is_refused_by_name(path, change, message, caplog):
     """It is removed with the other rows of its problem, and its requests are open again."""
     edit(path, f"UPDATE measurements SET {change} WHERE algorithm = 'eng1_k2=3' AND workspace_bytes = 512")
@@ -82,7 +64,14 @@ def test_an_edited_measurement_is_refused_by_name(path, change, message, caplog)
         assert database.check() == []
 
 
-@pytest.mark.parametrize("change", EXPLORATION_EDITS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("names = '[1]'", "names = '{'", "names = '\"ab\"'"),
+        *("sizes = '[0]'", "sizes = '[5]'", "sizes = '7'", "sizes = '[true]'"),
+        *("divisions = '[[1]]'", "divisions = '[[4, 99]]'", "divisions = '[[9, 1]]'"),
+    ],
+)
 def test_an_edited_exploration_is_refused_by_name(path, change):
     edit(path, f"UPDATE explorations SET {change}")
     assert any("what was tried for" in line for line in check(path))
@@ -96,24 +85,23 @@ def test_an_edited_exploration_is_refused_by_name(path, change):
     ("statement", "message"),
     [
         ("UPDATE machines SET conditions = '{'", "machine '{' cannot be read"),
-        ("UPDATE machines SET conditions = '[]'", "machine '[]' is not a JSON object of texts"),
+        ("UPDATE machines SET conditions = '[]'", "machine '[]' cannot be read"),
         ('UPDATE machines SET conditions = \'{"device":"another"}\'', "has the key of something else"),
-        ("UPDATE problems SET problem = '{}'", "problem '{}' cannot be read"),
-        ("UPDATE problems SET problem = '[1]'", "problem '[1]' cannot be read"),
-        ("UPDATE problems SET problem = CAST(problem AS BLOB)", "is no text"),
         ("UPDATE machines SET conditions = CAST(conditions AS BLOB)", "is no text"),
+        ("UPDATE problems SET problem = '{}'", "'{}' has the key of something else"),
+        ("UPDATE problems SET problem = CAST(problem AS BLOB)", "is no text"),
         ("UPDATE measurements SET api = 'magic'", "API 'magic' is none of graph, legacy, cpu"),
         ("UPDATE measurements SET measured_at = 'today'", "today"),
         ("UPDATE explorations SET explored_at = x'00'", "is no text"),
         ("UPDATE explorations SET request = '7'", "is no JSON object"),
-        ("DELETE FROM machines", "its machine or problem is missing"),
-        ("DELETE FROM problems", "its problem is missing"),
+        ("DELETE FROM machines", "the machine of 6 measurements is missing"),
+        ("DELETE FROM problems", "the problem of 1 explorations is missing"),
         ("DROP TABLE machines", "the tables have another form"),
         ("UPDATE sqlite_master SET sql = CAST(sql AS BLOB) WHERE name = 'machines'", "the tables have another form"),
         ("UPDATE measurements SET reason = CAST(x'ff' AS TEXT)", "surrogates not allowed"),
     ],
 )
-def test_check_lists_what_else_makes_no_sense(path, statement, message):
+def test_check_names_what_else_makes_no_sense(path, statement, message):
     edit(path, statement)
     before = path.read_bytes()
     lines = check(path)
@@ -121,17 +109,14 @@ def test_check_lists_what_else_makes_no_sense(path, statement, message):
     assert path.read_bytes() == before
 
 
-def test_broken_conditions_are_an_error_of_the_summary(path):
-    edit(path, "UPDATE machines SET conditions = '{'")
-    with closing(Database(path, Access.READ)) as database, pytest.raises(DatabaseError, match="cannot be read"):
-        database.machines()
-
-
-def test_a_date_that_is_no_text_is_shown_as_text(path):
+def test_broken_conditions_are_an_error_of_the_summary_and_a_date_that_is_no_text_is_shown(path):
     edit(path, "UPDATE measurements SET measured_at = x'ff'")
-    with closing(Database(path, Access.READ)) as database:
+    with closing(Database(path, read_only=True)) as database:
         ((first, last),) = [(each.first, each.last) for each in database.machines()]
     assert type(first) is type(last) is str
+    edit(path, "UPDATE machines SET conditions = '{'")
+    with closing(Database(path, read_only=True)) as database, pytest.raises(DatabaseError, match="cannot be read"):
+        database.machines()
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +146,7 @@ def test_a_flipped_byte_is_found_or_does_no_harm(sound, tmp_path_factory, place,
             exploration = database.load_exploration(MACHINE, "cudnn", REQUEST)
     except DatabaseError:
         return
-    aside = [file for file in path.parent.iterdir() if "damaged" in file.name]
-    assert lines or not aside  # a check finds what a plan sets aside
+    assert lines or not files_set_aside(path)  # a check finds what a plan sets aside
     for part, each in found:  # a changed time that could be true cannot be told from a true one
         assert part in PARTS
         assert not each.measured or each.micro(part.batch).time_ms == each.time_ms

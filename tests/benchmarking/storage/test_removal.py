@@ -1,23 +1,24 @@
-"""Rows are removed by network, problem and age, and no request stays finished that refers to what is gone."""
+"""Rows are removed by age, and measured again on demand. No request stays finished that refers to what is gone."""
 
-import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
+from sqlite3 import connect
 
 import pytest
 
+from tests.support.databases import edit
 from tests.support.operands import QUICK
-from tests.support.problems import make_problem
+from tests.support.problems import DENSE, make_problem
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.store import open_store
-from ucudnn.problem import DataType, Layout, Operation
+from ucudnn.problem import Operation
 
 ONE = make_problem(batch=6, channels=12, spatial=(14, 14), filters=12, kernel=(3, 3), groups=1)
-OTHER = make_problem(batch=6, channels=12, spatial=(13, 14), filters=12, kernel=(3, 3), groups=1)
-FUTURE = "9999-01-01"
+OTHER = replace(ONE, spatial=(13, 14), **DENSE)
 
 
 def request(problem, limit=1 << 20, rows=()):
@@ -30,119 +31,64 @@ def benchmark(path, **options):
 
 @pytest.fixture
 def path(tmp_path):
-    """Return a database with two problems in several types and operations."""
     path = tmp_path / "times.db"
-    variants = [ONE, ONE.with_operation(Operation.BACKWARD_FILTER), OTHER]
-    variants.append(make_problem(**fields(ONE) | {"dtype": DataType.FLOAT64, "layout": Layout.NHWC}))
-    benchmark(path).explore([request(each) for each in variants])
+    benchmark(path).explore([request(each) for each in (ONE, ONE.with_operation(Operation.BACKWARD_FILTER), OTHER)])
     return path
 
 
-def fields(problem):
-    names = ("batch", "channels", "spatial", "filters", "kernel", "groups")
-    return {name: getattr(problem, name) for name in names}
-
-
-def left(path):
-    """Return the numbers of problems, measurements and explorations."""
-    with closing(sqlite3.connect(path)) as connection:
-        tables = ("problems", "measurements", "explorations")
-        return [connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables]
-
-
-def test_a_problem_goes_with_all_its_types_operations_and_sizes(path):
-    before = left(path)
-    assert before[2] == 4
-    gone = Database(path).prune(None, problems=[ONE.with_batch(99)])
-    after = left(path)
-    assert after[2] == 1
-    assert after[1] == before[1] - gone
-    assert gone > after[1] > 0
-    assert benchmark(path).micro_configurations(request(OTHER))
-    again = benchmark(path)
-    again.explore([request(OTHER)])
-    assert again.measured == 0
-    again.explore([request(ONE)])
-    assert again.measured > 0
-
-
-def test_a_text_selects_problems_by_their_names(path):
-    assert Database(path).prune(None, texts=["no such problem"]) == 0
-    assert left(path)[2] == 4
-    assert Database(path).prune(None, texts=["x13X14 *"]) > 0
-    assert left(path)[2] == 3
-    assert Database(path).prune(None, texts=["backwardfilter 6x"]) > 0  # and its smaller micro-batches
-    assert left(path)[2] == 2
-
-
-def test_an_age_holds_beside_a_problem(path):
-    assert Database(path).prune("2001-01-01", problems=[ONE]) == 0
-    assert left(path)[2] == 4
-    assert Database(path).prune(FUTURE, problems=[OTHER]) > 0
-    assert left(path)[2] == 3
+def count(path, table="measurements", where="1"):
+    with closing(connect(path)) as connection:
+        return connection.execute(f"SELECT COUNT(*) FROM {table} WHERE {where}").fetchone()[0]
 
 
 def test_a_request_is_not_finished_without_the_measurements_that_it_refers_to(path):
     """A request that reused old measurements is newer than they are."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE measurements SET measured_at = '2020-01-01T00:00:00+00:00'")
-        connection.commit()
+    edit(path, "UPDATE measurements SET measured_at = '2020-01-01T00:00:00+00:00'")
     benchmark(path).explore([request(ONE, limit=1 << 19)])
+    assert Database(path).prune("2019-01-01") == 0
+    assert count(path, "explorations") == 4
     assert Database(path).prune(datetime.now(UTC).replace(year=2021).isoformat()) > 0
-    assert left(path)[1:] == [0, 0]
+    assert [count(path, table) for table in ("machines", "problems", "measurements", "explorations")] == [0] * 4
     again = benchmark(path)
     assert again.micro_configurations(request(ONE, limit=1 << 19))
     assert again.measured > 0
 
 
-def test_slabs_go_with_their_problem(tmp_path):
+def test_slabs_are_forgotten_with_their_problem(tmp_path):
     path = tmp_path / "slabs.db"
     benchmark(path, exhaustive=True).explore([request(ONE, limit=1 << 13, rows=(6, 3))])
-    with closing(sqlite3.connect(path)) as connection:
-        (divisions,) = connection.execute("SELECT divisions FROM explorations").fetchone()
-    assert divisions != "[]"
-    Database(path).prune(None, problems=[ONE])
-    assert left(path) == [0, 0, 0]
+    assert count(path, "explorations", "divisions <> '[]'") == 1
+    Database(path).forget(CpuBackend().machine(), [ONE.with_batch(3)])
+    assert count(path) == count(path, "explorations") == 0
 
 
 def test_what_is_measured_again_replaces_what_was_kept(path):
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE measurements SET time_ms = 719.0, spread_ms = 0.0")
-        connection.commit()
+    edit(path, "UPDATE measurements SET time_ms = 719.0, spread_ms = 0.0")
     asked = [request(ONE), request(OTHER)]
     stale = benchmark(path)
     assert {micro.time_ms for each in asked for micro in stale.micro_configurations(each)} == {719.0}
     fresh = benchmark(path, remeasure=True)
     times = {micro.time_ms for each in asked for micro in fresh.micro_configurations(each)}
     assert 719.0 not in times
-    count = fresh.measured
-    assert count > 0
+    measured = fresh.measured
+    assert measured > 0
     fresh.explore([request(ONE)])
-    assert fresh.measured == count, "once in a process is enough"
+    assert fresh.measured == measured, "once in a process is enough"
     kept = benchmark(path)
     assert {micro.time_ms for each in asked for micro in kept.micro_configurations(each)} == times
     assert kept.measured == 0
-    with closing(sqlite3.connect(path)) as connection:  # other operations keep theirs
-        assert connection.execute("SELECT COUNT(*) FROM measurements WHERE time_ms = 719.0").fetchone() > (0,)
-
-
-def test_one_request_is_measured_again_on_demand():
-    asked = request(ONE)
-    own = Benchmark(CpuBackend(), effort=QUICK)
-    own.explore([asked])
-    count = own.measured
-    own.remeasure([asked])
-    assert own.measured > count
-    assert own.micro_configurations(asked)
+    assert count(path, where="time_ms = 719.0") > 0  # other operations keep theirs
+    fresh.remeasure([request(ONE)])  # on demand
+    assert fresh.measured > measured
 
 
 @pytest.mark.parametrize("text", ["'{'", "x'ff'", "7", "'[]'"])
 def test_rows_that_make_no_sense_keep_no_others_from_being_removed(path, text):
-    before = left(path)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(f"UPDATE problems SET problem = {text} WHERE key = (SELECT min(key) FROM problems)")
-        connection.execute("UPDATE explorations SET divisions = '['")
+    before = count(path)
+    edit(path, f"UPDATE problems SET problem = {text} WHERE key = (SELECT min(key) FROM problems)")
+    edit(path, "UPDATE explorations SET divisions = '['")
     database = Database(path)
-    assert database.prune(None, problems=[ONE], texts=["nothing"]) > 0
-    database.forget(CpuBackend().machine(), [OTHER])
-    assert left(path)[1] < before[1] / 2
+    database.forget(CpuBackend().machine(), [ONE, OTHER])
+    assert 0 < count(path) < before * 3 / 4
+    assert database.prune(None) > 0
+    assert count(path) == 0

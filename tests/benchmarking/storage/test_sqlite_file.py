@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.databases import MACHINE, PROBLEM, REQUEST, fill, measurement
+from tests.support.databases import MACHINE, PARTS, PROBLEM, files_set_aside, fill, measurement
 from ucudnn.benchmarking.storage import sqlite_file
 from ucudnn.benchmarking.storage.database import Database
-from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.errors import DatabaseError
 
 ROOT = Path(__file__).parents[3]
-PARTS = [PROBLEM.part(size) for size in REQUEST.sizes]
 
 
 @pytest.fixture
@@ -41,70 +39,66 @@ def times(database):
     return {each.time_ms for _, each in database.load(MACHINE, PARTS) if each.measured}
 
 
-def damaged(path):
-    return [file for file in path.parent.iterdir() if "damaged" in file.name]
+def add(database, name, time_ms):
+    database.save(MACHINE, [(PARTS[0], measurement(name, time_ms))])
 
 
-@pytest.mark.parametrize("access", Access)
+@pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("content", ["\n", "notes", "notes of mine\n" * 100, "SQLite format", "\0" * 4096])
-def test_a_file_that_is_not_sqlite_is_refused_and_stays(tmp_path, content, access):
+def test_a_file_that_is_not_sqlite_is_refused_and_stays(tmp_path, content, read_only):
     path = tmp_path / "notes.txt"
     path.write_text(content)
     with pytest.raises(DatabaseError, match=r"notes\.txt is not an SQLite database, and stays as it is: give .* path"):
-        Database(path, access)
+        Database(path, read_only=read_only)
     assert path.read_text() == content
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_damaged_database_of_another_program_is_refused_and_stays(path):
-    content = bytearray(path.read_bytes())
-    content[68:72] = b"cook"
-    content[200:] = os.urandom(len(content) - 200)
-    path.write_bytes(content)
-    with pytest.raises(DatabaseError, match="another program"):
-        Database(path)
-    assert path.read_bytes() == content
-    assert not damaged(path)
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-@pytest.mark.parametrize("access", Access)
-def test_a_pipe_is_refused(tmp_path, access):
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_pipe_is_refused(tmp_path, read_only):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DatabaseError, match="is no regular file"):
-        Database(tmp_path / "pipe", access)
+        Database(tmp_path / "pipe", read_only=read_only)
 
 
-def test_an_empty_file_becomes_a_database(tmp_path):
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_database_of_another_program_is_refused_and_stays(path, damaged):
+    content = bytearray(path.read_bytes())
+    content[68:72] = b"cook"
+    if damaged:
+        content[200:] = os.urandom(len(content) - 200)
+    path.write_bytes(content)
+    before = set(path.parent.iterdir())
+    with pytest.raises(DatabaseError, match="is a database of another program"):
+        Database(path)
+    assert path.read_bytes() == content
+    assert set(path.parent.iterdir()) == before
+
+
+def test_an_empty_file_becomes_a_database_that_says_whose_it_is_before_its_log_is_written_back(tmp_path):
     path = tmp_path / "measurements.db"
     path.touch()
-    fill(path)
     with closing(Database(path)) as database:
+        database.save(MACHINE, [(PARTS[0], measurement())])
+        assert path.read_bytes()[68:72] == b"ucud"
         assert times(database) == {1.25}
 
 
-def test_a_new_file_says_whose_it_is_before_its_log_is_written_back(tmp_path):
-    path = tmp_path / "measurements.db"
-    with closing(Database(path)) as database:
-        database.save(MACHINE, [(PROBLEM, measurement())])
-        assert path.read_bytes()[68:72] == b"ucud"
-
-
-@pytest.mark.parametrize("access", [Access.READ, Access.CHANGE])
-def test_only_plans_create_a_file(tmp_path, access):
+def test_only_plans_create_a_file(tmp_path):
     with pytest.raises(DatabaseError, match="there is no database at"):
-        Database(tmp_path / "folder" / "measurements.db", access)
+        Database(tmp_path / "folder" / "measurements.db", read_only=True)
     assert not list(tmp_path.iterdir())
 
 
 def test_reading_changes_nothing_while_another_writes(path):
-    with closing(Database(path)) as writer, closing(Database(path, Access.READ)) as reader:
-        writer.save(MACHINE, [(PARTS[0], measurement("eng9", 7.0))])
-        with closing(Database(path, Access.READ)) as late:
+    with closing(Database(path)) as writer, closing(Database(path, read_only=True)) as reader:
+        add(writer, "eng9", 7.0)
+        with closing(Database(path, read_only=True)) as late:
             assert times(late) == {1.25, 7.0}
             assert late.check() == []
         with pytest.raises(DatabaseError):
-            reader._file.write(lambda connection: connection.execute("DELETE FROM measurements"))
+            reader.prune(None)
         assert times(writer) == {1.25, 7.0}
 
 
@@ -112,20 +106,19 @@ def test_a_file_that_is_moved_over_it_is_used_from_then_on(path, tmp_path):
     fill(tmp_path / "second.db", 3.5)
     with closing(Database(path)) as database, closing(Database(path)) as other:
         assert times(other) == {1.25}
-        database.save(MACHINE, [(PARTS[0], measurement("eng9", 7.0))])  # which stays in the log of the first file
-        old = path.open("rb")
-        (tmp_path / "second.db").replace(path)
-        before = old.read()
-        assert times(database) == {3.5}
-        database.save(MACHINE, [(PARTS[0], measurement("eng8", 8.0))])
-        assert times(other) == {3.5, 8.0}
-        other.save(MACHINE, [(PARTS[0], measurement("eng7", 9.0))])
-        assert times(database) == {3.5, 8.0, 9.0}
-        assert database.check() == []
-        old.seek(0)
-        assert old.read() == before
-        old.close()
-    assert not damaged(path)
+        add(database, "eng9", 7.0)  # which stays in the log of the first file
+        with path.open("rb") as old:
+            (tmp_path / "second.db").replace(path)
+            before = old.read()
+            assert times(database) == {3.5}
+            add(database, "eng8", 8.0)
+            assert times(other) == {3.5, 8.0}
+            add(other, "eng7", 9.0)
+            assert times(database) == {3.5, 8.0, 9.0}
+            assert database.check() == []
+            old.seek(0)
+            assert old.read() == before
+    assert not files_set_aside(path)
 
 
 def test_a_log_of_a_killed_process_does_not_enter_another_file(path, tmp_path):
@@ -150,11 +143,11 @@ def test_a_deleted_file_is_begun_anew(path):
         assert times(other) == {1.25}
         path.unlink()
         assert times(database) == set()
-        database.save(MACHINE, [(PARTS[0], measurement())])
-        assert times(other) == {1.25}
-        other.save(MACHINE, [(PARTS[1], measurement(time_ms=2.5))])
-        assert times(database) == {1.25, 2.5}
-    assert not damaged(path)
+        add(database, "eng1", 1.5)
+        assert times(other) == {1.5}
+        add(other, "eng2", 2.5)
+        assert times(database) == {1.5, 2.5}
+    assert not files_set_aside(path)
 
 
 @pytest.mark.parametrize("size", [0, 10, 100, 4096, 5000])
@@ -169,50 +162,47 @@ def test_a_file_that_is_cut_off_while_open_is_set_aside_at_once(path, size, othe
         with caplog.at_level(logging.WARNING):
             assert times(database) == set()
         assert "is damaged (it is shorter than before): it is set aside as" in caplog.text
-        database.save(MACHINE, [(PARTS[0], measurement(time_ms=2.5))])
+        add(database, "eng1", 2.5)
         assert times(other) == {2.5}
         assert database.check() == []
-    (aside,) = (file for file in damaged(path) if not file.name.endswith(("-wal", "-shm")))
-    assert aside.stat().st_size == size
+    assert [file.stat().st_size for file in files_set_aside(path)] == [size]
 
 
 def test_a_file_that_is_emptied_while_others_use_it_is_set_aside(path):
     with closing(Database(path)) as user:
-        user.save(MACHINE, [(PARTS[0], measurement())])
+        add(user, "eng1", 1.5)
         os.truncate(path, 0)
         with closing(Database(path)) as newcomer:
             assert times(newcomer) == set()
-            newcomer.save(MACHINE, [(PARTS[0], measurement(time_ms=2.5))])
+            add(newcomer, "eng1", 2.5)
             assert times(user) == {2.5}
-    assert damaged(path)
+    assert files_set_aside(path)
 
 
 def test_a_file_that_becomes_shorter_because_rows_were_deleted_is_no_damage(path):
-    with closing(Database(path)) as database, closing(Database(path, Access.CHANGE)) as cleaner:
-        parts = [PROBLEM.with_batch(size) for size in range(1, 500)]
-        database.save(MACHINE, [(part, measurement()) for part in parts])
+    with closing(Database(path)) as database, closing(Database(path)) as cleaner:
+        database.save(MACHINE, [(PROBLEM.with_batch(size), measurement()) for size in range(1, 500)])
         cleaner._file.read("PRAGMA wal_checkpoint(TRUNCATE)")
         assert times(database) == {1.25}
         size = path.stat().st_size
-        assert cleaner.clear() > 499
+        assert cleaner.prune(None) > 499
         cleaner._file.read("PRAGMA wal_checkpoint(TRUNCATE)")
         assert path.stat().st_size < size
         assert times(database) == set()
         assert cleaner.machines() == []
-    assert not damaged(path)
+    assert not files_set_aside(path)
 
 
 def test_a_database_that_is_dropped_closes_its_file_without_a_warning(path, monkeypatch):
     """Since Python 3.13, sqlite3 warns of connections that nobody closed."""
     told = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
-    files = Path("/proc/self/fd")
 
     def opened():
-        return [link for link in files.iterdir() if link.exists() and link.samefile(path)]
+        return [link for link in Path("/proc/self/fd").iterdir() if link.exists() and link.samefile(path)]
 
     database = Database(path)
-    database.save(MACHINE, [(PROBLEM, measurement())])
+    add(database, "eng1", 1.5)
     assert opened()
     del database
     gc.collect()

@@ -9,11 +9,13 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from tests.support.databases import edit
 from tests.support.operands import QUICK
 from tests.support.other_user import needs_root, run_as_other
 from tests.support.problems import make_problem
 from ucudnn import Handle
 from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
 from ucudnn.benchmarking.storage import sqlite_file
@@ -21,6 +23,7 @@ from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.sqlite_file import DatabaseFile
 from ucudnn.benchmarking.storage.store import MachineStore, default_path, open_database, open_store
 from ucudnn.errors import DatabaseError
+from ucudnn.profiles.format import load_profile
 
 REQUEST = Request(problem=make_problem(batch=4), sizes=(1, 2, 4), limit_bytes=1 << 20)
 PARTS = [REQUEST.problem.part(size) for size in REQUEST.sizes]
@@ -29,12 +32,10 @@ TEXTS = ("api", "algorithm", "notes", "status", "reason")
 NUMBERS = ("compiles", "time_ms", "spread_ms", "samples", "complete", "workspace_bytes")
 DAMAGE = [
     *(f"UPDATE OR IGNORE measurements SET {column} = x'ff00'" for column in (*TEXTS, *NUMBERS)),
-    *(f"UPDATE measurements SET {column} = 'much'" for column in NUMBERS),
-    *(f"UPDATE measurements SET {column} = -1" for column in NUMBERS),
-    *(f"UPDATE measurements SET {column} = 9e999" for column in NUMBERS),
+    *(f"UPDATE measurements SET {column} = {value}" for column in NUMBERS for value in ("'much'", "-1", "9e999")),
     *(f"UPDATE explorations SET {column} = x'ff'" for column in ("names", "sizes", "divisions")),
     "UPDATE explorations SET sizes = '[' || hex(zeroblob(9999)) || ']'",
-    "UPDATE explorations SET divisions = '[[1,1],[1,1],[1,1],[1,1],[1,1],[1,1],[1,1],[1,1],[1,1],[1,1]]'",
+    f"UPDATE explorations SET divisions = '[{','.join(['[1,1]'] * 10)}]'",
     "UPDATE measurements SET reason = CAST(x'ff' AS TEXT)",
     "UPDATE measurements SET reason = hex(zeroblob(1000000))",
     "DELETE FROM measurements",
@@ -53,10 +54,17 @@ DAMAGE = [
 ]
 
 
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "measurements.db"
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sound") / "measurements.db"
     assert planned(path) > 0
+    return path.read_bytes()
+
+
+@pytest.fixture
+def path(tmp_path, sound):
+    path = tmp_path / "measurements.db"
+    path.write_bytes(sound)
     return path
 
 
@@ -72,13 +80,26 @@ def planned(path):
 
 @pytest.mark.parametrize("statement", DAMAGE)
 def test_no_content_of_a_file_stops_a_plan_and_the_next_plans_measure_nothing(path, statement):
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(statement)
+    edit(path, statement)
     start = time.monotonic()
     planned(path)
     planned(path)
     assert planned(path) == 0
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("damage", ["no rows " * 1000, "random", "cut off"])
+def test_a_damaged_file_is_set_aside_and_replaced_and_stops_no_plan(path, damage, caplog):
+    content = path.read_bytes()
+    changed = content[:100] + (damage.encode() if len(damage) > 10 else os.urandom(len(content) - 100))
+    path.write_bytes(content[: len(content) // 2] if damage == "cut off" else changed)
+    before = path.read_bytes()
+    assert planned(path) > 0
+    assert "is damaged" in caplog.text
+    assert "set aside as" in caplog.text
+    (aside,) = (file for file in path.parent.iterdir() if "damaged" in file.name)
+    assert aside.read_bytes() == before
+    assert planned(path) == 0
 
 
 @pytest.mark.parametrize("failing", range(2))
@@ -118,32 +139,46 @@ def test_a_locked_file_stops_no_plan_and_is_written_once_it_is_free(path, monkey
 
 
 @pytest.mark.parametrize("pragma", ["query_only = ON", "max_page_count = 1"])
-def test_what_cannot_be_written_or_forgotten_is_measured_all_the_same(path, pragma):
+def test_what_cannot_be_written_or_forgotten_is_reported_once_and_measured_all_the_same(path, pragma, caplog):
     """The file can only be read, or the disk is full."""
     with closing(Database(path)) as database:
         store = MachineStore(database, CpuBackend().machine(), "cpu")
-        first = Benchmark(CpuBackend(), effort=QUICK, storage=store)
-        first.explore([REQUEST])
+        Benchmark(CpuBackend(), effort=QUICK, storage=store).explore([REQUEST])
         database._file._open().execute(f"PRAGMA {pragma}")
         second = Benchmark(CpuBackend(), effort=QUICK, storage=store)
         assert second.micro_configurations(REQUEST)
         assert second.measured == 0
         second.remeasure([REQUEST])
         assert second.measured > 0
-        large = [make_problem(batch=4, filters=filters) for filters in range(4, 80, 2)]
+        large = [make_problem(batch=4, filters=filters) for filters in range(4, 80, 4)]
         requests = [Request(problem=problem, sizes=(1, 4), limit_bytes=1 << 20) for problem in large]
         second.explore(requests)
         assert all(second.micro_configurations(request) for request in requests)
+    warned = [each for each in caplog.records if each.levelname == "WARNING" and "going on without" in each.message]
+    assert len(warned) == 1
 
 
-def test_the_cache_folder_is_made_for_its_user_alone(monkeypatch, tmp_path):
+def test_the_default_path_is_in_the_users_cache_in_a_folder_for_this_user_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert default_path() == tmp_path / "cache" / "ucudnn" / "measurements.db"
+    monkeypatch.delenv("UCUDNN_DATABASE")
     before = os.umask(0o002)
     try:
-        open_database(None).close()
+        handle = Handle(backend="cpu", effort=QUICK)
+        handle.get_algorithm(make_problem())
+        handle.optimize()
     finally:
         os.umask(before)
+    assert default_path().is_file()
     assert [stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "cache", default_path().parent)] == [0o700] * 2
+
+
+def test_nothing_is_kept_if_the_database_is_off_or_a_profile_is_replayed(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("UCUDNN_DATABASE")
+    assert open_store("off", CpuBackend()) is None
+    assert open_store(None, ReplayBackend(load_profile("h200"))) is None
+    assert list(tmp_path.iterdir()) == []
 
 
 @needs_root
@@ -163,13 +198,14 @@ def test_a_user_without_a_home_plans_without_a_database(monkeypatch, tmp_path, c
     assert store is None
     assert said.startswith("there is no cache folder for the database (")
     assert said.endswith("): set UCUDNN_DATABASE; going on without it")
-    error = run_as_other(default_path)
-    assert isinstance(error, DatabaseError)
+    assert isinstance(run_as_other(default_path), DatabaseError)
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_cache_folder_that_cannot_be_made_is_told_of(monkeypatch, tmp_path, caplog):
-    (tmp_path / "file").write_text("")
+def test_a_folder_that_cannot_be_made_is_an_error_or_a_warning(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DatabaseError, match="cannot be opened"):
+        Handle(backend="cpu", database=str(tmp_path / "file" / "measurements.db"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert open_store(None, CpuBackend()) is None
     assert "going on without it" in caplog.text

@@ -6,15 +6,17 @@ from contextlib import closing
 
 import pytest
 
+from tests.support.databases import MACHINE, PARTS, measurement
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
 from tests.support.saved_files import save_profile
 from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.store import open_store
-from ucudnn.errors import ProfileError
+from ucudnn.errors import DatabaseError, ProfileError
 from ucudnn.problem import Operation
 from ucudnn.profiles.format import load_profile
 from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
@@ -39,10 +41,10 @@ def rows(path):
         }
 
 
-@pytest.fixture
-def filled(tmp_path):
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
     """Return a database with complete, incomplete and failed measurements, and with finished requests."""
-    path = tmp_path / "times.db"
+    path = tmp_path_factory.mktemp("filled") / "times.db"
     Benchmark(CpuBackend(), effort=QUICK, storage=open_store(str(path), CpuBackend())).explore(REQUESTS)
     broken = Algorithm(name="BROKEN", workspace_bytes=64, api="cpu", compiles=True)
     others = [
@@ -50,17 +52,21 @@ def filled(tmp_path):
         Measurement.failed(broken, "no memory", MeasurementStatus.HINDERED),
         Measurement.of(broken, [0.1, 1 / 3], complete=False),
     ]
-    machine = CpuBackend().machine()
     parts = [make_problem(batch=size, filters=2) for size in (1, 2, 3)]
-    Database(path).save(machine, list(zip(parts, others, strict=True)), "2020-02-29T12:00:00+00:00")
+    with closing(Database(path)) as database:
+        database.save(CpuBackend().machine(), list(zip(parts, others, strict=True)), "2020-02-29T12:00:00+00:00")
     return path
 
 
-def moved(path, tmp_path, suffix="json"):
+def moved(path, tmp_path, suffix="json", change=None):
+    """Export a database to a file, change its rows, and import them into another database that is not empty."""
     file = tmp_path / f"mine.{suffix}"
     save_profile(Database(path).export_profile("mine", CpuBackend().machine()), file)
-    other = tmp_path / "other.db"
-    return other, Database(other).import_profile(load_profile(str(file)))
+    if change is not None:
+        content = json.loads(file.read_text())
+        change(content["database"])
+        file.write_text(json.dumps(content))
+    return tmp_path / "other.db", Database(tmp_path / "other.db").import_profile(load_profile(str(file)))
 
 
 @pytest.mark.parametrize("suffix", ["json", "json.gz"])
@@ -89,6 +95,18 @@ def test_an_import_adds_to_what_is_there(filled, tmp_path):
     assert len(rows(other)["measurements"]) == len(rows(filled)["measurements"]) + 1
 
 
+def test_an_export_is_a_profile_that_can_be_replayed(tmp_path):
+    database = Database(tmp_path / "times.db")
+    database.save(MACHINE, [(part, measurement(time_ms=part.batch / 7)) for part in PARTS])
+    profile = database.export_profile("mine", MACHINE)
+    assert profile.conditions == MACHINE
+    save_profile(profile, tmp_path / "mine.json")
+    backend = ReplayBackend(load_profile(str(tmp_path / "mine.json")))
+    assert backend.measurement(PARTS[0], "eng1_k2=3").time_ms == pytest.approx(1 / 7, rel=1e-4)
+    with pytest.raises(DatabaseError, match="has nothing of"):
+        database.export_profile("none", {"device": "none"})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -110,12 +128,6 @@ def test_an_import_adds_to_what_is_there(filled, tmp_path):
     ],
 )
 def test_rows_that_make_no_sense_are_refused_and_nothing_is_kept(filled, tmp_path, change, message):
-    file = tmp_path / "mine.json"
-    save_profile(Database(filled).export_profile("mine", CpuBackend().machine()), file)
-    content = json.loads(file.read_text())
-    change(content["database"])
-    file.write_text(json.dumps(content))
-    other = Database(tmp_path / "other.db")
     with pytest.raises(ProfileError, match=message):
-        other.import_profile(load_profile(str(file)))
+        moved(filled, tmp_path, change=change)
     assert not (tmp_path / "other.db").exists() or rows(tmp_path / "other.db")["measurements"] == []

@@ -2,22 +2,19 @@
 
 import sqlite3
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
-from typing import final
 
 from ucudnn.benchmarking.storage.file_lock import beside
-from ucudnn.benchmarking.storage.schema import SCHEMA_VERSION, STATEMENTS
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 
 Connection = sqlite3.Connection
 """The connection that a transaction uses."""
 
+SCHEMA_VERSION = 6
+"""The version of the tables below. A file keeps it as its user_version."""
+
 APPLICATION = 0x75637564
 """The file's application_id, 'ucud'."""
-
-BUSY_MS = 30_000
-"""How long to wait for other processes."""
 
 ELSEWHERE = "give UCUDNN_DATABASE another path, or use --database PATH"
 """The way out where a path is no place for a database."""
@@ -25,6 +22,38 @@ ELSEWHERE = "give UCUDNN_DATABASE another path, or use --database PATH"
 FAILURES = (sqlite3.Error, UnicodeError, OverflowError)
 """What using a file can raise: SQLite quotes damaged text in a message, and a number may be too large for it."""
 
+_TABLES = """
+CREATE TABLE machines (key BLOB PRIMARY KEY, conditions TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE problems (key BLOB PRIMARY KEY, problem TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE measurements (
+    machine BLOB NOT NULL,
+    problem BLOB NOT NULL,
+    api TEXT NOT NULL,
+    algorithm TEXT NOT NULL,
+    notes TEXT NOT NULL,
+    compiles INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    time_ms REAL NOT NULL,
+    spread_ms REAL NOT NULL,
+    samples INTEGER NOT NULL,
+    complete INTEGER NOT NULL,
+    workspace_bytes INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    measured_at TEXT NOT NULL,
+    PRIMARY KEY (machine, problem, api, algorithm)
+) WITHOUT ROWID;
+CREATE TABLE explorations (
+    machine BLOB NOT NULL,
+    problem BLOB NOT NULL,
+    request TEXT NOT NULL,
+    names TEXT NOT NULL,
+    sizes TEXT NOT NULL,
+    explored_at TEXT NOT NULL,
+    divisions TEXT NOT NULL,
+    PRIMARY KEY (machine, problem, request)
+) WITHOUT ROWID;
+"""
+_STATEMENTS = tuple(statement.strip() for statement in _TABLES.split(";") if statement.strip())
 _MOST_TEXT = 1 << 20  # bytes of a row; the longest text is the list of all sizes of a mini-batch
 _DAMAGE = (
     sqlite3.SQLITE_CORRUPT,
@@ -58,39 +87,42 @@ def _permission(action: int, _first: str | None, _second: str | None, _base: str
     return sqlite3.SQLITE_DENY if view is not None or action == sqlite3.SQLITE_RECURSIVE else sqlite3.SQLITE_OK
 
 
-@final
-class _OwnConnection(sqlite3.Connection):
-    """A connection that closes when its last owner drops it. Python 3.13 does that, too, but with a warning."""
-
-    def __del__(self) -> None:
-        with suppress(sqlite3.Error):  # a file that could not be opened
-            self.close()
-
-
-def open_file(path: Path, mode: str) -> Connection:
+def open_file(path: Path, mode: str, busy_ms: int = 0) -> Connection:
     """Open a file, which may be no database of ucudnn, in a mode of SQLite's URIs."""
     uri = f"{path.absolute().as_uri()}?{mode}"
-    connection = sqlite3.connect(
-        uri, uri=True, timeout=BUSY_MS / 1e3, isolation_level=None, check_same_thread=False, factory=_OwnConnection
-    )
+    connection = sqlite3.connect(uri, uri=True, timeout=busy_ms / 1e3, isolation_level=None, check_same_thread=False)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_TEXT)
     connection.set_authorizer(_permission)
     return connection
 
 
-def connect_to_read(path: Path) -> Connection:
-    """Open a file so that nothing is written. Without a log, no process uses it, and no lock is needed either."""
-    connection = open_file(path, "mode=ro" if beside(path, "-wal").exists() else "immutable=1")
-    connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+def connect(path: Path, busy_ms: int, *, read_only: bool = False) -> Connection:
+    """Open a database, and unless it is only read, create its tables in an empty file.
+
+    Raises:
+        DatabaseVersionError: if its tables have another schema version.
+        DatabaseError: if another program wrote it.
+    """
+    mode = "mode=rwc"
+    if read_only:  # without a log, no process uses it, and no lock is needed either
+        mode = "mode=ro" if beside(path, "-wal").exists() else "immutable=1"
+    connection = open_file(path, mode, busy_ms)
     try:
-        _check_version(path, connection)
+        version = _checked_version(path, connection)
+        if read_only:
+            connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+            return connection
+        if not version:
+            _create_tables(connection)  # before there is a log, so that the file itself says that it is ours
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _check_version(path: Path, connection: Connection) -> int:
+def _checked_version(path: Path, connection: Connection) -> int:
     """Return the schema version, 0 for an empty file; refuse other versions and other programs."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -109,31 +141,16 @@ def _check_version(path: Path, connection: Connection) -> int:
 def has_own_tables(connection: Connection) -> bool:
     """Return whether a file has the tables of this version, and nothing else."""
     found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-    return Counter(sql for (sql,) in found) == Counter(STATEMENTS)
+    return Counter(sql for (sql,) in found) == Counter(_STATEMENTS)
 
 
-def connect(path: Path, mode: str, busy_ms: int) -> Connection:
-    """Open a database to read and write, and create its tables in an empty file."""
-    connection = open_file(path, f"mode={mode}")
-    try:
-        connection.execute(f"PRAGMA busy_timeout = {busy_ms}")
-        if not _check_version(path, connection):
-            _create_tables(connection)  # before there is a log, so that the file itself says that it is ours
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _create_tables(connection: sqlite3.Connection) -> None:
+def _create_tables(connection: Connection) -> None:
     """Create the tables, unless another process has done so in the meantime."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if not version:
-            for statement in STATEMENTS:
+            for statement in _STATEMENTS:
                 connection.execute(statement)  # executescript would end the transaction
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

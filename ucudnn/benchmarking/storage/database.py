@@ -6,7 +6,8 @@ date. Workspace limits are not part of a row; they filter rows when these are re
 """
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,10 +17,11 @@ from typing import Any, final
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.connection import Connection
-from ucudnn.benchmarking.storage.damage import find_damage
-from ucudnn.benchmarking.storage.removal import families_where, family_of, remove
 from ucudnn.benchmarking.storage.rows import (
-    COLUMNS,
+    EXPLORATION_COLUMNS,
+    MEASUREMENT_COLUMNS,
+    check_key,
+    check_rows,
     decode_conditions,
     decode_exploration,
     decode_measurement,
@@ -30,22 +32,24 @@ from ucudnn.benchmarking.storage.rows import (
     problem_text,
     request_text,
 )
-from ucudnn.benchmarking.storage.sqlite_file import Access, DatabaseFile
-from ucudnn.benchmarking.storage.transfer import EXPLORATION_COLUMNS, MachineRows, pack, unpack
-from ucudnn.errors import DatabaseError
+from ucudnn.benchmarking.storage.sqlite_file import DatabaseFile
+from ucudnn.errors import DatabaseError, ProfileError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import Profile, recorded
+from ucudnn.profiles.json_values import MALFORMED
 from ucudnn.profiles.measurement import Measurement
 
 _CHUNK = 500  # parameters of one query
+_TABLES = {"measurements": MEASUREMENT_COLUMNS, "explorations": EXPLORATION_COLUMNS}
 _INSERT = f"""
-INSERT INTO measurements (machine, {COLUMNS}, measured_at) VALUES ({", ".join("?" * 14)})
-ON CONFLICT DO UPDATE SET
-    notes = excluded.notes, compiles = excluded.compiles, status = excluded.status, time_ms = excluded.time_ms,
-    spread_ms = excluded.spread_ms, samples = excluded.samples, complete = excluded.complete,
-    workspace_bytes = excluded.workspace_bytes, reason = excluded.reason, measured_at = excluded.measured_at
+INSERT INTO measurements (machine, {", ".join(MEASUREMENT_COLUMNS)}) VALUES ({", ".join("?" * 14)})
+ON CONFLICT DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in MEASUREMENT_COLUMNS[3:])}
 WHERE excluded.complete >= measurements.complete
 """
+_INSERT_EXPLORATION = f"""
+INSERT OR REPLACE INTO explorations (machine, {", ".join(EXPLORATION_COLUMNS)}) VALUES ({", ".join("?" * 7)})
+"""
+_SIZE = re.compile(r'"(?:alignment|batch)":\d+,?')  # what micro-batches of a problem differ in
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +79,16 @@ class Database:
 
     Args:
         path: the file.
-        access: what may happen to the file. By default, a missing file is created, with its folder, and a damaged one
-            is set aside.
+        read_only: whether nothing is changed, so that the file must exist. Otherwise a missing file is created, with
+            its folder, and a damaged one is set aside.
 
     Raises:
         DatabaseVersionError: if its tables have another schema version.
         DatabaseError: if it cannot be opened, if another program wrote it, or if it must exist and does not.
     """
 
-    def __init__(self, path: str | Path, access: Access = Access.PLAN) -> None:
-        self._file = DatabaseFile(path, access)
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+        self._file = DatabaseFile(path, read_only=read_only)
 
     @property
     def path(self) -> Path:
@@ -94,6 +98,10 @@ class Database:
     def close(self) -> None:
         """Close the file; the next use opens it again."""
         self._file.close()
+
+    def refuse_damage(self) -> None:
+        """Raise an error that names the first damage that SQLite finds, if there is any."""
+        self._file.refuse_damage()
 
     def load(self, machine: Mapping[str, str], parts: Sequence[ConvolutionProblem]) -> list[MeasuredProblem]:
         """Return the measurements of problems at micro-batch size.
@@ -108,20 +116,23 @@ class Database:
         own = key_of(dump(machine))
         for first in range(0, len(keys), _CHUNK):
             chunk = keys[first : first + _CHUNK]
-            marks = ", ".join("?" * len(chunk))
-            query = f"SELECT {COLUMNS} FROM measurements WHERE machine = ? AND problem IN ({marks})"
+            query = f"""
+                SELECT {", ".join(MEASUREMENT_COLUMNS[:-1])} FROM measurements
+                WHERE machine = ? AND problem IN ({", ".join("?" * len(chunk))})
+            """
             rows = self._file.read(query, [own, *chunk])
             bad: dict[bytes, DatabaseError] = {}
             with _without_collector():
-                for row in rows:
+                for key, *row in rows:
                     try:
-                        found.append((by_key[row[0]], decode_measurement(row)))
+                        found.append((by_key[key], decode_measurement(row)))
                     except KeyError as error:  # SQLite finds wrong keys in a damaged file
                         raise self._refused("a problem has the key of something else") from error
                     except DatabaseError as error:
-                        bad[row[0]] = error
+                        bad[key] = error
             if bad:
-                self._remove(own, bad)
+                with suppress(DatabaseError):  # of a file that cannot be written now
+                    self._remove(own, bad)
                 mistake = next(iter(bad.values()))
                 raise self._refused(str(mistake)) from mistake
         return found
@@ -134,8 +145,7 @@ class Database:
             connection.executemany("DELETE FROM measurements WHERE machine = ? AND problem = ?", own)
             connection.execute("DELETE FROM explorations WHERE machine = ?", [machine])
 
-        with suppress(DatabaseError):  # of a file that cannot be written now
-            self._file.write(write)
+        self._file.write(write)
 
     def save(
         self, machine: Mapping[str, str], items: Sequence[MeasuredProblem], measured_at: str | None = None
@@ -144,15 +154,9 @@ class Database:
 
         An incomplete measurement does not replace a complete one.
         """
-        own, now = key_of(dump(machine)), measured_at or _now()
-        rows = [(own, *encode_measurement(part, measurement), now) for part, measurement in items]
-        texts = {problem_text(part) for part, _ in items}
-
-        def write(connection: Connection) -> None:
-            _insert_keys(connection, machine, texts)
-            connection.executemany(_INSERT, rows)
-
-        self._file.write(write)
+        now = measured_at or _now()
+        rows = [encode_measurement(part, measurement, now) for part, measurement in items]
+        self._save(machine, {problem_text(part) for part, _ in items}, rows)
 
     def load_exploration(self, machine: Mapping[str, str], name: str, request: Request) -> Exploration | None:
         """Return what was tried for a request on a backend, or None if the request was never finished."""
@@ -170,19 +174,25 @@ class Database:
     ) -> None:
         """Keep that a request is finished."""
         text = problem_text(request.problem)
-        row = [
-            key_of(dump(machine)),
-            key_of(text),
-            request_text(name, request),
-            dump(exploration.names),
-            dump(exploration.sizes),
-            _now(),
-            dump(exploration.divisions),
-        ]
+        tried = map(dump, (exploration.names, exploration.sizes, exploration.divisions))
+        self._save(machine, [text], explorations=[(key_of(text), request_text(name, request), *tried, _now())])
+
+    def _save(
+        self,
+        machine: Mapping[str, str],
+        problems: Iterable[str],
+        measurements: Sequence[Sequence[Any]] = (),
+        explorations: Sequence[Sequence[Any]] = (),
+    ) -> None:
+        text = dump(machine)
+        own = key_of(text)
 
         def write(connection: Connection) -> None:
-            _insert_keys(connection, machine, [text])
-            connection.execute("INSERT OR REPLACE INTO explorations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            connection.execute("INSERT OR IGNORE INTO machines VALUES (?, ?)", [own, text])
+            keyed = [(key_of(each), each) for each in problems]
+            connection.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?)", keyed)
+            connection.executemany(_INSERT, [(own, *row) for row in measurements])
+            connection.executemany(_INSERT_EXPLORATION, [(own, *row) for row in explorations])
 
         self._file.write(write)
 
@@ -204,44 +214,64 @@ class Database:
         )
 
     def check(self) -> list[str]:
-        """Return a line for each damage that SQLite finds and for each row that makes no sense. Nothing is changed."""
-        return find_damage(self._file)
+        """Return a line for each damage that SQLite finds, and for what first makes no sense. Nothing is changed."""
+        lines = self._file.damage()
+        try:
+            for table in _TABLES:
+                for key in ("machine", "problem"):
+                    query = f"SELECT COUNT(*) FROM {table} WHERE {key} NOT IN (SELECT key FROM {key}s)"
+                    ((count,),) = self._file.read(query)
+                    if count:
+                        lines.append(f"the {key} of {count} {table} is missing")
+            for key, text in self._file.read("SELECT key, conditions FROM machines"):
+                conditions = decode_conditions(text)
+                check_key(key, text)
+                rows = self._rows_of(conditions)
+                problems = [decode_problem_text(each) for each in rows["problems"]]
+                check_rows(problems, rows["measurements"], rows["explorations"])
+        except DatabaseError as error:
+            lines.append(str(error))
+        return [line.encode(errors="backslashreplace").decode() for line in lines]
 
-    def prune(
-        self, before: str | None, *, problems: Collection[ConvolutionProblem] = (), texts: Collection[str] = ()
-    ) -> int:
-        """Delete measurements, and return how many were deleted.
+    def prune(self, before: str | None) -> int:
+        """Delete measurements, and return how many were deleted. All requests are open again after it.
 
         Args:
             before: a date, or a date and time in UTC, in the form of ISO 8601, before which they were made; None for
                 any age.
-            problems: only those of problems with the shapes of these, at any mini-batch, type, layout and operation.
-            texts: or only those of problems whose name has one of these texts in it, at any mini-batch.
         """
 
         def write(connection: Connection) -> int:
-            families = families_where(connection, problems, texts) if problems or texts else None
-            return remove(connection, families, before=before)
-
-        return self._file.write(write)
-
-    def forget(self, machine: Mapping[str, str], problems: Iterable[ConvolutionProblem]) -> int:
-        """Delete what a machine has measured of problems, at any mini-batch; return how many measurements that were."""
-        families = {family_of(problem_text(problem)) for problem in problems}
-        return self._file.write(lambda connection: remove(connection, families, machine=key_of(dump(machine))))
-
-    def clear(self) -> int:
-        """Delete everything, and return how many measurements were deleted."""
-
-        def write(connection: Connection) -> int:
-            gone = connection.execute("DELETE FROM measurements").rowcount
-            for table in ("explorations", "problems", "machines"):
-                connection.execute(f"DELETE FROM {table}")
+            gone = connection.execute(
+                "DELETE FROM measurements WHERE ?1 IS NULL OR measured_at < ?1", [before]
+            ).rowcount
+            if gone or before is None:
+                connection.execute("DELETE FROM explorations")
+                for key in ("machine", "problem"):
+                    connection.execute(f"DELETE FROM {key}s WHERE key NOT IN (SELECT {key} FROM measurements)")
             return gone
 
         gone = self._file.write(write)
         self._file.read("VACUUM")
         return gone
+
+    def forget(self, machine: Mapping[str, str], problems: Iterable[ConvolutionProblem]) -> None:
+        """Delete what a machine has measured of problems at any mini-batch, and of their slabs."""
+        own = key_of(dump(machine))
+        families = {_family_of(problem_text(problem)) for problem in problems}
+
+        def write(connection: Connection) -> None:
+            found = connection.execute("SELECT key, problem FROM problems")
+            texts = {key: text for key, text in found if isinstance(text, str)}
+            chosen = {key for key, text in texts.items() if _family_of(text) in families}
+            query = "SELECT problem, names, sizes, divisions FROM explorations WHERE machine = ? AND divisions <> '[]'"
+            tried = connection.execute(query, [own]).fetchall()
+            slabs = chosen.union(*(_parts_of(texts[key], row) for key, *row in tried if key in chosen))
+            for table, keys in (("measurements", slabs), ("explorations", chosen)):
+                own_keys = [(own, key) for key in keys]
+                connection.executemany(f"DELETE FROM {table} WHERE machine = ? AND problem = ?", own_keys)
+
+        self._file.write(write)
 
     def export_profile(self, name: str, conditions: Mapping[str, str]) -> Profile:
         """Return everything of a machine as a profile: complete measurements as a recording, and all rows as they are.
@@ -256,7 +286,7 @@ class Database:
         try:
             problems = [decode_problem_text(text) for text in rows["problems"]]
             for at, *row, _ in rows["measurements"]:
-                measurement = decode_measurement((None, *row))
+                measurement = decode_measurement(row)
                 if measurement.measured and measurement.complete:
                     recording.setdefault(problems[at], []).append(recorded(measurement))
         except DatabaseError as error:
@@ -268,50 +298,71 @@ class Database:
         """Keep everything of a profile for the machine that it names, and return how many measurements there are.
 
         Raises:
-            ProfileError: if the profile has rows of a database that make no sense.
+            ProfileError: if the profile has rows of a database that make no sense; the message says which.
         """
-        texts, exact, explorations = MachineRows([], [], []) if profile.database is None else unpack(profile.database)
-        own, now = key_of(dump(profile.conditions)), _now()
+        exact = _unpacked(profile.database or {})
+        texts, now = exact["problems"], _now()
         rows: list[tuple[Any, ...]] = []
         for recording in profile.recordings.values():
             for problem, measurements in recording.items():
                 texts.append(problem_text(problem))
-                rows += [(*encode_measurement(problem, each), now) for each in measurements]
-        rows += exact  # which replace what a recording has rounded
-
-        def write(connection: Connection) -> None:
-            _insert_keys(connection, profile.conditions, texts)
-            connection.executemany(_INSERT, [(own, *row) for row in rows])
-            connection.executemany(
-                f"INSERT OR REPLACE INTO explorations (machine, {', '.join(EXPLORATION_COLUMNS)})"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(own, *row) for row in explorations],
-            )
-
-        self._file.write(write)
+                rows += [encode_measurement(problem, each, now) for each in measurements]
+        rows += exact["measurements"]  # which replace what a recording has rounded
+        self._save(profile.conditions, texts, rows, exact["explorations"])
         return len({row[:3] for row in rows})
 
     def _rows_of(self, conditions: Mapping[str, str]) -> dict[str, Any]:
-        """Return all rows of a machine, in the order of their problems, as `pack` does."""
+        """Return all rows of a machine as a JSON value, in which the index of a problem stands for its key."""
         own = [key_of(dump(conditions))]
+        keys = " UNION ".join(f"SELECT problem FROM {table} WHERE machine = ?1" for table in _TABLES)
+        index: dict[bytes, int] = {}
+        value: dict[str, Any] = {"problems": []}
+        for key, text in self._file.read(f"SELECT key, problem FROM problems WHERE key IN ({keys}) ORDER BY 2", own):
+            check_key(key, text)
+            index[key] = len(index)
+            value["problems"].append(text)
+        for table, columns in _TABLES.items():
+            query = f"SELECT {', '.join(columns)} FROM {table} WHERE machine = ? ORDER BY 1, 2, 3"
+            rows = [[index[key], *rest] for key, *rest in self._file.read(query, own) if key in index]
+            value[f"{table[:-1]}_columns"] = list(columns)
+            value[table] = sorted(rows, key=lambda row: row[0])
+        return value
 
-        def rows(table: str, names: Sequence[str]) -> list[tuple[Any, ...]]:
-            columns = ", ".join(f"{table}.{name}" for name in names)
-            query = f"SELECT {columns} FROM {table} JOIN problems ON problems.key = {table}.problem"
-            return self._file.read(f"{query} WHERE machine = ? ORDER BY problems.problem", own)
 
-        both = " UNION ".join(
-            f"SELECT problem FROM {table} WHERE machine = ?" for table in ("measurements", "explorations")
-        )
-        query = f"SELECT key, problem FROM problems WHERE key IN ({both}) ORDER BY problem"
-        return pack(rows, self._file.read(query, own * 2))
+def _unpacked(value: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the rows of an exported database, with the keys of their problems, after a check.
+
+    Raises:
+        ProfileError: if a row makes no sense; the message says which.
+    """
+    if not value:
+        return {"problems": [], "measurements": [], "explorations": []}
+    try:
+        if any(value[f"{table[:-1]}_columns"] != list(columns) for table, columns in _TABLES.items()):
+            raise ProfileError("the rows of its database have other columns than this ucudnn reads")
+        texts = list(value["problems"])
+        check_rows([decode_problem_text(text) for text in texts], *(value[table] for table in _TABLES))
+        keys = [key_of(text) for text in texts]
+        rows = {table: [(keys[at], *rest) for at, *rest in value[table]] for table in _TABLES}
+        return {"problems": texts, **rows}
+    except DatabaseError as error:
+        raise ProfileError(f"the rows of its database make no sense: {error}") from error
+    except MALFORMED as error:
+        raise ProfileError(f"the rows of its database cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _insert_keys(connection: Connection, machine: Mapping[str, str], texts: Iterable[str]) -> None:
-    """Insert a machine and problems, which are given as texts, if they are not there."""
-    text = dump(machine)
-    connection.execute("INSERT OR IGNORE INTO machines VALUES (?, ?)", [key_of(text), text])
-    connection.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?)", [(key_of(text), text) for text in texts])
+def _family_of(text: str) -> str:
+    """Return what a problem, given as text, has in common with its micro-batches."""
+    return _SIZE.sub("", text)
+
+
+def _parts_of(text: str, tried: Sequence[Any]) -> set[bytes]:
+    """Return the keys of what was tried for a problem; none if that cannot be read."""
+    try:
+        problem = decode_problem_text(text)
+        return {key_of(problem_text(part)) for part in decode_exploration(tried, problem).parts(problem)}
+    except DatabaseError:
+        return set()
 
 
 @contextmanager

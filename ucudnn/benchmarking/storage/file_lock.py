@@ -25,12 +25,7 @@ _WAIT_SECONDS = 0.01
 
 
 class FileState(NamedTuple):
-    """Which file is at a path.
-
-    Attributes:
-        inode: number of the file in its file system.
-        size: bytes of the file.
-    """
+    """Which file is at a path: its number in its file system, and its bytes."""
 
     inode: int
     size: int
@@ -59,12 +54,6 @@ def linked_logs(path: Path) -> Iterator[Path]:
                 yield log
 
 
-def is_emptied(path: Path, lock: TextIO) -> bool:
-    """Whether a database was cut off to nothing while others use it, because a log of this very file is there."""
-    found = state_of(path)
-    return found is not None and not found.size and beside(path, "-wal").exists() and _noted(lock) == found.inode
-
-
 def delete_logs_of_another_file(path: Path, lock: TextIO) -> None:
     """Delete the logs of a file that was at this path before, because SQLite would write them into the present one."""
     before, found = _noted(lock), state_of(path)
@@ -74,12 +63,6 @@ def delete_logs_of_another_file(path: Path, lock: TextIO) -> None:
                 beside(path, suffix).unlink()
 
 
-def _noted(lock: TextIO) -> int | None:
-    lock.seek(0)
-    text = lock.readline(_MOST_BYTES).removeprefix(_NOTE).strip()
-    return int(text) if text.isdecimal() else None
-
-
 def note_file(path: Path, lock: TextIO) -> None:
     """Note which file the logs at this path belong to."""
     found = state_of(path)
@@ -87,6 +70,12 @@ def note_file(path: Path, lock: TextIO) -> None:
         lock.seek(0)
         lock.write(f"{_NOTE}{found.inode}\n")  # a process that is killed here leaves a first line that is right
         lock.truncate()
+
+
+def _noted(lock: TextIO) -> int | None:
+    lock.seek(0)
+    text = lock.readline(_MOST_BYTES).removeprefix(_NOTE).strip()
+    return int(text) if text.isdecimal() else None
 
 
 @contextmanager

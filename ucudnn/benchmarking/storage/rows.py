@@ -6,6 +6,7 @@ SQLite checks neither the types nor the meaning of what it reads, and people edi
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from datetime import datetime
 from functools import lru_cache
 from hashlib import blake2b
 from operator import attrgetter
@@ -13,27 +14,32 @@ from typing import Any
 
 from ucudnn.benchmarking.request import Exploration, Request, SlabDivision
 from ucudnn.bounded import BoundedDict
-from ucudnn.errors import DatabaseError, ProfileError, UcudnnError
+from ucudnn.errors import DatabaseError, UcudnnError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
-from ucudnn.profiles.json_values import MOST_WHOLE
+from ucudnn.profiles.json_values import MALFORMED, MOST_WHOLE, texts_by_name
 from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 from ucudnn.slabs import row_count
 from ucudnn.units import shortened
 
-COLUMNS = (
-    "problem, api, algorithm, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason"
+MEASUREMENT_COLUMNS = (
+    *("problem", "api", "algorithm", "notes", "compiles", "status", "time_ms", "spread_ms", "samples", "complete"),
+    *("workspace_bytes", "reason", "measured_at"),
 )
-"""The columns of a measurement, in the order in which it is written and read."""
+"""The columns of a measurement beside its machine, in the order in which they are written and read."""
 
+EXPLORATION_COLUMNS = ("problem", "request", "names", "sizes", "divisions", "explored_at")
+"""The columns of an exploration beside its machine, in the order in which they are written and read."""
+
+_APIS = ("graph", "legacy", "cpu")  # of the backends that compute
 _MOST_MS = 1e12  # 30 years; sums of larger times could overflow
 _MOST_KNOWN = 1 << 16
 _MOST_SLABS = 1 << 17  # of all divisions
 _MOST_REASON = 10_000  # characters
 _STATUS = {each.value: each for each in MeasurementStatus}
 _AROUND_BATCH: BoundedDict[tuple[Any, ...], tuple[str, str]] = BoundedDict(_MOST_KNOWN)
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading JSON that is no such row can raise."""
+_UNREADABLE = (*MALFORMED, UcudnnError)
+"""What reading a text that is no such row can raise."""
 
 _all_but_batch = attrgetter(*(each.name for each in fields(ConvolutionProblem) if each.init and each.name != "batch"))
 
@@ -59,6 +65,14 @@ def key_of(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()
 
 
+def check_key(key: Any, text: Any) -> None:
+    """Raise an error if a key is not that of a machine or a problem, which is given as text."""
+    if not isinstance(text, str):
+        raise DatabaseError(f"{shortened(text)} is no text")
+    if key != key_of(text):
+        raise DatabaseError(f"{shortened(text)} has the key of something else")
+
+
 def decode_problem_text(text: Any) -> ConvolutionProblem:
     """Return the problem of a text.
 
@@ -68,8 +82,8 @@ def decode_problem_text(text: Any) -> ConvolutionProblem:
     try:
         values = json.loads(text)
         return decode_problem(values, values.pop("batch"))
-    except (*_UNREADABLE, ProfileError) as error:
-        raise DatabaseError(f"problem {shortened(text)} cannot be read: {type(error).__name__}: {error}") from error
+    except _UNREADABLE as error:
+        raise _unreadable(f"problem {shortened(text)}", error) from error
 
 
 def decode_conditions(text: Any) -> dict[str, str]:
@@ -79,12 +93,9 @@ def decode_conditions(text: Any) -> dict[str, str]:
         DatabaseError: if the text is not a JSON object of texts.
     """
     try:
-        found = json.loads(text)
-        if isinstance(found, dict) and all(isinstance(each, str) for each in found.values()):
-            return found
+        return texts_by_name(json.loads(text), "condition")
     except _UNREADABLE as error:
-        raise DatabaseError(f"machine {shortened(text)} cannot be read: {type(error).__name__}: {error}") from error
-    raise DatabaseError(f"machine {shortened(text)} is not a JSON object of texts")
+        raise _unreadable(f"machine {shortened(text)}", error) from error
 
 
 def decode_exploration(row: Sequence[Any], problem: ConvolutionProblem) -> Exploration:
@@ -110,9 +121,13 @@ def decode_exploration(row: Sequence[Any], problem: ConvolutionProblem) -> Explo
             raise ValueError("it has more slabs than any plan")
         if found.divisions:
             found.parts(problem)
-    except (*_UNREADABLE, UcudnnError) as error:
-        raise DatabaseError(f"what was tried for {problem} cannot be read: {type(error).__name__}: {error}") from error
+    except _UNREADABLE as error:
+        raise _unreadable(f"what was tried for {problem}", error) from error
     return found
+
+
+def _unreadable(what: str, error: Exception) -> DatabaseError:
+    return DatabaseError(f"{what} cannot be read: {type(error).__name__}: {error}")
 
 
 def request_text(name: str, request: Request) -> str:
@@ -131,8 +146,8 @@ def request_text(name: str, request: Request) -> str:
     return dump(values | {"rows": request.rows} if request.rows else values)
 
 
-def encode_measurement(part: ConvolutionProblem, measurement: Measurement) -> tuple[Any, ...]:
-    """Return the values of COLUMNS of a measurement."""
+def encode_measurement(part: ConvolutionProblem, measurement: Measurement, measured_at: str) -> tuple[Any, ...]:
+    """Return the values of MEASUREMENT_COLUMNS."""
     algorithm = measurement.algorithm
     return (
         key_of(problem_text(part)),
@@ -147,6 +162,7 @@ def encode_measurement(part: ConvolutionProblem, measurement: Measurement) -> tu
         int(measurement.complete),
         algorithm.workspace_bytes,
         measurement.reason[:_MOST_REASON].encode(errors="backslashreplace").decode(),
+        measured_at,
     )
 
 
@@ -163,21 +179,20 @@ _FLAG: _Rule = lambda value: value in (0, 1), "{} {} is neither 0 nor 1"
 _STATE: _Rule = lambda value: type(value) is str and value in _STATUS, f"{{}} {{}} is none of {', '.join(_STATUS)}"
 _TIME: _Rule = lambda value: type(value) is float and 0 <= value < _MOST_MS, "{1} ms is no time"
 _SPREAD: _Rule = _TIME[0], "{1} ms is no spread"
-_KEY: _Rule = lambda _: True, ""
-_RULES = (_KEY, _TEXT, _NAME, _TEXT, _FLAG, _STATE, _TIME, _SPREAD, _NUMBER, _FLAG, _NUMBER, _TEXT)
-"""What each of COLUMNS must be, and what is said where it is not."""
+_RULES = (_TEXT, _NAME, _TEXT, _FLAG, _STATE, _TIME, _SPREAD, _NUMBER, _FLAG, _NUMBER, _TEXT)
+"""What each column between the problem and the date must be, and what is said where it is not."""
 
 
 def decode_measurement(row: Sequence[Any]) -> Measurement:
-    """Return a measurement from the values of COLUMNS.
+    """Return a measurement from the values between its problem and its date.
 
     Raises:
         DatabaseError: if a value makes no sense; the message names it.
     """
-    for column, (holds, wrong), value in zip(COLUMNS.split(", "), _RULES, row, strict=True):
+    for column, (holds, wrong), value in zip(MEASUREMENT_COLUMNS[1:-1], _RULES, row, strict=True):
         if not holds(value):
-            raise DatabaseError(f"{shortened(row[2])}: {wrong.format(column, shortened(value))}")
-    _, api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
+            raise DatabaseError(f"{shortened(row[1])}: {wrong.format(column, shortened(value))}")
+    api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
     if not time_ms and status == MeasurementStatus.MEASURED.value:
         raise DatabaseError(f"{shortened(name)}: {time_ms} ms is no time")
     return Measurement(
@@ -191,3 +206,38 @@ def decode_measurement(row: Sequence[Any]) -> Measurement:
         complete=bool(complete),
         reason=reason,
     )
+
+
+def check_rows(
+    problems: Sequence[ConvolutionProblem], measurements: Sequence[Any], explorations: Sequence[Any]
+) -> None:
+    """Raise an error if a row makes no sense; indices of problems stand for their keys.
+
+    Raises:
+        DatabaseError: naming the row.
+    """
+    try:
+        for at, *row, date in measurements:
+            problems[at]
+            found = decode_measurement(row)
+            _check_texts(date, *row)
+            if found.algorithm.api not in _APIS:
+                raise DatabaseError(
+                    f"{found.algorithm.name}: API {found.algorithm.api!r} is none of {', '.join(_APIS)}"
+                )
+        for at, request, *row, date in explorations:
+            decode_exploration(row, problems[at])
+            _check_texts(date, request, *row)
+            if not isinstance(json.loads(request), dict):
+                raise DatabaseError(f"request {shortened(request)} is no JSON object")
+    except MALFORMED as error:
+        raise _unreadable("a row", error) from error
+
+
+def _check_texts(date: Any, *row: Any) -> None:
+    for value in row:
+        if isinstance(value, str):
+            value.encode()  # fails if the bytes were no UTF-8
+    if not isinstance(date, str):
+        raise DatabaseError(f"date {shortened(date)} is no text")
+    datetime.fromisoformat(date)

@@ -13,7 +13,6 @@ import stat
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from enum import Enum
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeVar, final
@@ -21,12 +20,10 @@ from typing import Any, TypeVar, final
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.benchmarking.storage.connection import (
     APPLICATION,
-    BUSY_MS,
     ELSEWHERE,
     FAILURES,
     Connection,
     connect,
-    connect_to_read,
     has_own_tables,
     is_damage,
     is_unreadable,
@@ -39,7 +36,6 @@ from ucudnn.benchmarking.storage.file_lock import (
     beside,
     delete_logs_of_another_file,
     exclusive,
-    is_emptied,
     linked_logs,
     note_file,
     state_of,
@@ -47,23 +43,14 @@ from ucudnn.benchmarking.storage.file_lock import (
 from ucudnn.errors import DatabaseError
 from ucudnn.units import shortened
 
+BUSY_MS = 30_000
+"""How long to wait for other processes."""
+
 _MAGIC = b"SQLite format 3\0"  # the first bytes of each SQLite file
 _LEAST_BYTES = 512  # the smallest page of SQLite
 _BUSY_AGAIN_MS = 100  # how long to wait after a wait in vain, because a plan may ask a hundred times
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-
-class Access(Enum):
-    """What may happen to the file of a database.
-
-    PLAN: a missing file is created, and a damaged one is set aside. CHANGE: rows are deleted; the file must exist and
-    be sound. READ: nothing is changed; the file must exist.
-    """
-
-    PLAN = "plan"
-    CHANGE = "change"
-    READ = "read"
 
 
 @final
@@ -75,7 +62,8 @@ class DatabaseFile:
 
     Args:
         path: the file.
-        access: what may happen to the file.
+        read_only: whether nothing is changed, so that the file must exist. Otherwise a missing file is created, and a
+            damaged one is set aside.
 
     Attributes:
         path: the file.
@@ -85,7 +73,8 @@ class DatabaseFile:
         DatabaseError: if it cannot be opened, if another program wrote it, or if it must exist and does not.
     """
 
-    def __init__(self, path: str | Path, access: Access = Access.PLAN) -> None:
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+        self._connection: Connection | None = None
         try:
             self.path = Path(path).expanduser()
             if "\0" in str(path):  # which `is_dir` passes over in silence
@@ -94,25 +83,28 @@ class DatabaseFile:
                 raise DatabaseError(f"database {path} is a folder: give the path of a file")
         except (OSError, ValueError, RuntimeError) as error:  # a name that is too long, or a user who is not known
             raise DatabaseError(f"database {shortened(str(path))} cannot be opened: {error}") from error
-        self._access = access
+        self._read_only = read_only
         self._lock = new_lock(LockLevel.STORAGE)
-        self._connection: sqlite3.Connection | None = None
         self._process = 0
         self._seen = FileState(0, 0)
         self._busy_ms = BUSY_MS
-        if access is Access.READ:
+        if read_only:
             self.damage()  # A damaged file can be opened to list its damage; a file of another program cannot.
             return
         try:
             self.read("SELECT 1")
         except DatabaseError as error:
-            if access is not Access.PLAN or not isinstance(error.__cause__, sqlite3.Error):
+            if not isinstance(error.__cause__, sqlite3.Error):
                 raise  # else the next use may find it unlocked, or the disk no longer full
+
+    def __del__(self) -> None:
+        if self._connection is not None:  # since Python 3.13, SQLite warns of connections that nobody closed
+            self.close()
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
         with self._lock:
-            if self._connection is not None and self._process == os.getpid():
+            if self._connection is not None:
                 self._connection.close()
             self._connection = None
 
@@ -134,7 +126,6 @@ class DatabaseFile:
         def transact() -> _T:
             with self._open() as connection:  # which commits, or rolls back at an error
                 connection.execute("BEGIN IMMEDIATE")
-                self._wait(BUSY_MS)
                 return run(connection)
 
         return self._run(transact)
@@ -155,6 +146,11 @@ class DatabaseFile:
                 raise self._unusable(error) from error
             return [*([] if found == ["ok"] else found), *tables]
 
+    def refuse_damage(self) -> None:
+        """Raise an error that names the first damage that SQLite finds, if there is any."""
+        for line in self.damage():
+            raise self._damaged(line)
+
     def _run(self, run: Callable[[], _T], *, reads: bool = False) -> _T:
         """Run a function, and once more if it meets another file, or damage that is set aside."""
         with self._lock:
@@ -163,27 +159,27 @@ class DatabaseFile:
                 try:
                     return run()
                 except FAILURES as error:
+                    unreadable = reads and is_unreadable(error)
                     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED:
                         self.close()  # the file was replaced after it was compared
-                    elif is_damage(error) or (reads and is_unreadable(error)):
-                        self._set_aside(str(error), unreadable=reads and is_unreadable(error))
+                    elif unreadable or is_damage(error):
+                        self._set_aside(str(error), unreadable=unreadable)
                     else:
                         raise
                 return run()
             except FAILURES as error:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-                    self._wait(_BUSY_AGAIN_MS)
+                    self.close()
+                    self._busy_ms = _BUSY_AGAIN_MS
                 raise self._unusable(error) from error
-
-    def _wait(self, busy_ms: int) -> None:
-        """Wait so long for other processes from now on."""
-        if self._busy_ms != busy_ms:
-            self._busy_ms = busy_ms
-            if self._connection is not None:
-                self._connection.execute(f"PRAGMA busy_timeout = {busy_ms}")
 
     def _unusable(self, error: Exception) -> DatabaseError:
         return DatabaseError(f"database {self.path} cannot be used: {error}")
+
+    def _damaged(self, reason: str) -> DatabaseError:
+        line = " ".join(reason.split())
+        way_out = f"`ucudnn cache check` lists the damage; delete the file, or {ELSEWHERE}"
+        return DatabaseError(f"database {self.path} is damaged ({line}): {way_out}")
 
     def _compare_file(self) -> None:
         """Close the file if another one, or none, is at its path, and examine it if it has become shorter."""
@@ -199,7 +195,7 @@ class DatabaseFile:
 
     def _open(self) -> Connection:
         if self._connection is None or self._process != os.getpid():  # a connection cannot be used after a fork
-            self._connection = None
+            self.close()
             try:
                 self._connection = self._connect()
             except OSError as error:
@@ -209,30 +205,21 @@ class DatabaseFile:
         return self._connection
 
     def _connect(self) -> Connection:
-        if self._access is Access.PLAN:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        _refuse_other_files(self.path, missing=self._access is Access.PLAN)
-        if self._access is Access.READ:
-            return connect_to_read(self.path)
-        if self._access is Access.CHANGE:
-            with closing(connect_to_read(self.path)) as connection:
-                found = connection.execute("PRAGMA integrity_check(1)").fetchone()
-            if found != ("ok",):
-                raise self._damaged(str(found[0]))
+        if self._read_only:
+            _refuse_other_files(self.path, missing=False)
+            return connect(self.path, self._busy_ms, read_only=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _refuse_other_files(self.path, missing=True)
         with exclusive(self.path) as lock:
-            if self._access is Access.PLAN and lock is not None and is_emptied(self.path, lock):
+            found = state_of(self.path)
+            if found is not None and not found.size and beside(self.path, "-wal").exists():
                 self._rename("it is empty, and others use it")
             if lock is not None:
                 delete_logs_of_another_file(self.path, lock)
-            connection = connect(self.path, "rwc" if self._access is Access.PLAN else "rw", self._busy_ms)
+            connection = connect(self.path, self._busy_ms)
             if lock is not None:
                 note_file(self.path, lock)
         return connection
-
-    def _damaged(self, reason: str) -> DatabaseError:
-        line = " ".join(reason.split())
-        way_out = f"`ucudnn cache check` lists the damage; delete the file, or {ELSEWHERE}"
-        return DatabaseError(f"database {self.path} is damaged ({line}): {way_out}")
 
     def _set_aside(self, reason: str, *, known: bool = False, unreadable: bool = False) -> None:
         """Rename a damaged file, if it is ours.
@@ -246,14 +233,14 @@ class DatabaseFile:
             DatabaseError: if the file is damaged and must stay as it is.
         """
         self.close()
-        if self._access is Access.READ:
+        if self._read_only:
             raise self._damaged(reason)
         try:
             with exclusive(self.path):
                 found = state_of(self.path)
                 if found is None or (found.inode != self._seen.inode if unreadable else _is_sound(self.path)):
                     return  # another process has replaced the damaged file already
-                if self._access is not Access.PLAN or not (known or _application(self.path) == APPLICATION):
+                if not known and _application(self.path) != APPLICATION:
                     raise self._damaged(reason)
                 self._rename(reason)
         except (*FAILURES, OSError) as error:
@@ -279,12 +266,7 @@ def is_database(path: str | Path) -> bool:
 
 
 def _refuse_other_files(path: Path, *, missing: bool) -> None:
-    """Refuse what is not a database of ucudnn before anything is written beside it.
-
-    Args:
-        path: the file.
-        missing: whether the file may be missing.
-    """
+    """Refuse what is not a database of ucudnn before anything is written beside it; it may be `missing`."""
     for log in linked_logs(path):  # SQLite would write what a hard link names
         raise DatabaseError(f"{log} is a link or no regular file, and no log of a database: {ELSEWHERE}")
     try:
@@ -321,7 +303,7 @@ def _is_sound(path: Path) -> bool:
     if not path.stat().st_size:
         return False  # and SQLite would wait for others to close the file before it creates tables
     try:
-        with closing(connect(path, "rw", BUSY_MS)) as connection:
+        with closing(connect(path, BUSY_MS)) as connection:
             sound = connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
             return sound and has_own_tables(connection)
     except FAILURES as error:

@@ -12,7 +12,7 @@ from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.own_files import make_private
-from ucudnn.benchmarking.storage.sqlite_file import Access, is_database
+from ucudnn.benchmarking.storage.sqlite_file import is_database
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Measurement
@@ -115,12 +115,8 @@ class MachineStore:
             return None
 
 
-def open_database(path: str | None, access: Access = Access.PLAN) -> Database:
-    """Return the database at a path, or the one at the default path for None.
-
-    Args:
-        path: the file; None for the default path.
-        access: what may happen to the file.
+def open_database(path: str | None, *, read_only: bool = False) -> Database:
+    """Return the database at a path, or the one at the default path for None; `Database` says what `read_only` means.
 
     Raises:
         DatabaseError: if the path is 'off', if the file cannot be opened, or if it must exist and does not.
@@ -129,10 +125,10 @@ def open_database(path: str | None, access: Access = Access.PLAN) -> Database:
         raise DatabaseError("the database is off: give --database PATH, or set UCUDNN_DATABASE")
     if path is None:
         path = str(default_path())
-        if access is Access.PLAN:
+        if not read_only:
             with suppress(OSError):  # which the database tells of
                 make_private(Path(path).parent)
-    return Database(path, access)
+    return Database(path, read_only=read_only)
 
 
 def open_store(path: str | None, backend: Backend, *, in_program: bool = False) -> MachineStore | None:
