@@ -4,7 +4,7 @@ from tests.support.counting_backend import CountingBackend
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
 from ucudnn.benchmarking.findings import Findings
-from ucudnn.benchmarking.measurer import LocalMeasurer
+from ucudnn.benchmarking.measurer import Measurer
 from ucudnn.benchmarking.request import Request
 from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.slabs import slabs_by_problem
@@ -16,7 +16,7 @@ REQUEST = Request(problem=PROBLEM, sizes=(4,), limit_bytes=1000)
 def measurer_of(workspaces, **options):
     backend = CountingBackend(workspaces)
     findings = Findings(backend)
-    return LocalMeasurer(findings, QUICK, **options), findings, backend
+    return Measurer(findings, QUICK, **options), findings, backend
 
 
 def test_a_request_is_measured_once_and_then_known():

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
-from ucudnn.benchmarking.measurer import LocalMeasurer  # noqa: E402
+from ucudnn.benchmarking.measurer import Measurer  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.trials.candidate import WRONG, CandidateState  # noqa: E402
 
@@ -23,7 +23,7 @@ MODES = ({"workspace_limit": "auto"}, {"workspace_limit": LIMIT})
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     """Refuse measurements before a run, and restore PyTorch's operators after each test."""
-    monkeypatch.setattr(LocalMeasurer, "explore", lambda *arguments: pytest.fail("something is measured"))
+    monkeypatch.setattr(Measurer, "explore", lambda *arguments: pytest.fail("something is measured"))
     torch.manual_seed(0)
     yield
     process_overrides.clear()

@@ -5,8 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.workspace.segment import Segment
-from ucudnn.workspace.stream_order import StreamOrder
+from ucudnn.workspace.stream_order import Segment, StreamOrder
 
 
 class Queues:

@@ -1,15 +1,15 @@
 """The benchmark: micro-configurations with their times and workspaces, each of which is measured once."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from time import perf_counter
-from typing import Protocol, final
+from typing import TYPE_CHECKING, final
 
 from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.backends.fork_locks import call_in_child
-from ucudnn.benchmarking.findings import Finding, Findings, FindingStorage, in_slabs, with_slab_names
-from ucudnn.benchmarking.measurer import LocalMeasurer, Measurer, ProgressListener
+from ucudnn.benchmarking.findings import Findings, in_slabs, with_slab_names
+from ucudnn.benchmarking.measurer import Measurer, ProgressListener
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.unmeasured.heuristic_mode import FixedRule
@@ -19,21 +19,10 @@ from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
 from ucudnn.slabs import Slab
 from ucudnn.solvers.desirable import desirable_set
 
-
-class ParallelExplorer(Protocol):
-    """Several measurers that share requests: the processes of several GPUs, or the ranks of a program.
-
-    Attributes:
-        collective: whether all of them must ask for the same requests, known or not, and end with the same findings.
-    """
-
-    collective: bool
-
-    def ready(self) -> None:
-        """Wait until the others are ready to measure."""
-
-    def explore(self, requests: Sequence[Request], own: Measurer) -> Iterable[Finding]:
-        """Return what is found for requests. `own` measures the share of this process."""
+if TYPE_CHECKING:
+    from ucudnn.benchmarking.parallel.processes import Processes
+    from ucudnn.benchmarking.parallel.ranks import Ranks
+    from ucudnn.benchmarking.storage.store import MachineStore
 
 
 @final
@@ -62,8 +51,8 @@ class Benchmark:
         *,
         effort: Effort | None = None,
         listener: ProgressListener | None = None,
-        storage: FindingStorage | None = None,
-        parallel: ParallelExplorer | None = None,
+        storage: "MachineStore | None" = None,
+        parallel: "Processes | Ranks | None" = None,
         exhaustive: bool = False,
         remeasure: bool = False,
     ) -> None:
@@ -72,7 +61,7 @@ class Benchmark:
         self._parallel = parallel
         self._together: set[Request] = set()  # what all ranks have explored, and never ask each other again
         self._findings = Findings(backend, storage, reuses=not exhaustive)
-        self._measurer = LocalMeasurer(self._findings, effort or Effort(), listener, exhaustive=exhaustive)
+        self._measurer = Measurer(self._findings, effort or Effort(), listener, exhaustive=exhaustive)
         self.rule = FixedRule(backend, self._findings.discarded)
         self.measures = True
         self.seconds = 0.0
@@ -216,7 +205,7 @@ class Benchmark:
     def _is_finished(self, request: Request) -> bool:
         return request in self._findings.explored or (not self.collective and self._measurer.knows(request))
 
-    def _explore_with_others(self, missing: Sequence[Request], parallel: ParallelExplorer) -> list[Request]:
+    def _explore_with_others(self, missing: Sequence[Request], parallel: "Processes | Ranks") -> list[Request]:
         """Explore requests together with others; return those that this process must explore again, alone.
 
         Others do not know what was discarded here. Several ranks must ask for the same requests all the same, or one
@@ -230,7 +219,7 @@ class Benchmark:
             self._explore_together(together, parallel)
         return [each for each in missing if self._findings.discarded(each.problem) or each not in together]
 
-    def _explore_together(self, requests: Sequence[Request], parallel: ParallelExplorer) -> None:
+    def _explore_together(self, requests: Sequence[Request], parallel: "Processes | Ranks") -> None:
         found = parallel.explore(requests, self._measurer)
         if parallel.collective:  # all ranks must know the same, so what only this one knew is forgotten
             found = list(found)

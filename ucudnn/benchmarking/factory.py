@@ -1,10 +1,16 @@
 """Opens benchmarks as settings say: with a database, and with other processes that measure too."""
 
+from typing import TYPE_CHECKING
+
 from ucudnn.backends.base import Backend, ComputeBackend
-from ucudnn.benchmarking.benchmark import Benchmark, ParallelExplorer
+from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.measurer import ProgressListener
 from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings
+
+if TYPE_CHECKING:
+    from ucudnn.benchmarking.parallel.processes import Processes
+    from ucudnn.benchmarking.parallel.ranks import Ranks
 
 
 def open_benchmark(
@@ -52,7 +58,7 @@ def open_benchmark(
 
 def open_parallel(
     backend: Backend, settings: Settings, effort: Effort, *, exhaustive: bool = False
-) -> ParallelExplorer | None:
+) -> "Processes | Ranks | None":
     """Return the processes or ranks that measure together, or None for this process alone.
 
     Args:

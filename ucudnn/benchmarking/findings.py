@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from ucudnn.backends.base import Backend
-from ucudnn.benchmarking.exploration.state import MeasurementStorage
 from ucudnn.benchmarking.request import Exploration, Request, SlabDivision
 from ucudnn.benchmarking.results import MeasuredProblem, Results
 from ucudnn.configuration import MicroConfiguration, SlabConfiguration
@@ -14,6 +13,9 @@ from ucudnn.profiles.measurement import Measurement
 from ucudnn.slabs import Slab, piece_of, slabs_by_problem
 from ucudnn.solvers.desirable import fastest
 from ucudnn.solvers.slab_front import divided
+
+if TYPE_CHECKING:
+    from ucudnn.benchmarking.storage.store import MachineStore
 
 
 @final
@@ -29,19 +31,6 @@ class Finding(NamedTuple):
     request: Request
     exploration: Exploration
     items: Sequence[MeasuredProblem]
-
-
-class FindingStorage(MeasurementStorage, Protocol):
-    """Where measurements and finished requests outlive the process."""
-
-    def forget(self, problems: Sequence[ConvolutionProblem]) -> None:
-        """Forget what is known of problems, at any mini-batch, because it is measured again."""
-
-    def load_exploration(self, request: Request) -> Exploration | None:
-        """Return what was tried for a request, or None if the request was never finished."""
-
-    def save_exploration(self, request: Request, exploration: Exploration) -> None:
-        """Keep that a request is finished."""
 
 
 @final
@@ -62,7 +51,7 @@ class Findings:
         results: the measurements of all requests.
     """
 
-    def __init__(self, backend: Backend, storage: FindingStorage | None = None, *, reuses: bool = True) -> None:
+    def __init__(self, backend: Backend, storage: "MachineStore | None" = None, *, reuses: bool = True) -> None:
         self.backend = backend
         self.storage = storage
         self.results = Results()

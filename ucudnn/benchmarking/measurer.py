@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, final
+from typing import final
 
 from ucudnn.benchmarking.exploration.compile_filter import CompileFilter
 from ucudnn.benchmarking.exploration.explorer import Explorer
-from ucudnn.benchmarking.exploration.state import Context, State
+from ucudnn.benchmarking.exploration.state import State
 from ucudnn.benchmarking.findings import Finding, Findings
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
@@ -38,27 +38,8 @@ ProgressListener = Callable[[Progress], None]
 """A function that is called after each measured micro-configuration and at the end of each problem."""
 
 
-class Measurer(Protocol):
-    """What processes and ranks that measure together ask of a process's own measurer."""
-
-    def begin(self, requests: Iterable[Request]) -> None:
-        """Begin in the background with what exploring requests will ask for."""
-
-    def choose(self, problems: Sequence[ConvolutionProblem]) -> int:
-        """Return the index of the first problem that need not wait for the background, or 0 if all have to."""
-
-    def knows(self, request: Request) -> bool:
-        """Whether a request is finished, here or in the storage."""
-
-    def find(self, request: Request) -> Finding:
-        """Return what was found for a request, which is explored first if it is not known."""
-
-    def adopt(self, items: Sequence[MeasuredProblem]) -> None:
-        """Keep measurements that others made."""
-
-
 @final
-class LocalMeasurer:
+class Measurer:
     """Measures on the backend of the findings.
 
     Args:
@@ -119,7 +100,7 @@ class LocalMeasurer:
         offered = self._backend.sizes(request.problem) if request.adaptive else None
         sizes = [size for size in request.sizes if offered is None or size in offered]
         names = self._backend.names(request.problem, sizes or request.sizes)
-        context = Context(
+        state = State(
             request=request,
             names=tuple(name for name in names if name not in discarded),
             offered=offered,
@@ -129,10 +110,11 @@ class LocalMeasurer:
             compile_filter=self._compile_filter,
             exhaustive=self._exhaustive,
             progress=lambda done, total: self.report(request, done, total),
+            results=self._findings.results,
+            room_bytes=self.room_bytes,
         )
-        state = State(context, self._findings.results, self.room_bytes)
         try:
-            exploration = Explorer(context, state).run()
+            exploration = Explorer(state).run()
         finally:
             self.measured += state.measured
         self.room_bytes = state.room_bytes

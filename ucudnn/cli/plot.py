@@ -42,7 +42,7 @@ from ucudnn.reporting.terminal import print_note, print_text, progress
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.units import format_bytes
-from ucudnn.workspace.segment import Segment
+from ucudnn.workspace.stream_order import Segment
 
 _LIMITS = ["8MiB", "64MiB", "512MiB"]  # the paper's
 _POLICIES = [BatchSizePolicy.UNDIVIDED.value, BatchSizePolicy.POWER_OF_TWO.value]

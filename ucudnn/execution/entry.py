@@ -8,7 +8,7 @@ from ucudnn.execution.plan import Plan
 from ucudnn.execution.recovery import Replacement
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import Decision
-from ucudnn.workspace.segment import Segment
+from ucudnn.workspace.stream_order import Segment
 
 _MOST_REPLACEMENTS = 16  # that a report lists of one kernel: calls may fail with any alpha and beta
 _MOST_QUEUES = 64

@@ -32,7 +32,7 @@ from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
 from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings, is_set
 from ucudnn.units import exact_bytes
-from ucudnn.workspace.segment import Segment
+from ucudnn.workspace.stream_order import Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

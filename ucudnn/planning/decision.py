@@ -21,8 +21,8 @@ from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
 from ucudnn.settings import Settings
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.reuse_with_spare import fastest_with_tail
-from ucudnn.workspace.segment import Segment
 from ucudnn.workspace.spare import own_bytes, tail_bytes
+from ucudnn.workspace.stream_order import Segment
 
 _WORTH_A_TAIL = 0.995  # of the time within the limit: a smaller gain may be noise of the measurements
 

@@ -19,7 +19,7 @@ from ucudnn.solvers.division import Choice, Division, divide
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.sequences import Bundle, bundled
 from ucudnn.units import exact_bytes
-from ucudnn.workspace.segment import Segment
+from ucudnn.workspace.stream_order import Segment
 
 GROUPED = "WD, grouped"
 """Name of the alternative in which only the branches of a group have segments of their own."""

@@ -17,22 +17,20 @@ class Workspace(ABC, Generic[Key]):
     keeps = True
     """Whether a kernel keeps its buffer from call to call, until the buffer must grow or is released."""
 
-    @property
-    @abstractmethod
-    def size_bytes(self) -> int:
-        """Bytes that are allocated now."""
+    size_bytes = 0
+    """Bytes that are allocated now, beside those of running calls."""
 
-    @abstractmethod
     def holds(self, buffer: Buffer) -> bool:
-        """Return whether a buffer is among those that are allocated now."""
+        """Return whether a buffer is among those that are allocated now, beside those of running calls."""
+        return False
 
-    @abstractmethod
     def release(self, queue: int) -> bool:
         """Free the buffers of all queues but this one, and return whether there were any."""
+        return False
 
-    @abstractmethod
     def grows(self, queue: int, size_bytes: int) -> bool:
         """Return whether a buffer of this size would replace the one that the queue has."""
+        return False
 
     def forget_ended(self, address: int, queue: int) -> int | None:
         """Forget the buffer of a stream that ended, if another stream has its address now.
@@ -71,7 +69,7 @@ class SharedWorkspace(Workspace[Key]):
         self._buffers: dict[int, Buffer] = {}
 
     @property
-    def size_bytes(self) -> int:
+    def size_bytes(self) -> int:  # type: ignore[override]  # of an attribute that others set
         """Bytes that are allocated now: the sum of each queue's largest need so far."""
         return sum(self._sizes.values())
 
@@ -102,11 +100,7 @@ class SharedWorkspace(Workspace[Key]):
         return queue in self._sizes and size_bytes > self._sizes[queue]
 
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
-        """Return the queue's buffer; a buffer that is too small is replaced.
-
-        Raises:
-            MemoryError: if the backend has not that much memory left.
-        """
+        """Return the queue's buffer; a buffer that is too small is replaced."""
         if size_bytes > self._sizes.get(queue, -1):
             self._buffers.pop(queue, None)  # free the old buffer first, so that both never exist at once
             self._sizes.pop(queue, None)
@@ -124,29 +118,8 @@ class PerCallWorkspace(Workspace[Key]):
     def __init__(self, backend: ComputeBackend) -> None:
         self._backend = backend
 
-    @property
-    def size_bytes(self) -> int:
-        """Zero, because only running calls have a buffer."""
-        return 0
-
-    def holds(self, buffer: Buffer) -> bool:
-        """Return False, because only running calls have a buffer."""
-        return False
-
-    def release(self, queue: int) -> bool:
-        """Return False, because there is nothing to free."""
-        return False
-
-    def grows(self, queue: int, size_bytes: int) -> bool:
-        """Return False, because a queue keeps no buffer."""
-        return False
-
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
-        """Return a new buffer.
-
-        Raises:
-            MemoryError: if the backend has not that much memory left.
-        """
+        """Return a new buffer."""
         return self._backend.allocate(size_bytes)
 
 
@@ -201,8 +174,8 @@ class DividedWorkspace(Workspace[Key]):
     def __init__(
         self, backend: ComputeBackend, segments: Mapping[Key, tuple[int, int]], order: StreamOrder | None = None
     ) -> None:
-        self._size = max((offset + size for offset, size in segments.values()), default=0)
-        self._arena = backend.allocate(self._size)
+        self.size_bytes = max((offset + size for offset, size in segments.values()), default=0)
+        self._arena = backend.allocate(self.size_bytes)
         self._segments = {key: backend.segment(self._arena, offset, size) for key, (offset, size) in segments.items()}
         self._backend = backend
         self._order = order
@@ -217,22 +190,9 @@ class DividedWorkspace(Workspace[Key]):
             _DROPPED.append(_Dropped(self._backend, self._arena, self.mark, marks))
             _free_dropped()
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the arena."""
-        return self._size
-
     def holds(self, buffer: Buffer) -> bool:
         """Return whether the buffer is one of the segments."""
         return any(buffer is each for each in self._segments.values())
-
-    def release(self, queue: int) -> bool:
-        """Return False: all queues use the same segments."""
-        return False
-
-    def grows(self, queue: int, size_bytes: int) -> bool:
-        """Return False: the division fixed the size of each segment."""
-        return False
 
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
         """Return the kernel's segment, which is the same on every queue."""

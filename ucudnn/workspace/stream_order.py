@@ -1,11 +1,31 @@
-"""The order of launches on several streams, so that two kernels never use the same part of a workspace at once."""
+"""Segments of a divided workspace, and the order of launches on several streams that use them."""
 
+from dataclasses import dataclass
 from typing import Any, final
 
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.workspace.segment import Segment
 
 _MOST_QUEUES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A part of a divided workspace (WD), which one kernel or one branch of kernels owns.
+
+    Segments of one set are disjoint, because its kernels may run at the same time. Segments of different sets overlap,
+    because the sets take turns.
+
+    Attributes:
+        set_index: number of the set.
+        branch: number of the branch in the set; the kernels of a branch run one after another in its segment.
+        offset_bytes: where the segment begins.
+        size_bytes: its size.
+    """
+
+    set_index: int
+    branch: int
+    offset_bytes: int
+    size_bytes: int
 
 
 @final

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
 from tests.support.tuned_program import LATER, LIMIT, TunedProgram  # noqa: E402
-from ucudnn.benchmarking.measurer import LocalMeasurer  # noqa: E402
+from ucudnn.benchmarking.measurer import Measurer  # noqa: E402
 from ucudnn.execution.kernel_plans import KernelPlans  # noqa: E402
 from ucudnn.handle import Handle, save_plans  # noqa: E402
 from ucudnn.planning.choices import Origin  # noqa: E402
@@ -28,9 +28,9 @@ def measured(monkeypatch):
     """Return what is measured."""
     found = []
     for name in ("explore", "measure_slab"):
-        measure = getattr(LocalMeasurer, name)
+        measure = getattr(Measurer, name)
         monkeypatch.setattr(
-            LocalMeasurer, name, lambda *arguments, measure=measure: found.append(arguments) or measure(*arguments)
+            Measurer, name, lambda *arguments, measure=measure: found.append(arguments) or measure(*arguments)
         )
     return found
 

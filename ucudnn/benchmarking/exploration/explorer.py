@@ -6,12 +6,11 @@ from math import inf
 from typing import NamedTuple, final
 
 from ucudnn.backends.bench import Following
-from ucudnn.benchmarking.exploration.lazy_bench import LazyBench
 from ucudnn.benchmarking.exploration.peekable import Peekable
 from ucudnn.benchmarking.exploration.pruning import traits_of
 from ucudnn.benchmarking.exploration.schedule import Round, Schedule
 from ucudnn.benchmarking.exploration.slab_explorer import SlabExplorer
-from ucudnn.benchmarking.exploration.state import Context, State
+from ucudnn.benchmarking.exploration.state import State
 from ucudnn.benchmarking.request import Exploration, SlabDivision
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
 from ucudnn.solvers.desirable import fastest
@@ -41,16 +40,13 @@ class Explorer:
     """Explores one request.
 
     Args:
-        context: the request, and what it takes to measure.
-        state: what is known. The explorer adds what it measures.
+        state: the request, and what is known. The explorer adds what it measures.
     """
 
-    def __init__(self, context: Context, state: State) -> None:
-        self._context = context
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._request = context.request
-        self._bench = LazyBench(context, state)
-        self._ranks = {name: rank for rank, name in enumerate(context.names)}
+        self._request = state.request
+        self._ranks = {name: rank for rank, name in enumerate(state.names)}
 
     def run(self) -> Exploration:
         """Measure the micro-configurations and slabs that can matter.
@@ -59,19 +55,19 @@ class Explorer:
             MemoryError: if there is no room for the operands of one sample.
             BackendError: if nothing can be measured now.
         """
-        with self._bench:
-            for each in Schedule(self._request, self._context.names, self._state):
+        with self._state:
+            for each in Schedule(self._request, self._state.names, self._state):
                 sizes = [size for size in each.sizes if size >= self._request.least_size]
-                if self._context.offered is not None:
-                    sizes = [size for size in sizes if size in self._context.offered]
+                if self._state.offered is not None:
+                    sizes = [size for size in sizes if size in self._state.offered]
                 self._measure(Round(sizes, each.names, each.chain))
-            if not self._request.whole and not self._context.exhaustive:
+            if not self._request.whole and not self._state.exhaustive:
                 self._confirm()
             sizes = sorted(self._state.tried)
             divisions: list[SlabDivision] = []
             if self._request.rows and sizes:
-                divisions = SlabExplorer(self._context, self._state, self._bench, sizes[0]).run()
-        return Exploration(names=self._context.names, sizes=tuple(sizes), divisions=tuple(divisions))
+                divisions = SlabExplorer(self._state, sizes[0]).run()
+        return Exploration(names=self._state.names, sizes=tuple(sizes), divisions=tuple(divisions))
 
     def _confirm(self) -> None:
         """Measure the parts of the fastest configuration again, until its parts are all confirmed.
@@ -82,7 +78,7 @@ class Explorer:
         if len(self._state.tried) <= _FEW_SIZES:
             return
         confirmed: set[tuple[int, str]] = set()
-        effort = replace(self._context.effort, repeats=self._context.effort.repeats * 2)
+        effort = replace(self._state.effort, repeats=self._state.effort.repeats * 2)
         for _ in range(_MOST_CONFIRMATIONS):
             best = fastest(self._state.micros.values(), self._request.problem.batch)
             parts = {(part.size, part.algorithm) for part in best.parts} if best is not None else set()
@@ -148,7 +144,7 @@ class Explorer:
         for name in names:
             found = self._candidate(size, name, chain) if name in self._state.compiled else None
             if found is not None:
-                self._bench.announce(size, found.algorithm)
+                self._state.announce(size, found.algorithm)
 
     def _candidate(self, size: int, name: str, chain: bool) -> _Candidate | None:
         """Return an algorithm with its bounds if it is not known at a size, fits, and can matter; otherwise None."""
@@ -169,7 +165,7 @@ class Explorer:
 
     def _is_hopeless(self, algorithm: Algorithm) -> bool:
         """Whether an algorithm is not worth compiling, because something is known that need not be compiled."""
-        admits = self._context.compile_filter.admits
+        admits = self._state.compile_filter.admits
         return algorithm.compiles and not admits(self._request, algorithm.name) and self._state.has_uncompiled()
 
     def _worth_ms(self, size: int, algorithm: Algorithm, chain: bool) -> float:
@@ -177,18 +173,18 @@ class Explorer:
 
     def _consider(self, size: int, candidate: _Candidate, following: Following) -> None:
         """Measure an algorithm at a size, with few samples if smaller micro-batches are much faster."""
-        effort = self._context.effort
+        effort = self._state.effort
         # The first undivided algorithm is worth measuring however slow it is; then its lower bound is used.
         about_ms = candidate.worth_ms if candidate.worth_ms < inf else candidate.least_ms
         if not self._request.whole and self._state.pruning.is_outdone(size, about_ms):
             effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
-        self._context.progress(self._state.considered, self._state.total)
+        self._state.progress(self._state.considered, self._state.total)
         self._take(size, candidate.algorithm, effort, candidate.worth_ms, following)
 
     def _take(
         self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float, following: Following | None = None
     ) -> None:
         """Measure an algorithm at a size, and take the measurement into account."""
-        found = self._bench.measure(size, algorithm, effort, worth_ms, following=following)
+        found = self._state.measure(size, algorithm, effort, worth_ms, following=following)
         if found.measured:
             self._state.add(size, found)

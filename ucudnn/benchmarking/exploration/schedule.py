@@ -1,14 +1,14 @@
 """The schedule of an exploration: which sizes and algorithms are measured together, one round after another."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 from ucudnn.benchmarking.exploration.pruning import BETWEEN, is_chain
+from ucudnn.benchmarking.exploration.state import State
 from ucudnn.benchmarking.request import Request
-from ucudnn.configuration import MicroConfiguration
 from ucudnn.policy import divisions_within, equal_divisions, fitting_size, powers_of_two, varied_sizes
 from ucudnn.solvers.desirable import fastest
 
@@ -40,25 +40,6 @@ class Round(NamedTuple):
     chain: bool
 
 
-class Known(Protocol):
-    """What a schedule reads of an exploration's state."""
-
-    @property
-    def micros(self) -> Mapping[tuple[int, str], MicroConfiguration]:
-        """What was measured within the limit so far, by size and algorithm."""
-
-    @property
-    def tried(self) -> Collection[int]:
-        """The sizes that were tried so far."""
-
-    @property
-    def compiled(self) -> Collection[str]:
-        """The algorithms that have to be compiled at each size, as far as that is known."""
-
-    def fits(self, size: int, name: str) -> bool:
-        """Whether an algorithm computes a size within the limit."""
-
-
 class _Gap(NamedTuple):
     """The sizes between two known sizes of an algorithm.
 
@@ -87,7 +68,7 @@ class Schedule:
         known: the state of the exploration. The schedule only reads it.
     """
 
-    def __init__(self, request: Request, names: Sequence[str], known: Known) -> None:
+    def __init__(self, request: Request, names: Sequence[str], known: State) -> None:
         self._request = request
         self._batch = request.problem.batch
         self._names = names

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import final
 
-from ucudnn.benchmarking.exploration.lazy_bench import LazyBench
 from ucudnn.benchmarking.exploration.pruning import NO_TRAITS, Traits, traits_of
-from ucudnn.benchmarking.exploration.state import Context, State
+from ucudnn.benchmarking.exploration.state import State
 from ucudnn.benchmarking.request import SlabDivision
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.problem import ConvolutionProblem
@@ -34,29 +33,25 @@ class SlabExplorer:
     """Measures slabs of one micro-batch size.
 
     Args:
-        context: the request, with the numbers of rows that slabs may have.
-        state: what is known. What is measured is added.
-        bench: measures.
+        state: the request, with the numbers of rows that slabs may have, and what is known. What is measured is added.
         size: the micro-batch size.
     """
 
-    def __init__(self, context: Context, state: State, bench: LazyBench, size: int) -> None:
-        self._context = context
+    def __init__(self, state: State, size: int) -> None:
         self._state = state
-        self._bench = bench
         self._size = size
-        self._request = context.request
-        self._part = context.request.problem.part(size)
+        self._request = state.request
+        self._part = state.request.problem.part(size)
         self._undivided = state.known_algorithms(self._part)
         best = None if self._request.whole else fastest(state.micros.values(), self._request.problem.batch)
         self._best_ms = inf if best is None else best.time_ms * size / self._request.problem.batch
-        admits = context.compile_filter.admits
-        self._names = [name for name in context.names if best is None or admits(self._request, name)]
+        admits = state.compile_filter.admits
+        self._names = [name for name in state.names if best is None or admits(self._request, name)]
         self._points: list[tuple[int, float, Traits]] = []
 
     def run(self) -> list[SlabDivision]:
         """Measure the slabs that can matter, and return the divisions of which all slabs were measured."""
-        if self._context.exhaustive:
+        if self._state.exhaustive:
             rows = self._measure_everything()
         else:
             known = [micro for (size, _), micro in self._state.micros.items() if size == self._size]
@@ -68,12 +63,12 @@ class SlabExplorer:
         found = []
         for rows in self._request.rows:
             kinds = slabs_by_problem(self._part, rows)
-            if not all(self._context.backend.knows_slab(part, self._part) for part, _ in kinds):
+            if not all(self._state.backend.knows_slab(part, self._part) for part, _ in kinds):
                 continue
             measured = [
                 [
                     self._measure(part, slabs, each, inf)
-                    for each in self._context.backend.algorithms(part)
+                    for each in self._state.backend.algorithms(part)
                     if each.workspace_bytes <= self._request.limit_bytes
                 ]
                 for part, slabs in kinds
@@ -96,7 +91,7 @@ class SlabExplorer:
             self._points.append((each.workspace_bytes, each.time_ms, traits))
         tried: set[int] = set()
         for undivided in self._candidates():
-            for name in self._context.backend.slab_names(undivided):
+            for name in self._state.backend.slab_names(undivided):
                 for rows, time_ms in self._try(name, undivided_ms.get(undivided, 0.0), worth_ms):
                     tried.add(rows)
                     if not self._request.whole:
@@ -186,7 +181,7 @@ class SlabExplorer:
     def _substitute(self, part: ConvolutionProblem, slabs: Sequence[Slab]) -> float | None:
         """Return the time of another algorithm on slabs that an algorithm does not compute."""
         tries = 0
-        for name in (each for own in self._names for each in self._context.backend.slab_names(own)):
+        for name in (each for own in self._names for each in self._state.backend.slab_names(own)):
             algorithm = self._algorithm(part, name)
             if algorithm is None or algorithm.workspace_bytes > self._request.limit_bytes:
                 continue
@@ -217,5 +212,5 @@ class SlabExplorer:
         known = self._state.results.of(part).get(algorithm.name)
         settled = known is not None and (known.complete or known.time_ms >= worth_ms)
         if known is None or not settled or known.status is MeasurementStatus.HINDERED:
-            known = self._bench.measure(self._size, algorithm, self._context.effort, worth_ms, slabs)
+            known = self._state.measure(self._size, algorithm, self._state.effort, worth_ms, slabs)
         return known.time_ms if known.measured else None

@@ -1,34 +1,37 @@
-"""What an exploration of one request is given, and what it has found so far."""
+"""An exploration of one request: what it is given, what it has found so far, and its bench."""
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, final
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, final
 
 from ucudnn.backends.base import Backend
-from ucudnn.benchmarking.exploration.compile_filter import CompileFilter
+from ucudnn.backends.bench import Bench, Following
+from ucudnn.benchmarking.exploration.compile_filter import FAR, CompileFilter
 from ucudnn.benchmarking.exploration.pruning import Pruning, traits_of
 from ucudnn.benchmarking.request import Request
 from ucudnn.benchmarking.results import MeasuredProblem, Results
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
+from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
+from ucudnn.slabs import Slab, pieces_of
+
+if TYPE_CHECKING:
+    from ucudnn.benchmarking.storage.store import MachineStore
 
 _GROWN = 1.05  # if the workspace exceeds the limit by this factor, it does so at all larger sizes
+_LOG = logging.getLogger(__name__)
 
 
-class MeasurementStorage(Protocol):
-    """Where measurements are looked up before anything is measured, and kept afterwards."""
+@final
+@dataclass(slots=True, kw_only=True)
+class State:
+    """What is known while a request is explored.
 
-    def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[MeasuredProblem] | None:
-        """Return the known measurements of problems at micro-batch size, or None if they cannot all be read."""
-
-    def save(self, items: Sequence[MeasuredProblem]) -> None:
-        """Keep measurements."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
-    """What an exploration is given. It does not change.
+    As a context, it measures. The first measurement opens the bench. The end frees the operands, and saves the
+    measurements.
 
     Attributes:
         request: the request to explore.
@@ -41,6 +44,16 @@ class Context:
         exhaustive: whether micro-configurations that cannot matter are measured too.
         progress: a function that is called with the number of micro-configurations that were considered, and the
             number of those that will be, as far as that is known.
+        results: measurements of all requests. What is measured is added.
+        room_bytes: the smallest workspace for which there was not enough memory.
+        micros: what was measured within the limit, by micro-batch size and algorithm.
+        pruning: what follows from `micros` about the time of others.
+        tried: the micro-batch sizes that were tried.
+        compiled: algorithms that have to be compiled, as far as that is known.
+        hindered: whether something could not be measured, but may be later.
+        measured: number of measurements.
+        considered: number of micro-configurations that were measured or left out.
+        total: number of micro-configurations to consider, as far as that is known.
     """
 
     request: Request
@@ -48,68 +61,52 @@ class Context:
     offered: Collection[int] | None
     backend: Backend
     effort: Effort
-    storage: MeasurementStorage | None
+    storage: "MachineStore | None"
     compile_filter: CompileFilter
     exhaustive: bool
     progress: Callable[[int, int], None]
+    results: Results
+    room_bytes: float = inf
+    micros: dict[tuple[int, str], MicroConfiguration] = field(default_factory=dict)
+    pruning: Pruning = field(init=False)
+    tried: set[int] = field(default_factory=set)
+    compiled: set[str] = field(default_factory=set)
+    hindered: bool = False
+    measured: int = 0
+    considered: int = 0
+    total: int = 0
+    _algorithms: dict[tuple[ConvolutionProblem, str], Algorithm | None] = field(default_factory=dict)
+    _loaded: set[ConvolutionProblem] = field(default_factory=set)
+    _too_large: dict[str, int] = field(default_factory=dict)
+    _unsaved: list[MeasuredProblem] = field(default_factory=list)
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _bench: Bench | None = None
 
+    def __post_init__(self) -> None:
+        asked = self.request
+        self.pruning = Pruning(asked.problem.batch, whole=asked.whole, apart=asked.apart, exhaustive=self.exhaustive)
 
-@final
-class State:
-    """What is known while a request is explored.
+    def __enter__(self) -> "State":
+        return self
 
-    Args:
-        context: what is explored.
-        results: measurements of all requests. What is measured is added.
-        room_bytes: a workspace for which there was not enough memory before.
-
-    Attributes:
-        results: measurements of all requests.
-        micros: what was measured within the limit, by micro-batch size and algorithm.
-        pruning: what follows from `micros` about the time of others.
-        tried: the micro-batch sizes that were tried.
-        compiled: algorithms that have to be compiled, as far as that is known.
-        room_bytes: the smallest workspace for which there was not enough memory.
-        hindered: whether something could not be measured, but may be later.
-        measured: number of measurements.
-        considered: number of micro-configurations that were measured or left out.
-        total: number of micro-configurations to consider, as far as that is known.
-        unsaved: measurements that were not given to the storage yet.
-    """
-
-    def __init__(self, context: Context, results: Results, room_bytes: float) -> None:
-        request = context.request
-        self._context = context
-        self._algorithms: dict[tuple[ConvolutionProblem, str], Algorithm | None] = {}
-        self._loaded: set[ConvolutionProblem] = set()
-        self._too_large: dict[str, int] = {}
-        self.results = results
-        self.micros: dict[tuple[int, str], MicroConfiguration] = {}
-        self.pruning = Pruning(
-            request.problem.batch, whole=request.whole, apart=request.apart, exhaustive=context.exhaustive
-        )
-        self.tried: set[int] = set()
-        self.compiled: set[str] = set()
-        self.room_bytes = room_bytes
-        self.hindered = False
-        self.measured = 0
-        self.considered = 0
-        self.total = 0
-        self.unsaved: list[MeasuredProblem] = []
+    def __exit__(self, *exception: object) -> None:
+        self._bench = None
+        self._stack.close()
+        if self.storage is not None and self._unsaved:
+            self.storage.save(self._unsaved)
 
     def load(self, parts: Iterable[ConvolutionProblem]) -> None:
         """Take the stored measurements of micro-batches and slabs of which none is known."""
-        storage = self._context.storage
-        if storage is None:
+        if self.storage is None:
             return
         unknown = [part for part in parts if part not in self._loaded and not self.results.of(part)]
         self._loaded.update(unknown)
         if unknown:
-            self.results.update(storage.load(unknown) or ())
+            self.results.update(self.storage.load(unknown) or ())
 
     def add(self, size: int, measurement: Measurement) -> None:
         """Take a measurement of a micro-batch into account, if its workspace is within the limit."""
-        if measurement.algorithm.workspace_bytes <= self._context.request.limit_bytes:
+        if measurement.algorithm.workspace_bytes <= self.request.limit_bytes:
             micro = measurement.micro(size)
             self.micros[size, micro.algorithm] = micro
             self.pruning.add(micro, traits_of(measurement.algorithm))
@@ -119,7 +116,7 @@ class State:
         key = part, name
         if key not in self._algorithms:
             known = self.results.of(part).get(name)
-            self._algorithms[key] = self._context.backend.algorithm(part, name) if known is None else known.algorithm
+            self._algorithms[key] = self.backend.algorithm(part, name) if known is None else known.algorithm
         found = self._algorithms[key]
         if found is not None and found.compiles:
             self.compiled.add(name)
@@ -127,29 +124,85 @@ class State:
 
     def known_algorithms(self, part: ConvolutionProblem) -> Mapping[str, Algorithm | None]:
         """Return the algorithms of a problem that were looked at; None for those that do not compute it."""
-        asked = {name: self._algorithms[part, name] for name in self._context.names if (part, name) in self._algorithms}
+        asked = {name: self._algorithms[part, name] for name in self.names if (part, name) in self._algorithms}
         return asked | {name: measurement.algorithm for name, measurement in self.results.of(part).items()}
 
     def fits(self, size: int, name: str) -> bool:
         """Whether an algorithm computes a micro-batch size within the limit, whatever is known of other sizes."""
-        algorithm = self.algorithm(self._context.request.problem.part(size), name)
-        return algorithm is not None and algorithm.workspace_bytes <= self._context.request.limit_bytes
+        algorithm = self.algorithm(self.request.problem.part(size), name)
+        return algorithm is not None and algorithm.workspace_bytes <= self.request.limit_bytes
 
     def fitting(self, size: int, name: str) -> Algorithm | None:
         """Return an algorithm if it computes a micro-batch size within the limit.
 
         It is not looked up if a smaller size exceeds the limit by far.
         """
-        limit = self._context.request.limit_bytes
+        limit = self.request.limit_bytes
         if size > self._too_large.get(name, size):
             return None
-        algorithm = self.algorithm(self._context.request.problem.part(size), name)
+        algorithm = self.algorithm(self.request.problem.part(size), name)
         if algorithm is None or algorithm.workspace_bytes <= limit:
             return algorithm
-        if algorithm.workspace_bytes > limit * _GROWN and not self._context.exhaustive:
+        if algorithm.workspace_bytes > limit * _GROWN and not self.exhaustive:
             self._too_large[name] = min(size, self._too_large.get(name, size))
         return None
 
     def has_uncompiled(self) -> bool:
         """Whether something was measured that need not be compiled."""
         return any(name not in self.compiled for _, name in self.micros)
+
+    def announce(self, size: int, algorithm: Algorithm) -> None:
+        """Let a compiler begin with an algorithm that may be measured soon."""
+        if self._bench is not None:
+            self._bench.announce(size, algorithm)
+
+    def measure(
+        self,
+        size: int,
+        algorithm: Algorithm,
+        effort: Effort,
+        worth_ms: float,
+        slabs: Sequence[Slab] = (),
+        following: Following | None = None,
+    ) -> Measurement:
+        """Measure an algorithm on a micro-batch, or on slabs of it that are the same problem.
+
+        Args:
+            size: micro-batch size.
+            algorithm: what to measure.
+            effort: how much time goes into the measurement.
+            worth_ms: the time from which on it does not matter how slow the algorithm is.
+            slabs: slabs of the micro-batch; () for all of it.
+            following: gives what is measured next.
+
+        Raises:
+            MemoryError: if there is no room for the operands of one sample.
+            BackendError: if nothing can be measured now.
+        """
+        problem = self.request.problem
+        if self._bench is None:
+            self._bench = self._stack.enter_context(self.backend.bench(problem))
+        if following is not None:
+            self._bench.look_ahead(following)
+        found = self._bench.measure(size, algorithm, effort, worth_ms, slabs)
+        part = pieces_of(problem, size, slabs)[0].problem
+        self.measured += 1
+        self.results.put(part, found)
+        if found.measured and algorithm.compiles and worth_ms < inf and self.has_uncompiled():
+            self._judge(algorithm, found.time_ms / worth_ms, whole=not slabs)
+        if not found.measured:
+            where = f"{f'slabs of {slabs[0].rows} rows of ' if slabs else ''}micro-batch {size} of {problem}"
+            _LOG.info("%s at %s failed: %s", algorithm.name, where, found.reason)
+        if found.status is MeasurementStatus.HINDERED:
+            self.hindered = True
+            if found.reason.startswith("MemoryError"):
+                self.room_bytes = min(self.room_bytes, algorithm.workspace_bytes or inf)
+        else:
+            self._unsaved.append((part, found))
+        return found
+
+    def _judge(self, algorithm: Algorithm, ratio: float, *, whole: bool) -> None:
+        """Tell the compile filter how slow an algorithm was; that it was far behind only if the limit allowed it."""
+        fits = algorithm.workspace_bytes == 0 or self.fits(self.request.problem.batch, algorithm.name)
+        if ratio < FAR or (whole and fits):
+            self.compile_filter.add(self.request, algorithm.name, ratio)

@@ -13,7 +13,7 @@ from typing import Any, final
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.findings import Finding, Findings
-from ucudnn.benchmarking.measurer import LocalMeasurer, Measurer
+from ucudnn.benchmarking.measurer import Measurer
 from ucudnn.benchmarking.parallel.interrupts import start_worker
 from ucudnn.benchmarking.parallel.partition import Group, Partition, by_operation, by_size, requests_in
 from ucudnn.benchmarking.request import Request
@@ -256,7 +256,7 @@ class _Worker:
 def serve(connection: Connection, device: int, options: WorkerOptions) -> None:
     """Measure what is asked for until the connection ends: the main function of a worker process."""
     backend = open_backend(options.backend, cudnn_library=options.cudnn_library, device=device)
-    measurer = LocalMeasurer(Findings(backend), options.effort, exhaustive=options.exhaustive)
+    measurer = Measurer(Findings(backend), options.effort, exhaustive=options.exhaustive)
     with suppress(Exception):  # an error will come again when something is measured
         backend.warm_up()  # this process has nothing else to do before its first measurement
     with suppress(EOFError, OSError):
