@@ -34,12 +34,12 @@ class Benchmark:
         effort: how much time goes into one measurement.
         listener: a function that is called with the progress.
         storage: keeps measurements beyond the process; None keeps none.
-        parallel: others that measure too; None for this process alone.
+        parallel: others that measure too; None for this process alone. If they are `collective`, all must ask for
+            the same requests, known or not, and end with the same findings.
         exhaustive: whether micro-configurations that cannot enter the desirable set are measured too.
         remeasure: whether all that is asked for is measured once in this process, whatever the storage has of it.
 
     Attributes:
-        backend: the backend that measures.
         rule: chooses without measurements.
         measures: whether plans wait for measurements.
         seconds: wall-clock seconds of all explorations so far.
@@ -85,11 +85,7 @@ class Benchmark:
         self.rule = FixedRule(self.backend, self._findings.discarded, checks=False)
 
     def is_ruled(self, requests: Sequence[Request]) -> bool:
-        """Return whether the rule plans a problem: because it must repeat, or because it is not measured.
-
-        Args:
-            requests: all that is asked about one problem.
-        """
+        """Return whether the rule plans a problem, given all requests of it: it must repeat, or is not measured."""
         known = self.measures or all(map(self._is_finished, requests))
         return not known or any(each.problem.deterministic for each in requests)
 
@@ -101,11 +97,7 @@ class Benchmark:
         return replace(request, limit_bytes=int(min(request.limit_bytes, backend.room_bytes())))
 
     def ready(self) -> None:
-        """Wait until others that measure too are ready; the first exploration does so by itself.
-
-        Raises:
-            SettingsError: if their devices differ.
-        """
+        """Wait until others that measure too are ready; the first exploration does so by itself."""
         if self._parallel is not None:
             self._parallel.ready()
 
@@ -154,30 +146,20 @@ class Benchmark:
         return self._findings.of(request, self.exploration(request)).items
 
     def micro_configurations(self, request: Request) -> list[MicroConfiguration]:
-        """Return the micro-configurations of a request within its workspace limit.
+        """Return the micro-configurations of a request within its workspace limit; raises what `explore` does.
 
         Algorithms that fail are logged and left out. What cannot matter is left out without being measured.
-
-        Raises:
-            UnsupportedProblemError: if the backend cannot compute the problem at all.
-            NotRecordedError: if a profile is replayed that lacks the problem.
         """
         return self._findings.micro_configurations(request, self.exploration(request))
 
     def known_micro_configurations(self, request: Request) -> list[MicroConfiguration]:
-        """Return what was measured for any request of the same problem, within this request's limit.
-
-        Nothing is measured. Incomplete measurements count only if there is no configuration without them.
-        """
+        """Return what was measured for any request of the same problem; see `Findings`."""
         return self._findings.known_micro_configurations(request)
 
     def slab_configuration(
         self, problem: ConvolutionProblem, size: int, slab: Slab, limit_bytes: int, failed: Collection[str] = ()
     ) -> SlabConfiguration | None:
-        """Return the fastest known algorithm of a slab within a limit, or else the first that can be measured.
-
-        `Findings.slab_configuration` says what the arguments are.
-        """
+        """Return the fastest known algorithm of a slab, or else the first that can be measured; see `Findings`."""
         known = self._findings.slab_configuration(problem, size, slab, limit_bytes, failed)
         return known or self._measurer.measure_slab(problem, size, slab, limit_bytes, failed)
 

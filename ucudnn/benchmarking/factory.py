@@ -22,15 +22,7 @@ def open_benchmark(
     exhaustive: bool = False,
     measures: bool = True,
 ) -> Benchmark:
-    """Return a benchmark of a backend.
-
-    Args:
-        backend: the backend that measures.
-        settings: database, devices, and whether what the database has is measured again.
-        effort: how much time goes into one measurement.
-        listener: a function that is called with the progress.
-        exhaustive: whether micro-configurations that cannot enter the desirable set are measured too.
-        measures: whether plans wait for measurements.
+    """Return a benchmark of a backend; `measures` says whether plans wait for measurements.
 
     Raises:
         DatabaseError: if the path is no place for a database, such as a folder or a file of another program.
@@ -60,12 +52,6 @@ def open_parallel(
     backend: Backend, settings: Settings, effort: Effort, *, exhaustive: bool = False
 ) -> "Processes | Ranks | None":
     """Return the processes or ranks that measure together, or None for this process alone.
-
-    Args:
-        backend: the backend of this process.
-        settings: the devices, and the cuDNN library that other processes load.
-        effort: how much time goes into one measurement.
-        exhaustive: whether micro-configurations that cannot enter the desirable set are measured too.
 
     Raises:
         SettingsError: if a GPU does not exist, or if the ranks of torch.distributed are not initialized.

@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 @final
 class Finding(NamedTuple):
-    """What was found for a request.
-
-    Attributes:
-        request: the request.
-        exploration: what was tried.
-        items: all measurements of it, failed ones included.
-    """
+    """What was found for a request: what was tried, and all measurements of it, failed ones included."""
 
     request: Request
     exploration: Exploration
@@ -46,8 +40,6 @@ class Findings:
         reuses: whether requests that are finished in the storage count as finished here.
 
     Attributes:
-        backend: the backend that measured.
-        storage: keeps measurements beyond the process; None keeps none.
         results: the measurements of all requests.
     """
 
@@ -206,13 +198,7 @@ class Findings:
 def in_slabs(
     part: ConvolutionProblem, rows: int, measured: Callable[[ConvolutionProblem], Iterable[MicroConfiguration]]
 ) -> list[MicroConfiguration]:
-    """Return the desirable ways to compute a micro-batch in slabs of so many rows.
-
-    Args:
-        part: the micro-batch.
-        rows: the number of rows of a slab.
-        measured: gives what can compute a slab.
-    """
+    """Return the desirable ways to compute a micro-batch in slabs of so many rows; `measured` gives those of a slab."""
     return divided(part.batch, [(slabs, measured(slab)) for slab, slabs in slabs_by_problem(part, rows)])
 
 

@@ -40,13 +40,7 @@ ProgressListener = Callable[[Progress], None]
 
 @final
 class Measurer:
-    """Measures on the backend of the findings.
-
-    Args:
-        findings: what is known. What is measured is added.
-        effort: how much time goes into one measurement.
-        listener: a function that is called with the progress.
-        exhaustive: whether micro-configurations that cannot enter the desirable set are measured too.
+    """Measures on the backend of the findings, and adds what it measures to them.
 
     Attributes:
         measured: number of micro-configurations that were measured.
@@ -78,12 +72,7 @@ class Measurer:
         return self._known(request) is not None
 
     def find(self, request: Request) -> Finding:
-        """Return what was found for a request, which is explored first if it is not known.
-
-        Raises:
-            UnsupportedProblemError: if the backend cannot compute the problem at all.
-            NotRecordedError: if a profile is replayed that lacks the problem.
-        """
+        """Return what was found for a request, which is explored first if it is not known; raises as `explore`."""
         exploration = self._known(request)
         if exploration is None:
             self.begin([request])
@@ -95,7 +84,12 @@ class Measurer:
         self._findings.results.update(items)
 
     def explore(self, request: Request) -> Exploration:
-        """Measure what a request asks for, keep it, and return what was tried; raises what `find` does."""
+        """Measure what a request asks for, keep it, and return what was tried.
+
+        Raises:
+            UnsupportedProblemError: if the backend cannot compute the problem at all.
+            NotRecordedError: if a profile is replayed that lacks the problem.
+        """
         discarded = self._findings.discarded(request.problem)
         offered = self._backend.sizes(request.problem) if request.adaptive else None
         sizes = [size for size in request.sizes if offered is None or size in offered]

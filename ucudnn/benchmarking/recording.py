@@ -28,12 +28,7 @@ def record_requests(
 ) -> list[Request]:
     """Return the requests of a network's profile, which ask for each size of each kernel by itself.
 
-    Args:
-        network: the network to record.
-        wanted: its data types and layouts.
-        policy: which micro-batch sizes and which slabs are recorded.
-        slabs: whether slabs of single samples are recorded.
-        backend: computes them. Where it keeps float32 sums of filter gradients, their parts are recorded, too.
+    Where the backend keeps float32 sums of filter gradients, their parts are recorded, too.
     """
     problems = [variant.of(kernel.problem) for variant in wanted for kernel in network.kernels()]
     if backend is not None:
@@ -53,14 +48,10 @@ def record_requests(
 
 
 def record(name: str, requests: Sequence[Request], benchmark: Benchmark, *, every: bool = False) -> Profile:
-    """Measure, and return a profile with one recording.
+    """Measure, and return a profile with one recording of this name.
 
-    Args:
-        name: the name of the recording and of the profile.
-        requests: what to measure.
-        benchmark: measures.
-        every: whether algorithms are kept that another one of the same API beats in both time and workspace at the same
-            size.
+    Unless `every` algorithm is kept, those are left out that another one of the same API beats in both time and
+    workspace at the same size.
 
     Raises:
         UnsupportedProblemError: if the backend cannot compute a problem at all.

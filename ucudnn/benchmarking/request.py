@@ -17,12 +17,7 @@ with the square root of their number."""
 
 @final
 class SlabDivision(NamedTuple):
-    """A way to divide a micro-batch into slabs.
-
-    Attributes:
-        size: the micro-batch size.
-        rows: the number of rows of each slab; the last slab may have fewer.
-    """
+    """A micro-batch size, and the number of rows of each slab of it; the last slab may have fewer."""
 
     size: int
     rows: int
@@ -56,12 +51,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
-    """What was tried for a request. The measurements are kept by problem.
+    """What was tried for a request: algorithms, sizes in ascending order, and divisions whose slabs were all measured.
 
-    Attributes:
-        names: names of the algorithms.
-        sizes: micro-batch sizes in ascending order.
-        divisions: the divisions into slabs whose slabs were all measured.
+    The measurements are kept by problem.
     """
 
     names: tuple[str, ...]

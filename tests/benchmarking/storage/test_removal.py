@@ -78,8 +78,11 @@ def test_what_is_measured_again_replaces_what_was_kept(path):
     assert {micro.time_ms for each in asked for micro in kept.micro_configurations(each)} == times
     assert kept.measured == 0
     assert count(path, where="time_ms = 719.0") > 0  # other operations keep theirs
-    fresh.remeasure([request(ONE)])  # on demand
-    assert fresh.measured > measured
+    kept.remeasure([request(ONE)])  # on demand
+    measured = kept.measured
+    assert measured > 0
+    kept.explore([request(ONE.with_operation(Operation.BACKWARD_FILTER))])
+    assert kept.measured == measured, "what is not forgotten is still read from the file"
 
 
 @pytest.mark.parametrize("text", ["'{'", "x'ff'", "7", "'[]'"])

@@ -22,13 +22,7 @@ _ANNOUNCED_AFTER = 4  # the best time of a size is about known after so many of 
 
 
 class _Candidate(NamedTuple):
-    """An algorithm that may matter at a size.
-
-    Attributes:
-        algorithm: the algorithm.
-        least_ms: a lower bound on its time.
-        worth_ms: the time from which on it does not matter.
-    """
+    """An algorithm that may matter, with a lower bound on its time, and the time from which on it does not."""
 
     algorithm: Algorithm
     least_ms: float
@@ -37,11 +31,7 @@ class _Candidate(NamedTuple):
 
 @final
 class Explorer:
-    """Explores one request.
-
-    Args:
-        state: the request, and what is known. The explorer adds what it measures.
-    """
+    """Explores the request of a state, and adds what it measures to it."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -49,12 +39,7 @@ class Explorer:
         self._ranks = {name: rank for rank, name in enumerate(state.names)}
 
     def run(self) -> Exploration:
-        """Measure the micro-configurations and slabs that can matter.
-
-        Raises:
-            MemoryError: if there is no room for the operands of one sample.
-            BackendError: if nothing can be measured now.
-        """
+        """Measure the micro-configurations and slabs that can matter; raises what `State.measure` does."""
         with self._state:
             for each in Schedule(self._request, self._state.names, self._state):
                 sizes = [size for size in each.sizes if size >= self._request.least_size]

@@ -9,11 +9,7 @@ _T = TypeVar("_T")
 
 @final
 class Peekable(Generic[_T]):
-    """The items of an iterator, each of which can be looked at before its turn.
-
-    Args:
-        items: the iterator. An item is taken from it when it is first looked at.
-    """
+    """The items of an iterator, each of which can be looked at before its turn."""
 
     def __init__(self, items: Iterator[_T]) -> None:
         self._items = items

@@ -29,10 +29,7 @@ _DIVISIONS = 12  # up to so many equal micro-batches are tried in any case
 class Round(NamedTuple):
     """Sizes and algorithms that are measured together.
 
-    Attributes:
-        sizes: micro-batch sizes.
-        names: names of algorithms.
-        chain: whether two micro-batches of a size can always be replaced by one of the next larger size.
+    In a chain, two micro-batches of a size can always be replaced by one of the next larger size.
     """
 
     sizes: Sequence[int]
@@ -44,7 +41,7 @@ class _Gap(NamedTuple):
     """The sizes between two known sizes of an algorithm.
 
     Attributes:
-        hope_ms: the time of a sample that may be hoped for.
+        hope: the time of a sample that may be hoped for.
         size: the size to measure.
         name: the algorithm.
         small_ms: the time at the smaller end.
@@ -60,13 +57,7 @@ class _Gap(NamedTuple):
 
 @final
 class Schedule:
-    """Decides what to measure next by what was measured before.
-
-    Args:
-        request: the request that is explored.
-        names: names of the algorithms, most promising first.
-        known: the state of the exploration. The schedule only reads it.
-    """
+    """Decides what to measure next by what was measured before. It only reads the state."""
 
     def __init__(self, request: Request, names: Sequence[str], known: State) -> None:
         self._request = request
@@ -154,10 +145,8 @@ class Schedule:
     def _gaps(self, worth_ms: float) -> Iterator["_Gap"]:
         """Return the gaps between known sizes of an algorithm, and the gap up to the largest size that fits.
 
-        At best, all sizes below the larger end take as long as the smaller end.
-
-        Args:
-            worth_ms: the time of a sample above which a size is not worth measuring.
+        At best, all sizes below the larger end take as long as the smaller end. Gaps are left out in which a sample
+        takes more than `worth_ms` even so.
         """
         # Compiling takes longer than a step can gain.
         names = [name for name in self._promising(_HOPEFUL, _MOST_HOPEFUL) if name not in self._known.compiled]
@@ -183,15 +172,11 @@ class Schedule:
         return self._largest[name]
 
     def _promising(self, factor: float, most: int) -> list[str]:
-        """Return the algorithms with the least times of a sample at any size, the fastest first.
+        """Return at most so many algorithms with the least times of a sample at any size, the fastest first.
 
-        An algorithm that does not fit at twice its largest size gets the benefit of the doubt: it is taken to gain as
-        much from twice the size as the best algorithms do.
-
-        Args:
-            factor: how many times as slow as the best they may be. Algorithms that have to be compiled may be slower
-                by _PROMISING only.
-            most: the largest number of algorithms.
+        They are up to `factor` times as slow as the best, and those that have to be compiled up to _PROMISING times. An
+        algorithm that does not fit at twice its largest size gets the benefit of the doubt: it is taken to gain as much
+        from twice the size as the best algorithms do.
         """
         rates: dict[str, float] = {}
         largest: dict[str, tuple[int, float]] = {}

@@ -30,12 +30,7 @@ _MOST_SUBSTITUTES = 4  # algorithms that are tried at the ends, if the algorithm
 
 @final
 class SlabExplorer:
-    """Measures slabs of one micro-batch size.
-
-    Args:
-        state: the request, with the numbers of rows that slabs may have, and what is known. What is measured is added.
-        size: the micro-batch size.
-    """
+    """Measures slabs of one micro-batch size, and adds what it measures to the state."""
 
     def __init__(self, state: State, size: int) -> None:
         self._state = state
@@ -78,12 +73,7 @@ class SlabExplorer:
         return found
 
     def _measure_what_matters(self, known: Iterable[MicroConfiguration], worth_ms: float) -> list[int]:
-        """Measure the slabs that can matter, and return the rows of the divisions that were measured.
-
-        Args:
-            known: micro-configurations of the undivided micro-batch.
-            worth_ms: the time of the micro-batch from which on nothing matters.
-        """
+        """Measure the slabs that can matter, and return the rows of the divisions that were measured."""
         undivided_ms = {}
         for each in known:
             undivided_ms[each.algorithm] = each.time_ms
@@ -101,10 +91,8 @@ class SlabExplorer:
     def _try(self, name: str, last_ms: float, worth_ms: float) -> Iterator[tuple[int, float]]:
         """Measure slabs with an algorithm, the fewest that fit the limit first.
 
-        If only the fastest configuration is wanted, the first division that can be measured is the last one.
-
-        Yields:
-            The rows of a slab, and the milliseconds of all slabs together.
+        If only the fastest configuration is wanted, the first division that can be measured is the last one. Yields the
+        rows of a slab, and the milliseconds of all slabs together.
         """
         heights = self._fitting(name)
         for rows in heights if self._request.whole else heights[:_MOST_HEIGHTS]:
@@ -198,16 +186,9 @@ class SlabExplorer:
     def _measure(
         self, part: ConvolutionProblem, slabs: Sequence[Slab], algorithm: Algorithm, worth_ms: float
     ) -> float | None:
-        """Return an algorithm's time on slabs that are the same problem; measure it unless that is known well enough.
+        """Return an algorithm's milliseconds on slabs that are the same problem; None if it fails.
 
-        Args:
-            part: the problem of each slab.
-            slabs: the slabs.
-            algorithm: what computes them.
-            worth_ms: the time of a slab from which on the algorithm does not matter.
-
-        Returns:
-            Milliseconds, or None if the algorithm fails.
+        It is measured unless it is known well enough: to take longer than a slab is worth.
         """
         known = self._state.results.of(part).get(algorithm.name)
         settled = known is not None and (known.complete or known.time_ms >= worth_ms)

@@ -25,12 +25,7 @@ Choose = Callable[[Sequence[ConvolutionProblem]], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests of one problem. They stay together, because they share measurements.
-
-    Attributes:
-        requests: at least one request.
-        cost: about how long they take, compared with other groups.
-    """
+    """Requests of one problem, and about how long they take. They stay together, because they share measurements."""
 
     requests: tuple[Request, ...]
     cost: int
@@ -46,9 +41,6 @@ class Partition:
     """The shares of several processes, without the groups that were taken. Several threads may use it.
 
     A process takes its own groups first. Then it takes the cheapest group of the process that has most left.
-
-    Args:
-        shares: the groups of each process.
     """
 
     def __init__(self, shares: Sequence[Sequence[Group]]) -> None:
@@ -66,9 +58,7 @@ class Partition:
     def take(self, index: int, choose: Choose) -> Group | None:
         """Return a group, or None if there are no more, or the process takes no more.
 
-        Args:
-            index: index of the process.
-            choose: chooses one of the process's own groups. Other processes may take groups in the meantime.
+        `choose` chooses one of the process's own groups. Other processes may take groups in the meantime.
         """
         while own := self.of(index):
             chosen = choose([group.problem for group in own])

@@ -47,10 +47,7 @@ class WorkerOptions:
 class Processes:
     """Worker processes, one for each further GPU of this machine. If one dies, the others do its work.
 
-    Args:
-        backend: the backend of this process, which may measure too.
-        devices: numbers of the GPUs that take part.
-        options: what the workers need.
+    The process of `backend` measures, too, if its GPU is among the devices.
 
     Raises:
         SettingsError: if a GPU does not exist.
@@ -122,11 +119,8 @@ class Processes:
 class _Exploration:
     """One exploration by several processes. It ends when everything is found.
 
-    Args:
-        shares: the share of each worker, and then the share of this process if it measures.
-        workers: the worker processes.
-        own: measures in this process.
-        partly: whether the requests are for some of the wanted sizes only.
+    The shares are those of the workers, and then that of this process if it measures. `partly` says that the requests
+    are for some of the wanted sizes only.
     """
 
     def __init__(

@@ -75,17 +75,7 @@ class MachineSummary:
 
 @final
 class Database:
-    """A file of measurements.
-
-    Args:
-        path: the file.
-        read_only: whether nothing is changed, so that the file must exist. Otherwise a missing file is created, with
-            its folder, and a damaged one is set aside.
-
-    Raises:
-        DatabaseVersionError: if its tables have another schema version.
-        DatabaseError: if it cannot be opened, if another program wrote it, or if it must exist and does not.
-    """
+    """A file of measurements; the arguments and errors are those of `DatabaseFile`."""
 
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self._file = DatabaseFile(path, read_only=read_only)
@@ -147,16 +137,15 @@ class Database:
 
         self._file.write(write)
 
-    def save(
-        self, machine: Mapping[str, str], items: Sequence[MeasuredProblem], measured_at: str | None = None
-    ) -> None:
-        """Keep all of these measurements, or none if that fails.
+    def save(self, machine: Mapping[str, str], items: Sequence[MeasuredProblem], measured_at: str | None = None) -> int:
+        """Keep all of these measurements, or none if that fails; return how many they are.
 
         An incomplete measurement does not replace a complete one.
         """
         now = measured_at or _now()
         rows = [encode_measurement(part, measurement, now) for part, measurement in items]
         self._save(machine, {problem_text(part) for part, _ in items}, rows)
+        return len(rows)
 
     def load_exploration(self, machine: Mapping[str, str], name: str, request: Request) -> Exploration | None:
         """Return what was tried for a request on a backend, or None if the request was never finished."""
@@ -236,9 +225,7 @@ class Database:
     def prune(self, before: str | None) -> int:
         """Delete measurements, and return how many were deleted. All requests are open again after it.
 
-        Args:
-            before: a date, or a date and time in UTC, in the form of ISO 8601, before which they were made; None for
-                any age.
+        Those go that were made before a date, or a date and time in UTC, in the form of ISO 8601; for None all of them.
         """
 
         def write(connection: Connection) -> int:
@@ -255,12 +242,12 @@ class Database:
         self._file.read("VACUUM")
         return gone
 
-    def forget(self, machine: Mapping[str, str], problems: Iterable[ConvolutionProblem]) -> None:
-        """Delete what a machine has measured of problems at any mini-batch, and of their slabs."""
+    def forget(self, machine: Mapping[str, str], problems: Iterable[ConvolutionProblem]) -> int:
+        """Delete what a machine has measured of problems at any mini-batch, and of their slabs; return of how many."""
         own = key_of(dump(machine))
         families = {_family_of(problem_text(problem)) for problem in problems}
 
-        def write(connection: Connection) -> None:
+        def write(connection: Connection) -> int:
             found = connection.execute("SELECT key, problem FROM problems")
             texts = {key: text for key, text in found if isinstance(text, str)}
             chosen = {key for key, text in texts.items() if _family_of(text) in families}
@@ -270,8 +257,9 @@ class Database:
             for table, keys in (("measurements", slabs), ("explorations", chosen)):
                 own_keys = [(own, key) for key in keys]
                 connection.executemany(f"DELETE FROM {table} WHERE machine = ? AND problem = ?", own_keys)
+            return len(slabs)
 
-        self._file.write(write)
+        return self._file.write(write)
 
     def export_profile(self, name: str, conditions: Mapping[str, str]) -> Profile:
         """Return everything of a machine as a profile: complete measurements as a recording, and all rows as they are.

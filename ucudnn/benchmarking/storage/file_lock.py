@@ -82,15 +82,12 @@ def _noted(lock: TextIO) -> int | None:
 def exclusive(path: Path, seconds: float = _MOST_SECONDS) -> Iterator[TextIO | None]:
     """Let one process at a time create or replace a file. The system drops the locks of killed processes.
 
-    Args:
-        path: the file, such as a database.
-        seconds: how long to wait for another process.
-
     Yields:
         the file of the lock, which names the file that the logs belong to; None on Windows.
 
     Raises:
-        OSError: if the lock cannot be opened, if the file at its place is no lock, or if another process keeps it.
+        OSError: if the lock cannot be opened, if the file at its place is no lock, or if another process keeps it
+            for so many seconds.
     """
     try:
         import fcntl

@@ -62,11 +62,8 @@ class DatabaseFile:
 
     Args:
         path: the file.
-        read_only: whether nothing is changed, so that the file must exist. Otherwise a missing file is created, and a
-            damaged one is set aside.
-
-    Attributes:
-        path: the file.
+        read_only: whether nothing is changed, so that the file must exist. Otherwise a missing file is created, with
+            its folder, and a damaged one is set aside.
 
     Raises:
         DatabaseVersionError: if its tables have another schema version.
@@ -109,19 +106,11 @@ class DatabaseFile:
             self._connection = None
 
     def read(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query.
-
-        Raises:
-            DatabaseError: if the file cannot be read.
-        """
+        """Return the rows of a query."""
         return self._run(lambda: self._open().execute(query, parameters).fetchall(), reads=True)
 
     def write(self, run: Callable[[Connection], _T]) -> _T:
-        """Run a function in a transaction and return its result. If it raises, nothing is written.
-
-        Raises:
-            DatabaseError: if the file cannot be written.
-        """
+        """Run a function in a transaction and return its result. If it raises, nothing is written."""
 
         def transact() -> _T:
             with self._open() as connection:  # which commits, or rolls back at an error
@@ -131,11 +120,7 @@ class DatabaseFile:
         return self._run(transact)
 
     def damage(self) -> list[str]:
-        """Return a line for each damage that SQLite finds.
-
-        Raises:
-            DatabaseError: if the file cannot be opened for another reason.
-        """
+        """Return a line for each damage that SQLite finds; that the file cannot be opened otherwise is an error."""
         with self._lock:
             try:
                 found = [str(row[0]) for row in self._open().execute("PRAGMA integrity_check")]
@@ -222,15 +207,12 @@ class DatabaseFile:
         return connection
 
     def _set_aside(self, reason: str, *, known: bool = False, unreadable: bool = False) -> None:
-        """Rename a damaged file, if it is ours.
+        """Rename a damaged file, if it is ours, or raise an error.
 
         Args:
             reason: why the file seems to be damaged.
             known: whether the file was open, so that it is ours whatever its header says.
             unreadable: whether it has a value that cannot be read, which SQLite does not count as damage.
-
-        Raises:
-            DatabaseError: if the file is damaged and must stay as it is.
         """
         self.close()
         if self._read_only:

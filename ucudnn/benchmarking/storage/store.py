@@ -76,12 +76,7 @@ class MachineStore:
     def save(self, items: Sequence[MeasuredProblem]) -> None:
         """Keep measurements, with those that could not be written before."""
         every, self._unsaved = [*self._unsaved, *items], []  # several threads may save
-
-        def save() -> bool:
-            self._database.save(self._machine, every)
-            return True
-
-        if not self._try(save):
+        if self._try(lambda: self._database.save(self._machine, every)) is None:
             self._unsaved.extend(every)
 
     def forget(self, problems: Sequence[ConvolutionProblem]) -> None:

@@ -23,13 +23,7 @@ _RANK = 0.01  # of the time, for each algorithm that heuristics name before
 
 
 def assumed_ms(part: ConvolutionProblem, algorithm: Algorithm, rank: int) -> float:
-    """Return the assumed milliseconds of a call.
-
-    Args:
-        part: what it computes.
-        algorithm: the algorithm.
-        rank: its place in the order of the heuristics, from 0.
-    """
+    """Return the assumed milliseconds of a call. The rank of its algorithm is its place in the heuristics, from 0."""
     return ranked(_first_ms(part, tensor_cores=uses_tensor_cores(algorithm)), rank)
 
 

@@ -87,17 +87,9 @@ class FixedRule:
     def slab(
         self, problem: ConvolutionProblem, size: int, slab: Slab, limit_bytes: int, failed: Collection[str] = ()
     ) -> SlabConfiguration | None:
-        """Return the first algorithm of one slab of a micro-batch that fits and passes its check, or None.
+        """Return the first algorithm of one slab that fits and passes its check, or None.
 
-        Args:
-            problem: the problem at mini-batch size.
-            size: the micro-batch size.
-            slab: the slab.
-            limit_bytes: workspace limit.
-            failed: algorithms not to choose.
-
-        Raises:
-            UcudnnError: as `configuration`.
+        The arguments are those of `Findings.slab_configuration`; raises what `configuration` does.
         """
         piece = piece_of(problem.part(size), slab).problem
         names = self._names(problem, [size], failed)

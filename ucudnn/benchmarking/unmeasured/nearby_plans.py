@@ -25,13 +25,7 @@ _OTHERWISE = attrgetter(*(f.name for f in fields(ConvolutionProblem) if f.compar
 
 
 class _Known(NamedTuple):
-    """What a size took.
-
-    Attributes:
-        limit_bytes: the limit within which it did.
-        points: the points of its images.
-        configuration: its configuration.
-    """
+    """What a size took: the limit within which it did, the points of its images, and its configuration."""
 
     limit_bytes: int
     points: int

@@ -24,13 +24,7 @@ MOST_CALLS = 64
 
 @final
 class Fitting(NamedTuple):
-    """An algorithm that fits for a micro-batch or a slab.
-
-    Attributes:
-        assumed_ms: its assumed time.
-        name: its name.
-        workspace_bytes: its workspace.
-    """
+    """An algorithm that fits for a micro-batch or a slab, with its assumed time."""
 
     assumed_ms: float
     name: str
@@ -66,11 +60,7 @@ def in_slabs(
 ) -> MicroConfiguration | None:
     """Return a micro-batch in the fewest slabs of which each has an algorithm; None if there are none.
 
-    Args:
-        backend: the backend.
-        part: the micro-batch.
-        rows: the numbers of rows that slabs may have, in descending order.
-        first: returns the algorithm of a slab, or None.
+    `rows` are the numbers of rows that slabs may have, in descending order; `first` gives the algorithm of a slab.
     """
     for each in rows:
         groups = slabs_by_problem(part, each)
@@ -90,10 +80,7 @@ def in_slabs(
 def divided_by(backend: Backend, request: Request, name: str) -> Configuration | None:
     """Return a division of a mini-batch in which one algorithm computes all parts; None if it takes too many calls.
 
-    Args:
-        backend: the backend.
-        request: the problem with its limit, and with the sizes and slabs that are allowed.
-        name: the algorithm.
+    The request says its limit, and which sizes and slabs are allowed.
     """
     division = _Division(backend, request, name)
     parts: list[MicroConfiguration] = []
