@@ -12,12 +12,12 @@ from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.request import request_of
 from ucudnn.benchmarking.unmeasured.untimed_division import (
     MOST_CALLS,
-    Fitting,
     computed_pieces,
     divided_by,
     equal_parts,
     in_slabs,
 )
+from ucudnn.configuration import MicroConfiguration
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Operation
 from ucudnn.settings import Settings
@@ -102,7 +102,7 @@ def test_slabs_are_in_the_order_of_their_rows_and_none_is_taken_that_cannot_be_m
 
     def first(piece):
         asked.append(piece)
-        return Fitting(1.0, "A", 0)
+        return MicroConfiguration(size=1, algorithm="A", time_ms=1.0, workspace_bytes=0)
 
     found = in_slabs(CPU, problem, [20, 10], first)
     assert [each.slab for each in found.slabs] == [*slabs_of(problem, 20)]

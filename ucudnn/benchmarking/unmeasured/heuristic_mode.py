@@ -22,13 +22,14 @@ from typing import final
 
 from ucudnn.backends.base import Backend
 from ucudnn.benchmarking.request import Request
-from ucudnn.benchmarking.unmeasured.assumed_time import least_ms, plain_ms, ranked
+from ucudnn.benchmarking.unmeasured.assumed_time import assumed_ms, least_ms, plain_ms, ranked
 from ucudnn.benchmarking.unmeasured.nearby_plans import NearbyPlans
-from ucudnn.benchmarking.unmeasured.untimed_division import Fitting, computed_pieces, in_slabs
+from ucudnn.benchmarking.unmeasured.untimed_division import assumed, computed_pieces, in_slabs
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, MeasurementError
 from ucudnn.policy import powers_of_two
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Algorithm
 from ucudnn.slabs import Slab, piece_of
 from ucudnn.solvers.sums import MOST_PARTS
 
@@ -122,7 +123,7 @@ class FixedRule:
             own = self._fastest(problem.part(part.size), [part.algorithm], request.limit_bytes) if usable else None
             if own is None:
                 return None
-            parts[part] = own.micro_batch(part.size)
+            parts[part] = own
         return Configuration(parts=tuple(parts[part] for part in found.parts))
 
     def _names(self, problem: ConvolutionProblem, sizes: Sequence[int], failed: Collection[str]) -> list[str]:
@@ -142,8 +143,8 @@ class FixedRule:
         left = problem.batch - start
         if not start and sizes[-1] == left:  # enough for most problems, and quick
             first = self._fastest(problem, self._leading(problem, failed, _UNBEATEN), request.limit_bytes)
-            if first is not None and _is_promising(problem, first.assumed_ms):
-                return Configuration(parts=(first.micro_batch(left),))
+            if first is not None and _is_promising(problem, first.time_ms):
+                return Configuration(parts=(first,))
             if not self._checks_plans_of(problem):
                 found = self._divided(request, start, sizes, self._leading(problem, failed, _QUICK))
                 if found is not None and _is_promising(problem, found.time_ms):
@@ -166,8 +167,8 @@ class FixedRule:
         }
         divisions = [(lead, parts) for lead in fitting if (parts := _filled(left, lead, fitting))]
         if divisions:
-            _, parts = min(divisions, key=lambda each: (fsum(fitting[size].assumed_ms for size in each[1]), -each[0]))
-            return Configuration(parts=tuple(fitting[size].micro_batch(size) for size in parts))
+            _, parts = min(divisions, key=lambda each: (fsum(fitting[size].time_ms for size in each[1]), -each[0]))
+            return Configuration(parts=tuple(fitting[size] for size in parts))
         return None
 
     def _sizes(self, request: Request) -> list[int]:
@@ -177,22 +178,22 @@ class FixedRule:
         wanted = {*request.sizes} & {*powers_of_two(batch)}
         return sorted(size for size in wanted if offered is None or size in offered)
 
-    def _fastest(self, part: ConvolutionProblem, names: Sequence[str], limit_bytes: int) -> Fitting | None:
+    def _fastest(self, part: ConvolutionProblem, names: Sequence[str], limit_bytes: int) -> MicroConfiguration | None:
         """Return the algorithm of a micro-batch or a slab that is assumed to be the fastest one that fits a limit."""
-        best: Fitting | None = None
+        best: tuple[float, Algorithm, int] | None = None
         least = least_ms(part)
         for rank, name in enumerate(names):
-            if best is not None and best.assumed_ms <= ranked(least, rank):
+            if best is not None and best[0] <= ranked(least, rank):
                 break
             if not self._checked.get((part, name), True):
                 continue
             algorithm = self._backend.algorithm(part, name)
             if algorithm is None or algorithm.workspace_bytes > limit_bytes:
                 continue
-            found = Fitting.of(part, algorithm, rank)
-            if best is None or found.assumed_ms < best.assumed_ms:
-                best = found
-        return best
+            time_ms = assumed_ms(part, algorithm, rank)
+            if best is None or time_ms < best[0]:
+                best = time_ms, algorithm, rank
+        return None if best is None else assumed(part, *best[1:])
 
     def _divided_into_slabs(
         self, request: Request, left: int, worth_ms: float, names: Sequence[str]

@@ -7,7 +7,7 @@ that fit.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import final
 
 from ucudnn.backends.base import Backend
 from ucudnn.benchmarking.request import Request
@@ -22,41 +22,26 @@ MOST_CALLS = 64
 """The largest number of calls of a division by one algorithm."""
 
 
-@final
-class Fitting(NamedTuple):
-    """An algorithm that fits for a micro-batch or a slab, with its assumed time."""
-
-    assumed_ms: float
-    name: str
-    workspace_bytes: int
-
-    @classmethod
-    def of(cls, part: ConvolutionProblem, algorithm: Algorithm, rank: int = 0) -> "Fitting":
-        """Return an algorithm of a part; its rank is its place in the order of heuristics."""
-        return cls(assumed_ms(part, algorithm, rank), algorithm.name, algorithm.workspace_bytes)
-
-    def micro_batch(self, size: int) -> MicroConfiguration:
-        """Return a micro-batch by this algorithm; its time is the assumed one."""
-        return MicroConfiguration(
-            size=size, algorithm=self.name, time_ms=self.assumed_ms, workspace_bytes=self.workspace_bytes
-        )
-
-    def on(self, slab: Slab) -> SlabConfiguration:
-        """Return a slab by this algorithm; its time is the assumed one."""
-        return self.micro_batch(1).on(slab)
+def assumed(part: ConvolutionProblem, algorithm: Algorithm, rank: int = 0) -> MicroConfiguration:
+    """Return a micro-batch by an algorithm of a rank in the order of heuristics; its time is the assumed one."""
+    return MicroConfiguration(
+        size=part.batch,
+        algorithm=algorithm.name,
+        time_ms=assumed_ms(part, algorithm, rank),
+        workspace_bytes=algorithm.workspace_bytes,
+    )
 
 
 def equal_parts(problem: ConvolutionProblem, size: int, algorithm: Algorithm) -> Configuration:
     """Return equal micro-batches by one algorithm."""
-    part = Fitting.of(problem.part(size), algorithm).micro_batch(size)
-    return Configuration(parts=(part,) * (problem.batch // size))
+    return Configuration(parts=(assumed(problem.part(size), algorithm),) * (problem.batch // size))
 
 
 def in_slabs(
     backend: Backend,
     part: ConvolutionProblem,
     rows: Sequence[int],
-    first: Callable[[ConvolutionProblem], Fitting | None],
+    first: Callable[[ConvolutionProblem], MicroConfiguration | None],
 ) -> MicroConfiguration | None:
     """Return a micro-batch in the fewest slabs of which each has an algorithm; None if there are none.
 
@@ -115,7 +100,7 @@ class _Division:
             found = self._algorithm(size)
             room = max(self._request.limit_bytes, self._offered[left - size])
             if found is not None and found.workspace_bytes <= room:
-                return Fitting.of(self._request.problem.part(size), found).micro_batch(size)
+                return assumed(self._request.problem.part(size), found)
         return self._smallest_in_slabs if self._request.sizes[0] <= left else None
 
     def _algorithm(self, size: int) -> Algorithm | None:
@@ -137,10 +122,10 @@ class _Division:
         most = row_count(part) * limit / max(1, whole.workspace_bytes)
         names = self._backend.slab_names(self._name)
 
-        def first(piece: ConvolutionProblem) -> Fitting | None:
+        def first(piece: ConvolutionProblem) -> MicroConfiguration | None:
             found = (self._backend.algorithm(piece, name) for name in names)
             fitting = (each for each in found if each is not None and each.workspace_bytes <= limit)
-            return next((Fitting.of(piece, each) for each in fitting), None)
+            return next((assumed(piece, each) for each in fitting), None)
 
         return in_slabs(self._backend, part, [each for each in self._request.rows if each <= most], first)
 
