@@ -1,7 +1,9 @@
 """Processes and ranks that measure together: everything is measured once, even if a process dies."""
 
+import json
 import logging
 import multiprocessing
+import re
 import sys
 import time
 from contextlib import contextmanager
@@ -70,7 +72,7 @@ def workers_begin_first(monkeypatch):
 
 
 @pytest.fixture
-def shared(request):
+def shared():
     """Return a benchmark of this process and one worker."""
     backend = CountedBackend()
     workers = Processes(backend, (0, 0), OPTIONS)
@@ -175,24 +177,19 @@ def problems_of(share):
     return [group.problem for group in share]
 
 
-def test_a_problem_that_has_to_wait_is_taken_after_the_others():
+@pytest.mark.parametrize("own", [True, False], ids=["this process", "a worker"])
+def test_a_problem_that_has_to_wait_is_taken_after_the_others(own):
     wanted = requests(6)
-    own = problems_of(by_operation(wanted, 2)[1])
-    backend = SlowBackend(set(own[:1]))  # the costliest problem, which would come first
-    other = SlowBackend(set(), until=lambda: len(backend.measured) >= len(own))
-    with in_threads(backend, other) as workers:
-        Benchmark(backend, effort=QUICK, parallel=workers).explore(wanted)
-    assert backend.measured[: len(own)] == [*own[1:], own[0]]
-
-
-def test_a_worker_takes_problems_first_that_need_not_wait():
-    wanted = requests(6)
-    theirs = problems_of(by_operation(wanted, 2)[0])
-    other = SlowBackend(set(theirs[:-1]))
-    backend = SlowBackend(set(), until=lambda: len(other.measured) >= len(theirs))
-    with in_threads(backend, other) as workers:
-        Benchmark(backend, effort=QUICK, parallel=workers).explore(wanted)
-    assert other.measured[:3] == [theirs[2], theirs[0], theirs[1]]
+    share = problems_of(by_operation(wanted, 2)[own])  # the costliest problem comes first
+    waiting = SlowBackend(set(share[:-1]) if len(share) > 2 else set(share[:1]))
+    other = SlowBackend(set(), until=lambda: len(waiting.measured) >= len(share))
+    backends = (waiting, other) if own else (other, waiting)
+    with in_threads(*backends) as workers:
+        Benchmark(backends[0], effort=QUICK, parallel=workers).explore(wanted)
+    assert waiting.measured[: len(share)] == [
+        *(each for each in share if each not in waiting.waits),
+        *(each for each in share if each in waiting.waits),
+    ]
 
 
 @pytest.mark.parametrize("slow", [0, 1])
@@ -285,15 +282,15 @@ def test_a_worker_whose_answer_cannot_be_unpickled_counts_as_ended(caplog):
     wanted = requests(4)
     with in_threads(backend, other) as workers, caplog.at_level(logging.WARNING):
         workers.ready()
-        other.bench = lambda problem: unreadable()
+        other.bench = lambda problem: failing(UnreadableError(1, 2))
         benchmark = Benchmark(backend, effort=QUICK, parallel=workers)
         benchmark.explore(wanted)
         assert all(benchmark.micro_configurations(each) for each in wanted)
     assert "cannot be understood" in caplog.text
 
 
-def unreadable():
-    raise UnreadableError(1, 2)
+def failing(error):
+    raise error
 
 
 class UnreadableError(Exception):
@@ -349,46 +346,39 @@ def test_ranks_need_torch_distributed():
         Handle(backend="cpu", benchmark_devices="ranks")
 
 
-class OneRank:
-    """torch.distributed of one rank."""
-
-    def is_initialized(self):
-        return True
-
-    def get_world_size(self):
-        return 1
-
-    def get_rank(self):
-        return 0
-
-    def all_gather_object(self, gathered, mine):
-        gathered[0] = mine
+@pytest.fixture
+def gathered(monkeypatch):
+    """Make this process the one rank of torch.distributed, and return the requests and answers that it sent."""
+    told = []
+    distributed = SimpleNamespace(
+        is_initialized=lambda: True,
+        get_world_size=lambda: 1,
+        get_rank=lambda: 0,
+        all_gather_object=lambda into, mine: (told.append(mine), into.__setitem__(0, mine)),
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    return told
 
 
-def test_ranks_begin_only_with_problems_of_their_share_that_are_unknown(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "torch.distributed", OneRank())
+@pytest.mark.usefixtures("gathered")
+@pytest.mark.parametrize("known", [0, 3, 4])
+def test_ranks_begin_only_with_problems_of_their_share_that_are_unknown(tmp_path, known):
     wanted = requests(4)
     costly = problems_of(by_operation(wanted, 1)[0])
-    for known in (0, 3, 4):
-        backend = SlowBackend({costly[0]})
-        store = open_store(str(tmp_path / "measurements.db"), backend)
-        Benchmark(backend, effort=QUICK, storage=store).explore(wanted[:known])
-        backend.begun.clear()
-        backend.measured.clear()
-        benchmark = Benchmark(backend, effort=QUICK, storage=store, parallel=Ranks())
-        benchmark.explore(wanted)
-        assert {problem for problem, _ in backend.begun} == {each.problem for each in wanted[known:]}
-        if not known:
-            assert backend.measured == [*costly[1:], costly[0]], "the problem that has to wait comes last"
-        assert all(benchmark.micro_configurations(each) for each in wanted)
-        (tmp_path / "measurements.db").unlink()
+    backend = SlowBackend({costly[0]})
+    store = open_store(str(tmp_path / "measurements.db"), backend)
+    Benchmark(backend, effort=QUICK, storage=store).explore(wanted[:known])
+    backend.begun.clear()
+    backend.measured.clear()
+    benchmark = Benchmark(backend, effort=QUICK, storage=store, parallel=Ranks())
+    benchmark.explore(wanted)
+    assert {problem for problem, _ in backend.begun} == {each.problem for each in wanted[known:]}
+    if not known:
+        assert backend.measured == [*costly[1:], costly[0]], "the problem that has to wait comes last"
+    assert all(benchmark.micro_configurations(each) for each in wanted)
 
 
-def test_ranks_explore_a_request_together_once_whatever_one_of_them_discards(monkeypatch):
-    asked = []
-    distributed = OneRank()
-    distributed.all_gather_object = lambda gathered, mine: (asked.append(mine[0]), gathered.__setitem__(0, mine))
-    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+def test_ranks_explore_a_request_together_once_whatever_one_of_them_discards(gathered):
     benchmark = Benchmark(SlowBackend(set()), effort=QUICK, parallel=Ranks())
     one, other = (Request(problem=each.problem, sizes=(4,), limit_bytes=1 << 30) for each in requests(2))
     benchmark.explore([one])
@@ -397,101 +387,50 @@ def test_ranks_explore_a_request_together_once_whatever_one_of_them_discards(mon
     benchmark.explore([one, other])
     again = replace(one, limit_bytes=1 << 29)
     benchmark.explore([again])
-    assert asked == [[one], [other], [again]]
+    assert [asked for asked, _ in gathered] == [[one], [other], [again]]
     for request in (one, again):
         left = {each.algorithm for each in benchmark.micro_configurations(request)}
         assert left
         assert first not in left | {*benchmark.exploration(request).names}
 
 
-def test_the_other_ranks_hear_of_a_rank_that_cannot_begin(monkeypatch):
-    told = []
-    distributed = OneRank()
-    distributed.all_gather_object = lambda gathered, mine: (told.append(mine[1]), gathered.__setitem__(0, mine))
-    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+def test_the_other_ranks_hear_of_a_rank_that_cannot_begin(gathered):
     backend = SlowBackend(set())
-    backend.prefetch = lambda problems: unready()
+    backend.prefetch = lambda problems: failing(BackendError("another GPU is current"))
     with pytest.raises(BackendError, match="rank 0 failed to measure: another GPU is current"):
         Benchmark(backend, effort=QUICK, parallel=Ranks()).explore(requests(2))
-    assert told == ["another GPU is current"], "the others would wait without it"
-
-
-def unready():
-    raise BackendError("another GPU is current")
+    assert [answer for _, answer in gathered] == ["another GPU is current"], "the others would wait without it"
 
 
 RANK = """
-import sys
-import time
-import torch.distributed as distributed
-from tests.support.operands import QUICK
-from tests.support.problems import make_problem
-from ucudnn import Handle
-from ucudnn.problem import Operation
-
-rank, world, store, case = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-database = f"{store}.db" if rank == 0 and case == "warm" else "off"
-problems = [make_problem(batch=8, operation=operation) for operation in Operation]
-if database != "off":  # one rank knows something already
-    alone = Handle(backend="cpu", effort=QUICK, database=database)
-    alone.get_algorithm(problems[0])
-    alone.optimize()
-handle = Handle(backend="cpu", effort=QUICK, database=database, benchmark_devices="ranks")
-if case == "differ" and rank:
-    problems = problems[:1]
-for problem in problems:
-    handle.get_algorithm(problem)
-try:
-    handle.optimize()
-except Exception as error:
-    distributed.destroy_process_group()
-    sys.exit(f"{type(error).__name__}: {error}")
-distributed.destroy_process_group()
-for kernel in handle.report().kernels:
-    print(kernel)
-print("measured", handle._benchmark.measured, file=sys.stderr)
-"""
-
-
-def share(tmp_path, case, world=2):
-    pytest.importorskip("torch.distributed", reason="PyTorch is not installed")
-    return run_ranks(RANK, world, tmp_path / case, case, world=world, OMP_NUM_THREADS="1")
-
-
-@pytest.mark.parametrize("case", ["cold", "warm"])
-def test_ranks_share_the_work_and_end_with_the_same_plans(tmp_path, case):
-    (first, errors, code), (second, other_errors, other_code) = share(tmp_path, case)
-    assert (code, other_code) == (0, 0), errors + other_errors
-    assert first == second
-    assert first.count("KernelReport") == len(Operation)
-    measured = [int(text.rsplit("measured", 1)[1]) for text in (errors, other_errors)]
-    assert min(measured) > 0
-
-
-def test_ranks_that_plan_different_problems_get_an_error(tmp_path):
-    for _, errors, code in share(tmp_path, "differ"):
-        assert code == 1
-        assert "BackendError: rank" in errors
-        assert "plans other problems" in errors
-
-
-FAILS = """
+import json
 import sys
 from datetime import timedelta
 import torch.distributed as distributed
 from tests.support.faulty_backend import CountedBackend
 from tests.support.operands import PROBLEM, QUICK, direct, operands, relative
+from tests.support.problems import make_problem
 from ucudnn import Handle
+from ucudnn.problem import Operation
 
+PROBLEMS = [make_problem(batch=8, operation=operation) for operation in Operation]
 rank, store = int(sys.argv[1]), sys.argv[2]
 patience = timedelta(seconds=120)
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
-backend = CountedBackend()
-handle = Handle(backend=backend, effort=QUICK, benchmark_devices="ranks")
 
 
-def check(problem, layer):
+def planned(problems, database="off", **devices):
+    handle = Handle(backend="cpu", effort=QUICK, database=database, **devices)
+    for problem in problems:
+        handle.get_algorithm(problem)
+    try:
+        handle.optimize()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return [str(kernel) for kernel in handle.report().kernels], handle._benchmark.measured
+
+
+def convolved(handle, problem, layer=""):
     x, w, y = operands(problem, 1)
     expected = direct(problem, x, w, y, 1.0, 0.0)
     y[...] = float("nan")
@@ -500,61 +439,70 @@ def check(problem, layer):
     return next(entry for (name, *_), entry in handle._entries.items() if name == layer)
 
 
-for _ in range(2):
-    entry = check(PROBLEM, "a")
-    if rank == 0:
-        backend.broken |= set(entry.decision.configuration.parts[0].algorithms)
-twin = check(PROBLEM, "b")  # the same problem in another layer
-check(PROBLEM.with_batch(4), "c")  # both ranks must still agree on what they explore together
-assert rank or not backend.broken & {each.algorithm for each in twin.decision.configuration.parts}
-distributed.barrier()
-distributed.destroy_process_group()
-"""
-
-
-def test_a_rank_replaces_a_failing_algorithm_without_the_others(tmp_path):
-    pytest.importorskip("torch.distributed", reason="PyTorch is not installed")
-    (_, errors, code), (_, other_errors, other_code) = run_ranks(FAILS, tmp_path / "store", OMP_NUM_THREADS="1")
-    assert (code, other_code) == (0, 0), errors + other_errors
-    assert "from now on" in errors, "an algorithm was replaced"
-    assert "from now on" not in other_errors
-
-
-UNSENDABLE = """
-import sys
-from datetime import timedelta
-import torch.distributed as distributed
-from tests.support.faulty_backend import CountedBackend
-from tests.support.operands import PROBLEM, QUICK, operands
-from ucudnn import Handle
-
-rank, store = int(sys.argv[1]), sys.argv[2]
-patience = timedelta(seconds=120)
-distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
-backend = CountedBackend()
-
-
-def fail(problem):
+def failing(problem):
     error = ValueError("it cannot be sent")
     error.cause = lambda: None  # what cannot be pickled
     raise error
 
 
-if rank == 0:
-    backend.bench = fail
+database = "off" if rank else f"{store}.db"
+told = {"cold": planned(PROBLEMS, benchmark_devices="ranks")}
+planned([] if rank else PROBLEMS[:1], database)  # one rank knows something already
+told["warm"] = planned(PROBLEMS, database, benchmark_devices="ranks")
+told["other problems"] = planned(PROBLEMS[: 1 if rank else None], benchmark_devices="ranks")
+
+backend = CountedBackend()
 handle = Handle(backend=backend, effort=QUICK, benchmark_devices="ranks")
+for _ in range(2):
+    entry = convolved(handle, PROBLEM, "a")
+    if rank == 0:
+        backend.broken |= set(entry.decision.configuration.parts[0].algorithms)
+twin = convolved(handle, PROBLEM, "b")  # the same problem in another layer
+convolved(handle, PROBLEM.with_batch(4), "c")  # both ranks must still agree on what they explore together
+assert rank or not backend.broken & {each.algorithm for each in twin.decision.configuration.parts}
+
+backend = CountedBackend()
+if rank == 0:
+    backend.bench = failing
 try:
-    handle.convolve(PROBLEM, *operands(PROBLEM))
-finally:
-    distributed.destroy_process_group()
+    convolved(Handle(backend=backend, effort=QUICK, database="off", benchmark_devices="ranks"), PROBLEM)
+except Exception as error:
+    told["unsendable"] = f"{type(error).__name__}: {error}"
+distributed.barrier()
+distributed.destroy_process_group()
+print(json.dumps(told))
 """
 
 
-def test_an_error_that_cannot_be_sent_reaches_all_ranks(tmp_path):
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """Return what two ranks told, and their errors."""
     pytest.importorskip("torch.distributed", reason="PyTorch is not installed")
-    for _, errors, code in run_ranks(UNSENDABLE, tmp_path / "store", OMP_NUM_THREADS="1"):
-        assert code == 1
-        assert "BackendError: rank 0 failed to measure: ValueError: it cannot be sent" in errors
+    ended = run_ranks(RANK, tmp_path_factory.mktemp("ranks") / "store", OMP_NUM_THREADS="1")
+    assert [status for *_, status in ended] == [0, 0], ended
+    return [(json.loads(output), errors) for output, errors, _ in ended]
+
+
+@pytest.mark.parametrize("case", ["cold", "warm"])
+def test_ranks_share_the_work_and_end_with_the_same_plans(two_ranks, case):
+    (first, measured), (second, other_measured) = (told[case] for told, _ in two_ranks)
+    assert first == second
+    assert len(first) == len(Operation)
+    assert min(measured, other_measured) > 0
+
+
+def test_ranks_that_plan_different_problems_get_an_error(two_ranks):
+    for told, _ in two_ranks:
+        assert re.match("BackendError: rank .* plans other problems", told["other problems"])
+
+
+def test_a_rank_replaces_a_failing_algorithm_without_the_others(two_ranks):
+    assert ["from now on" in errors for _, errors in two_ranks] == [True, False]
+
+
+def test_an_error_that_cannot_be_sent_reaches_all_ranks(two_ranks):
+    error = "BackendError: rank 0 failed to measure: ValueError: it cannot be sent"
+    assert [told["unsendable"][: len(error)] for told, _ in two_ranks] == [error] * 2
 
 
 def test_the_last_request_of_a_dying_worker_is_measured(shared):
