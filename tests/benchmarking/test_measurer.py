@@ -13,50 +13,23 @@ PROBLEM = make_problem(batch=4, padding=(1, 1))
 REQUEST = Request(problem=PROBLEM, sizes=(4,), limit_bytes=1000)
 
 
-def measurer_of(workspaces, **options):
+def measurer_of(workspaces):
     backend = CountingBackend(workspaces)
     findings = Findings(backend)
-    return Measurer(findings, QUICK, **options), findings, backend
-
-
-def test_a_request_is_measured_once_and_then_known():
-    measurer, findings, backend = measurer_of({"SMALL": 0, "LARGE": 100})
-    assert not measurer.knows(REQUEST)
-    found = measurer.find(REQUEST)
-    assert measurer.knows(REQUEST)
-    assert found == measurer.find(REQUEST)
-    assert found.request == REQUEST
-    assert {each.algorithm.name for _, each in found.items} == {"SMALL", "LARGE"}
-    assert measurer.measured == len(backend.measured) == 2
-    assert findings.explored[REQUEST] == found.exploration
+    return Measurer(findings, QUICK), findings, backend
 
 
 def test_measurements_of_others_are_not_made_again():
     measurer, _, backend = measurer_of({"SMALL": 0, "LARGE": 100})
     small = Measurement.of(Algorithm(name="SMALL", workspace_bytes=0, api="counting"), [7.0])
     measurer.adopt([(PROBLEM, small)])
+    assert not measurer.knows(REQUEST)
     found = measurer.find(REQUEST)
+    assert measurer.knows(REQUEST)
+    assert found == measurer.find(REQUEST)
+    assert measurer.measured == 1
     assert backend.measured == [(PROBLEM, "LARGE")]
     assert (PROBLEM, small) in found.items
-
-
-def test_the_first_problem_that_need_not_wait_is_chosen():
-    measurer, _, backend = measurer_of({"SMALL": 0})
-    problems = [make_problem(batch=size) for size in (2, 4, 8)]
-    ready = {4, 8}
-    backend.is_ready = lambda problem: problem.batch in ready
-    assert measurer.choose(problems) == 1
-    ready.clear()
-    assert measurer.choose(problems) == 0
-
-
-def test_the_listener_hears_the_end_of_each_problem_once():
-    told = []
-    measurer, _, _ = measurer_of({"SMALL": 0}, listener=told.append)
-    measurer.find(REQUEST)
-    measurer.find(REQUEST)
-    assert [(each.done, each.total) for each in told if each.done == each.total] == [(1, 1)]
-    assert {each.problem for each in told} == {PROBLEM}
 
 
 def test_a_slab_is_measured_until_an_algorithm_succeeds_within_the_limit():

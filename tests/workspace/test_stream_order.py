@@ -48,14 +48,22 @@ def overlap(one, other):
     return one.set_index != other.set_index or one.branch == other.branch
 
 
+def begun(sequence):
+    """Return queues and an order after some launches."""
+    queues = Queues()
+    order = StreamOrder(queues)
+    for segment, queue in sequence:
+        queues.launch(order, segment, queue)
+    return queues, order
+
+
 segments = st.builds(segment_of, st.integers(0, 2), st.integers(0, 2))
 launches = st.tuples(segments, st.integers(0, 3))
 
 
 @given(st.lists(launches | st.none(), max_size=40))
 def test_segments_that_overlap_are_used_in_order_of_launch(sequence):
-    queues = Queues()
-    order = StreamOrder(queues)
+    queues, order = begun(())
     launched = []
     for each in sequence:
         if each is None:
@@ -71,10 +79,7 @@ def test_segments_that_overlap_are_used_in_order_of_launch(sequence):
 
 @given(st.integers(0, 2), st.permutations(range(5)), st.integers(1, 3), st.lists(launches, max_size=5))
 def test_branches_on_different_queues_do_not_wait(set_index, branches, rounds, earlier):
-    queues = Queues()
-    order = StreamOrder(queues)
-    for segment, queue in earlier:
-        queues.launch(order, segment, queue)
+    queues, order = begun(earlier)
     order.finish()
     queues.waits.clear()
     for _ in range(rounds):
@@ -85,8 +90,7 @@ def test_branches_on_different_queues_do_not_wait(set_index, branches, rounds, e
 
 @given(st.lists(launches, max_size=20))
 def test_a_queue_waits_once_for_each_queue_of_the_set_before(sequence):
-    queues = Queues()
-    order = StreamOrder(queues)
+    queues, order = begun(())
     for segment, queue in sequence:
         queues.launch(order, segment, queue)
         waits = list(queues.waits)
@@ -94,21 +98,15 @@ def test_a_queue_waits_once_for_each_queue_of_the_set_before(sequence):
         assert queues.waits == waits
 
 
-@given(st.lists(launches, max_size=20), st.integers(0, 3))
+@given(st.lists(segments, max_size=20), st.integers(0, 3))
 def test_a_single_queue_does_not_wait(sequence, queue):
-    queues = Queues()
-    order = StreamOrder(queues)
-    for segment, _ in sequence:
-        queues.launch(order, segment, queue)
+    queues, _ = begun((segment, queue) for segment in sequence)
     assert queues.waits == []
 
 
 @given(st.lists(launches, max_size=20), launches)
 def test_finished_launches_are_forgotten(sequence, last):
-    queues = Queues()
-    order = StreamOrder(queues)
-    for segment, queue in sequence:
-        queues.launch(order, segment, queue)
+    queues, order = begun(sequence)
     order.finish()
     assert queues.ended == set(range(len(sequence)))
     queues.ended = frozenset()

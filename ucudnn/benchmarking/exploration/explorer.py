@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from math import inf
 from typing import NamedTuple, final
 
 from ucudnn.backends.bench import Following
-from ucudnn.benchmarking.exploration.peekable import Peekable
 from ucudnn.benchmarking.exploration.pruning import traits_of
 from ucudnn.benchmarking.exploration.schedule import Round, Schedule
 from ucudnn.benchmarking.exploration.slab_explorer import SlabExplorer
@@ -27,6 +27,29 @@ class _Candidate(NamedTuple):
     algorithm: Algorithm
     least_ms: float
     worth_ms: float
+
+
+class _Upcoming:
+    """The candidates of a round, with the number of measurements by then; the next one can be known before its turn."""
+
+    def __init__(self, items: Iterator[tuple[int, _Candidate, int]]) -> None:
+        self._items = items
+        self._seen: list[tuple[int, _Candidate, int]] = []
+        self._error: Exception | None = None
+
+    def peek(self) -> tuple[int, _Candidate, int] | None:
+        if not self._seen and self._error is None:
+            try:
+                self._seen.extend(islice(self._items, 1))
+            except Exception as error:  # noqa: BLE001  # the measurement that asks is right, so the error waits
+                self._error = error
+        return self._seen[0] if self._seen else None
+
+    def __iter__(self) -> Iterator[tuple[int, _Candidate, int]]:
+        while self.peek() is not None:
+            yield self._seen.pop()
+        if self._error is not None:
+            raise self._error
 
 
 @final
@@ -83,7 +106,7 @@ class Explorer:
         state.load([self._request.problem.part(size) for size in group.sizes])
         self._take_known(group.sizes, chain)
         pairs = ((size, self._candidate(size, name, chain)) for size, name in self._ordered(group))
-        upcoming = Peekable((size, found, state.measured) for size, found in pairs if found is not None)
+        upcoming = _Upcoming((size, found, state.measured) for size, found in pairs if found is not None)
 
         def following() -> tuple[int, Algorithm] | None:
             after = upcoming.peek()
