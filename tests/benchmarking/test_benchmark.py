@@ -21,27 +21,32 @@ def request(problem, sizes, limit, **options):
     return Request(problem=problem, sizes=sizes, limit_bytes=limit, **options)
 
 
-class LinearBackend(CountingBackend):
-    """Algorithms whose time has a constant part and a part for each sample, so that the bounds hold exactly."""
+TIMES = {"SLOW": (5.0, 5.0), "FAST": (0.5, 1.0), "LARGE": (0.5, 0.2)}  # so that the bounds hold exactly
+WORKSPACES = {"SLOW": 0, "FAST": 10, "LARGE": 100}
 
-    def __init__(self, sizes=None):
-        super().__init__({"SLOW": 0, "FAST": 10, "LARGE": 100, "BROKEN": 1})
-        self.unsupported = sizes or ()
-        self.times = {"SLOW": (5.0, 5.0), "FAST": (0.5, 1.0), "LARGE": (0.5, 0.2), "BROKEN": (0.1, 0.1)}
-        self.worths = []
+
+class LinearBackend(CountingBackend):
+    """Algorithms whose time has a constant part and a part for each sample; some sizes are not supported."""
+
+    def __init__(self):
+        super().__init__({**WORKSPACES, "BROKEN": 1}, TIMES)
+        self.unsupported = ()
 
     def algorithms(self, problem):
         if problem.batch in self.unsupported:
             raise UnsupportedProblemError(f"not at {problem.batch}")
         return super().algorithms(problem)
 
-    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
-        self.worths.append(worth_ms)
-        if algorithm.name == "BROKEN":
-            return super().measure(size, algorithm, effort)
-        self.measured.append((self.problem.with_batch(size), algorithm.name))
-        fixed, each = self.times[algorithm.name]
-        return Measurement.of(algorithm, (fixed + each * size,) * 6)
+
+@pytest.fixture
+def bounds(monkeypatch):
+    """Let backends count as ones that compute, so that bounds are used."""
+    monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", CountingBackend)
+
+
+@pytest.fixture
+def computing(bounds):
+    return LinearBackend()
 
 
 @pytest.fixture
@@ -78,8 +83,8 @@ def test_measures_nothing_twice(backend):
 class AskingBackend(CountingBackend):
     """Asks in each measurement for the next one."""
 
-    def __init__(self, workspaces):
-        super().__init__(workspaces)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.following = None
         self.told = []
 
@@ -93,35 +98,21 @@ class AskingBackend(CountingBackend):
         return super().measure(size, algorithm, effort, worth_ms, slabs)
 
 
-class LinearAskingBackend(AskingBackend):
-    """The same with times that decide what is measured next."""
-
-    def __init__(self):
-        super().__init__({"SLOW": 0, "FAST": 10, "LARGE": 100})
-        self.times = {"SLOW": (5.0, 5.0), "FAST": (0.5, 1.0), "LARGE": (0.5, 0.2)}
-
-    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
-        super().measure(size, algorithm, effort, worth_ms, slabs)
-        fixed, each = self.times[algorithm.name]
-        return Measurement.of(algorithm, (fixed + each * size,) * 6)
-
-
+@pytest.mark.usefixtures("bounds")
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (1, 2, 4, 5, 8), tuple(range(1, 9))])
-def test_looking_ahead_changes_no_measurement_and_no_plan(monkeypatch, sizes, whole):
+def test_looking_ahead_changes_no_measurement_and_no_plan(sizes, whole):
     wanted = request(make_problem(batch=8), sizes, 4000, whole=whole)
     found = []
     for asks in (True, False):
-        backend = LinearAskingBackend()
-        monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", LinearAskingBackend)
+        backend = AskingBackend(WORKSPACES, TIMES)
         if not asks:
             backend.look_ahead = lambda following, backend=backend: setattr(backend, "following", lambda: None)
         micros = Benchmark(backend).micro_configurations(wanted)
         found.append((backend.measured, desirable_set(micros, 8)[-1].time_ms))
         assert asks == any(each is not None for each in backend.told)
     assert whole or len(found[0][0]) < len(sizes) * 3, "bounds are used"
-    assert found[0][0] == found[1][0]
-    assert found[0][1] == found[1][1]
+    assert found[0] == found[1]
 
 
 def test_an_error_in_the_look_ahead_does_not_spoil_the_present_measurement():
@@ -169,8 +160,8 @@ class CompilingBackend(LinearBackend):
         self.announced.append((part, algorithm.name))
 
 
-def test_a_compiler_begins_while_other_algorithms_are_measured(monkeypatch):
-    monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", CompilingBackend)
+@pytest.mark.usefixtures("bounds")
+def test_a_compiler_begins_while_other_algorithms_are_measured():
     backend = CompilingBackend()
     Benchmark(backend).micro_configurations(request(make_problem(batch=16), (1, 2, 4, 8, 16), 100))
     compiled = [each for each in backend.measured if each[1] == "FAST"]
@@ -182,6 +173,7 @@ def test_a_compiler_begins_while_other_algorithms_are_measured(monkeypatch):
         assert backend.measured[at[-1]] == (part, name), "it comes last"
 
 
+@pytest.mark.usefixtures("bounds")
 def test_a_compiler_begins_only_with_algorithms_of_the_round(monkeypatch):
     rounds = [
         Round((16, 8, 4), ("SLOW", "FAST"), True),
@@ -189,7 +181,6 @@ def test_a_compiler_begins_only_with_algorithms_of_the_round(monkeypatch):
         Round((5, 3), ("SLOW", "LARGE"), True),
     ]
     monkeypatch.setattr("ucudnn.benchmarking.exploration.explorer.Schedule", lambda *_: rounds)
-    monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", CompilingBackend)
     backend = CompilingBackend()
     wanted = replace(request(make_problem(batch=16), (4, 8, 16), 1000), adaptive=True)
     Benchmark(backend).micro_configurations(wanted)
@@ -246,13 +237,6 @@ def test_least_workspace_is_that_of_the_smallest_configuration():
     assert benchmark.least_workspace(request(problem, (8,), 0)) is None
 
 
-@pytest.fixture
-def computing(monkeypatch):
-    """Return a backend that counts as one that computes, so that bounds are used."""
-    monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", LinearBackend)
-    return LinearBackend()
-
-
 @pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (1, 2, 4, 5, 8), tuple(range(1, 9))])
 @pytest.mark.parametrize("limit", [0, 40, 400, 4000])
 def test_micro_configurations_that_cannot_matter_are_not_measured(computing, sizes, limit):
@@ -292,18 +276,23 @@ def test_discarding_an_algorithm_brings_back_those_that_it_outdid(computing):
     assert "LARGE" not in {each.algorithm for each in benchmark.known_micro_configurations(wanted)}
 
 
+def cut_off(backend, bound):
+    """End measurements as soon as a lower bound of their time says that they do not matter."""
+    measure = backend.measure
+
+    def cut(size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        found = measure(size, algorithm, effort, worth_ms)
+        if not found.measured or bound(size, found) <= worth_ms:
+            return found
+        return Measurement.of(algorithm, (bound(size, found),), complete=False)
+
+    backend.measure = cut
+
+
 def test_an_incomplete_measurement_is_repeated_if_it_matters(computing):
     problem = make_problem(batch=8)
     benchmark = Benchmark(computing)
-    measure = LinearBackend.measure
-
-    def cut(size, algorithm, effort, worth_ms=float("inf"), slabs=()):
-        found = measure(computing, size, algorithm, effort, worth_ms)
-        if not found.measured or found.time_ms <= worth_ms:
-            return found
-        return Measurement.of(algorithm, (found.time_ms,), complete=False)
-
-    computing.measure = cut
+    cut_off(computing, lambda size, found: found.time_ms)
     benchmark.micro_configurations(request(problem, (1, 2, 4, 8), 4000, whole=False))
     before = list(computing.measured)
     narrow = benchmark.micro_configurations(request(problem, (1, 2, 4, 8), 80, whole=False))
@@ -318,16 +307,7 @@ def test_the_lower_bound_of_an_incomplete_measurement_is_not_its_time(computing,
     computing.times = {"SLOW": (0.0, 3.0), "FAST": (0.0, 2.0), "LARGE": (0.0, 0.2)}
     least = {"SLOW": 1.0, "FAST": 1.9}  # much of the first launch of SLOW was not measured
     problem = make_problem(batch=8)
-    measure = LinearBackend.measure
-
-    def cut(size, algorithm, effort, worth_ms=float("inf"), slabs=()):
-        found = measure(computing, size, algorithm, effort, worth_ms)
-        bound = least.get(algorithm.name, 0.0) * size
-        if bound <= worth_ms:
-            return found
-        return Measurement.of(algorithm, (bound,), complete=False)
-
-    computing.measure = cut
+    cut_off(computing, lambda size, found: least.get(found.algorithm.name, 0.0) * size)
     benchmark = Benchmark(computing)
     sizes = (1, 2, 4, 8)
     benchmark.micro_configurations(request(problem, sizes, 4000, whole=False))

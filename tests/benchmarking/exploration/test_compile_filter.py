@@ -83,20 +83,20 @@ def test_other_kinds_of_problems_have_to_learn_by_themselves(options):
     assert known.admits(wanted(**options), "eng19")
 
 
-def test_a_float32_sum_is_a_kind_of_its_own():
-    known, rounded = CompileFilter(), {"operation": Operation.BACKWARD_FILTER, "dtype": DataType.FLOAT16}
-    for channels in (4, 8):
-        known.add(wanted(channels, **rounded), "eng19", 90.0)
-    assert not known.admits(wanted(6, **rounded), "eng19")
-    assert known.admits(wanted(6, **rounded, float32_sum=True), "eng19+float32")
-
-
-def test_depthwise_is_a_kind_of_its_own():
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        ({"operation": Operation.BACKWARD_FILTER, "dtype": DataType.FLOAT16}, {"float32_sum": True}),
+        ({"groups": 2, "filters": 8}, {"channels": 8, "groups": 8}),
+    ],
+    ids=["float32 sum", "depthwise"],
+)
+def test_a_kind_within_a_kind_learns_by_itself(kind, other):
     known = CompileFilter()
     for channels in (4, 8):
-        known.add(wanted(channels, groups=2, filters=8), "eng19", 90.0)
-    assert not known.admits(wanted(6, groups=2, filters=8), "eng19")
-    assert known.admits(wanted(8, groups=8, filters=8), "eng19")
+        known.add(wanted(channels, **kind), "eng19", 90.0)
+    assert not known.admits(wanted(6, **kind), "eng19")
+    assert known.admits(wanted(**{"channels": 6, **kind, **other}), "eng19+float32")
 
 
 def test_whole_desirable_sets_teach_nothing():
