@@ -46,6 +46,16 @@ def relative(found, expected):
     return np.linalg.norm(found - expected) / np.linalg.norm(expected)
 
 
+def check_run(problem, run, seed=0, alpha=1.0, beta=0.0):
+    """Run something on x, w and y, and compare what it writes with a reference."""
+    x, w, y = operands(problem, seed)
+    out = written(problem, x, w, y)
+    expected = direct(problem, x, w, y, alpha, beta)
+    poison(out, beta)
+    run(x, w, y)
+    assert relative(out, expected) <= 1e-10
+
+
 def direct(problem, x, w, y, alpha, beta):
     """Return what the problem's output should become, in float64."""
     return scaled_reference(problem, x, w, y, alpha, beta)

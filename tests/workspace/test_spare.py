@@ -2,6 +2,7 @@
 
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from math import inf
 from types import SimpleNamespace
 
@@ -11,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.faulty_backend import FaultyBackend
-from tests.support.operands import PROBLEM, QUICK, direct, operands, poison, relative, written
+from tests.support.operands import PROBLEM, QUICK, check_run, operands, written
 from tests.support.problems import divisible
-from tests.support.reference import reference_convolution
 from ucudnn import Handle
 from ucudnn.backends.base import SLACK_BYTES, Scaling
 from ucudnn.backends.bench import Bench
@@ -86,12 +86,8 @@ def test_a_plan_writes_all_of_an_output_whose_tail_was_workspace(operation, size
     configuration = parts_of(problem, *sizes)
     backend = CpuBackend()
     plan = make_plan(problem, configuration, backend, fresh=True)
-    x, w, y = operands(problem, 3)
-    expected = 0.5 * reference_convolution(problem, x, w, y)
-    out = written(problem, x, w, y)
-    poison(out, 0.0)
-    plan.launch(x, w, y, backend.allocate(plan.workspace_bytes), Scaling(0.5, 0.0))
-    assert relative(out, expected) <= 1e-10
+    workspace = backend.allocate(plan.workspace_bytes)
+    check_run(problem, lambda *xwy: plan.launch(*xwy, workspace, Scaling(0.5, 0.0)), 3, alpha=0.5)
     lent = parts_in_tail(problem, configuration)
     assert not lent[-1], "there is nothing behind the last"
     assert any(lent) == (sizes[0] < 13)
@@ -110,17 +106,16 @@ def test_bound_calls_use_the_tail_of_the_output_and_leave_the_inputs(operation):
     problem, backend = TAILED[operation], CpuBackend()
     plan = make_plan(problem, parts_of(problem, 8, 8, 4, 2, 1, 1), backend, fresh=True)
     assert any(step.tail is not None for step in plan.steps)
-    x, w, y = operands(problem, 3)
-    expected = reference_convolution(problem, x, w, y)
-    out = written(problem, x, w, y)
-    inputs = [each for each in (x, w, y) if each is not out]
-    before = [each.copy() for each in inputs]
-    poison(out, 0.0)
-    for call in plan.bind(x, w, y, backend.allocate(plan.workspace_bytes)):
-        call()
-    assert relative(out, expected) <= 1e-10
-    for each, copy in zip(inputs, before, strict=True):
-        np.testing.assert_array_equal(each, copy)
+
+    def run(*xwy):
+        inputs = [each for each in xwy if each is not written(problem, *xwy)]
+        before = [each.copy() for each in inputs]
+        for call in plan.bind(*xwy, backend.allocate(plan.workspace_bytes)):
+            call()
+        for each, copy in zip(inputs, before, strict=True):
+            np.testing.assert_array_equal(each, copy)
+
+    check_run(problem, run, 3)
 
 
 def test_a_workspace_that_would_pass_the_end_of_the_output_is_allocated():
@@ -214,31 +209,23 @@ def test_a_handle_computes_fresh_outputs_within_the_limit(operation, policy):
     limit = {"undivided": "4MiB"}.get(policy, "64KiB")
     handle = Handle(backend="cpu", workspace_limit=limit, policy=policy, effort=QUICK)
     for seed in range(2):
-        x, w, y = operands(problem, seed)
-        expected = direct(problem, x, w, y, 1.0, 0.0)
-        out = written(problem, x, w, y)
-        poison(out, 0.0)
-        handle.convolve(problem, x, w, y, fresh=True)
-        assert relative(out, expected) <= 1e-10
+        check_run(problem, partial(handle.convolve, problem, fresh=True), seed)
     assert handle.workspace_bytes <= handle.settings.workspace_limit_bytes
     (kernel,) = handle.report().kernels
     assert kernel.workspace_bytes <= handle.settings.workspace_limit_bytes
     assert kernel.calls == 2
 
 
-@pytest.mark.parametrize("options", [{"beta": 1.0}, {"total": True}], ids=["beta", "WD"])
+@pytest.mark.parametrize(
+    ("beta", "bound"),
+    [(1.0, {"workspace_limit": "64KiB"}), (0.0, {"total_workspace": "256KiB"})],
+    ids=["beta", "WD"],
+)
 @pytest.mark.parametrize("operation", OUTPUTS)
-def test_an_output_that_must_be_read_is_not_workspace(operation, options):
+def test_an_output_that_must_be_read_is_not_workspace(operation, beta, bound):
     problem = replace(LARGE, operation=operation)
-    bound = {"total_workspace": "256KiB"} if options.get("total") else {"workspace_limit": "64KiB"}
     handle = Handle(backend="cpu", effort=QUICK, **bound)
-    beta = options.get("beta", 0.0)
-    x, w, y = operands(problem, 4)
-    expected = direct(problem, x, w, y, 1.0, beta)
-    out = written(problem, x, w, y)
-    poison(out, beta)
-    handle.convolve(problem, x, w, y, beta=beta, fresh=True)
-    assert relative(out, expected) <= 1e-10
+    check_run(problem, partial(handle.convolve, problem, beta=beta, fresh=True), 4, beta=beta)
     assert all(not entry.kernel.fresh for entry in handle._entries.values())
 
 
@@ -251,18 +238,12 @@ def test_the_rest_of_a_failed_plan_is_computed_within_the_limit(operation):
     assert limit < configuration.workspace_bytes
     backend = FaultyBackend()
     handle = Handle(backend=backend, workspace_limit=limit, effort=QUICK)
-    x, w, y = operands(problem, 5)
-    handle.convolve(problem, x.copy(), w.copy(), y.copy(), fresh=True)
+    handle.convolve(problem, *operands(problem, 5), fresh=True)
     (entry,) = handle._entries.values()
     entry.decide(replace(entry.decision, configuration=configuration))
     backend.broken, backend.first_broken = {"GEMM"}, 14
     for seed in (5, 6):
-        x, w, y = operands(problem, seed)
-        expected = reference_convolution(problem, x, w, y)
-        out = written(problem, x, w, y)
-        poison(out, 0.0)
-        handle.convolve(problem, x, w, y, fresh=True)
-        assert relative(out, expected) <= 1e-10
+        check_run(problem, partial(handle.convolve, problem, fresh=True), seed)
         assert handle.workspace_bytes <= limit
 
 
@@ -294,9 +275,7 @@ def test_a_benchmark_tries_little_if_memory_is_short(policy, tmp_path):
     problem = TAILED[Operation.FORWARD]
     backend = Scarce(200_000)
     options = {"workspace_limit": "128KiB", "policy": policy, "effort": QUICK, "database": str(tmp_path / "m.db")}
-    x, w, y = operands(problem)
-    Handle(backend=backend, **options).convolve(problem, x, w, y, fresh=True)
-    assert relative(y, reference_convolution(problem, x, w, y)) <= 1e-10
+    check_run(problem, partial(Handle(backend=backend, **options).convolve, problem, fresh=True))
     sizes = len(Settings.load(policy=policy).policy.sizes(problem.batch))
     assert len(backend.tried) <= sizes + 4
     # The next process has enough memory, and may measure what could not be measured: nothing is known about it.
@@ -331,10 +310,7 @@ def test_a_capture_uses_the_registered_kernel_without_its_tail():
     handle.optimize()
     measured = handle._benchmark.measured
     backend.captures = True
-    x, w, y = operands(LARGE)
-    y[...] = np.nan
-    handle.convolve(LARGE, x, w, y, fresh=True)
-    assert relative(y, direct(LARGE, x, w, y, 1.0, 0.0)) <= 1e-10
+    check_run(LARGE, partial(handle.convolve, LARGE, fresh=True))
     assert handle._benchmark.measured == measured
     assert len(handle._entries) == 1
 
@@ -366,11 +342,6 @@ def test_measurements_of_ranks_for_different_limits_are_all_kept():
 
 def test_a_launcher_computes_fresh_outputs():
     handle = Handle(backend="cpu", workspace_limit="64KiB", effort=QUICK)
-    x, w, y = operands(LARGE, 7)
-    handle.convolve(LARGE, x, w, y, fresh=True)
+    check_run(LARGE, partial(handle.convolve, LARGE, fresh=True), 7)
     assert handle.plans.launcher(LARGE) is None
-    launch = handle.plans.launcher(LARGE, fresh=True)
-    expected = direct(LARGE, x, w, y, 1.0, 0.0)
-    y[...] = np.nan
-    launch(x, w, y)
-    assert relative(y, expected) <= 1e-10
+    check_run(LARGE, handle.plans.launcher(LARGE, fresh=True), 7)
