@@ -1,4 +1,4 @@
-"""Tests of the fixed rule: it chooses a configuration, checks it, and loses little time on a recorded GPU."""
+"""Tests of the heuristic mode: it chooses a configuration, checks it, and loses little time on a recorded GPU."""
 
 from dataclasses import replace
 from math import exp, log
@@ -14,7 +14,7 @@ from tests.support.problems import make_problem, problems
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import request_of
-from ucudnn.benchmarking.unmeasured.heuristic_mode import FixedRule
+from ucudnn.benchmarking.unmeasured.heuristic_mode import HeuristicMode
 from ucudnn.errors import InfeasibleError, MeasurementError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.choices import Origin
@@ -79,7 +79,7 @@ def test_tensor_cores_are_worth_micro_batches_of_large_kernels(channels, expecte
     problem = make_problem(channels=channels, filters=channels, spatial=(256, 256), kernel=(3, 3), groups=1)
     backend = TensorCores({**first, "PLAIN": 0, "FAST": 64})
     request = request_of(problem, Settings(workspace_limit_bytes=64, slabs=False), 64)
-    assert str(FixedRule(backend, lambda _: (), checks=checks).configuration(request)) == expected
+    assert str(HeuristicMode(backend, lambda _: (), checks=checks).configuration(request)) == expected
 
 
 @pytest.mark.parametrize(("small", "expected"), [(256, "8x1 FIRST"), (16, "1x8 LAST")])
@@ -89,7 +89,7 @@ def test_divisions_by_the_first_algorithms_are_no_answer_where_a_plain_one_is_as
     backend = TensorCores(names)
     backend.fast = {"FIRST"}
     request = request_of(problem, Settings(workspace_limit_bytes=64, slabs=False), 64)
-    assert str(FixedRule(backend, lambda _: (), checks=False).configuration(request)) == expected
+    assert str(HeuristicMode(backend, lambda _: (), checks=False).configuration(request)) == expected
 
 
 def test_slabs_with_tensor_cores_are_taken_where_no_sample_fits():
@@ -106,7 +106,7 @@ def test_slabs_with_tensor_cores_are_taken_where_no_sample_fits():
     ):
         problem = make_problem(channels=channels, filters=channels, spatial=(256, 256), kernel=(3, 3), groups=1)
         request = request_of(problem, Settings(workspace_limit_bytes=64 * rows), 64 * rows)
-        assert str(FixedRule(Halved(names), lambda _: ()).configuration(request)) == expected
+        assert str(HeuristicMode(Halved(names), lambda _: ()).configuration(request)) == expected
 
 
 def test_only_what_it_takes_is_run_and_a_broken_algorithm_is_left_out():

@@ -167,7 +167,7 @@ def test_such_engines_are_not_tried_among_deterministic_algorithms_or_in_a_captu
         settle(one)
         assert additions(one) == 0
         with torch.backends.cudnn.flags(enabled=True, deterministic=True):
-            assert additions(one) == 1, "by the fixed rule, as before"
+            assert additions(one) == 1, "by the heuristic mode, as before"
         handle_of(one).plans.epoch += 1  # as if other plans had come
         host.captures, host.stream = True, 0x40
         assert additions(one) == 0

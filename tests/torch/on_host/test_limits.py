@@ -244,7 +244,7 @@ def test_nothing_is_tried_among_deterministic_algorithms(stated, monkeypatch):
             assert_near(one.step(), one.expected)
         (report,) = on.report().tuned
         assert not report.seen
-        assert on.report().calls == 30 * 5, "all by the fixed rule"
+        assert on.report().calls == 30 * 5, "all by the heuristic mode"
         assert one.program.stock_calls == 0
 
 

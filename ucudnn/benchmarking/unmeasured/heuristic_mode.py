@@ -1,7 +1,7 @@
-"""The fixed rule: plans without a measured time, by the order of heuristics, by workspaces and by assumed times.
+"""The heuristic mode: plans without a measured time, by the order of heuristics, by workspaces and by assumed times.
 
 Problems that must repeat to the bit get such plans, because a measured time differs from run to run, so a plan that
-depends on it does, too. Others get them where nothing is measured before the first run. The rule depends on nothing but
+depends on it does, too. Others get them where nothing is measured before the first run. A plan depends on nothing but
 the problem, the limit and the policy, and on what the backend lists. It assumes a time for each algorithm
 (`assumed_time`). For each micro-batch size it takes the algorithm with the least, of those whose workspace fits. Of the
 sizes it takes the one whose micro-batches take the least in sum; of equals the larger size. Where no sample fits, it
@@ -39,7 +39,7 @@ _UNBEATEN = 2  # ranks at which an algorithm that fits undivided costs less than
 
 
 @final
-class FixedRule:
+class HeuristicMode:
     """Chooses by the rule, and checks what it chose.
 
     Args:
