@@ -33,6 +33,12 @@ def findings():
     return Findings(CountingBackend({}))
 
 
+@pytest.fixture
+def storage(tmp_path):
+    with closing(Database(tmp_path / "measurements.db")) as database:
+        yield MachineStore(database, {"device": "none"}, "counting")
+
+
 def micros(found):
     return [(each.size, each.algorithm, each.time_ms) for each in found]
 
@@ -86,39 +92,27 @@ def test_slabs_make_micro_configurations_of_the_divisions_that_were_measured(fin
 
 
 @pytest.mark.parametrize("reuses", [True, False])
-def test_a_request_that_is_finished_in_the_storage_is_finished_here_unless_all_is_to_be_measured(tmp_path, reuses):
-    with closing(Database(tmp_path / "measurements.db")) as database:
-        storage = MachineStore(database, {"device": "none"}, "counting")
-        Findings(CountingBackend({}), storage).add(finding(measured("SMALL", 10, 3.0)))
-        findings = Findings(CountingBackend({}), storage, reuses=reuses)
-        assert findings.load(REQUEST) == (EXPLORATION if reuses else None)
-        assert (REQUEST in findings.explored) == reuses
-        assert micros(findings.known_micro_configurations(REQUEST)) == ([(4, "SMALL", 3.0)] if reuses else [])
+def test_a_request_that_is_finished_in_the_storage_is_finished_here_unless_all_is_to_be_measured(storage, reuses):
+    Findings(CountingBackend({}), storage).add(finding(measured("SMALL", 10, 3.0)))
+    findings = Findings(CountingBackend({}), storage, reuses=reuses)
+    assert findings.load(REQUEST) == (EXPLORATION if reuses else None)
+    assert (REQUEST in findings.explored) == reuses
+    assert micros(findings.known_micro_configurations(REQUEST)) == ([(4, "SMALL", 3.0)] if reuses else [])
+    findings.discard(PROBLEM, "SMALL")
+    assert findings.load(REQUEST) is None, "a problem with a discarded algorithm is not taken from the storage"
 
 
-@pytest.mark.parametrize("left", ["nothing", "a size that does not divide the mini-batch", "none within the limit"])
+@pytest.mark.parametrize("left", [(), (3, 10), (4, 101)], ids=["nothing", "no divisor", "none within the limit"])
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_request_whose_measurements_are_gone_is_not_finished(tmp_path, left, apart):
+def test_a_request_whose_measurements_are_gone_is_not_finished(storage, left, apart):
     request = replace(REQUEST, sizes=(3, 4), apart=apart)
     exploration = Exploration(names=("SMALL",), sizes=(3, 4))
-    with closing(Database(tmp_path / "measurements.db")) as database:
-        storage = MachineStore(database, {"device": "none"}, "counting")
-        if left == "a size that does not divide the mini-batch":
-            storage.save([(PROBLEM.part(3), measured("SMALL", 10, 3.0))])
-        elif left == "none within the limit":
-            storage.save([(PROBLEM.part(4), measured("SMALL", 101, 3.0))])
-        storage.save_exploration(request, exploration)
-        findings = Findings(CountingBackend({}), storage)
-        assert findings.load(request) is None
-        assert request not in findings.explored
-        storage.save([(PROBLEM.part(size), measured("SMALL", 10, 3.0)) for size in (3, 4)])
-        assert findings.load(request) == exploration
-
-
-def test_a_problem_with_a_discarded_algorithm_is_not_taken_from_the_storage(tmp_path):
-    with closing(Database(tmp_path / "measurements.db")) as database:
-        storage = MachineStore(database, {"device": "none"}, "counting")
-        Findings(CountingBackend({}), storage).add(finding(measured("SMALL", 10, 3.0)))
-        findings = Findings(CountingBackend({}), storage)
-        findings.discard(PROBLEM, "SMALL")
-        assert findings.load(REQUEST) is None
+    if left:
+        size, workspace_bytes = left
+        storage.save([(PROBLEM.part(size), measured("SMALL", workspace_bytes, 3.0))])
+    storage.save_exploration(request, exploration)
+    findings = Findings(CountingBackend({}), storage)
+    assert findings.load(request) is None
+    assert request not in findings.explored
+    storage.save([(PROBLEM.part(size), measured("SMALL", 10, 3.0)) for size in (3, 4)])
+    assert findings.load(request) == exploration

@@ -1,6 +1,5 @@
 """Recording a profile, and planning from it."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -8,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.counting_backend import CountingBackend
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
 from tests.support.saved_files import save_profile
-from ucudnn.backends.base import Backend
-from ucudnn.backends.bench import Bench
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.backends.sampling import worthless
@@ -103,17 +101,12 @@ def test_a_profile_leaves_out_nothing_that_a_plan_may_choose(given_records, limi
     assert len(kept) <= len(given_records)
 
 
-class LinearBackend(Backend, Bench):
+class LinearBackend(CountingBackend):
     """Algorithms whose workspace and time have a constant part and a part for each sample."""
 
-    name = "linear"
-
-    def __init__(self, algorithms):
-        self.given = algorithms
-        self.problem = None
-
-    def conditions(self):
-        return {"device": "none"}
+    def __init__(self, given):
+        super().__init__({}, {str(index): each[2:4] for index, each in enumerate(given)})
+        self.given = given
 
     def algorithms(self, problem):
         return tuple(
@@ -122,16 +115,9 @@ class LinearBackend(Backend, Bench):
             if not (problem.deterministic and "NONDETERMINISTIC" in notes)
         )
 
-    @contextmanager
-    def bench(self, problem):
-        self.problem = problem
-        yield self
-
     def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
-        _, _, fixed, each, _ = self.given[int(algorithm.name)]
-        samples_ms = (fixed + each * size,) * 6
-        complete = not worthless(samples_ms, worth_ms)
-        return Measurement.of(algorithm, samples_ms, complete=complete)
+        found = super().measure(size, algorithm, effort)
+        return replace(found, complete=not worthless((found.time_ms,) * 6, worth_ms))
 
 
 linear = st.tuples(
@@ -148,9 +134,7 @@ def test_a_recorded_mini_batch_serves_smaller_ones_and_deterministic_plans(algor
     backend = LinearBackend(algorithms)
     sizes = (1, 2, 4, 8)
     wanted = Request(problem=make_problem(batch=8), sizes=sizes, limit_bytes=1 << 50, apart=True)
-    with patch(
-        "ucudnn.benchmarking.benchmark.ComputeBackend", LinearBackend
-    ):  # measuring takes time, so bounds are used
+    with patch("ucudnn.benchmarking.benchmark.ComputeBackend", LinearBackend):  # so that bounds are used
         profile = record("one", [wanted], Benchmark(backend))
     for batch in sizes:
         problem = make_problem(batch=batch, deterministic=deterministic)

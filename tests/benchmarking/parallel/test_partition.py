@@ -46,9 +46,11 @@ def test_balanced_shares_have_each_request_once_and_cost_about_the_same(channels
 @given(
     wanted=st.lists(st.tuples(st.integers(1, 40), st.sampled_from(Operation)), min_size=1, max_size=30, unique=True),
     count=st.integers(1, 8),
+    free=st.booleans(),
 )
-def test_shares_by_operation_have_few_operations_each(wanted, count):
+def test_shares_by_operation_have_few_operations_each(wanted, count, free):
     requests = [request(2 * channels, operation=operation) for channels, operation in wanted]
+    requests += [request(100, sizes=())] if free else []  # which costs nothing
     shares = by_operation(requests, count)
     assert len(shares) == count
     assert sorted(map(str, chain(*map(requests_of, shares)))) == sorted(map(str, requests))
@@ -57,35 +59,15 @@ def test_shares_by_operation_have_few_operations_each(wanted, count):
         assert share == sorted(share, key=lambda group: -group.cost)
     # An operation is in two shares only where one share ends, unless a share would have been empty.
     kinds = [{group.problem.operation for group in share} for share in shares]
-    together = sum(map(len, kinds)) <= len({operation for _, operation in wanted}) + count - 1
+    together = sum(map(len, kinds)) <= len({each.problem.operation for each in requests}) + count - 1
     assert together or shares == balanced(requests, count)
     mean = cost(chain(*shares)) / count
     assert max(map(cost, shares)) <= mean + max(group.cost for group in chain(*shares))
 
 
-def test_networks_are_measured_by_operation():
-    requests = [request(2 * channels, operation=each) for channels in range(10, 15) for each in Operation]
-    shares = by_operation(requests, 2)
-    kinds = [{group.problem.operation for group in share} for share in shares]
-    assert kinds == [{Operation.FORWARD, Operation.BACKWARD_DATA}, {Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER}]
-    assert sorted(map(len, shares)) == [7, 8]
-
-
-def test_a_request_without_cost_is_in_one_share():
-    nothing = request(4, sizes=(), operation=Operation.BACKWARD_FILTER)
-    for wanted in ([nothing], [request(2), nothing], [nothing, request(2), nothing]):
-        for count in (1, 2, 3):
-            shares = by_operation(list(dict.fromkeys(wanted)), count)
-            assert len(shares) == count
-            assert set(chain(*map(requests_of, shares))) == set(wanted)
-
-
-def test_few_channels_cost_as_much_as_sixteen():
+def test_few_channels_and_small_problems_cost_time_too():
     few, sixteen, many = (cost(balanced([request(1, channels=each)], 1)[0]) for each in (3, 16, 32))
     assert few == sixteen < many
-
-
-def test_small_problems_cost_time_too():
     small, large = balanced([request(2), request(4)], 2)
     assert cost(small) < 1.01 * cost(large)
 
@@ -137,6 +119,9 @@ def test_own_groups_come_first_and_then_the_cheapest_of_the_fullest_share():
     assert shares.take(0, first) is None
     assert not shares
     assert shares.ahead(0) is None
+    shares.give_back(1, a)
+    shares.clear()
+    assert not shares
 
 
 def test_others_take_the_last_of_groups_that_cost_the_same():
@@ -184,10 +169,3 @@ def test_many_threads_take_each_group_once():
         thread.join()
     assert len(taken) == len(groups)
     assert set(taken) == set(groups)
-
-
-def test_a_cleared_partition_gives_nothing():
-    shares = Partition(balanced([request(2), request(4)], 2))
-    shares.clear()
-    assert not shares
-    assert shares.take(0, first) is None
