@@ -20,9 +20,9 @@ def measurer_of(workspaces):
 
 
 def test_measurements_of_others_are_not_made_again():
-    measurer, _, backend = measurer_of({"SMALL": 0, "LARGE": 100})
+    measurer, findings, backend = measurer_of({"SMALL": 0, "LARGE": 100})
     small = Measurement.of(Algorithm(name="SMALL", workspace_bytes=0, api="counting"), [7.0])
-    measurer.adopt([(PROBLEM, small)])
+    findings.results.put(PROBLEM, small)
     assert not measurer.knows(REQUEST)
     found = measurer.find(REQUEST)
     assert measurer.knows(REQUEST)

@@ -11,7 +11,6 @@ from ucudnn.benchmarking.exploration.explorer import Explorer
 from ucudnn.benchmarking.exploration.state import State
 from ucudnn.benchmarking.findings import Finding, Findings
 from ucudnn.benchmarking.request import Exploration, Request
-from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.configuration import SlabConfiguration
 from ucudnn.errors import BackendError
 from ucudnn.problem import ConvolutionProblem
@@ -78,10 +77,6 @@ class Measurer:
             self.begin([request])
             exploration = self.explore(request)
         return self._findings.of(request, exploration)
-
-    def adopt(self, items: Sequence[MeasuredProblem]) -> None:
-        """Keep measurements that others made."""
-        self._findings.results.update(items)
 
     def explore(self, request: Request) -> Exploration:
         """Measure what a request asks for, keep it, and return what was tried.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.problems import make_problem
-from ucudnn.benchmarking.parallel.partition import Group, Partition, balanced, by_operation, by_size
+from ucudnn.benchmarking.parallel.partition import Group, Partition, balanced, by_operation
 from ucudnn.benchmarking.request import Request
 from ucudnn.problem import Operation
 
@@ -80,22 +80,6 @@ def test_requests_of_one_problem_stay_together(limits, count):
     for group in groups:
         assert [each.limit_bytes >> 20 for each in group.requests] == limits
         assert {each.problem for each in group.requests} == {group.problem}
-
-
-@given(
-    wanted=st.lists(st.integers(1, 6), min_size=1, max_size=4, unique=True),
-    sizes=st.sets(st.integers(1, 8), min_size=1),
-    count=st.integers(1, 6),
-)
-def test_shares_by_size_have_each_size_once(wanted, sizes, count):
-    requests = [request(2 * each, sizes=tuple(sorted(sizes)), batch=8) for each in wanted]
-    shares = by_size(requests, count)
-    assert len(shares) == count
-    for each in requests:
-        parts = [part.sizes for share in shares for part in requests_of(share) if part.problem == each.problem]
-        assert sorted(chain(*parts)) == sorted(sizes)
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
-        assert len(parts) == min(count, len(sizes))
 
 
 def test_the_cheapest_group_is_last_however_many_limits_the_others_have():

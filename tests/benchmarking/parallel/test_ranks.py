@@ -211,25 +211,6 @@ def test_a_process_begins_with_anothers_problem_only_when_it_is_next(slow):
     assert backends[1].drops == 1, "it drops what it began of the other's share"
 
 
-def test_sizes_without_algorithms_do_not_stop_a_divided_request():
-    limits = [Request(problem=requests(1)[0].problem, sizes=(1, 2, 4), limit_bytes=1 << power) for power in (29, 30)]
-
-    class Small(SlowBackend):
-        def algorithms(self, problem):
-            if problem.batch > 2:
-                raise UnsupportedProblemError("too large")
-            return super().algorithms(problem)
-
-    alone = Benchmark(Small(set()), effort=QUICK, exhaustive=True)
-    for first in (0, 1):
-        backends = [Small(set()), Small(set()), Small(set())]
-        with in_threads(*backends) as workers:
-            benchmark = Benchmark(backends[0], effort=QUICK, parallel=workers, exhaustive=True)
-            benchmark.explore(limits[first:])
-        for each in limits[first:]:
-            assert names_and_sizes(benchmark, each) == names_and_sizes(alone, each)
-
-
 def test_requests_with_discarded_algorithms_are_explored_without_workers():
     wanted = [Request(problem=each.problem, sizes=(4,), limit_bytes=1 << 30) for each in requests(4)]
     backend, other = SlowBackend(set()), SlowBackend(set())

@@ -1,7 +1,7 @@
 """The partition of requests into shares: no process begins with what another one will measure."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import final
 
@@ -123,23 +123,6 @@ def by_operation(requests: Sequence[Request], count: int) -> list[list[Group]]:
     if len(groups) >= count and not all(shares):
         return balanced(requests, count)
     return [sorted(share, key=attrgetter("cost"), reverse=True) for share in shares]
-
-
-def by_size(requests: Sequence[Request], count: int) -> list[list[Group]]:
-    """Return `count` shares that have a part of the sizes of each request; a share may be empty.
-
-    Each part has every count-th size. The first has the smallest size, so it has the slabs too.
-    """
-    return [
-        _grouped(
-            [
-                replace(request, sizes=sizes, adaptive=False, rows=() if index else request.rows)
-                for request in requests
-                if (sizes := request.sizes[index::count])
-            ]
-        )
-        for index in range(count)
-    ]
 
 
 def requests_in(groups: Iterable[Group]) -> list[Request]:

@@ -15,9 +15,9 @@ from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.findings import Finding, Findings
 from ucudnn.benchmarking.measurer import Measurer
 from ucudnn.benchmarking.parallel.interrupts import start_worker
-from ucudnn.benchmarking.parallel.partition import Group, Partition, by_operation, by_size, requests_in
+from ucudnn.benchmarking.parallel.partition import Group, Partition, by_operation, requests_in
 from ucudnn.benchmarking.request import Request
-from ucudnn.errors import SettingsError, UcudnnError, UnsupportedProblemError
+from ucudnn.errors import SettingsError, UcudnnError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Effort
 
@@ -78,15 +78,8 @@ class Processes:
         """Return the findings of all requests; `own` measures in this process."""
         self.ready()
         workers = [worker for worker in self._workers if worker.alive]
-        count = len(workers) + self._measures
-        shares = by_operation(requests, max(1, count))
-        if all(shares):
-            return _Exploration(shares, workers, own).run(measures=self._measures)
-        # There are fewer problems than processes, so each measures some sizes. What is left to find then is little.
-        parts = _Exploration(by_size(requests, count), workers, own, partly=True)
-        for _, _, items in parts.run(measures=self._measures):
-            own.adopt(items)
-        return [own.find(request) for request in requests]
+        shares = by_operation(requests, max(1, len(workers) + self._measures))
+        return _Exploration(shares, workers, own).run(measures=self._measures)
 
     def close(self) -> None:
         """End the processes."""
@@ -119,17 +112,13 @@ class Processes:
 class _Exploration:
     """One exploration by several processes. It ends when everything is found.
 
-    The shares are those of the workers, and then that of this process if it measures. `partly` says that the requests
-    are for some of the wanted sizes only.
+    The shares are those of the workers, and then that of this process if it measures.
     """
 
-    def __init__(
-        self, shares: Sequence[Sequence[Group]], workers: Sequence["_Worker"], own: Measurer, *, partly: bool = False
-    ) -> None:
+    def __init__(self, shares: Sequence[Sequence[Group]], workers: Sequence["_Worker"], own: Measurer) -> None:
         self._partition = Partition([*shares, ()])  # with an empty share if this process does not measure
         self._own = own
         self._mine = len(workers)
-        self._partly = partly
         self._done: SimpleQueue[Finding | Exception | None] = SimpleQueue()
         self._threads = [
             Thread(target=worker.work, args=(self._partition, index, self._done), daemon=True)
@@ -162,21 +151,16 @@ class _Exploration:
         while (group := self._partition.take(self._mine, self._own.choose)) is not None:
             if (ahead := self._partition.ahead(self._mine)) is not None:
                 self._own.begin(requests_in([group, ahead]))
-            for request in group.requests:
-                try:
-                    self._take(self._own.find(request))
-                except UnsupportedProblemError as error:
-                    self._take(error)
+            self._found += map(self._own.find, group.requests)
 
     def _take(self, message: Finding | Exception | None) -> None:
         """Handle a finding, the end of a thread (None), or an error, which is raised."""
         if message is None:
             self._running -= 1
-        elif not isinstance(message, Exception):
-            self._found.append(message)
-        elif not (self._partly and isinstance(message, UnsupportedProblemError)):
+        elif isinstance(message, Exception):
             raise message
-        # Otherwise a few sizes cannot be computed. Exploring all sizes raises the error if none can be.
+        else:
+            self._found.append(message)
 
 
 @final

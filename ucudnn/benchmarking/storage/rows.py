@@ -17,16 +17,10 @@ from ucudnn.bounded import BoundedDict
 from ucudnn.errors import DatabaseError, UcudnnError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
-from ucudnn.profiles.json_values import MALFORMED, MOST_WHOLE, texts_by_name
+from ucudnn.profiles.json_values import MALFORMED, MOST_WHOLE, entries, texts, texts_by_name, whole
 from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 from ucudnn.slabs import row_count
 from ucudnn.units import shortened
-
-MEASUREMENT_COLUMNS = (
-    *("problem", "api", "algorithm", "notes", "compiles", "status", "time_ms", "spread_ms", "samples", "complete"),
-    *("workspace_bytes", "reason", "measured_at"),
-)
-"""The columns of a measurement beside its machine, in the order in which they are written and read."""
 
 EXPLORATION_COLUMNS = ("problem", "request", "names", "sizes", "divisions", "explored_at")
 """The columns of an exploration beside its machine, in the order in which they are written and read."""
@@ -106,18 +100,16 @@ def decode_exploration(row: Sequence[Any], problem: ConvolutionProblem) -> Explo
     """
     try:
         names, sizes, divisions = (json.loads(text) for text in row)
+        rows = row_count(problem)
         found = Exploration(
-            names=tuple(names), sizes=tuple(sizes), divisions=tuple(SlabDivision(*each) for each in divisions)
+            names=texts(names, "names"),
+            sizes=tuple(whole(each, "size", 1, problem.batch) for each in entries(sizes, "sizes")),
+            divisions=tuple(
+                SlabDivision(whole(size, "size", 1, problem.batch), whole(height, "rows", 1, rows))
+                for size, height in divisions
+            ),
         )
-        numbers = [*found.sizes, *(number for each in found.divisions for number in each)]
-        if not (type(names) is type(sizes) is list and all(type(each) is str for each in found.names)):
-            raise ValueError("names or sizes are no list")
-        if not all(type(each) is int and each > 0 for each in numbers):
-            raise ValueError("a size is no positive whole number")
-        most = max((*found.sizes, *(each.size for each in found.divisions)), default=0)
-        if most > problem.batch or any(each.rows > row_count(problem) for each in found.divisions):
-            raise ValueError("a size is larger than the problem")
-        if sum(-(-row_count(problem) // each.rows) for each in found.divisions) > _MOST_SLABS:
+        if sum(-(-rows // each.rows) for each in found.divisions) > _MOST_SLABS:
             raise ValueError("it has more slabs than any plan")
         if found.divisions:
             found.parts(problem)
@@ -178,9 +170,15 @@ _NUMBER: _Rule = lambda value: type(value) is int and 0 <= value <= MOST_WHOLE, 
 _FLAG: _Rule = lambda value: value in (0, 1), "{} {} is neither 0 nor 1"
 _STATE: _Rule = lambda value: type(value) is str and value in _STATUS, f"{{}} {{}} is none of {', '.join(_STATUS)}"
 _TIME: _Rule = lambda value: type(value) is float and 0 <= value < _MOST_MS, "{1} ms is no time"
-_SPREAD: _Rule = _TIME[0], "{1} ms is no spread"
-_RULES = (_TEXT, _NAME, _TEXT, _FLAG, _STATE, _TIME, _SPREAD, _NUMBER, _FLAG, _NUMBER, _TEXT)
-"""What each column between the problem and the date must be, and what is said where it is not."""
+_RULES: dict[str, _Rule] = {
+    **{"api": _TEXT, "algorithm": _NAME, "notes": _TEXT, "compiles": _FLAG, "status": _STATE, "time_ms": _TIME},
+    **{"spread_ms": (_TIME[0], "{1} ms is no spread"), "samples": _NUMBER, "complete": _FLAG},
+    **{"workspace_bytes": _NUMBER, "reason": _TEXT},
+}
+"""What each column of a measurement must be, and what is said where it is not."""
+
+MEASUREMENT_COLUMNS = ("problem", *_RULES, "measured_at")
+"""The columns of a measurement beside its machine, in the order in which they are written and read."""
 
 
 def decode_measurement(row: Sequence[Any]) -> Measurement:
@@ -189,7 +187,7 @@ def decode_measurement(row: Sequence[Any]) -> Measurement:
     Raises:
         DatabaseError: if a value makes no sense; the message names it.
     """
-    for column, (holds, wrong), value in zip(MEASUREMENT_COLUMNS[1:-1], _RULES, row, strict=True):
+    for (column, (holds, wrong)), value in zip(_RULES.items(), row, strict=True):
         if not holds(value):
             raise DatabaseError(f"{shortened(row[1])}: {wrong.format(column, shortened(value))}")
     api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
