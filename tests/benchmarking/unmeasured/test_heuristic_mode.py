@@ -27,11 +27,20 @@ from ucudnn.slabs import piece_of, row_count
 MIB = 1 << 20
 
 
-def chosen(backend, limit, batch=8, policy=BatchSizePolicy.POWER_OF_TWO, **fields):
+def chosen(backend, limit, problem=None, checks=True, **settings):
     """Return what the rule takes of a backend within a limit, as text."""
-    settings = Settings(policy=policy, workspace_limit_bytes=limit)
-    found = Benchmark(backend).rule.configuration(request_of(make_problem(batch=batch, **fields), settings, limit))
+    wanted = make_problem(batch=8) if problem is None else problem
+    request = request_of(wanted, Settings(workspace_limit_bytes=limit, **settings), limit)
+    found = HeuristicMode(backend, lambda _: (), checks=checks).configuration(request)
     return None if found is None else str(found)
+
+
+def large(channels=256, side=256, **fields):
+    sizes = {"channels": channels, "filters": channels, "spatial": (side, side), "kernel": (3, 3), "groups": 1}
+    return make_problem(batch=8, **sizes, **fields)
+
+
+MANY = {f"NO{index}": 99 for index in range(9)}
 
 
 # Workspaces are bytes for each sample, in the order of the heuristics.
@@ -40,26 +49,19 @@ def chosen(backend, limit, batch=8, policy=BatchSizePolicy.POWER_OF_TWO, **field
     [
         ({"FIRST": 10, "SECOND": 0}, 80, 8, "1x8 FIRST"),
         ({"FIRST": 10, "SECOND": 0}, 79, 8, "1x8 SECOND"),  # a second part costs more than a later algorithm
-        (
-            {"FIRST": 10, **{f"NO{index}": 99 for index in range(9)}, "LAST": 0},
-            79,
-            8,
-            "1x8 LAST",
-        ),  # nor of a small kernel
+        ({"FIRST": 10, **MANY, "LAST": 0}, 79, 8, "1x8 LAST"),  # nor of a small kernel
         ({"FIRST": 10}, 10, 4, "4x1 FIRST"),
         ({"FIRST": 10}, 20, 7, "3x2 FIRST + 1x1 FIRST"),
         ({"FIRST": 10}, 9, 8, None),
     ],
 )
 def test_what_the_rule_takes(workspaces, limit, batch, expected):
-    assert chosen(CountingBackend(workspaces), limit, batch) == expected
+    assert chosen(CountingBackend(workspaces), limit, make_problem(batch=batch)) == expected
 
 
 def test_a_large_kernel_is_divided_rather_than_computed_by_a_much_later_algorithm():
-    workspaces = {"FIRST": 10, **{f"NO{index}": 99 for index in range(9)}, "LAST": 0}
-    sizes = {"channels": 256, "filters": 256, "spatial": (256, 256), "kernel": (3, 3), "groups": 1}
-    assert chosen(CountingBackend(workspaces), 79, **sizes) == "2x4 FIRST"
-    assert chosen(CountingBackend({"FIRST": 10, "LAST": 0}), 79, **sizes, math=MathMode.FMA) == "1x8 LAST"
+    assert chosen(CountingBackend({"FIRST": 10, **MANY, "LAST": 0}), 79, large()) == "2x4 FIRST"
+    assert chosen(CountingBackend({"FIRST": 10, "LAST": 0}), 79, large(math=MathMode.FMA)) == "1x8 LAST"
 
 
 class TensorCores(CountingBackend):
@@ -76,37 +78,33 @@ class TensorCores(CountingBackend):
 @pytest.mark.parametrize("first", [{}, {"NO": 1000, "NEITHER": 1000}])
 @pytest.mark.parametrize("checks", [False, True])
 def test_tensor_cores_are_worth_micro_batches_of_large_kernels(channels, expected, first, checks):
-    problem = make_problem(channels=channels, filters=channels, spatial=(256, 256), kernel=(3, 3), groups=1)
     backend = TensorCores({**first, "PLAIN": 0, "FAST": 64})
-    request = request_of(problem, Settings(workspace_limit_bytes=64, slabs=False), 64)
-    assert str(HeuristicMode(backend, lambda _: (), checks=checks).configuration(request)) == expected
+    assert chosen(backend, 64, large(channels), checks, slabs=False) == expected
 
 
-@pytest.mark.parametrize(("small", "expected"), [(256, "8x1 FIRST"), (16, "1x8 LAST")])
-def test_divisions_by_the_first_algorithms_are_no_answer_where_a_plain_one_is_assumed_to_be_faster(small, expected):
-    names = {"FIRST": 64, **{f"NO{index}": 1000 for index in range(9)}, "LAST": 0}
-    problem = make_problem(channels=256, filters=256, spatial=(small, small), kernel=(3, 3), groups=1)
-    backend = TensorCores(names)
+@pytest.mark.parametrize(("side", "expected"), [(256, "8x1 FIRST"), (16, "1x8 LAST")])
+def test_divisions_by_the_first_algorithms_are_no_answer_where_a_plain_one_is_assumed_to_be_faster(side, expected):
+    backend = TensorCores({"FIRST": 64, **dict.fromkeys(MANY, 1000), "LAST": 0})
     backend.fast = {"FIRST"}
-    request = request_of(problem, Settings(workspace_limit_bytes=64, slabs=False), 64)
-    assert str(HeuristicMode(backend, lambda _: (), checks=False).configuration(request)) == expected
+    assert chosen(backend, 64, large(side=side), checks=False, slabs=False) == expected
 
 
-def test_slabs_with_tensor_cores_are_taken_where_no_sample_fits():
+@pytest.mark.parametrize(
+    ("channels", "rows", "expected"),
+    [
+        (256, 128, "8x1 [2x127 rows FAST]"),
+        (256, 64, "8x1 [3x64 rows FAST + 1x62 rows FAST]"),  # in two slabs, only PLAIN fits
+        (8, 128, "1x8 PLAIN"),
+    ],
+)
+def test_slabs_with_tensor_cores_are_taken_where_no_sample_fits(channels, rows, expected):
     class Halved(TensorCores):
         def algorithms(self, problem):
             found = super().algorithms(problem)
             return tuple(replace(each, workspace_bytes=each.workspace_bytes * problem.output[0]) for each in found)
 
-    names = {"NO": 1000, "NEITHER": 1000, "PLAIN": 0, "FAST": 64}
-    for channels, rows, expected in (
-        (256, 128, "8x1 [2x127 rows FAST]"),
-        (256, 64, "8x1 [3x64 rows FAST + 1x62 rows FAST]"),  # in two slabs, only PLAIN fits
-        (8, 128, "1x8 PLAIN"),
-    ):
-        problem = make_problem(channels=channels, filters=channels, spatial=(256, 256), kernel=(3, 3), groups=1)
-        request = request_of(problem, Settings(workspace_limit_bytes=64 * rows), 64 * rows)
-        assert str(HeuristicMode(Halved(names), lambda _: ()).configuration(request)) == expected
+    backend = Halved({"NO": 1000, "NEITHER": 1000, "PLAIN": 0, "FAST": 64})
+    assert chosen(backend, 64 * rows, large(channels)) == expected
 
 
 def test_only_what_it_takes_is_run_and_a_broken_algorithm_is_left_out():
