@@ -171,9 +171,17 @@ _FLAG: _Rule = lambda value: value in (0, 1), "{} {} is neither 0 nor 1"
 _STATE: _Rule = lambda value: type(value) is str and value in _STATUS, f"{{}} {{}} is none of {', '.join(_STATUS)}"
 _TIME: _Rule = lambda value: type(value) is float and 0 <= value < _MOST_MS, "{1} ms is no time"
 _RULES: dict[str, _Rule] = {
-    "api": _TEXT, "algorithm": _NAME, "notes": _TEXT, "compiles": _FLAG, "status": _STATE, "time_ms": _TIME,
-    "spread_ms": (_TIME[0], "{1} ms is no spread"), "samples": _NUMBER, "complete": _FLAG,
-    "workspace_bytes": _NUMBER, "reason": _TEXT,
+    "api": _TEXT,
+    "algorithm": _NAME,
+    "notes": _TEXT,
+    "compiles": _FLAG,
+    "status": _STATE,
+    "time_ms": _TIME,
+    "spread_ms": (_TIME[0], "{1} ms is no spread"),
+    "samples": _NUMBER,
+    "complete": _FLAG,
+    "workspace_bytes": _NUMBER,
+    "reason": _TEXT,
 }
 """What each column of a measurement must be, and what is said where it is not."""
 
