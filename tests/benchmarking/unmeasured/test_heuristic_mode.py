@@ -22,7 +22,6 @@ from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import MathMode, Operation
 from ucudnn.settings import Settings
-from ucudnn.slabs import piece_of, row_count
 
 MIB = 1 << 20
 
@@ -128,13 +127,6 @@ def test_only_the_first_algorithms_are_looked_at_where_one_fits(monkeypatch):
     assert asked[-1] == 3, "one of them has failed"
 
 
-def test_times_do_not_matter():
-    plain, poisoned = CountingBackend({"A": 10, "B": 5}), CountingBackend({"A": 10, "B": 5})
-    measure = poisoned.measure
-    poisoned.measure = lambda *each, **options: replace(measure(*each, **options), time_ms=1e9)
-    assert chosen(plain, 40) == chosen(poisoned, 40)
-
-
 def test_the_policy_undivided_divides_nothing():
     assert chosen(CountingBackend({"FIRST": 10, "LAST": 0}), 79, policy=BatchSizePolicy.UNDIVIDED) == "1x8 LAST"
     assert chosen(CountingBackend({"FIRST": 10}), 79, policy=BatchSizePolicy.UNDIVIDED) is None
@@ -158,20 +150,6 @@ def test_choices_fit_the_limit_and_are_the_same_again(problem, policy, power):
     assert found.workspace_bytes <= limit
     assert {part.size for part in found.parts} <= {*request.sizes}
     assert Benchmark(CpuBackend()).rule.configuration(request) == found
-
-
-def test_slabs_are_taken_where_no_sample_fits(hungry):
-    problem = make_problem(batch=2, spatial=(40, 10), groups=1, deterministic=True)
-    smallest = min(each.workspace_bytes for each in hungry.algorithms(problem.part(1)))
-    settings = Settings(workspace_limit_bytes=smallest - 1)
-    found = Benchmark(hungry).rule.configuration(request_of(problem, settings, smallest - 1))
-    assert [part.size for part in found.parts] == [1, 1]
-    rows = [each.slab.rows for each in found.parts[0].slabs]
-    assert len(rows) > 1
-    assert sum(rows) == row_count(problem)
-    for each in found.parts[0].slabs:
-        piece = piece_of(problem.part(1), each.slab).problem
-        assert hungry.algorithm(piece, each.algorithm).workspace_bytes == each.workspace_bytes < smallest
 
 
 def test_a_plan_is_taken_without_a_measurement_and_says_so():
