@@ -12,7 +12,7 @@ from ucudnn.benchmarking.findings import Findings, in_slabs, with_slab_names
 from ucudnn.benchmarking.measurer import Measurer, ProgressListener
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
-from ucudnn.benchmarking.unmeasured.heuristic_mode import HeuristicMode
+from ucudnn.benchmarking.unmeasured.heuristic_mode import HeuristicPlanner
 from ucudnn.configuration import MicroConfiguration, SlabConfiguration
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
@@ -62,7 +62,7 @@ class Benchmark:
         self._together: set[Request] = set()  # what all ranks have explored, and never ask each other again
         self._findings = Findings(backend, storage, reuses=not exhaustive)
         self._measurer = Measurer(self._findings, effort or Effort(), listener, exhaustive=exhaustive)
-        self.rule = HeuristicMode(backend, self._findings.discarded)
+        self.rule = HeuristicPlanner(backend, self._findings.discarded)
         self.measures = True
         self.seconds = 0.0
         self._remeasures = remeasure and isinstance(backend, ComputeBackend)
@@ -82,7 +82,7 @@ class Benchmark:
     def plan_at_once(self) -> None:
         """Let the rule plan what is not measured from now on, so that no plan waits for a measurement or a check."""
         self.measures = False
-        self.rule = HeuristicMode(self.backend, self._findings.discarded, checks=False)
+        self.rule = HeuristicPlanner(self.backend, self._findings.discarded, checks=False)
 
     def is_ruled(self, requests: Sequence[Request]) -> bool:
         """Return whether the rule plans a problem, given all requests of it: it must repeat, or is not measured."""

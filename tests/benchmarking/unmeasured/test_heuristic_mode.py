@@ -14,7 +14,7 @@ from tests.support.problems import make_problem, problems
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import request_of
-from ucudnn.benchmarking.unmeasured.heuristic_mode import HeuristicMode
+from ucudnn.benchmarking.unmeasured.heuristic_mode import HeuristicPlanner
 from ucudnn.errors import InfeasibleError, MeasurementError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.choices import Origin
@@ -30,7 +30,7 @@ def chosen(backend, limit, problem=None, checks=True, **settings):
     """Return what the rule takes of a backend within a limit, as text."""
     wanted = make_problem(batch=8) if problem is None else problem
     request = request_of(wanted, Settings(workspace_limit_bytes=limit, **settings), limit)
-    found = HeuristicMode(backend, lambda _: (), checks=checks).configuration(request)
+    found = HeuristicPlanner(backend, lambda _: (), checks=checks).configuration(request)
     return None if found is None else str(found)
 
 

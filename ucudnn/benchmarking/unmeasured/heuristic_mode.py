@@ -39,7 +39,7 @@ _UNBEATEN = 2  # ranks at which an algorithm that fits undivided costs less than
 
 
 @final
-class HeuristicMode:
+class HeuristicPlanner:
     """Chooses by the rule, and checks what it chose.
 
     Args:
