@@ -151,12 +151,7 @@ class Findings:
     ) -> SlabConfiguration | None:
         """Return the fastest algorithm that was measured on a slab of a micro-batch within a limit, or None.
 
-        Args:
-            problem: the problem at mini-batch size.
-            size: the micro-batch size.
-            slab: a slab of a micro-batch.
-            limit_bytes: workspace limit.
-            failed: algorithms that are not wanted.
+        The problem is at mini-batch size, and `size` that of the micro-batch. Algorithms that `failed` are not wanted.
         """
         found = self._measured(problem, piece_of(problem.part(size), slab).problem, limit_bytes)
         wanted = [each.micro(size) for each in found if each.algorithm.name not in failed]

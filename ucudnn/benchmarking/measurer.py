@@ -20,12 +20,9 @@ from ucudnn.slabs import Slab, piece_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the benchmarks of one problem are.
+    """How far the benchmarks of one problem are: how many micro-configurations are known, or known not to matter.
 
-    Attributes:
-        problem: the problem at mini-batch size.
-        done: number of micro-configurations that are known, or known not to matter.
-        total: number of micro-configurations to consider. It may grow under the policy `adaptive`.
+    The total may grow under the policy `adaptive`.
     """
 
     problem: ConvolutionProblem

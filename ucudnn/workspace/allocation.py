@@ -33,16 +33,9 @@ class Workspace(ABC, Generic[Key]):
         return False
 
     def forget_ended(self, address: int, queue: int) -> int | None:
-        """Forget the buffer of a stream that ended, if another stream has its address now.
+        """Forget the buffer of a stream that ended, if another one has its address now; return the number of the former.
 
         The buffer is freed after all work of the device, because that of the ended stream may still run.
-
-        Args:
-            address: address of the current stream.
-            queue: number of the current stream.
-
-        Returns:
-            The number of the stream that ended; None if there is none.
         """
         return None
 
@@ -166,9 +159,6 @@ class DividedWorkspace(Workspace[Key]):
 
     Attributes:
         mark: a mark after the allocation, on the queue on which it was made.
-
-    Raises:
-        MemoryError: if the backend has not that much memory left.
     """
 
     def __init__(

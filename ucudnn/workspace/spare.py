@@ -31,11 +31,9 @@ def tail_step(problem: ConvolutionProblem) -> int:
 
 
 def tail_bytes(problem: ConvolutionProblem, *, fresh: bool = True) -> list[int]:
-    """Return how many bytes of workspace a tail of 0, 1, ... samples offers, up to the mini-batch.
+    """Return how many bytes of workspace a tail of 0, 1, ... samples of a mini-batch offers.
 
-    Args:
-        problem: the problem at mini-batch size.
-        fresh: whether the output holds nothing that is wanted; otherwise the tail offers nothing.
+    An output that is not `fresh` holds what is wanted, so its tail offers nothing.
     """
     step = tail_step(problem) if fresh else 0
     return [_offered(step, samples) for samples in range(problem.batch + 1)]
@@ -46,13 +44,7 @@ def _offered(step: int, samples: int) -> int:
 
 
 def parts_in_tail(problem: ConvolutionProblem, configuration: Configuration, *, fresh: bool = True) -> list[bool]:
-    """Return for each part, in order, whether its workspace lies in the tail behind it; slabs never use the tail.
-
-    Args:
-        problem: the problem at mini-batch size.
-        configuration: what computes it.
-        fresh: as in `tail_bytes`.
-    """
+    """Return for each part, in order, whether its workspace lies in the tail behind it; slabs never use the tail."""
     step = tail_step(problem) if fresh else 0
     found, left = [], problem.batch
     for part in configuration.parts:
@@ -62,12 +54,6 @@ def parts_in_tail(problem: ConvolutionProblem, configuration: Configuration, *, 
 
 
 def own_bytes(problem: ConvolutionProblem, configuration: Configuration, *, fresh: bool = True) -> int:
-    """Return the workspace in bytes that must be allocated: the most that a part outside the tail needs.
-
-    Args:
-        problem: the problem at mini-batch size.
-        configuration: what computes it.
-        fresh: as in `tail_bytes`.
-    """
+    """Return the workspace in bytes that must be allocated: the most that a part outside the tail needs."""
     both = zip(configuration.parts, parts_in_tail(problem, configuration, fresh=fresh), strict=True)
     return max((part.workspace_bytes for part, in_tail in both if not in_tail), default=0) + configuration.sum_bytes

@@ -38,14 +38,9 @@ class Round(NamedTuple):
 
 
 class _Gap(NamedTuple):
-    """The sizes between two known sizes of an algorithm.
+    """The sizes between two known sizes of an algorithm, and the time of a sample that may be hoped for in the middle.
 
-    Attributes:
-        hope: the time of a sample that may be hoped for.
-        size: the size to measure.
-        name: the algorithm.
-        small_ms: the time at the smaller end.
-        large_ms: the time at the larger end; infinity if it is not known.
+    The time at the larger end is infinite if it is not known.
     """
 
     hope: float

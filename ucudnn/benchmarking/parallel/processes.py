@@ -87,11 +87,7 @@ class Processes:
             worker.close()
 
     def ready(self) -> None:
-        """Wait until the processes are ready to measure; the first exploration does so too.
-
-        Raises:
-            SettingsError: if their devices differ.
-        """
+        """Wait until the processes are ready to measure; it is an error if their devices differ."""
         if self._checked:
             return
         own = dict(self._backend.machine())

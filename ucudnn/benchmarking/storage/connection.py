@@ -97,12 +97,7 @@ def open_file(path: Path, mode: str, busy_ms: int = 0) -> Connection:
 
 
 def connect(path: Path, busy_ms: int, *, read_only: bool = False) -> Connection:
-    """Open a database, and unless it is only read, create its tables in an empty file.
-
-    Raises:
-        DatabaseVersionError: if its tables have another schema version.
-        DatabaseError: if another program wrote it.
-    """
+    """Open a database of this version, and unless it is only read, create its tables in an empty file."""
     mode = "mode=rwc"
     if read_only:  # without a log, no process uses it, and no lock is needed either
         mode = "mode=ro" if beside(path, "-wal").exists() else "immutable=1"

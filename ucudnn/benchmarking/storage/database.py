@@ -318,11 +318,7 @@ class Database:
 
 
 def _unpacked(value: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the rows of an exported database, with the keys of their problems, after a check.
-
-    Raises:
-        ProfileError: if a row makes no sense; the message says which.
-    """
+    """Return the rows of an exported database, with the keys of their problems, after a check."""
     if not value:
         return {"problems": [], "measurements": [], "explorations": []}
     try:

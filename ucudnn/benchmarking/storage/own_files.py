@@ -6,11 +6,7 @@ from pathlib import Path
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder for this user alone, and those above it that are not there.
-
-    Raises:
-        OSError: if it cannot be made.
-    """
+    """Make a folder for this user alone, and those above it that are not there."""
     for each in reversed((folder, *folder.parents)):
         each.mkdir(mode=0o700, exist_ok=True)
 

@@ -1,6 +1,7 @@
 """The rows of the database: how problems, measurements and explorations are written, and read back with a check.
 
-SQLite checks neither the types nor the meaning of what it reads, and people edit rows by hand.
+SQLite checks neither the types nor the meaning of what it reads, and people edit rows by hand. What makes no sense is a
+DatabaseError that names it.
 """
 
 import json
@@ -68,11 +69,7 @@ def check_key(key: Any, text: Any) -> None:
 
 
 def decode_problem_text(text: Any) -> ConvolutionProblem:
-    """Return the problem of a text.
-
-    Raises:
-        DatabaseError: if the text does not make one.
-    """
+    """Return the problem of a text."""
     try:
         values = json.loads(text)
         return decode_problem(values, values.pop("batch"))
@@ -81,11 +78,7 @@ def decode_problem_text(text: Any) -> ConvolutionProblem:
 
 
 def decode_conditions(text: Any) -> dict[str, str]:
-    """Return the conditions of a machine from their text.
-
-    Raises:
-        DatabaseError: if the text is not a JSON object of texts.
-    """
+    """Return the conditions of a machine from their text."""
     try:
         return texts_by_name(json.loads(text), "condition")
     except _UNREADABLE as error:
@@ -93,11 +86,7 @@ def decode_conditions(text: Any) -> dict[str, str]:
 
 
 def decode_exploration(row: Sequence[Any], problem: ConvolutionProblem) -> Exploration:
-    """Return an exploration from its names, sizes and divisions.
-
-    Raises:
-        DatabaseError: if they cannot be what was tried for a problem.
-    """
+    """Return what was tried for a problem, from its names, sizes and divisions."""
     try:
         names, sizes, divisions = (json.loads(text) for text in row)
         rows = row_count(problem)
@@ -190,11 +179,7 @@ MEASUREMENT_COLUMNS = ("problem", *_RULES, "measured_at")
 
 
 def decode_measurement(row: Sequence[Any]) -> Measurement:
-    """Return a measurement from the values between its problem and its date.
-
-    Raises:
-        DatabaseError: if a value makes no sense; the message names it.
-    """
+    """Return a measurement from the values between its problem and its date."""
     for (column, (holds, wrong)), value in zip(_RULES.items(), row, strict=True):
         if not holds(value):
             raise DatabaseError(f"{shortened(row[1])}: {wrong.format(column, shortened(value))}")
@@ -217,11 +202,7 @@ def decode_measurement(row: Sequence[Any]) -> Measurement:
 def check_rows(
     problems: Sequence[ConvolutionProblem], measurements: Sequence[Any], explorations: Sequence[Any]
 ) -> None:
-    """Raise an error if a row makes no sense; indices of problems stand for their keys.
-
-    Raises:
-        DatabaseError: naming the row.
-    """
+    """Raise an error if a row makes no sense; indices of problems stand for their keys."""
     try:
         for at, *row, date in measurements:
             problems[at]

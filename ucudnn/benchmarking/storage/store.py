@@ -111,11 +111,7 @@ class MachineStore:
 
 
 def open_database(path: str | None, *, read_only: bool = False) -> Database:
-    """Return the database at a path, or the one at the default path for None; `Database` says what `read_only` means.
-
-    Raises:
-        DatabaseError: if the path is 'off', if the file cannot be opened, or if it must exist and does not.
-    """
+    """Return the database at a path, or the one at the default path for None; raises what `Database` does."""
     if path == OFF:
         raise DatabaseError("the database is off: give --database PATH, or set UCUDNN_DATABASE")
     if path is None:
