@@ -1,6 +1,6 @@
 """What is known of requests: their explorations and measurements, from this process and from the database."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -41,6 +41,7 @@ class Findings:
 
     Attributes:
         results: the measurements of all requests.
+        explored: what was tried for the requests that are finished in this process.
     """
 
     def __init__(self, backend: Backend, storage: "MachineStore | None" = None, *, reuses: bool = True) -> None:
@@ -48,14 +49,9 @@ class Findings:
         self.storage = storage
         self.results = Results()
         self._reuses = reuses
-        self._explored: dict[Request, Exploration] = {}
+        self.explored: dict[Request, Exploration] = {}
         self._divisions: dict[ConvolutionProblem, set[SlabDivision]] = {}
         self._discarded: dict[ConvolutionProblem, set[str]] = {}
-
-    @property
-    def explored(self) -> Mapping[Request, Exploration]:
-        """What was tried for the requests that are finished in this process."""
-        return self._explored
 
     def load(self, request: Request) -> Exploration | None:
         """Take a finished request from the storage, and return what was tried.
@@ -86,7 +82,7 @@ class Findings:
 
     def finish(self, request: Request, exploration: Exploration, *, save: bool) -> None:
         """Keep what was tried for a request, whose measurements are in `results`; in the storage too, if `save`."""
-        self._explored[request] = exploration
+        self.explored[request] = exploration
         if exploration.divisions:
             self._divisions.setdefault(_shape(request.problem), set()).update(exploration.divisions)
         if save and self.storage is not None:
@@ -108,8 +104,8 @@ class Findings:
     def forget(self, problems: Sequence[ConvolutionProblem]) -> None:
         """Forget what was measured of problems at any size, here and in the storage. Discarded algorithms stay so."""
         shapes = {_shape(problem) for problem in problems}
-        for request in [each for each in self._explored if _shape(each.problem) in shapes]:
-            self.results.forget(self._explored.pop(request).parts(request.problem))
+        for request in [each for each in self.explored if _shape(each.problem) in shapes]:
+            self.results.forget(self.explored.pop(request).parts(request.problem))
         for shape in shapes:
             self._divisions.pop(shape, None)
         sizeless = {_without_size(problem) for problem in problems}
@@ -121,8 +117,8 @@ class Findings:
         """Count an algorithm as failed at every size of a problem, because it failed when it was executed."""
         shape = _shape(problem)
         self._discarded.setdefault(shape, set()).add(algorithm)
-        for request in [each for each in self._explored if _shape(each.problem) == shape]:
-            del self._explored[request]  # an algorithm that this one outdid may matter now
+        for request in [each for each in self.explored if _shape(each.problem) == shape]:
+            del self.explored[request]  # an algorithm that this one outdid may matter now
 
     def discarded(self, problem: ConvolutionProblem) -> Collection[str]:
         """Return the algorithms that count as failed for a problem."""

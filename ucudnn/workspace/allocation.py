@@ -33,7 +33,7 @@ class Workspace(ABC, Generic[Key]):
         return False
 
     def forget_ended(self, address: int, queue: int) -> int | None:
-        """Forget the buffer of a stream that ended, if another one has its address now; return the number of the former.
+        """Forget the buffer of a stream that ended, if another has its address now; return the number of the former.
 
         The buffer is freed after all work of the device, because that of the ended stream may still run.
         """
