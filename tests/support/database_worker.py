@@ -120,7 +120,7 @@ def main(path, log, seed, seconds, kind=""):
     if kind:
         items = Benchmark(backend, effort=effort, exhaustive=True).results(request_of(int(seed), 1 << 20))
 
-        write = database._file.write
+        write = database.write
 
         def die(run):
             def and_wait(connection):
@@ -131,7 +131,7 @@ def main(path, log, seed, seconds, kind=""):
 
             write(and_wait)
 
-        database._file.write = die
+        database.write = die
         database.save(backend.machine(), items)
     sys.stdout.write("done\n")
 

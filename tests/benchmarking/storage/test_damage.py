@@ -88,6 +88,8 @@ def test_an_edited_exploration_is_refused_by_name(path, change):
         ("UPDATE machines SET conditions = '[]'", "machine '[]' cannot be read"),
         ('UPDATE machines SET conditions = \'{"device":"another"}\'', "has the key of something else"),
         ("UPDATE machines SET conditions = CAST(conditions AS BLOB)", "is no text"),
+        ("UPDATE machines SET conditions = CAST(x'7b2264223a22ff227d' AS TEXT)", "has the key of something else"),
+        ("UPDATE problems SET problem = CAST(x'ff' AS TEXT)", "has the key of something else"),
         ("UPDATE problems SET problem = '{}'", "'{}' has the key of something else"),
         ("UPDATE problems SET problem = CAST(problem AS BLOB)", "is no text"),
         ("UPDATE measurements SET api = 'magic'", "API 'magic' is none of graph, legacy, cpu"),

@@ -224,7 +224,7 @@ def test_sixteen_processes_share_a_database_though_three_are_killed_and_eight_fi
             assert not errors or seed >= 8  # which name the rows that make no sense
     assert not [file for file in tmp_path.iterdir() if "damaged" in file.name]
     database = Database(path)
-    assert database._file.damage() == []
+    assert database.damage() == []
     machine = CpuBackend().machine()
     batches = 0
     for seed in range(8):

@@ -182,11 +182,11 @@ def test_a_file_that_is_emptied_while_others_use_it_is_set_aside(path):
 def test_a_file_that_becomes_shorter_because_rows_were_deleted_is_no_damage(path):
     with closing(Database(path)) as database, closing(Database(path)) as cleaner:
         database.save(MACHINE, [(PROBLEM.with_batch(size), measurement()) for size in range(1, 500)])
-        cleaner._file.read("PRAGMA wal_checkpoint(TRUNCATE)")
+        cleaner.read("PRAGMA wal_checkpoint(TRUNCATE)")
         assert times(database) == {1.25}
         size = path.stat().st_size
         assert cleaner.prune(None) > 499
-        cleaner._file.read("PRAGMA wal_checkpoint(TRUNCATE)")
+        cleaner.read("PRAGMA wal_checkpoint(TRUNCATE)")
         assert path.stat().st_size < size
         assert times(database) == set()
         assert cleaner.machines() == []

@@ -144,7 +144,7 @@ def test_what_cannot_be_written_or_forgotten_is_reported_once_and_measured_all_t
     with closing(Database(path)) as database:
         store = MachineStore(database, CpuBackend().machine(), "cpu")
         Benchmark(CpuBackend(), effort=QUICK, storage=store).explore([REQUEST])
-        database._file._open().execute(f"PRAGMA {pragma}")
+        database._open().execute(f"PRAGMA {pragma}")
         second = Benchmark(CpuBackend(), effort=QUICK, storage=store)
         assert second.micro_configurations(REQUEST)
         assert second.measured == 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import Any, final
 
 from ucudnn.benchmarking.request import Exploration, Request
@@ -74,24 +74,8 @@ class MachineSummary:
 
 
 @final
-class Database:
-    """A file of measurements; the arguments and errors are those of `DatabaseFile`."""
-
-    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
-        self._file = DatabaseFile(path, read_only=read_only)
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._file.path
-
-    def close(self) -> None:
-        """Close the file; the next use opens it again."""
-        self._file.close()
-
-    def refuse_damage(self) -> None:
-        """Raise an error that names the first damage that SQLite finds, if there is any."""
-        self._file.refuse_damage()
+class Database(DatabaseFile):
+    """A file of measurements: what its rows mean. The arguments and errors are those of `DatabaseFile`."""
 
     def load(self, machine: Mapping[str, str], parts: Sequence[ConvolutionProblem]) -> list[MeasuredProblem]:
         """Return the measurements of problems at micro-batch size.
@@ -110,7 +94,7 @@ class Database:
                 SELECT {", ".join(MEASUREMENT_COLUMNS[:-1])} FROM measurements
                 WHERE machine = ? AND problem IN ({", ".join("?" * len(chunk))})
             """
-            rows = self._file.read(query, [own, *chunk])
+            rows = self.read(query, [own, *chunk])
             bad: dict[bytes, DatabaseError] = {}
             with _without_collector():
                 for key, *row in rows:
@@ -122,20 +106,10 @@ class Database:
                         bad[key] = error
             if bad:
                 with suppress(DatabaseError):  # of a file that cannot be written now
-                    self._remove(own, bad)
+                    self.write(partial(_remove, own, bad))
                 mistake = next(iter(bad.values()))
                 raise self._refused(str(mistake)) from mistake
         return found
-
-    def _remove(self, machine: bytes, problems: Iterable[bytes]) -> None:
-        """Remove all rows of problems, so that they are measured again."""
-
-        def write(connection: Connection) -> None:
-            own = [(machine, problem) for problem in problems]
-            connection.executemany("DELETE FROM measurements WHERE machine = ? AND problem = ?", own)
-            connection.execute("DELETE FROM explorations WHERE machine = ?", [machine])
-
-        self._file.write(write)
 
     def save(self, machine: Mapping[str, str], items: Sequence[MeasuredProblem], measured_at: str | None = None) -> int:
         """Keep all of these measurements, or none if that fails; return how many they are.
@@ -151,7 +125,7 @@ class Database:
         """Return what was tried for a request on a backend, or None if the request was never finished."""
         query = "SELECT names, sizes, divisions FROM explorations WHERE machine = ? AND problem = ? AND request = ?"
         keys = [key_of(dump(machine)), key_of(problem_text(request.problem)), request_text(name, request)]
-        for row in self._file.read(query, keys):
+        for row in self.read(query, keys):
             try:
                 return decode_exploration(row, request.problem)
             except DatabaseError as error:
@@ -183,7 +157,7 @@ class Database:
             connection.executemany(_INSERT, [(own, *row) for row in measurements])
             connection.executemany(_INSERT_EXPLORATION, [(own, *row) for row in explorations])
 
-        self._file.write(write)
+        self.write(write)
 
     def machines(self) -> list[MachineSummary]:
         """Return how much there is of each machine, with the most recent one first."""
@@ -192,9 +166,7 @@ class Database:
                 MIN(CAST(measured_at AS TEXT)), MAX(CAST(measured_at AS TEXT))
             FROM measurements JOIN machines ON machines.key = machine GROUP BY machine ORDER BY MAX(measured_at) DESC
         """
-        return [
-            MachineSummary(decode_conditions(conditions), *counts) for conditions, *counts in self._file.read(query)
-        ]
+        return [MachineSummary(decode_conditions(conditions), *counts) for conditions, *counts in self.read(query)]
 
     def _refused(self, mistake: str) -> DatabaseError:
         return DatabaseError(
@@ -204,15 +176,15 @@ class Database:
 
     def check(self) -> list[str]:
         """Return a line for each damage that SQLite finds, and for what first makes no sense. Nothing is changed."""
-        lines = self._file.damage()
+        lines = self.damage()
         try:
             for table in _TABLES:
                 for key in ("machine", "problem"):
                     query = f"SELECT COUNT(*) FROM {table} WHERE {key} NOT IN (SELECT key FROM {key}s)"
-                    ((count,),) = self._file.read(query)
+                    ((count,),) = self.read(query)
                     if count:
                         lines.append(f"the {key} of {count} {table} is missing")
-            for key, text in self._file.read("SELECT key, conditions FROM machines"):
+            for key, text in self.read("SELECT key, conditions FROM machines"):
                 conditions = decode_conditions(text)
                 check_key(key, text)
                 rows = self._rows_of(conditions)
@@ -238,8 +210,8 @@ class Database:
                     connection.execute(f"DELETE FROM {key}s WHERE key NOT IN (SELECT {key} FROM measurements)")
             return gone
 
-        gone = self._file.write(write)
-        self._file.read("VACUUM")
+        gone = self.write(write)
+        self.read("VACUUM")
         return gone
 
     def forget(self, machine: Mapping[str, str], problems: Iterable[ConvolutionProblem]) -> int:
@@ -259,7 +231,7 @@ class Database:
                 connection.executemany(f"DELETE FROM {table} WHERE machine = ? AND problem = ?", own_keys)
             return len(slabs)
 
-        return self._file.write(write)
+        return self.write(write)
 
     def export_profile(self, name: str, conditions: Mapping[str, str]) -> Profile:
         """Return everything of a machine as a profile: complete measurements as a recording, and all rows as they are.
@@ -305,13 +277,13 @@ class Database:
         keys = " UNION ".join(f"SELECT problem FROM {table} WHERE machine = ?1" for table in _TABLES)
         index: dict[bytes, int] = {}
         value: dict[str, Any] = {"problems": []}
-        for key, text in self._file.read(f"SELECT key, problem FROM problems WHERE key IN ({keys}) ORDER BY 2", own):
+        for key, text in self.read(f"SELECT key, problem FROM problems WHERE key IN ({keys}) ORDER BY 2", own):
             check_key(key, text)
             index[key] = len(index)
             value["problems"].append(text)
         for table, columns in _TABLES.items():
             query = f"SELECT {', '.join(columns)} FROM {table} WHERE machine = ? ORDER BY 1, 2, 3"
-            rows = [[index[key], *rest] for key, *rest in self._file.read(query, own) if key in index]
+            rows = [[index[key], *rest] for key, *rest in self.read(query, own) if key in index]
             value[f"{table[:-1]}_columns"] = list(columns)
             value[table] = sorted(rows, key=lambda row: row[0])
         return value
@@ -333,6 +305,13 @@ def _unpacked(value: Mapping[str, Any]) -> dict[str, list[Any]]:
         raise ProfileError(f"the rows of its database make no sense: {error}") from error
     except MALFORMED as error:
         raise ProfileError(f"the rows of its database cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _remove(machine: bytes, problems: Iterable[bytes], connection: Connection) -> None:
+    """Remove all rows of problems, so that they are measured again."""
+    own = [(machine, problem) for problem in problems]
+    connection.executemany("DELETE FROM measurements WHERE machine = ? AND problem = ?", own)
+    connection.execute("DELETE FROM explorations WHERE machine = ?", [machine])
 
 
 def _family_of(text: str) -> str:

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.benchmarking.storage.connection import (
@@ -53,7 +53,6 @@ _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-@final
 class DatabaseFile:
     """A file with the tables of measurements.
 
