@@ -211,7 +211,8 @@ class Database(DatabaseFile):
             return gone
 
         gone = self.write(write)
-        self.read("VACUUM")
+        if gone:
+            self.read("VACUUM")
         return gone
 
     def forget(self, machine: Mapping[str, str], problems: Iterable[ConvolutionProblem]) -> int:

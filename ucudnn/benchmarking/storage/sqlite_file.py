@@ -114,6 +114,8 @@ class DatabaseFile:
         def transact() -> _T:
             with self._open() as connection:  # which commits, or rolls back at an error
                 connection.execute("BEGIN IMMEDIATE")
+                self._busy_ms = BUSY_MS
+                connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
                 return run(connection)
 
         return self._run(transact)
