@@ -27,8 +27,8 @@ def micro(size, name, rate, workspace):
 def schedule(names, sizes=LADDER, *, micros, tried=LADDER, fits=lambda size, name: True, compiled=()):
     """Return the rounds of the policy `adaptive` for a mini-batch of the largest size."""
     wanted = Request(problem=make_problem(batch=sizes[-1]), sizes=sizes, limit_bytes=0, adaptive=True, whole=False)
-    known = SimpleNamespace(micros=MappingProxyType(micros), tried=tried, fits=fits, compiled=compiled)
-    return iter(Schedule(wanted, names, known))
+    found = {"micros": MappingProxyType(micros), "tried": tried, "fits": fits, "compiled": compiled}
+    return iter(Schedule(SimpleNamespace(request=wanted, names=names, **found)))
 
 
 @pytest.mark.parametrize("limit", [2900, 6400])

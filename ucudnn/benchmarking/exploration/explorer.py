@@ -64,7 +64,7 @@ class Explorer:
     def run(self) -> Exploration:
         """Measure the micro-configurations and slabs that can matter; raises what `State.measure` does."""
         with self._state:
-            for each in Schedule(self._request, self._state.names, self._state):
+            for each in Schedule(self._state):
                 sizes = [size for size in each.sizes if size >= self._request.least_size]
                 if self._state.offered is not None:
                     sizes = [size for size in sizes if size in self._state.offered]

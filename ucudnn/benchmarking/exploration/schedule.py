@@ -8,7 +8,6 @@ from typing import NamedTuple, final
 
 from ucudnn.benchmarking.exploration.pruning import BETWEEN, is_chain
 from ucudnn.benchmarking.exploration.state import State
-from ucudnn.benchmarking.request import Request
 from ucudnn.policy import divisions_within, equal_divisions, fitting_size, powers_of_two, varied_sizes
 from ucudnn.solvers.desirable import fastest
 
@@ -54,10 +53,10 @@ class _Gap(NamedTuple):
 class Schedule:
     """Decides what to measure next by what was measured before. It only reads the state."""
 
-    def __init__(self, request: Request, names: Sequence[str], known: State) -> None:
-        self._request = request
-        self._batch = request.problem.batch
-        self._names = names
+    def __init__(self, known: State) -> None:
+        self._request = known.request
+        self._batch = known.request.problem.batch
+        self._names = known.names
         self._known = known
         self._largest: dict[str, int] = {}
 
