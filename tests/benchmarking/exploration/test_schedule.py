@@ -142,7 +142,7 @@ def test_steps_are_looked_for_only_if_they_may_gain_something():
 
 def test_adaptive_comes_near_to_all_sizes_if_time_grows_in_steps(monkeypatch):
     chance = Random()
-    seeds = [chance.getrandbits(32) for _ in range(80)]
+    seeds = [chance.getrandbits(32) for _ in range(60)]
     behind = {schedule_module._MOST_STEPS: [], 0: []}
     for seed in seeds:
         each = Random(seed)
