@@ -45,8 +45,8 @@ class BudgetSeries:
     def run(self, settings: TrialSettings) -> TrialResult:
         """Run a trial, whose budget is no larger than those of earlier ones."""
         self._reused.begin_anew()
-        limit = settings.budget_bytes
-        given = settings if limit is None else replace(settings, budget_bytes=limit + self.profiler_bytes)
+        budget = settings.budget
+        given = settings if budget is None else replace(settings, budget=budget + self.profiler_bytes)
         trial = PolicyTrial(given, self._reused.step)
         try:
             result = result_of(settings.policy, trial.run)
@@ -102,7 +102,7 @@ class BudgetTrials:
 def _goes_with(last: TrialSettings, settings: TrialSettings) -> bool:
     """Return whether a trial can run in the process of an earlier one."""
     same = (last.recipe, last.device) == (settings.recipe, settings.device)
-    return same and (settings.budget_bytes or inf) <= (last.budget_bytes or inf)
+    return same and (settings.budget or inf) <= (last.budget or inf)
 
 
 def _serve(connection: Connection) -> None:

@@ -127,7 +127,7 @@ def settings_of(cell: ExecutionCell, arguments: Namespace, base: Mapping[str, An
     return TrialSettings(
         recipe=recipe_of(cell, arguments.small),
         policy=cell.policy,
-        budget_bytes=int(base["allocated"] * cell.share) + base["outside"] if cell.share else None,
+        budget=int(base["allocated"] * cell.share) + base["outside"] if cell.share else None,
         device=arguments.device,
         steps=arguments.steps,
         capped=bool(cell.share),

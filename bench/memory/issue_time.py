@@ -43,7 +43,7 @@ def settings_of(network: str, device: str) -> TrialSettings:
     recipe = RECIPES[network]
     shape = SMALL[network][1] if device == "cpu" or network.startswith(("unet", "gpt")) else recipe.shape
     recipe = replace(recipe, batch=_BATCH, shape=shape)
-    return TrialSettings(recipe=recipe, policy="", budget_bytes=None, device=device, steps=1)
+    return TrialSettings(recipe=recipe, policy="", budget=None, device=device, steps=1)
 
 
 def issue_us(step: TrainingStep, wait: Callable[[], None]) -> float:

@@ -58,7 +58,7 @@ class TrialSeries:
     """
 
     def __init__(self, settings: TrialSettings) -> None:
-        if settings.budget_bytes is not None:
+        if settings.budget is not None:
             raise InvalidValueError(
                 "a series of policies has no budget: within one, operations are measured for each trial"
             )
@@ -117,7 +117,7 @@ class TrialSeries:
     @cached_property
     def _costs(self) -> Costs:
         program = self._program
-        return measure_operations(program, step_costs(program.graph, program.device), budget=None)
+        return measure_operations(program, step_costs(program.graph, program.device), tensor_bytes=None)
 
     def _choices(self, convolutions: str) -> tuple[ConvolutionChoices, Costs]:
         if convolutions not in self._chosen:

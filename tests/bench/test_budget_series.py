@@ -21,7 +21,7 @@ from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))
-SETTINGS = TrialSettings(recipe=UNET, policy=PYTORCH, budget_bytes=None, device="cpu", steps=2, warmup=1)
+SETTINGS = TrialSettings(recipe=UNET, policy=PYTORCH, budget=None, device="cpu", steps=2, warmup=1)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def peak():
 
 
 def within(peak, share, policy="checkpoint"):
-    return replace(SETTINGS, policy=policy, budget_bytes=int(share * peak))
+    return replace(SETTINGS, policy=policy, budget=int(share * peak))
 
 
 @pytest.fixture
@@ -73,12 +73,12 @@ def test_what_a_profiler_keeps_comes_on_top_of_later_budgets(peak, monkeypatch):
     made = budget_series.PolicyTrial
 
     def noted(settings, step):
-        limits.append(settings.budget_bytes)
+        limits.append(settings.budget)
         return made(settings, step)
 
     monkeypatch.setattr(budget_series, "PolicyTrial", noted)
     series = BudgetSeries(SETTINGS)
-    budget = within(peak, 0.9).budget_bytes
+    budget = within(peak, 0.9).budget
     for settings in (SETTINGS, within(peak, 0.9), within(peak, 0.9), within(peak, 0.9)):
         if len(limits) == 3:
             monkeypatch.setattr(budget_series, "outside_bytes", lambda device: 0)

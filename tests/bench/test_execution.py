@@ -59,7 +59,7 @@ def script(monkeypatch, tmp_path):
 def test_budgets_are_shares_of_pytorchs_peak_largest_first_and_what_is_kept_stays(script, monkeypatch):
     ran = []
     run = BudgetsHere.run
-    monkeypatch.setattr(BudgetsHere, "run", lambda here, each: (ran.append(each.budget_bytes), run(here, each))[1])
+    monkeypatch.setattr(BudgetsHere, "run", lambda here, each: (ran.append(each.budget), run(here, each))[1])
     first = script("--policy", "checkpoint", "--share", "0.1", "--share", "0.8")
     assert set(first) == {"unet3d pytorch", "unet3d checkpoint 80%", "unet3d checkpoint 10%"}
     cell, whole = first["unet3d checkpoint 80%"], first["unet3d pytorch"]["allocated"]
@@ -96,7 +96,7 @@ def test_a_fault_in_one_cell_leaves_the_others(script, monkeypatch):
     run = BudgetsHere.run
 
     def fails_with_a_budget(here, settings):
-        if settings.budget_bytes:
+        if settings.budget:
             raise ValueError("a device without a number")
         return run(here, settings)
 

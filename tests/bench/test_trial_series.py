@@ -20,7 +20,7 @@ from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))
-SETTINGS = TrialSettings(recipe=UNET, policy="", budget_bytes=None, device="cpu", steps=2, warmup=1)
+SETTINGS = TrialSettings(recipe=UNET, policy="", budget=None, device="cpu", steps=2, warmup=1)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_the_host_memory_of_a_member_is_given_back(series, monkeypatch):
 
 def test_a_budget_is_refused():
     with pytest.raises(InvalidValueError, match="no budget"):
-        TrialSeries(replace(SETTINGS, budget_bytes=10**9))
+        TrialSeries(replace(SETTINGS, budget=10**9))
 
 
 class _Calls:

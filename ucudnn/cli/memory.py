@@ -185,7 +185,7 @@ def plan_step(
             for row in found.rows
             if row.simulation is not None
         }
-        draw_front(dots, pictures.plot, marks=_marks(found.floor_bytes, found.budget_bytes), title=found.title())
+        draw_front(dots, pictures.plot, marks=_marks(found.floor_bytes, found.budget), title=found.title())
     if as_json:
         print_text(json.dumps(found.to_dict(), indent=2))
     elif as_csv:

@@ -86,8 +86,8 @@ def draw_timeline(plan: MemoryPlan, costs: Costs, path: Path) -> None:
     """Draw the three queues of a plan, and the memory below."""
     done = simulate(plan, costs)
     marks = [(f"peak {format_bytes(done.peak_bytes)}", done.peak_bytes)]
-    if plan.budget_bytes is not None and plan.budget_bytes < _NEAR * done.peak_bytes:
-        marks.append((f"budget {format_bytes(plan.budget_bytes)}", plan.budget_bytes))
+    if plan.budget is not None and plan.budget < _NEAR * done.peak_bytes:
+        marks.append((f"budget {format_bytes(plan.budget)}", plan.budget))
     picture = QueuePicture(
         lanes=plan_lanes(plan, done),
         memory=done.memory,

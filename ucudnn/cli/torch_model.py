@@ -120,7 +120,7 @@ def run_policies(
     settings = TrialSettings(
         recipe=recipe,
         policy="",
-        budget_bytes=budget,
+        budget=budget,
         device=trial_device(trial.on),
         steps=trial.steps,
         capped=trial.cap,

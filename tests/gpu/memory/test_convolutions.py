@@ -101,7 +101,7 @@ def test_recomputation_runs_the_same_configuration_to_the_bit():
 
 def trial(policy, budget=None, capped=False):
     settings = TrialSettings(
-        recipe=UNET, policy=policy, budget_bytes=budget, device="cuda", capped=capped, convolutions="undivided"
+        recipe=UNET, policy=policy, budget=budget, device="cuda", capped=capped, convolutions="undivided"
     )
     result = run_apart(settings)
     assert result.figures is not None, result.reason

@@ -234,7 +234,7 @@ def test_the_hosts_time_to_issue_an_operator_is_not_the_devices():
 
 
 def outcome(policy, budget=None, capped=False):
-    settings = TrialSettings(recipe=UNET, policy=policy, budget_bytes=budget, device="cuda", capped=capped)
+    settings = TrialSettings(recipe=UNET, policy=policy, budget=budget, device="cuda", capped=capped)
     torch.cuda.empty_cache()  # what this process keeps might count as the trial's
     return run_apart(settings)
 
@@ -314,7 +314,7 @@ def test_the_first_step_within_a_budget_takes_less_than_the_others(monkeypatch, 
     assert taken == pytest.approx(predicted, rel=0.02), f"cuDNN chose other algorithms than measured: {scratch}"
     assert taken[0] < taken[1]
     assert taken[1] == pytest.approx(taken[2], rel=0.02)
-    assert fitted.simulation.peak_bytes <= fitted.stated.plan_bytes <= int(0.9 * peak) + beside
+    assert fitted.simulation.peak_bytes <= fitted.stated.tensor_bytes <= int(0.9 * peak) + beside
 
 
 def test_a_budget_lets_segments_grow_while_the_program_runs():

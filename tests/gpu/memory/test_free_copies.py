@@ -13,7 +13,7 @@ from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: 
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 UNET = TrainingRecipe(model="bench.memory.models:unet2d", batch=2, shape=(3, 256, 256))
-SETTINGS = TrialSettings(recipe=UNET, policy="", budget_bytes=None, device="cuda", steps=3, warmup=1)
+SETTINGS = TrialSettings(recipe=UNET, policy="", budget=None, device="cuda", steps=3, warmup=1)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ UNET = TrainingRecipe(model="bench.memory.models:unet2d", batch=2, shape=(3, 256
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])
 def test_the_measured_curve_lies_on_the_predicted_one(policy):
-    result = run_apart(TrialSettings(recipe=UNET, policy=policy, budget_bytes=None, device="cuda"))
+    result = run_apart(TrialSettings(recipe=UNET, policy=policy, budget=None, device="cuda"))
     assert result.figures is not None, result.reason
     figures = result.figures
     assert len(figures.memory) > 100

@@ -101,7 +101,7 @@ def test_a_budget_takes_its_block_before_the_first_step_and_keeps_bytes_for_the_
 def measured(recipe, policy, budget=None):
     """Return the figures of a trial, which may take no more than its budget."""
     settings = TrialSettings(
-        recipe=recipe, policy=policy, budget_bytes=budget, device="cuda", steps=3, warmup=1, capped=budget is not None
+        recipe=recipe, policy=policy, budget=budget, device="cuda", steps=3, warmup=1, capped=budget is not None
     )
     torch.cuda.empty_cache()
     result = run_apart(settings)

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.alone,  # others' work changes which algorithms trials choose
 ]
 UNET = TrainingRecipe(model="bench.memory.models:unet2d", batch=2, shape=(3, 256, 256))
-SETTINGS = TrialSettings(recipe=UNET, policy=PYTORCH, budget_bytes=None, device="cuda", steps=3)
+SETTINGS = TrialSettings(recipe=UNET, policy=PYTORCH, budget=None, device="cuda", steps=3)
 
 
 def test_each_budget_holds_and_its_step_takes_what_it_takes_alone():
@@ -26,20 +26,20 @@ def test_each_budget_holds_and_its_step_takes_what_it_takes_alone():
         given, found = [], []
         for share in (0.9, 0.8):
             budget = int(share * stock.allocated) + stock.outside
-            given.append(replace(SETTINGS, policy="checkpoint", budget_bytes=budget, capped=True))
+            given.append(replace(SETTINGS, policy="checkpoint", budget=budget, capped=True))
             found.append(trials.run(given[-1]))
         assert trials._process is process
     for settings, result in zip(given, found, strict=True):
         alone = run_apart(settings)
         needs_more = alone.figures is None
         if needs_more:  # its room is cut into other holes, so it may need a little more, which it says
-            assert settings.budget_bytes < alone.least_bytes <= 1.05 * settings.budget_bytes, alone.reason
-            alone = run_apart(replace(settings, budget_bytes=alone.least_bytes))
+            assert settings.budget < alone.least_bytes <= 1.05 * settings.budget, alone.reason
+            alone = run_apart(replace(settings, budget=alone.least_bytes))
         assert result.figures is not None, result.reason
         assert alone.figures is not None, alone.reason
         for each in (result.figures, alone.figures):
             assert each.allocated == pytest.approx(each.predicted_peak, rel=0.02)
         if not needs_more:  # within another budget there is another plan
             assert result.figures.allocated == pytest.approx(alone.figures.allocated, rel=0.05)
-        assert result.figures.reserved <= settings.budget_bytes - stock.outside, result.figures.reached
+        assert result.figures.reserved <= settings.budget - stock.outside, result.figures.reached
         assert result.figures.losses == pytest.approx(alone.figures.losses, rel=0.02)

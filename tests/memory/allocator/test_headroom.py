@@ -21,7 +21,7 @@ def test_the_first_step_has_another_plan_only_where_that_takes_less(plans):
     least, *_, most = sorted(known)
     assert least < most
     for frugal_bytes, frugal in known.items():
-        room = AllocatorRoom(most_bytes=10**6, frugal=frugal)
+        room = AllocatorRoom(tensor_bytes=10**6, frugal=frugal)
         for size, plan in known.items():
             assert room.first_of(plan, costs) is (frugal if frugal_bytes < size else None)
-    assert AllocatorRoom(most_bytes=10**6).first_of(known[most], costs) is None
+    assert AllocatorRoom(tensor_bytes=10**6).first_of(known[most], costs) is None

@@ -121,7 +121,7 @@ def test_a_patient_plan_has_room_and_does_nothing_else_but_wait(drawn, sizes, sl
 
 def test_a_choice_waits_where_that_costs_less_than_to_give_pages_back(monkeypatch):
     plan, costs = in_the_way([1])
-    room = AllocatorRoom(most_bytes=140 * MIB)
+    room = AllocatorRoom(tensor_bytes=140 * MIB)
     budget = simulate(plan, costs).peak_bytes
     assert waits_of(make_plan(plan.graph, costs, budget, Given(plan), room)) == []
     monkeypatch.setattr(planner, "_RETURN_BYTES_PER_MS", 1.0)
@@ -134,7 +134,7 @@ def test_a_choice_waits_where_that_costs_less_than_to_give_pages_back(monkeypatc
 def test_nothing_waits_where_a_plan_runs_in_a_block_as_it_is(monkeypatch):
     plan, costs = in_the_way([1], copy_ms=0.001, sizes=(400, 400, 400), wanted=800)
     monkeypatch.setattr(planner, "_RETURN_BYTES_PER_MS", 1.0)
-    room = AllocatorRoom(most_bytes=3000 * MIB)
+    room = AllocatorRoom(tensor_bytes=3000 * MIB)
     chosen = make_plan(plan.graph, costs, simulate(plan, costs).peak_bytes, Given(plan), room)
     assert waits_of(chosen) == []
     assert room.compaction(chosen, costs).moves == chosen.moves

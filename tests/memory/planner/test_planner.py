@@ -44,12 +44,12 @@ def small():
 
 def test_a_plan_that_does_not_fit_side_by_side_gives_way_to_one_that_does(unet):
     graph, costs, budget = unet
-    room = AllocatorRoom(most_bytes=int(0.98 * budget))
+    room = AllocatorRoom(tensor_bytes=int(0.98 * budget))
     plain = make_plan(graph, costs, budget, "auto")
-    assert room.taken_bytes(plain, costs) > room.most_bytes, "the plan fits, so this step tests nothing"
+    assert room.taken_bytes(plain, costs) > room.tensor_bytes, "the plan fits, so this step tests nothing"
     chosen = make_plan(graph, costs, budget, "auto", room)
-    assert room.taken_bytes(chosen, costs) <= room.most_bytes
-    assert chosen.budget_bytes == budget
+    assert room.taken_bytes(chosen, costs) <= room.tensor_bytes
+    assert chosen.budget == budget
     before, after = simulate(plain, costs), simulate(chosen, costs)
     assert after.peak_bytes < before.peak_bytes
     assert before.time_ms < after.time_ms < 1.03 * before.time_ms
@@ -64,13 +64,13 @@ def test_a_plan_is_laid_into_a_room_once_whatever_its_budget_and_moves_and_anew_
         return compact(step, *rest)
 
     monkeypatch.setattr(headroom, "compact", counted)
-    room = AllocatorRoom(most_bytes=budget)
+    room = AllocatorRoom(tensor_bytes=budget)
     plan = make_plan(graph, costs, budget, "checkpoint", room)
     assert len({*map(id, laid)}) == len(laid) > 1
     found, taken, many = room.compaction(plan, costs), room.taken_bytes(plan, costs), len(laid)
-    assert room.compaction(replace(plan, budget_bytes=None, moves={}), costs) is found
+    assert room.compaction(replace(plan, budget=None, moves={}), costs) is found
     assert len(laid) == many, "the plan was chosen, so it is known"
-    smaller = replace(room, most_bytes=budget // 2)
+    smaller = replace(room, tensor_bytes=budget // 2)
     assert smaller.compaction(plan, costs) is None
     assert len(laid) == many + 1
     other = replace(plan, actions=tuple(list(plan.actions)))
@@ -84,13 +84,13 @@ def test_a_plan_for_an_allocator_issues_its_copies_late(unet):
     graph, costs, _ = unet
     peak = measure_liveness(graph, costs).peak_bytes
     plain = make_plan(graph, costs, peak, "vdnn-ext-all-p")
-    chosen = make_plan(graph, costs, peak, "vdnn-ext-all-p", AllocatorRoom(most_bytes=2 * peak))
+    chosen = make_plan(graph, costs, peak, "vdnn-ext-all-p", AllocatorRoom(tensor_bytes=2 * peak))
     assert chosen.actions == with_late_copies(plain, costs)[0].actions != plain.actions
 
 
 def test_each_copy_of_a_move_takes_time(unet):
     graph, costs, budget = unet
-    room = AllocatorRoom(most_bytes=budget)
+    room = AllocatorRoom(tensor_bytes=budget)
     layout = room.compaction(make_plan(graph, costs, budget, "checkpoint"), costs)
     assert layout is not None
     more = room.moves_ms(replace(layout, copies=layout.copies + 1000)) - room.moves_ms(layout)
@@ -100,7 +100,7 @@ def test_each_copy_of_a_move_takes_time(unet):
 
 def test_a_policy_that_was_asked_for_stays(unet):
     graph, costs, budget = unet
-    room = AllocatorRoom(most_bytes=budget)
+    room = AllocatorRoom(tensor_bytes=budget)
     chosen = make_plan(graph, costs, budget, "checkpoint", room)
     assert chosen.policy == "checkpoint"
     assert room.taken_bytes(chosen, costs) <= budget
@@ -109,18 +109,18 @@ def test_a_policy_that_was_asked_for_stays(unet):
 def test_what_is_lost_already_counts(small):
     graph, costs, budget = small
     lost = budget // 8
-    less = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(most_bytes=budget, lost_bytes=lost))
-    more = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(most_bytes=budget))
-    assert AllocatorRoom(most_bytes=budget, lost_bytes=lost).taken_bytes(less, costs) <= budget
+    less = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(tensor_bytes=budget, lost_bytes=lost))
+    more = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(tensor_bytes=budget))
+    assert AllocatorRoom(tensor_bytes=budget, lost_bytes=lost).taken_bytes(less, costs) <= budget
     assert simulate(less, costs).peak_bytes < simulate(more, costs).peak_bytes
 
 
 def test_a_part_of_the_room_is_spared_where_a_plan_can_do_without_it(small):
     graph, costs, budget = small
-    room = AllocatorRoom(most_bytes=budget, spare_bytes=budget // 50)
+    room = AllocatorRoom(tensor_bytes=budget, spare_bytes=budget // 50)
     spared = make_plan(graph, costs, budget, "auto", room)
     assert room.taken_bytes(spared, costs) <= budget - budget // 50
-    assert make_plan(graph, costs, budget, "auto", AllocatorRoom(most_bytes=budget, spare_bytes=budget))
+    assert make_plan(graph, costs, budget, "auto", AllocatorRoom(tensor_bytes=budget, spare_bytes=budget))
 
 
 @pytest.mark.parametrize(
@@ -129,14 +129,14 @@ def test_a_part_of_the_room_is_spared_where_a_plan_can_do_without_it(small):
 def test_where_nothing_fits_even_with_empty_pages_given_back_nothing_is_planned(request, policy, step):
     graph, costs, budget = request.getfixturevalue(step)
     with pytest.raises(BudgetError, match="side by side") as refused:
-        make_plan(graph, costs, budget, policy, AllocatorRoom(most_bytes=1))
+        make_plan(graph, costs, budget, policy, AllocatorRoom(tensor_bytes=1))
     least = refused.value.required_bytes
     assert measure_liveness(graph, costs).floor_bytes < least < budget
-    kept = make_plan(graph, costs, least, policy, AllocatorRoom(most_bytes=least))
-    room = AllocatorRoom(most_bytes=least)
+    kept = make_plan(graph, costs, least, policy, AllocatorRoom(tensor_bytes=least))
+    room = AllocatorRoom(tensor_bytes=least)
     assert min(room.paged_bytes(kept, costs), room.taken_bytes(kept, costs)) <= least
     with pytest.raises(BudgetError):
-        make_plan(graph, costs, least, policy, AllocatorRoom(most_bytes=int(0.95 * least)))
+        make_plan(graph, costs, least, policy, AllocatorRoom(tensor_bytes=int(0.95 * least)))
 
 
 @pytest.mark.parametrize(
@@ -171,14 +171,14 @@ def test_what_a_refusal_names_does_not_depend_on_the_budget_that_was_refused(sma
     named = set()
     for share in (0.45, 0.47, 0.49):
         with pytest.raises(BudgetError) as refused:
-            make_plan(graph, costs, int(share * budget), "checkpoint", AllocatorRoom(most_bytes=int(share * budget)))
+            make_plan(graph, costs, int(share * budget), "checkpoint", AllocatorRoom(tensor_bytes=int(share * budget)))
         named.add(refused.value.required_bytes)
     assert len(named) == 1
 
 
 def _refusal(graph, costs, budget, policy):
     """Return what refuses a budget; None where a plan keeps it."""
-    room = AllocatorRoom(most_bytes=budget, spare_bytes=budget // 64)
+    room = AllocatorRoom(tensor_bytes=budget, spare_bytes=budget // 64)
     try:
         make_plan(graph, costs, budget, policy, room)
     except BudgetError as error:
@@ -191,7 +191,7 @@ def test_a_fast_plan_that_fits_with_empty_pages_given_back_is_better_than_a_slow
     costs = replace(device_costs(load_device("h200"), graph), granularity=512)
     costs = replace(costs.with_configurations(costs.fastest), configurations={})
     budget = int(0.7 * measure_liveness(graph, costs).peak_bytes)
-    room = AllocatorRoom(most_bytes=budget, in_one_block=False)
+    room = AllocatorRoom(tensor_bytes=budget, in_one_block=False)
     chosen, plain = make_plan(graph, costs, budget, "auto", room), make_plan(graph, costs, budget, "auto")
     assert room.paged_bytes(chosen, costs) <= budget < room.taken_bytes(chosen, costs)
     assert simulate(chosen, costs).time_ms <= 1.2 * simulate(plain, costs).time_ms
@@ -199,7 +199,7 @@ def test_a_fast_plan_that_fits_with_empty_pages_given_back_is_better_than_a_slow
 
 def test_a_plan_with_which_pages_go_back_competes_with_their_time(unet, monkeypatch):
     graph, costs, budget = unet
-    room = AllocatorRoom(most_bytes=budget, in_one_block=False)
+    room = AllocatorRoom(tensor_bytes=budget, in_one_block=False)
     chosen = {}
     for pace in (1e-3, 1e15):  # bytes in a millisecond
         monkeypatch.setattr(planner, "_RETURN_BYTES_PER_MS", pace)
@@ -216,7 +216,7 @@ def test_a_plan_whose_storages_move_competes_with_their_time(unet):
     graph, costs, budget = unet
     chosen = {}
     for pace in (1.0, 1e15):  # bytes in a millisecond
-        room = AllocatorRoom(most_bytes=budget, copied_bytes_per_ms=pace)
+        room = AllocatorRoom(tensor_bytes=budget, copied_bytes_per_ms=pace)
         chosen[pace] = make_plan(graph, costs, budget, "checkpoint", room)
         found = room.compaction(chosen[pace], costs)
         assert found is not None
@@ -248,12 +248,12 @@ def test_in_a_step_that_the_host_bounds_the_plan_that_is_issued_soonest_is_chose
 def test_where_no_plan_leaves_what_is_spared_the_fastest_one_that_fits_is_chosen(small):
     policy = "checkpoint"
     graph, costs, budget = small
-    greedy = AllocatorRoom(most_bytes=budget, spare_bytes=int(0.95 * budget))
+    greedy = AllocatorRoom(tensor_bytes=budget, spare_bytes=int(0.95 * budget))
     chosen = make_plan(graph, costs, budget, policy, greedy)
     found = greedy.compaction(chosen, costs)
     assert found is not None
     assert found.moves == chosen.moves
-    assert greedy.most_bytes - greedy.spare_bytes < greedy.taken_bytes(chosen, costs) <= budget
+    assert greedy.tensor_bytes - greedy.spare_bytes < greedy.taken_bytes(chosen, costs) <= budget
     slow = [make_plan(graph, costs, int(share * budget), policy) for share in (0.7, 0.6)]
     for plan in slow:  # they fit, too
         assert greedy.compaction(plan, costs) is not None
@@ -262,7 +262,7 @@ def test_where_no_plan_leaves_what_is_spared_the_fastest_one_that_fits_is_chosen
 
 def test_a_plan_that_leaves_what_is_spared_may_take_a_little_longer_than_one_that_does_not(small, monkeypatch):
     graph, costs, budget = small
-    room = AllocatorRoom(most_bytes=budget, spare_bytes=int(0.35 * budget))
+    room = AllocatorRoom(tensor_bytes=budget, spare_bytes=int(0.35 * budget))
 
     def choose(longer):
         monkeypatch.setattr(planner, "_DEAR", longer)
@@ -286,7 +286,7 @@ def test_the_time_of_what_goes_back_is_endless_where_there_is_no_room():
 
 def test_a_step_that_fits_as_it_is_stays_so(unet):
     graph, costs, budget = unet
-    assert make_plan(graph, costs, 3 * budget, "auto", AllocatorRoom(most_bytes=3 * budget)).policy == "stock"
+    assert make_plan(graph, costs, 3 * budget, "auto", AllocatorRoom(tensor_bytes=3 * budget)).policy == "stock"
     assert make_plan(graph, costs, None, "auto").policy == "stock"
 
 
@@ -309,7 +309,7 @@ def test_at_the_floor_storages_spill_because_no_other_policy_keeps_it(unet):
     floor = measure_liveness(graph, costs).floor_bytes
     plan = make_plan(graph, costs, floor, "auto")
     assert plan.policy in SPILLING
-    assert (plan.budget_bytes, simulate(plan, costs).peak_bytes) == (floor, floor)
+    assert (plan.budget, simulate(plan, costs).peak_bytes) == (floor, floor)
     for name in POLICIES:
         if name not in SPILLING:
             with pytest.raises(BudgetError):
@@ -344,7 +344,7 @@ def test_storages_spill_where_no_other_policy_finds_room(unet):
     graph, costs, _ = unet
     least = min(_room_of(graph, costs, name) for name in POLICIES if name not in SPILLING)
     most = int(0.9 * least)
-    room = AllocatorRoom(most_bytes=most)
+    room = AllocatorRoom(tensor_bytes=most)
     plan = make_plan(graph, costs, most, "auto", room)
     assert plan.policy in SPILLING
     assert min(room.paged_bytes(plan, costs), room.taken_bytes(plan, costs)) <= most
@@ -352,14 +352,14 @@ def test_storages_spill_where_no_other_policy_finds_room(unet):
 
 def _room_of(graph, costs, policy):
     """Return the pages that the allocator takes for the least plan of a policy."""
-    return AllocatorRoom(most_bytes=0).paged_bytes(least_plan(graph, costs, policy), costs)
+    return AllocatorRoom(tensor_bytes=0).paged_bytes(least_plan(graph, costs, policy), costs)
 
 
 def test_below_the_floor_nothing_is_planned(unet):
     graph, costs, _ = unet
     floor = measure_liveness(graph, costs).floor_bytes
     with pytest.raises(BudgetError, match="below the floor"):
-        make_plan(graph, costs, floor - 1, "auto", AllocatorRoom(most_bytes=floor))
+        make_plan(graph, costs, floor - 1, "auto", AllocatorRoom(tensor_bytes=floor))
 
 
 @pytest.mark.parametrize("policy", ["auto", "vdnn-all-m", "vdnn-dynamic"])

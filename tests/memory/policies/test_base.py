@@ -42,6 +42,6 @@ def test_a_budget_below_the_allocation_is_refused():
     builder = line()
     graph, costs = builder.graph(), builder.costs()
     needed = simulate(BasePolicy().plan(graph, costs, None), costs).peak_bytes
-    assert BasePolicy().plan(graph, costs, needed).budget_bytes == needed
+    assert BasePolicy().plan(graph, costs, needed).budget == needed
     with pytest.raises(BudgetError, match=f"policy base needs {needed} bytes"):
         BasePolicy().plan(graph, costs, needed - 1)

@@ -59,7 +59,7 @@ def test_a_smaller_budget_costs_more_time():
     for share in (1.0, 0.9, 0.7, 0.5, 0.4):
         plan = CheckpointPolicy().plan(graph, costs, int(share * peak))
         result = simulate(plan, costs)
-        assert result.peak_bytes <= plan.budget_bytes == int(share * peak)
+        assert result.peak_bytes <= plan.budget == int(share * peak)
         spent.append(result.recompute_ms)
     assert spent == sorted(spent)
     assert spent[0] == 0 < spent[1] < spent[-1]

@@ -48,10 +48,10 @@ def test_plans_keep_their_budget(name, step, data):
     plan, needed = planned(policy, graph, costs, budget)
     if plan is None:
         assert needed > budget
-        assert needed == floor or planned(policy, graph, costs, needed)[0].budget_bytes == needed
+        assert needed == floor or planned(policy, graph, costs, needed)[0].budget == needed
         return
     assert plan.graph is graph
-    assert plan.budget_bytes == budget
+    assert plan.budget == budget
     assert simulate(plan, costs).peak_bytes <= budget
     assert simulate(plan, costs, cap_bytes=budget).memory_stall_ms == 0
     runs = Counter(target for kind, target in plan.actions if kind is ActionKind.RUN)

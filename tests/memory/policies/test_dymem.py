@@ -125,7 +125,7 @@ def test_forward_blocks_where_the_pool_is_full():
 
 
 def test_a_pool_that_is_too_small_is_refused_with_the_size_that_suffices():
-    assert planned(small_line(), budget=70).budget_bytes == 70
+    assert planned(small_line(), budget=70).budget == 70
     with pytest.raises(BudgetError, match="policy dymem needs 70 bytes"):
         planned(small_line(), budget=69)
 

@@ -18,13 +18,13 @@ def test_every_storage_goes_after_its_last_access():
     large, small, a, b, c = range(5)
     plan = StockPolicy().plan(builder.graph(), builder.costs(), None)
     assert plan.actions == (run(0), run(1), free(small), run(2), free(large), run(3), free(a), free(b), free(c))
-    assert (plan.policy, plan.budget_bytes) == ("stock", None)
+    assert (plan.policy, plan.budget) == ("stock", None)
 
 
 def test_another_order_may_keep_a_budget_that_the_program_does_not():
     builder = branches()
     graph, costs = builder.graph(), builder.costs()
-    assert StockPolicy(order="program").plan(graph, costs, 120).budget_bytes == 120
+    assert StockPolicy(order="program").plan(graph, costs, 120).budget == 120
     with pytest.raises(BudgetError, match=r"policy stock needs 120 bytes .* for hand, and the budget is 119 bytes"):
         StockPolicy().plan(graph, costs, 119)
     builder = StepBuilder(default=10).storage("large", 100).storage("half", 50).run("0", "", "large small")

@@ -144,7 +144,7 @@ def test_a_budget_below_the_peak_is_refused_although_p_alone_sets_the_floor():
     builder = small_line()
     costs = builder.costs(configurations={3: alternatives((40.0, 0), (10.0, 90))})
     small = VdnnPolicy(offloads="none", fastest=False)
-    assert small.plan(builder.graph(), costs, 70).budget_bytes == 70
+    assert small.plan(builder.graph(), costs, 70).budget == 70
     with pytest.raises(BudgetError, match="policy vdnn-none-m needs 70 bytes"):
         small.plan(builder.graph(), costs, 69)
     with pytest.raises(BudgetError, match="below the floor of hand, 120 bytes"):

@@ -88,7 +88,7 @@ def test_all_with_m_must_fit_although_no_offload_would():
     builder.backward("dloss", "b c", "d", scratch=20).backward("dpool", "a d", "e")
     graph, costs = builder.graph(), builder.costs()
     least = simulate(STATIC["all m"].plan(graph, costs, None), costs).peak_bytes
-    assert VdnnDynamicPolicy().plan(graph, costs, least).budget_bytes == least
+    assert VdnnDynamicPolicy().plan(graph, costs, least).budget == least
     with pytest.raises(BudgetError, match=f"policy vdnn-dynamic needs {least} bytes"):
         VdnnDynamicPolicy().plan(graph, costs, least - 1)
 

@@ -53,7 +53,7 @@ class AllocatorRoom:
     """How much PyTorch's allocator may take.
 
     Attributes:
-        most_bytes: bytes that it may take for the step, the storages that exist before it included.
+        tensor_bytes: bytes that it may take for the step, the storages that exist before it included.
         lost_bytes: bytes of holes between those storages.
         spare_bytes: bytes of the room that a plan leaves, if there is one that does: what plans do not know of, such as
             kernels that are loaded later, and tensors that the allocator's bound refuses though pages are left.
@@ -65,7 +65,7 @@ class AllocatorRoom:
         copied_bytes_per_ms: bytes that the device copies within its memory in a millisecond.
     """
 
-    most_bytes: int
+    tensor_bytes: int
     lost_bytes: int = 0
     spare_bytes: int = 0
     state_exists: bool = False
@@ -77,7 +77,7 @@ class AllocatorRoom:
     _latest: _LatestPlans = field(default_factory=_LatestPlans, init=False, repr=False, compare=False)
 
     def taken_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
-        """Return what the allocator takes for a plan, in bytes; counted as `most_bytes`."""
+        """Return what the allocator takes for a plan, in bytes; counted as `tensor_bytes`."""
         found = self.compaction(plan, costs)
         taken = self._replayed(plan, costs).reserved_bytes if found is None else found.reserved_bytes
         return self._lasting(plan.graph, costs) + taken
@@ -86,7 +86,7 @@ class AllocatorRoom:
         """Return how a plan runs in the largest block, without what is spared; None if it does not."""
         if not self.in_one_block:
             return None
-        return self._latest.known("widest", plan, costs, partial(self._within, self.most_bytes - self.spare_bytes))
+        return self._latest.known("widest", plan, costs, partial(self._within, self.tensor_bytes - self.spare_bytes))
 
     def compaction(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
         """Return how a plan runs in the smallest block that is worth it; None if it runs in none."""
@@ -95,9 +95,9 @@ class AllocatorRoom:
         return self._latest.known("compaction", plan, costs, self._compacted)
 
     def _compacted(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
-        found, most = self.widest(plan, costs), self.most_bytes - self.spare_bytes
+        found, most = self.widest(plan, costs), self.tensor_bytes - self.spare_bytes
         if found is None and self.spare_bytes:
-            most = self.most_bytes
+            most = self.tensor_bytes
             found = self._within(most, plan, costs)
         return None if found is None else tightened(found, *self._stepped(most, plan, costs))
 
@@ -108,7 +108,7 @@ class AllocatorRoom:
         return self._latest.known("waiting", plan, costs, self._waiting_anew)
 
     def _waiting_anew(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
-        most_bytes = self.most_bytes - self.spare_bytes
+        most_bytes = self.tensor_bytes - self.spare_bytes
         found = with_waits(plan, costs, partial(self._stepped, most_bytes), most_bytes)
         return None if found is None or self.widest(found, costs) is None else found
 
@@ -154,7 +154,7 @@ class AllocatorRoom:
     def returns(self, plan: MemoryPlan, costs: Costs, spare: int = 0) -> ReplayedReturns:
         """Return how often an allocator that may take its room, less some bytes, gives pages back in each step."""
         scratch, delayed = self._scratch(plan, costs), self._simulated(plan, costs).delayed
-        most = self.most_bytes - spare - self._lasting(plan.graph, costs)
+        most = self.tensor_bytes - spare - self._lasting(plan.graph, costs)
         return replay_returns(plan, costs, scratch, delayed, most, state_exists=self.state_exists)
 
     def _replayed(self, plan: MemoryPlan, costs: Costs) -> ReplayedBytes:

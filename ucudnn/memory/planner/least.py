@@ -31,9 +31,9 @@ def frugal_plan(
     found = least_plan(graph, costs, policy)
     if found is None or simulate(found, costs).peak_bytes >= simulate(other, costs).peak_bytes:
         return None
-    if room is not None and room.taken_bytes(found, costs) > max(room.most_bytes, room.taken_bytes(other, costs)):
+    if room is not None and room.taken_bytes(found, costs) > max(room.tensor_bytes, room.taken_bytes(other, costs)):
         return None
-    return replace(found, budget_bytes=other.budget_bytes)
+    return replace(found, budget=other.budget)
 
 
 def least_plan(graph: StepGraph, costs: Costs, policy: str | MemoryPolicy) -> MemoryPlan | None:

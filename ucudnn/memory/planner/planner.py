@@ -189,13 +189,13 @@ class _Choice:
             return self._laid_out(tight[1])
         return replace(
             self._closest(*min(((self._paged_over(each), each) for each in looked_at), key=lambda each: each[0])),
-            budget_bytes=self._budget,
+            budget=self._budget,
         )
 
     def _laid_out(self, plan: MemoryPlan) -> MemoryPlan:
         """Return a plan with what moves in the smallest block that is worth it."""
         found = None if self._room is None else self._room.compaction(plan, self._costs)
-        return replace(plan, budget_bytes=self._budget, moves=plan.moves if found is None else found.moves)
+        return replace(plan, budget=self._budget, moves=plan.moves if found is None else found.moves)
 
     def _refusal(self) -> BudgetError:
         """Return what refuses a budget that no policy keeps: the floor, if it is below that, else the least need."""
@@ -207,7 +207,7 @@ class _Choice:
                 for policy, refused in self._refused
                 if refused.required_bytes < floor.required_bytes
             ]
-            return below_floor(floor, [(each.budget_bytes, each.policy) for each in plans if each is not None])
+            return below_floor(floor, [(each.budget, each.policy) for each in plans if each is not None])
         return min((error for _, error in self._refused), key=lambda error: error.required_bytes)
 
     def _closest(self, beyond: int, plan: MemoryPlan) -> MemoryPlan:
@@ -221,7 +221,7 @@ class _Choice:
         if not beyond:
             return plan
         assert self._room is not None
-        most = self._room.most_bytes
+        most = self._room.tensor_bytes
         needed, found = self._steady(self._policies)
         if found is not None and self._keeps(found) and needed <= most:
             return found
@@ -298,7 +298,7 @@ class _Choice:
     def _over(self, plan: MemoryPlan) -> int:
         """Return the bytes that the allocator takes for a plan beyond the room, without what is spared."""
         assert self._room is not None
-        return max(0, self._room.taken_bytes(plan, self._costs) - self._room.most_bytes + self._room.spare_bytes)
+        return max(0, self._room.taken_bytes(plan, self._costs) - self._room.tensor_bytes + self._room.spare_bytes)
 
     def _may_stay(self, plan: MemoryPlan) -> bool:
         """Return whether nothing of a plan has to move in the largest block of the room."""
@@ -316,7 +316,7 @@ class _Choice:
     def _paged_over(self, plan: MemoryPlan) -> int:
         """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""
         assert self._room is not None
-        return max(0, self._room.paged_bytes(plan, self._costs) - self._room.most_bytes)
+        return max(0, self._room.paged_bytes(plan, self._costs) - self._room.tensor_bytes)
 
     def _tighten(self, candidate: "_Candidate", over: int) -> None:
         """Let a policy plan again for fewer bytes, if it can; for its least budget where that is nearer."""

@@ -20,7 +20,7 @@ class MemoryPlan:
         policy: name of the policy that made it.
         graph: the step.
         actions: what is issued, in order.
-        budget_bytes: bytes that the plan promises never to exceed on the device, persistent bytes and scratch included;
+        budget: bytes that the plan promises never to exceed on the device, persistent bytes and scratch included;
             None where it promises nothing.
         configurations: configurations that the plan chooses for convolutions, by the index of their operation; their
             times and workspaces stand in the place of the costs'. At a recomputation the same one runs.
@@ -39,7 +39,7 @@ class MemoryPlan:
     policy: str
     graph: StepGraph
     actions: tuple[Action, ...]
-    budget_bytes: int | None = None
+    budget: int | None = None
     configurations: Mapping[int, Configuration] = field(default_factory=dict)
     buffers: tuple[tuple[int, ...], ...] = ()
     scratch_buffer: bool = False

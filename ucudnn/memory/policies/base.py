@@ -32,7 +32,7 @@ class BasePolicy:
             policy="base",
             graph=graph,
             actions=with_frees(graph, [run(operation) for operation in range(len(graph.operations))]),
-            budget_bytes=budget,
+            budget=budget,
             buffers=_buffers(graph, costs),
             scratch_buffer=True,
         )

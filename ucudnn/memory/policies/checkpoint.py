@@ -43,7 +43,7 @@ class CheckpointPolicy:
             blocks = forward.divide(isqrt(len(forward.saved)))[:-1]
         else:
             blocks = _Search(graph, forward, budget).best()
-        return MemoryPlan(policy="checkpoint", graph=graph, actions=_actions(graph, order, blocks), budget_bytes=budget)
+        return MemoryPlan(policy="checkpoint", graph=graph, actions=_actions(graph, order, blocks), budget=budget)
 
 
 class _Search:

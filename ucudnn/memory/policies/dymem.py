@@ -56,7 +56,7 @@ class DymemPolicy:
             policy=name,
             graph=graph,
             actions=self._actions(graph, order),
-            budget_bytes=budget,
+            budget=budget,
             configurations=chosen,
         )
         if budget is None:

@@ -46,7 +46,7 @@ class JointPolicy:
         check_budget(graph, costs, budget)
         cap = measure_liveness(graph, costs).floor_bytes if budget is None else budget
         found = _JointSearch(graph, costs, cap).fastest()
-        return MemoryPlan(policy=_NAME, graph=graph, actions=found.actions, budget_bytes=budget)
+        return MemoryPlan(policy=_NAME, graph=graph, actions=found.actions, budget=budget)
 
 
 class _JointPlan(NamedTuple):

@@ -43,7 +43,7 @@ class SelectivePolicy:
             raise over_budget(_NAME, graph, least.peak_bytes, budget)
         chosen = search.thinned(least, least.peak_bytes if budget is None else budget)
         actions = search.activations.actions(chosen.remakes)
-        return MemoryPlan(policy=_NAME, graph=graph, actions=actions, budget_bytes=budget)
+        return MemoryPlan(policy=_NAME, graph=graph, actions=actions, budget=budget)
 
 
 def search_of(graph: StepGraph, costs: Costs) -> "ActivationSearch":

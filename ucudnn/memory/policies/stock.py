@@ -35,4 +35,4 @@ class StockPolicy:
             if peak > budget:
                 raise over_budget("stock", graph, peak, budget)
         actions = with_frees(graph, [run(operation) for operation in order])
-        return MemoryPlan(policy="stock", graph=graph, actions=actions, budget_bytes=budget)
+        return MemoryPlan(policy="stock", graph=graph, actions=actions, budget=budget)

@@ -52,7 +52,7 @@ class VdnnPolicy:
         chosen = costs.fastest if self.fastest else costs.smallest
         check_budget(graph, costs.with_configurations(chosen), budget, order)
         name = f"vdnn-{self.offloads}-{'p' if self.fastest else 'm'}"
-        plan = replace(vdnn_plan(name, graph, find_layers(graph, order), self.offloads, chosen), budget_bytes=budget)
+        plan = replace(vdnn_plan(name, graph, find_layers(graph, order), self.offloads, chosen), budget=budget)
         if budget is not None:
             peak = simulate(plan, costs).peak_bytes
             if peak > budget:

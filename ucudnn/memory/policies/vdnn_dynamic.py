@@ -40,7 +40,7 @@ class VdnnDynamicPolicy:
         """
         layers = find_layers(graph, parts_in_order(graph, find_order(self.order)(graph)))
         offloads, chosen = choose_dynamically(graph, costs, layers, budget)
-        return replace(vdnn_plan("vdnn-dynamic", graph, layers, offloads, chosen), budget_bytes=budget)
+        return replace(vdnn_plan("vdnn-dynamic", graph, layers, offloads, chosen), budget=budget)
 
 
 def choose_dynamically(

@@ -53,4 +53,4 @@ class VdnnExtPolicy:
         if budget is not None and cap > budget:
             raise over_budget(name, graph, cap, budget)
         plan = vdnn_plan(name, graph, layers, offloads, chosen, synchronous=False)
-        return with_stalls(replace(plan, budget_bytes=budget), costs, cap)
+        return with_stalls(replace(plan, budget=budget), costs, cap)

@@ -79,20 +79,20 @@ class PolicyComparison:
     Attributes:
         graph: the step.
         costs: its costs on a device.
-        budget_bytes: the budget; None without one.
+        budget: the budget; None without one.
         floor_bytes: the floor of the step.
         rows: a row for each policy.
     """
 
     graph: StepGraph
     costs: Costs
-    budget_bytes: int | None
+    budget: int | None
     floor_bytes: int
     rows: tuple[PolicyRow, ...]
 
     def title(self) -> str:
         """Return what is compared, as one line."""
-        budget = "" if self.budget_bytes is None else f", within {format_bytes(self.budget_bytes)}"
+        budget = "" if self.budget is None else f", within {format_bytes(self.budget)}"
         return f"{self.graph.name}, mini-batch {self.graph.batch}, on {self.costs.device}{budget}"
 
     def headings(self) -> list[str]:
@@ -130,7 +130,7 @@ class PolicyComparison:
             "step": self.graph.name,
             "batch": self.graph.batch,
             "device": self.costs.device,
-            "budget_bytes": self.budget_bytes,
+            "budget_bytes": self.budget,
             "floor_bytes": self.floor_bytes,
             "policies": [
                 {"policy": row.policy, **row.numbers(), "fragmentation": dict(row.waste)}
@@ -194,7 +194,7 @@ def compare_policies(
     if errors and len(errors) == len(rows):
         raise min(errors, key=lambda each: each.required_bytes)
     floor = measure_liveness(graph, costs).floor_bytes
-    return PolicyComparison(graph=graph, costs=costs, budget_bytes=budget, floor_bytes=floor, rows=tuple(rows))
+    return PolicyComparison(graph=graph, costs=costs, budget=budget, floor_bytes=floor, rows=tuple(rows))
 
 
 def _planned(name: str, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:

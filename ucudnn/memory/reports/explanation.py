@@ -41,7 +41,7 @@ class PeakExplanation:
         liveness: the step as the program runs it, on a device.
         costs: times and scratch on that device.
         owners: who owns the memory at the peak, largest first.
-        budget_bytes: the budget for which mini-batches were looked for.
+        budget: the budget for which mini-batches were looked for.
         least_budgets: the smallest budget that each policy keeps at the mini-batch, and the floor; None where it is not
             known.
         largest_batches: the largest mini-batch that each policy fits into the budget, and that the floor would; 0 where
@@ -52,7 +52,7 @@ class PeakExplanation:
     liveness: Liveness
     costs: Costs
     owners: tuple[MemoryOwner, ...]
-    budget_bytes: int
+    budget: int
     least_budgets: Mapping[str, int | None]
     largest_batches: Mapping[str, int]
 
@@ -80,7 +80,7 @@ class PeakExplanation:
             f"floor {format_bytes(liveness.floor_bytes)}, set by {self._place(liveness.floor_place)}:"
             f" {self._floor_parts()}",
             f"smallest budget: {least}",
-            f"largest mini-batch within {format_bytes(self.budget_bytes)}: {batches}{self._recorded_only()}",
+            f"largest mini-batch within {format_bytes(self.budget)}: {batches}{self._recorded_only()}",
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class PeakExplanation:
                 "scratch_bytes": liveness.scratch_bytes[liveness.floor_place],
             },
             "smallest_budgets": dict(self.least_budgets),
-            "budget_bytes": self.budget_bytes,
+            "budget_bytes": self.budget,
             "largest_batches": dict(self.largest_batches),
         }
 
@@ -205,7 +205,7 @@ def explain(
         liveness=liveness,
         costs=costs,
         owners=owners_at(liveness, liveness.peak_place),
-        budget_bytes=budget,
+        budget=budget,
         least_budgets={FLOOR: liveness.floor_bytes, **least},
         largest_batches={FLOOR: floor_batch(graph, costs_of, budget), **batches},
     )

@@ -52,7 +52,7 @@ def test_a_slow_link_takes_nothing_and_what_backward_reads_at_once_stays():
 
 def test_a_budget_below_its_peak_is_refused_with_that():
     peak = simulate(planned(line()), line().costs()).peak_bytes
-    assert planned(line(), peak).budget_bytes == peak
+    assert planned(line(), peak).budget == peak
     with pytest.raises(BudgetError, match=rf"policy swap-hidden needs {peak} bytes"):
         planned(line(), peak - 1)
 

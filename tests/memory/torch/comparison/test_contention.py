@@ -22,7 +22,7 @@ from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))
-SETTINGS = TrialSettings(recipe=UNET, policy="", budget_bytes=None, device="cpu", steps=2, warmup=1)
+SETTINGS = TrialSettings(recipe=UNET, policy="", budget=None, device="cpu", steps=2, warmup=1)
 
 
 @pytest.fixture(scope="module")

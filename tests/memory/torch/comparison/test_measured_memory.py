@@ -51,12 +51,12 @@ def test_each_operation_has_the_predicted_bytes_and_its_scratch(policy):
 
 
 def test_a_trial_draws_the_measured_curve_over_the_predicted_one():
-    settings = TrialSettings(recipe=UNET, policy="checkpoint", budget_bytes=None, device="cpu", steps=1, warmup=1)
+    settings = TrialSettings(recipe=UNET, policy="checkpoint", budget=None, device="cpu", steps=1, warmup=1)
     result = run_trial(settings)
     figures = result.figures
     assert figures.picture.measured == [(each.begin_ms, each.measured_bytes) for each in figures.memory]
     assert len(figures.memory) > 50
     assert max(each.measured_bytes for each in figures.memory) == pytest.approx(figures.allocated, rel=0.01)
     assert result.to_dict()["memory"][0].keys() == {"operation", "begin_ms", "predicted_bytes", "measured_bytes"}
-    plain = run_trial(TrialSettings(recipe=UNET, policy="pytorch", budget_bytes=None, device="cpu", steps=1, warmup=1))
+    plain = run_trial(TrialSettings(recipe=UNET, policy="pytorch", budget=None, device="cpu", steps=1, warmup=1))
     assert plain.figures.memory == ()

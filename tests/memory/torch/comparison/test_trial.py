@@ -35,7 +35,7 @@ UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, 
 
 
 def settings(policy, budget=None):
-    return TrialSettings(recipe=UNET, policy=policy, budget_bytes=budget, device="cpu", steps=2, warmup=1)
+    return TrialSettings(recipe=UNET, policy=policy, budget=budget, device="cpu", steps=2, warmup=1)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_a_process_of_its_own_gives_the_same_losses(found):
 
 def test_a_process_that_is_killed_is_a_row_with_its_reason(monkeypatch):
     recipe = TrainingRecipe(model="os:abort", batch=1)
-    result = run_apart(TrialSettings(recipe=recipe, policy="stock", budget_bytes=None, device="cpu"))
+    result = run_apart(TrialSettings(recipe=recipe, policy="stock", budget=None, device="cpu"))
     assert isinstance(result, TrialResult)
     assert "ended abruptly" in result.reason
 
@@ -205,7 +205,7 @@ def test_what_giving_pages_back_takes_is_predicted_where_the_allocator_is_capped
         fitted.append(ucudnn.memory.fit(step.model, sample, step.loss, step.optimizer, policy="stock"))
         fitted[0].stated = replace(fitted[0].stated, returned_bytes=7 * 2**20, returned_ms=1000.0)
         if capped:
-            fitted[0].stated = replace(fitted[0].stated, limit_bytes=10**9, outside_bytes=300, reserve_bytes=50)
+            fitted[0].stated = replace(fitted[0].stated, budget=10**9, outside_bytes=300, reserve_bytes=50)
         return fitted[0]
 
     figures = PolicyTrial(subject, trial_step(subject), fit).run()

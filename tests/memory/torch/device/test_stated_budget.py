@@ -79,26 +79,24 @@ def test_a_forward_without_its_backward_is_no_step():
 
 
 def test_a_stated_budget_is_a_total_of_which_the_plan_has_the_rest():
-    stated = StatedBudget(limit_bytes=1000, library_bytes=100, outside_bytes=300)
-    assert stated.plan_bytes == 600
+    stated = StatedBudget(budget=1000, library_bytes=100, outside_bytes=300)
+    assert stated.tensor_bytes == 600
     kept = replace(stated, reserve_bytes=50)
-    assert kept.plan_bytes == 550
+    assert kept.tensor_bytes == 550
     assert "later: 50 B" in kept.lines()[0]
     with pytest.raises(BudgetError, match=r"50 bytes .*for kernels that are loaded later") as caught, kept.explained():
         raise BudgetError("too little", kernel="conv", limit_bytes=550, required_bytes=700)
     assert caught.value.required_bytes == 1150
-    assert StatedBudget(limit_bytes=None).plan_bytes is None
+    assert StatedBudget(budget=None).tensor_bytes is None
     with pytest.raises(BudgetError, match="the stated budget is 1000 bytes") as caught, stated.explained():
         raise BudgetError("too little", kernel="conv", limit_bytes=600, required_bytes=700)
     assert (caught.value.limit_bytes, caught.value.required_bytes, caught.value.kernel) == (1000, 1100, "conv")
 
 
 def test_the_report_says_what_the_allocator_takes_and_why_it_may_take_more():
-    fits = StatedBudget(limit_bytes=1000, outside_bytes=300, allocator_bytes=600)
+    fits = StatedBudget(budget=1000, outside_bytes=300, allocator_bytes=600)
     assert fits.lines() == ["taken from the device: predicted 900 B at most, holes between tensors included"]
-    (line, why) = StatedBudget(
-        limit_bytes=1000, outside_bytes=300, allocator_bytes=800, fixed_segments="because"
-    ).lines()
+    (line, why) = StatedBudget(budget=1000, outside_bytes=300, allocator_bytes=800, fixed_segments="because").lines()
     assert "predicted 1.07 KiB at most" in line
     assert "exceeds the budget" in line
     assert "because" in why
@@ -114,12 +112,12 @@ def shared(monkeypatch):
 
 def test_what_the_process_has_beside_the_allocator_is_subtracted_and_what_others_have_is_not(shared):
     shared.processes = {7: 1200 * MIB}
-    assert stated_budget(2000 * MIB, GPU, libraries=False).plan_bytes == 1300 * MIB
+    assert stated_budget(2000 * MIB, GPU, libraries=False).tensor_bytes == 1300 * MIB
     shared.processes[8] = 30000 * MIB
     stated = stated_budget(2000 * MIB, GPU, libraries=False)
-    assert stated.plan_bytes == 1300 * MIB
+    assert stated.tensor_bytes == 1300 * MIB
     assert stated.lines() == []
-    assert stated_budget(None, GPU, libraries=True).plan_bytes is None
+    assert stated_budget(None, GPU, libraries=True).tensor_bytes is None
 
 
 def test_where_the_driver_does_not_tell_processes_apart_others_count_up_to_a_bound_and_that_is_said(

@@ -151,7 +151,7 @@ def test_measuring_takes_no_more_than_the_budget_leaves_beside_what_stays():
         for stays, done in zip(liveness.persistent_bytes, graph.operations, strict=True)
     ]
     with LiveBytes() as counted:
-        found = measure_operations(program, costs, budget=budget, repeats=1)
+        found = measure_operations(program, costs, tensor_bytes=budget, repeats=1)
     assert 0.3 * budget < counted.peak <= max(rooms)
     assert all((time == UNKNOWN) == (index in program.outside) for index, time in enumerate(found.time_ms))
 
@@ -210,7 +210,7 @@ def test_an_operation_that_the_budget_has_no_room_for_keeps_its_estimate():
     )
     little = max(measure_liveness(graph, costs).persistent_bytes) + 4096
     with LiveBytes() as counted:
-        found = measure_operations(program, costs, budget=little, repeats=1)
+        found = measure_operations(program, costs, tensor_bytes=little, repeats=1)
     assert found.time_ms[largest] == UNKNOWN
     assert min(found.time_ms) < UNKNOWN
     assert counted.peak < sum(graph.sizes[each] for each in graph.operations[largest].reads)

@@ -121,11 +121,11 @@ def test_what_is_told_of_the_allocator_is_of_the_plan_that_runs(trained, budget)
         meter = CountingMeter(more)
         step = fitted(trained, budget, meter)
         told = []
-        step._told = lambda plan, told=told: told.append(plan) or StatedBudget(limit_bytes=len(told))
+        step._told = lambda plan, told=told: told.append(plan) or StatedBudget(budget=len(told))
         _, plans = peaks(trained, step, meter)
         assert (plans[0] is plans[1]) == bool(more)
         assert told == ([step.plan] if more else []), "the frugal plan stays, and the budget told of another one"
-        assert step.stated.limit_bytes == (1 if more else budget)
+        assert step.stated.budget == (1 if more else budget)
 
 
 def test_plans_change_between_steps_only(trained, budget):

@@ -124,7 +124,7 @@ def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy,
     moved = []
     for share in (0.8, 0.6, 0.4, 0.2):
         budget = int(least + share * (peak - least))
-        room = AllocatorRoom(most_bytes=int(budget * 1.02))
+        room = AllocatorRoom(tensor_bytes=int(budget * 1.02))
         try:
             plan = make_plan(graph, costs, budget, policy, room)
         except BudgetError:
@@ -150,7 +150,7 @@ def test_a_plan_near_the_budget_lies_in_a_block_where_a_growing_allocator_would_
     graph, costs, peak = large_unet()
     budget = int(0.7 * peak)
     room = AllocatorRoom(
-        most_bytes=budget, spare_bytes=int(0.015 * budget), frugal=least_plan(graph, costs, "checkpoint")
+        tensor_bytes=budget, spare_bytes=int(0.015 * budget), frugal=least_plan(graph, costs, "checkpoint")
     )
     plan = make_plan(graph, costs, budget, "checkpoint", room)
     layout = room.compaction(plan, costs)

@@ -182,7 +182,7 @@ def test_bytes_that_an_abandoned_step_left_do_not_come_back():
 
 def test_a_block_above_the_limit_is_refused():
     with pytest.raises(BudgetError, match=r"needs 4608 bytes.*the limit for host memory is 4096 bytes") as caught:
-        Transfers(SHARED, CPU, most_bytes=4096)
+        Transfers(SHARED, CPU, host_bytes=4096)
     assert caught.value.required_bytes == SIZE + 512
     assert caught.value.limit_bytes == 4096
 

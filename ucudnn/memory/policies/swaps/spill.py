@@ -46,7 +46,7 @@ class SpillPolicy:
             policy="spill",
             graph=graph,
             actions=_actions(graph, absences, room.triggers(absences, cap)),
-            budget_bytes=budget,
+            budget=budget,
         )
         return _with_all_stalls(plan, costs, cap)
 

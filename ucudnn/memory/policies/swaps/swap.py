@@ -161,4 +161,4 @@ def swap_plan(
     actions = []
     for operation in range(len(graph.operations)):
         actions += [*before[operation], run(operation), *after[operation]]
-    return MemoryPlan(policy=name, graph=graph, actions=with_frees(graph, actions), budget_bytes=budget)
+    return MemoryPlan(policy=name, graph=graph, actions=with_frees(graph, actions), budget=budget)

@@ -281,14 +281,14 @@ class PolicyTrial:
         with step.autocast():
             subject = trial_subject(step)
             options = FitOptions(measured=True, convolutions=settings.convolutions or None)
-            return fit_subject(subject, settings.budget_bytes, settings.policy, options)
+            return fit_subject(subject, settings.budget, settings.policy, options)
 
     def _cap(self) -> None:
         """Let PyTorch's allocator have what the budget leaves, if the trial is capped."""
-        limit = self.settings.budget_bytes
-        if self._on_gpu and self.settings.capped and limit is not None:
+        budget = self.settings.budget
+        if self._on_gpu and self.settings.capped and budget is not None:
             total = torch.cuda.get_device_properties(self._device).total_memory
-            left = max(0, limit - outside_bytes(self._device))
+            left = max(0, budget - outside_bytes(self._device))
             torch.cuda.set_per_process_memory_fraction(min(1.0, left / total))
 
     def _reach(self, part: str) -> int:
@@ -355,7 +355,7 @@ def _predicted_ms(fitted: FittedStep, *, capped: bool) -> float:
 
 
 def _counted_outside(fitted: FittedStep | None) -> int | None:
-    if fitted is None or fitted.stated.limit_bytes is None:
+    if fitted is None or fitted.stated.budget is None:
         return None
     return fitted.stated.outside_bytes + fitted.stated.reserve_bytes
 

@@ -21,7 +21,7 @@ class TrialSettings:
     Attributes:
         recipe: the training step.
         policy: name of a policy, 'auto', or PYTORCH.
-        budget_bytes: the budget: a total of what the process has on the device; None without one.
+        budget: the budget: a total of what the process has on the device; None without one.
         device: 'cuda' or 'cpu'.
         steps: steps that are timed.
         warmup: steps before them.
@@ -33,7 +33,7 @@ class TrialSettings:
 
     recipe: TrainingRecipe
     policy: str
-    budget_bytes: int | None
+    budget: int | None
     device: str
     steps: int = 10
     warmup: int = 3

@@ -29,7 +29,7 @@ class TrialTable:
 
     def title(self) -> str:
         """Return what ran, as one line."""
-        budget = self.settings.budget_bytes
+        budget = self.settings.budget
         within = "" if budget is None else f", within {format_bytes(budget)}"
         recipe = self.settings.recipe
         chosen = f", convolutions by the plan ({self.settings.convolutions})" if self.settings.convolutions else ""
@@ -56,7 +56,7 @@ class TrialTable:
             "model": self.settings.recipe.model,
             "batch": self.settings.recipe.batch,
             "device": self.settings.device,
-            "budget_bytes": self.settings.budget_bytes,
+            "budget_bytes": self.settings.budget,
             "policies": [each.to_dict() for each in self.results],
         }
 

@@ -87,24 +87,25 @@ class ConvolutionChoices:
             raise SettingsError(f"unknown settings {unknown}: there are the options of ucudnn.Handle")
         return cls(program, Settings.load(**given), effort)
 
-    def measured(self, costs: Costs, budget: int | None, stages: Stages | None = None) -> Costs:
+    def measured(self, costs: Costs, tensor_bytes: int | None, stages: Stages | None = None) -> Costs:
         """Return the costs of the step with the desirable sets of its convolutions.
 
         A kernel that cannot be measured has none, and PyTorch computes it.
 
         Args:
             costs: the costs without them.
-            budget: bytes that measuring must not exceed, with all that is allocated now; None for the device's memory.
+            tensor_bytes: bytes that measuring must not exceed, with all that is allocated now; None for the device's
+                memory.
             stages: are told which kernels are measured; None tells nothing.
         """
         device = self._program.device
-        room = memory_bytes(device) if budget is None else budget
+        room = memory_bytes(device) if tensor_bytes is None else tensor_bytes
         if device.type == "cuda":
             room -= torch.cuda.memory_allocated(device)
         requests = {problem: self._request(problem, room) for problem in self._problems()}
         requests = {problem: request for problem, request in requests.items() if request.limit_bytes >= 0}
         with AllocatorCap(device) as cap:
-            cap.allow(None if budget is None else room)
+            cap.allow(None if tensor_bytes is None else room)
             fronts = self._fronts(requests, stages or Stages())
         besides = self._besides(costs.granularity)
         found = {

@@ -32,18 +32,18 @@ class HostBlock:
     Args:
         size: bytes.
         pinned: whether it is pinned.
-        most_bytes: the most that it may have; None for half of the machine's memory.
+        host_bytes: the most that it may have; None for half of the machine's memory.
 
     Attributes:
         memory: its bytes; none after `release`.
 
     Raises:
         BackendError: if CUDA cannot pin it.
-        BudgetError: if it is larger than `most_bytes`, or than the memory that is left to this process.
+        BudgetError: if it is larger than `host_bytes`, or than the memory that is left to this process.
     """
 
-    def __init__(self, size: int, *, pinned: bool, most_bytes: int | None = None) -> None:
-        check_host_memory(size, most_bytes)
+    def __init__(self, size: int, *, pinned: bool, host_bytes: int | None = None) -> None:
+        check_host_memory(size, host_bytes)
         self.memory: Tensor = _pages(size)
         self._release: Any = None
         if pinned and size:
@@ -64,23 +64,23 @@ class HostBlock:
         self.memory = torch.empty(0, dtype=torch.uint8)
 
 
-def check_host_memory(size: int, most_bytes: int | None = None, root: Path = Path("/")) -> None:
+def check_host_memory(size: int, host_bytes: int | None = None, root: Path = Path("/")) -> None:
     """Check that a block of host memory fits.
 
     Args:
         size: its bytes.
-        most_bytes: the most that it may have; None for half of the machine's memory.
+        host_bytes: the most that it may have; None for half of the machine's memory.
         root: where the system's files are.
 
     Raises:
         BudgetError: if it does not; the message says what it needs and what there is.
     """
     _, left = host_memory(root)
-    cap = _cap(most_bytes, root)
+    cap = _cap(host_bytes, root)
     if size <= min(cap, left):
         return
     if size > cap:
-        whose = "half of the machine's memory" if most_bytes is None else "the limit for host memory"
+        whose = "half of the machine's memory" if host_bytes is None else "the limit for host memory"
         why = f"{whose} is {exact_bytes(cap)}"
     else:
         why = f"{exact_bytes(left)} are left to this process"
@@ -93,13 +93,13 @@ def check_host_memory(size: int, most_bytes: int | None = None, root: Path = Pat
     )
 
 
-def host_room(most_bytes: int | None = None, root: Path = Path("/")) -> int:
+def host_room(host_bytes: int | None = None, root: Path = Path("/")) -> int:
     """Return the bytes that a block of host memory may have now; arguments as those of `check_host_memory`."""
-    return min(_cap(most_bytes, root), host_memory(root)[1])
+    return min(_cap(host_bytes, root), host_memory(root)[1])
 
 
-def _cap(most_bytes: int | None, root: Path) -> int:
-    return int(host_memory(root)[0] * DEFAULT_SHARE) if most_bytes is None else most_bytes
+def _cap(host_bytes: int | None, root: Path) -> int:
+    return int(host_memory(root)[0] * DEFAULT_SHARE) if host_bytes is None else host_bytes
 
 
 def host_memory(root: Path = Path("/")) -> tuple[int, int]:

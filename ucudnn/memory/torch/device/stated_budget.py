@@ -75,7 +75,7 @@ class StatedBudget:
     """A budget as the user states it: a total of what the process has on a device for the step.
 
     Attributes:
-        limit_bytes: the total; None bounds nothing.
+        budget: the total; None bounds nothing.
         library_bytes: what libraries keep in PyTorch's allocator.
         outside_bytes: what the process has beside PyTorch's allocator.
         told_apart: whether other processes' bytes are not among these.
@@ -91,7 +91,7 @@ class StatedBudget:
         fixed_segments: why the allocator's segments do not grow; '' where they do.
     """
 
-    limit_bytes: int | None
+    budget: int | None
     library_bytes: int = 0
     outside_bytes: int = 0
     told_apart: bool = True
@@ -110,9 +110,9 @@ class StatedBudget:
         return self.library_bytes + self.outside_bytes + self.reserve_bytes
 
     @property
-    def plan_bytes(self) -> int | None:
+    def tensor_bytes(self) -> int | None:
         """Bytes for what plans count: storages that stay, activations and scratch."""
-        return None if self.limit_bytes is None else self.limit_bytes - self.taken_bytes
+        return None if self.budget is None else self.budget - self.taken_bytes
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -120,7 +120,7 @@ class StatedBudget:
         try:
             yield
         except BudgetError as error:
-            if self.limit_bytes is None or not self.taken_bytes:
+            if self.budget is None or not self.taken_bytes:
                 raise
             required = error.required_bytes + self.taken_bytes
             taken = f"{exact_bytes(self.outside_bytes)} of context, modules and NCCL"
@@ -131,10 +131,10 @@ class StatedBudget:
             if self.reserve_bytes:
                 taken += f" and {exact_bytes(self.reserve_bytes)} for kernels that are loaded later"
             raise BudgetError(
-                f"{error} (the stated budget is {exact_bytes(self.limit_bytes)}; {taken} are subtracted from it, so"
+                f"{error} (the stated budget is {exact_bytes(self.budget)}; {taken} are subtracted from it, so"
                 f" {exact_bytes(required)} are needed)",
                 kernel=error.kernel,
-                limit_bytes=self.limit_bytes,
+                limit_bytes=self.budget,
                 required_bytes=required,
             ) from error
 
@@ -149,10 +149,10 @@ class StatedBudget:
             )
         if self.reserve_bytes:
             found.append(f"kept for kernels that are loaded later: {format_bytes(self.reserve_bytes)}")
-        if self.limit_bytes is not None and self.allocator_bytes is not None:
+        if self.budget is not None and self.allocator_bytes is not None:
             taken = self.allocator_bytes + self.outside_bytes
             line = f"taken from the device: predicted {format_bytes(taken)} at most, holes between tensors included"
-            if taken > self.limit_bytes:
+            if taken > self.budget:
                 line += ", which exceeds the budget: the tensors fit, but not side by side"
             found.append(line)
         if self.moved_bytes:
@@ -166,20 +166,20 @@ class StatedBudget:
         return found
 
 
-def stated_budget(limit: int | None, device: torch.device, *, libraries: bool) -> StatedBudget:
+def stated_budget(budget: int | None, device: torch.device, *, libraries: bool) -> StatedBudget:
     """Return a budget with what the process has on the device now.
 
     Args:
-        limit: the budget in bytes; None bounds nothing.
+        budget: in bytes; None bounds nothing.
         device: the device.
         libraries: whether libraries' workspaces count, too, which runs two small products on a GPU.
     """
-    if limit is None:
-        return StatedBudget(limit_bytes=None)
+    if budget is None:
+        return StatedBudget(budget=None)
     library = library_workspace_bytes(device) if libraries else 0
     outside = read_outside(device)
     return StatedBudget(
-        limit_bytes=limit, library_bytes=library, outside_bytes=outside.bytes, told_apart=outside.told_apart
+        budget=budget, library_bytes=library, outside_bytes=outside.bytes, told_apart=outside.told_apart
     )
 
 

@@ -218,11 +218,11 @@ def allocator_room(
         optimizers: those that update.
         frugal: returns the plan of the first step.
     """
-    most = stated.plan_bytes
+    most = stated.tensor_bytes
     if most is None or program.device.type != "cuda":
         return None
     return AllocatorRoom(
-        most_bytes=most,
+        tensor_bytes=most,
         lost_bytes=lost_bytes(program.device),
         spare_bytes=int(most * _SPARED),
         state_exists=any(optimizer.state for optimizer in optimizers),
@@ -240,9 +240,9 @@ def taken_block(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> TakenBlock | None:
     """Return the block of a layout, which is taken on a GPU; None without a layout or a budget, and elsewhere."""
-    if layout is None or stated.limit_bytes is None or device.type != "cuda":
+    if layout is None or stated.budget is None or device.type != "cuda":
         return None
-    return TakenBlock(GpuMemory(device), layout, stated.limit_bytes - stated.outside_bytes, optimizers)
+    return TakenBlock(GpuMemory(device), layout, stated.budget - stated.outside_bytes, optimizers)
 
 
 def _weakly(method: Callable[[], None]) -> Callable[..., None]:

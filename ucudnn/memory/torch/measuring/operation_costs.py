@@ -83,7 +83,7 @@ def measure_operations(
     program: StepProgram,
     estimated: Costs,
     *,
-    budget: int | None = None,
+    tensor_bytes: int | None = None,
     repeats: int = 5,
     stages: Stages | None = None,
 ) -> Costs:
@@ -93,13 +93,13 @@ def measure_operations(
         program: the step.
         estimated: what counts for operations that cannot run on made-up operands, and for all that is not measured:
             on a CPU that is scratch.
-        budget: bytes that a plan may use, storages that stay included; None bounds nothing.
+        tensor_bytes: bytes that a plan may use, storages that stay included; None bounds nothing.
         repeats: how often each operation is timed; the medians count.
         stages: are told what is measured; None tells nothing.
     """
     device, stages = program.device, stages or Stages()
     on_gpu = device.type == "cuda"
-    rooms = _rooms(program.graph, estimated, budget)
+    rooms = _rooms(program.graph, estimated, tensor_bytes)
     costs = _MeasuredCosts(estimated, program.outside)
     given = {value for call in program.calls for value in call.kwargs.values() if isinstance(value, torch.Generator)}
     with ExitStack() as after, AllocatorCap(device) as cap:
@@ -268,20 +268,20 @@ def in_backward(call: Callable[[], _Found], device: torch.device) -> _Found:
     return found[0]
 
 
-def _rooms(graph: StepGraph, costs: Costs, budget: int | None) -> list[int] | None:
+def _rooms(graph: StepGraph, costs: Costs, tensor_bytes: int | None) -> list[int] | None:
     """Return the bytes that each operation may take while it is measured; None where nothing is bounded.
 
     That is what the budget leaves beside the storages that stay. Those that the operation itself accesses are made up
     a second time, so their bytes count as free.
     """
-    if budget is None:
+    if tensor_bytes is None:
         return None
     found = [0] * len(graph.operations)
     liveness = measure_liveness(graph, costs)
     for place, operation in enumerate(liveness.order):
         accessed = {*graph.operations[operation].reads, *graph.operations[operation].writes}
         twice = sum(liveness.sizes[storage] for storage in accessed if graph.exists_after[storage])
-        found[operation] = budget - liveness.persistent_bytes[place] + twice
+        found[operation] = tensor_bytes - liveness.persistent_bytes[place] + twice
     return found
 
 

@@ -110,11 +110,10 @@ def fit(
             "the model is a step that fit returned, or holds one, and follows the plan of that: give fit the model"
             " itself, which is the step's attribute `model`"
         )
-    limit = None if budget is None else parse_bytes(budget)
     on_gpu = any(each.is_cuda for each in model.parameters())
     host = None if host_memory is None else parse_bytes(host_memory)
     options = FitOptions(measured=on_gpu, convolutions=convolutions, debug=debug, host_bytes=host, progress=progress)
-    return fit_subject(subject, limit, policy, options)
+    return fit_subject(subject, None if budget is None else parse_bytes(budget), policy, options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +136,14 @@ class FitOptions:
     progress: Progress | None = None
 
 
-def fit_subject(subject: StepSubject, limit: int | None, policy: str | MemoryPolicy, options: FitOptions) -> FittedStep:
+def fit_subject(
+    subject: StepSubject, budget: int | None, policy: str | MemoryPolicy, options: FitOptions
+) -> FittedStep:
     """Return a model that trains within a budget in bytes, as `fit` does.
 
     Args:
         subject: what is trained.
-        limit: the budget, in bytes; None bounds nothing.
+        budget: in bytes; None bounds nothing.
         policy: as in `fit`.
         options: how.
 
@@ -153,18 +154,18 @@ def fit_subject(subject: StepSubject, limit: int | None, policy: str | MemoryPol
     """
     chosen_policies(policy)  # an unknown one is refused before anything is traced or measured
     check_transforms()
-    return left_as_found(partial(_fitted, subject, limit, policy, options), *subject.touched())
+    return left_as_found(partial(_fitted, subject, budget, policy, options), *subject.touched())
 
 
 @only_new_collected()
 def _fitted(
-    subject: StepSubject, limit: int | None, policy: str | MemoryPolicy, options: FitOptions, snapshot: Snapshot
+    subject: StepSubject, budget: int | None, policy: str | MemoryPolicy, options: FitOptions, snapshot: Snapshot
 ) -> FittedStep:
     """Return the fitted step; an error leaves everything as it was when the snapshot was made."""
     stages, name = Stages(options.progress), type(subject.model).__name__
     stages.begin(f"tracing {name}")
     program = trace_program(subject, name, _batch(subject))
-    stated = replace(stated_budget(limit, program.device, libraries=False), host_bytes=options.host_bytes)
+    stated = replace(stated_budget(budget, program.device, libraries=False), host_bytes=options.host_bytes)
     _check_floor(subject, program.graph, step_costs(program.graph, program.device), stated)
     snapshot.undo_after_errors(settings_restorer(program.device))
     planning = _Planning.measured(subject, program, stated, policy, options, stages)
@@ -173,7 +174,7 @@ def _fitted(
     bare = subject.without_sample()
 
     def again(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FittedStep:
-        return fit_subject(replace(bare, args=args, kwargs=kwargs), limit, policy, options)
+        return fit_subject(replace(bare, args=args, kwargs=kwargs), budget, policy, options)
 
     return planning.fitted(subject, again, step_meter(program.device))
 
@@ -209,7 +210,7 @@ def fit_plan(
     if plan.configurations and not program.functions:
         program = ConvolutionChoices(program, Settings.load()).applied(plan.configurations)
     transfers = Transfers(
-        plan_host_slots(plan), program.device, most_bytes=None if stated is None else stated.host_bytes
+        plan_host_slots(plan), program.device, host_bytes=None if stated is None else stated.host_bytes
     )
     run = PlannedRun(program, plan, simulation, transfers, debug=debug)
     return FittedStep(subject, run, costs, simulation, again, stated)
@@ -218,11 +219,11 @@ def fit_plan(
 def _check_floor(subject: StepSubject, graph: StepGraph, costs: Costs, stated: StatedBudget) -> None:
     """Raise an error, with the remedies, if the budget is below the floor of a step."""
     try:
-        check_budget(graph, costs, stated.plan_bytes)
+        check_budget(graph, costs, stated.tensor_bytes)
     except BudgetError:
         graph = _at_every_batch(subject, graph)  # its remedies know smaller mini-batches
         with stated.explained():
-            check_budget(graph, costs, stated.plan_bytes)
+            check_budget(graph, costs, stated.tensor_bytes)
         raise
 
 
@@ -259,17 +260,17 @@ class _Planning:
         stages: Stages,
     ) -> Self:
         """Return how plans are made, when what they are made of has been measured."""
-        device, limit = program.device, stated.limit_bytes
+        device, budget = program.device, stated.budget
         costs = step_costs(program.graph, device)
-        earlier, fixed = stated, "" if limit is None else expand_segments(device)
-        stated = replace(stated_budget(limit, device, libraries=True), host_bytes=stated.host_bytes)
+        earlier, fixed = stated, "" if budget is None else expand_segments(device)
+        stated = replace(stated_budget(budget, device, libraries=True), host_bytes=stated.host_bytes)
         if options.measured:
-            costs = measure_operations(program, costs, budget=stated.plan_bytes, stages=stages)
+            costs = measure_operations(program, costs, tensor_bytes=stated.tensor_bytes, stages=stages)
         asked = options.convolutions
         choices = None if asked is None else ConvolutionChoices.asked(program, asked)
         if choices is not None:
-            costs = choices.measured(costs, stated.plan_bytes, stages)
-        if limit is not None:  # kernels that were loaded meanwhile count
+            costs = choices.measured(costs, stated.tensor_bytes, stages)
+        if budget is not None:  # kernels that were loaded meanwhile count
             stated = replace(with_loaded_kernels(stated, earlier, device), fixed_segments=fixed)
         return cls(
             program=program,
@@ -299,8 +300,8 @@ class _Planning:
         Raises:
             BudgetError: if there is none.
         """
-        budget = None if self.stated.plan_bytes is None else self.stated.plan_bytes - less
-        room = None if self.room is None else replace(self.room, most_bytes=self.room.most_bytes - less)
+        budget = None if self.stated.tensor_bytes is None else self.stated.tensor_bytes - less
+        room = None if self.room is None else replace(self.room, tensor_bytes=self.room.tensor_bytes - less)
         host = host_room(self.stated.host_bytes)
         return make_plan(self.program.graph, self.costs, budget, self.policy, room, host)
 
@@ -324,7 +325,7 @@ class _Planning:
     def _guard(self, first: FirstStep | None) -> GrowthGuard | None:
         """Return what looks at the bytes beside PyTorch's allocator; None where no budget counts them."""
         measure = outside_meter(self.program.device)
-        if self.stated.plan_bytes is None or measure is None:
+        if self.stated.tensor_bytes is None or measure is None:
             return None
 
         def again(grown: int, run: PlannedRun) -> PlannedRun | None:
@@ -349,8 +350,8 @@ class _Planning:
             frugal = frugal_plan(self.program.graph, self.costs, self.policy, step.plan, self.room)
         else:
             least = self.room.first_of(step.plan, self.costs)
-            frugal = least and replace(least, budget_bytes=step.plan.budget_bytes, moves=layout.first_moves)
-        if frugal is None or self.stated.plan_bytes is None:
+            frugal = least and replace(least, budget=step.plan.budget, moves=layout.first_moves)
+        if frugal is None or self.stated.tensor_bytes is None:
             return None
 
         def again(less: int) -> PlannedRun | None:
@@ -364,14 +365,14 @@ class _Planning:
 
     def _spare(self, plan: MemoryPlan) -> int:
         """Return the bytes by which a plan stays below the budget; fewer than none where it exceeds it."""
-        assert self.stated.plan_bytes is not None
-        spare = self.stated.plan_bytes - simulate(plan, self.costs).peak_bytes
+        assert self.stated.tensor_bytes is not None
+        spare = self.stated.tensor_bytes - simulate(plan, self.costs).peak_bytes
         if self.room is None:
             return spare
-        return min(spare, self.room.most_bytes - self.room.taken_bytes(plan, self.costs))
+        return min(spare, self.room.tensor_bytes - self.room.taken_bytes(plan, self.costs))
 
     def _run(self, plan: MemoryPlan) -> PlannedRun:
-        transfers = Transfers(plan_host_slots(plan), self.program.device, most_bytes=self.stated.host_bytes)
+        transfers = Transfers(plan_host_slots(plan), self.program.device, host_bytes=self.stated.host_bytes)
         return PlannedRun(self._program_of(plan), plan, simulate(plan, self.costs), transfers, debug=self.debug)
 
 

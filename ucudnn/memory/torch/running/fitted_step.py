@@ -86,7 +86,7 @@ class FittedStep(nn.Module):
         stated: StatedBudget | None = None,
     ) -> None:
         super().__init__()
-        self.stated = stated or StatedBudget(limit_bytes=run.plan.budget_bytes)
+        self.stated = stated or StatedBudget(budget=run.plan.budget)
         self.model: nn.Module = subject.model if subject.parallel is None else subject.parallel
         self.plan, self.costs, self.simulation = run.plan, costs, simulation
         self.transfers = run.transfers
@@ -100,7 +100,7 @@ class FittedStep(nn.Module):
         self._block: TakenBlock | None = None
         self._others: list[FittedStep] = []
         first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
-        self._first_trained = first if run.plan.budget_bytes is not None and not subject.gradients_kept else None
+        self._first_trained = first if run.plan.budget is not None and not subject.gradients_kept else None
 
     @property
     def has_block(self) -> bool:
@@ -268,9 +268,9 @@ class FittedStep(nn.Module):
         measured = run.clock.times_ms()
         if measured:
             time += f", measured {format_ms(median(measured))} in {len(measured)} steps"
-        limit = self.stated.limit_bytes
-        budget = "" if limit is None else f", budget {format_bytes(limit)}"
-        head = f"{plan.graph.name}, mini-batch {plan.graph.batch}, on {costs.device}: policy {plan.policy}{budget}"
+        budget = self.stated.budget
+        within = "" if budget is None else f", budget {format_bytes(budget)}"
+        head = f"{plan.graph.name}, mini-batch {plan.graph.batch}, on {costs.device}: policy {plan.policy}{within}"
         host = f"host memory: {format_bytes(self.transfers.block_bytes)}{', pinned' if device.type == 'cuda' else ''}"
         beside = [f"among the buffers: {name} {format_bytes(size)}" for name, size in self._subject.beside.items()]
         others = [

@@ -69,7 +69,7 @@ class Transfers:
     Args:
         slots: where each storage lies in the block.
         device: the device of the tensors.
-        most_bytes: the most that the block may have; None for half of the machine's memory.
+        host_bytes: the most that the block may have; None for half of the machine's memory.
 
     Attributes:
         block_bytes: bytes of the block, which is pinned for a GPU.
@@ -78,13 +78,13 @@ class Transfers:
 
     Raises:
         BackendError: if CUDA cannot pin the block.
-        BudgetError: if the block is larger than `most_bytes`, or than the memory that is left to this process.
+        BudgetError: if the block is larger than `host_bytes`, or than the memory that is left to this process.
     """
 
-    def __init__(self, slots: HostSlots, device: torch.device, *, most_bytes: int | None = None) -> None:
+    def __init__(self, slots: HostSlots, device: torch.device, *, host_bytes: int | None = None) -> None:
         self.block_bytes = slots.extent_bytes
         self.offloaded_bytes = self.prefetched_bytes = 0
-        self._slots, self._most_bytes = slots, most_bytes
+        self._slots, self._host_bytes = slots, host_bytes
         self._device = device
         self._held: dict[tuple[bool, int], Tensor] = {}  # tensors whose copies nothing has waited for
         self._places: dict[int, Tensor] = {}
@@ -182,7 +182,7 @@ class Transfers:
     def _open(self) -> None:
         if self._closed:
             raise InvalidValueError("these transfers are closed: no copy can begin")
-        self._block = HostBlock(self.block_bytes, pinned=self._device.type == "cuda", most_bytes=self._most_bytes)
+        self._block = HostBlock(self.block_bytes, pinned=self._device.type == "cuda", host_bytes=self._host_bytes)
         for number, size in self._slots.sizes.items():
             begin = self._slots.addresses[number]
             self._places[number] = self._block.memory[begin : begin + size]
