@@ -29,7 +29,7 @@ from bench.memory.translator import Translator
 from bench.tools.results import save
 from bench.tools.script import add_backend, command_line, out_of, run_main
 from bench.torch.measuring import conditions, device_of
-from ucudnn.memory.torch.measuring.measured_peak import measured_peak
+from ucudnn.memory.torch.measuring.measured_peak import peak_bytes
 from ucudnn.memory.torch.measuring.training_step import TrainingStep
 
 GIB = 2**30
@@ -73,7 +73,7 @@ def milliseconds(work: Callable[[], object], device: torch.device, runs: int = 5
 def peak_of(step: TrainingStep, device: torch.device) -> int:
     """Return the peak of a step in bytes."""
     if device.type == "cpu":
-        return measured_peak(step).bytes
+        return peak_bytes(step)
     step.clear()
     gc.collect()
     torch.cuda.empty_cache()

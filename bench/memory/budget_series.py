@@ -18,7 +18,8 @@ from math import inf
 from multiprocessing.connection import Connection
 from typing import Self, final
 
-from ucudnn.memory.torch.comparison.trial import ENDED, PolicyTrial, ReusedStep, result_of
+from bench.memory.reused_step import ReusedStep
+from ucudnn.memory.torch.comparison.trial import ENDED, PolicyTrial, result_of
 from ucudnn.memory.torch.comparison.trial_process import TrialProcess, received
 from ucudnn.memory.torch.comparison.trial_result import TrialResult, TrialSettings
 from ucudnn.memory.torch.device.stated_budget import outside_bytes

@@ -18,7 +18,7 @@ first in it, and ratios are to that. The policies run the configurations of conv
 workspace, (p) the fastest, Dymem's within what the pool has left. The mini-batch is not divided, as in the papers. Two
 networks also train without TF32, in which an H200 computes for a byte over its link about as long as a Titan X did for
 VGG-16. With --hidden as much leaves as can while forward computes, and contention is measured in turns
-(`ucudnn.memory.torch.comparison.contention`).
+(`bench.memory.contention`).
 """
 
 import os
@@ -188,8 +188,8 @@ def run_series(cells: Sequence[ExecutionCell], arguments: Namespace) -> Iterator
         members.append(SeriesMember(cell.policy, cell.convolutions, contention=turns))
     with closing(run_series_apart(settings_of(cells[0].base, arguments, {}), members)) as results:
         first = next(results)
-        if first.figures is None:
-            raise SystemExit(f"error: PyTorch's own step of {cells[0].network} does not run: {first.reason}")
+        if first.result.figures is None:
+            raise SystemExit(f"error: PyTorch's own step of {cells[0].network} does not run: {first.result.reason}")
         base = first.to_dict()
         for cell, result in zip(cells, results, strict=True):
             yield cell, {**result.to_dict(), "base_ms": base["step_ms"], "base_allocated": base["allocated"]}

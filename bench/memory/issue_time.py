@@ -62,7 +62,7 @@ def measure(network: str, device: str, runs: int) -> dict[str, Any]:
     torch.backends.cudnn.benchmark = False  # trials of algorithms would take minutes, and change no call
     wait = torch.cuda.synchronize if device == "cuda" else _nothing
     eager.run()  # makes the optimizer's state
-    planned = {each: fit_subject(trial_subject(eager), None, each, FitOptions(measured=False)) for each in POLICIES}
+    planned = {each: fit_subject(trial_subject(eager), FitOptions(policy=each, measured=False)) for each in POLICIES}
     actions = {name: sum(kind in COUNTED for kind, _ in each.plan.actions) for name, each in planned.items()}
     steps = {EAGER: eager, **{name: with_plan(eager, each) for name, each in planned.items()}}
     for each in steps.values():

@@ -6,16 +6,17 @@ Measuring the operations of a step takes longer than the steps of a trial. Withi
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from multiprocessing.connection import Connection
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
+from bench.memory.contention import ContentionFigures, measure_contention
+from bench.memory.reused_step import ReusedStep
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.torch.comparison.contention import ContentionFigures, measure_contention
-from ucudnn.memory.torch.comparison.trial import ENDED, PolicyTrial, ReusedStep, result_of, trial_subject, with_plan
+from ucudnn.memory.torch.comparison.trial import ENDED, PolicyTrial, result_of, trial_subject, with_plan
 from ucudnn.memory.torch.comparison.trial_process import process_of, received
 from ucudnn.memory.torch.comparison.trial_result import TrialFigures, TrialResult, TrialSettings
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
@@ -44,6 +45,18 @@ class SeriesMember(NamedTuple):
     contention: bool = False
 
 
+class SeriesResult(NamedTuple):
+    """The outcome of a member, and its contention where that was asked for."""
+
+    result: TrialResult
+    contention: ContentionFigures | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the picture, for JSON."""
+        contention = None if self.contention is None else asdict(self.contention)
+        return {**self.result.to_dict(), "contention": contention}
+
+
 @final
 class TrialSeries:
     """Runs policies on one step.
@@ -67,7 +80,7 @@ class TrialSeries:
         self._step = self._reused.step
         self._chosen: dict[str, tuple[ConvolutionChoices, Costs]] = {}
 
-    def run(self, member: SeriesMember) -> TrialResult:
+    def run(self, member: SeriesMember) -> SeriesResult:
         """Run a policy, or PyTorch's own step."""
         settings = replace(self._settings, policy=member.policy, convolutions=member.convolutions)
         fitted: list[FittedStep] = []
@@ -76,13 +89,17 @@ class TrialSeries:
             fitted.append(self._fitted(member))
             return fitted[-1]
 
+        contention: list[ContentionFigures] = []
+
         def run() -> TrialFigures:
             figures = PolicyTrial(settings, self._step, fit).run()
-            return replace(figures, contention=self._contention(fitted[0])) if member.contention else figures
+            if member.contention:
+                contention.append(self._contention(fitted[0]))
+            return figures
 
         self._reused.begin_anew()
         try:
-            return result_of(settings.policy, run)
+            return SeriesResult(result_of(settings.policy, run), *contention)
         finally:
             for each in fitted:
                 each.close()
@@ -126,7 +143,7 @@ class TrialSeries:
         return self._chosen[convolutions]
 
 
-def run_series_apart(settings: TrialSettings, members: Sequence[SeriesMember]) -> Generator[TrialResult, None, None]:
+def run_series_apart(settings: TrialSettings, members: Sequence[SeriesMember]) -> Generator[SeriesResult, None, None]:
     """Yield the outcome of each member in their order, as soon as it is known, from a process of their own.
 
     A process that ends by a signal is the reason of the member that ran; those behind it run in a new process.
@@ -139,7 +156,7 @@ def run_series_apart(settings: TrialSettings, members: Sequence[SeriesMember]) -
                 try:
                     result = received(connection)
                 except EOFError:
-                    yield TrialResult(policy=member.policy, figures=None, reason=ENDED)
+                    yield SeriesResult(TrialResult(policy=member.policy, figures=None, reason=ENDED))
                     break
                 if isinstance(result, Exception):
                     raise result

@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch")
 
 from bench.memory import budget_series  # noqa: E402
 from bench.memory.budget_series import BudgetSeries, BudgetTrials  # noqa: E402
+from bench.memory.reused_step import ReusedStep  # noqa: E402
 from ucudnn.memory.torch.comparison import trial  # noqa: E402
-from ucudnn.memory.torch.comparison.trial import ENDED, ReusedStep, run_trial  # noqa: E402
+from ucudnn.memory.torch.comparison.trial import ENDED, run_trial  # noqa: E402
 from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialSettings  # noqa: E402
 from ucudnn.memory.torch.device.stated_budget import OutsideReading  # noqa: E402
 from ucudnn.memory.torch.measuring import measure, operation_costs  # noqa: E402

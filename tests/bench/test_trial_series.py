@@ -28,7 +28,7 @@ def series():
     """Return a series of which a member failed, and the outcomes of its members."""
     each = TrialSeries(SETTINGS)
     members = [PYTORCH, "vdnn-all-p", "no-such-policy", "checkpoint"]
-    return each, {name: each.run(SeriesMember(name)) for name in members}
+    return each, {name: each.run(SeriesMember(name)).result for name in members}
 
 
 @pytest.mark.parametrize("policy", [PYTORCH, "vdnn-all-p", "checkpoint"])
@@ -49,10 +49,10 @@ def test_operations_and_convolutions_are_measured_once(series, monkeypatch):
     monkeypatch.setenv("UCUDNN_DATABASE", "off")
     each, found = series
     member = SeriesMember("vdnn-all-p", "undivided")
-    first = each.run(member)
+    first = each.run(member).result
     monkeypatch.setattr(trial_series, "measure_operations", None)
     monkeypatch.setattr(trial_series.ConvolutionChoices, "measured", None)
-    again = each.run(member)
+    again = each.run(member).result
     assert first.figures.configured == again.figures.configured > 10
     assert again.figures.losses == pytest.approx(found["vdnn-all-p"].figures.losses, rel=1e-4)
 
@@ -61,7 +61,7 @@ def test_the_host_memory_of_a_member_is_given_back(series, monkeypatch):
     closed = []
     close = trial_series.FittedStep.close
     monkeypatch.setattr(trial_series.FittedStep, "close", lambda step: (closed.append(step), close(step)))
-    assert series[0].run(SeriesMember("vdnn-all-p")).figures.pinned > 0
+    assert series[0].run(SeriesMember("vdnn-all-p")).result.figures.pinned > 0
     assert len(closed) == 1
 
 
@@ -91,7 +91,7 @@ CALLS.number = 0
 def test_members_behind_one_that_was_killed_run_in_a_new_process():
     recipe = replace(UNET, loss=f"{__name__}:killing_loss")
     members = [SeriesMember(PYTORCH), SeriesMember("no-such-policy"), SeriesMember(PYTORCH)]
-    found = [*run_series_apart(replace(SETTINGS, recipe=recipe, steps=6), members)]
+    found = [each.result for each in run_series_apart(replace(SETTINGS, recipe=recipe, steps=6), members)]
     assert [each.reason for each in found][::2] == [ENDED, ENDED]
     assert "no-such-policy" in found[1].reason
 

@@ -10,7 +10,7 @@ from bench.memory.attention_layers import StepByStepAttention  # noqa: E402
 from tests.support.training_steps import step_of  # noqa: E402
 from ucudnn.errors import InvalidValueError  # noqa: E402
 from ucudnn.memory.attention import AdditiveAttention  # noqa: E402
-from ucudnn.memory.torch.measuring.measured_peak import measured_peak  # noqa: E402
+from ucudnn.memory.torch.measuring.measured_peak import peak_bytes  # noqa: E402
 
 BATCH, STEPS, POSITIONS, QUERY, MEMORY, HIDDEN = 3, 5, 7, 6, 10, 8
 
@@ -150,7 +150,7 @@ def layer_peak(kind, steps):
     step = type(step)(model=layer, inputs=(query, torch.randn(2, steps, 64)), loss=step.loss)
     before = sum(4 * each.numel() for each in (*layer.parameters(), *step.inputs))
     step.run()
-    return measured_peak(step).bytes - before
+    return peak_bytes(step) - before
 
 
 @pytest.mark.parametrize("steps", [64, 128])

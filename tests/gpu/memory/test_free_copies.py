@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from bench.memory.contention import FreeCopies  # noqa: E402
 from bench.memory.trial_series import SeriesMember, TrialSeries  # noqa: E402
 from ucudnn.memory.simulation.result import Queue  # noqa: E402
-from ucudnn.memory.torch.comparison.contention import FreeCopies  # noqa: E402
 from ucudnn.memory.torch.comparison.device_timeline import measure_timeline  # noqa: E402
 from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
@@ -62,9 +62,8 @@ def test_free_copies_move_their_bytes_beside_compute_and_go_back(series):
 
 
 def test_three_kinds_of_steps_take_turns(series):
-    found = series.run(SeriesMember("swap-hidden", contention=True))
+    found, turns = series.run(SeriesMember("swap-hidden", contention=True))
     assert found.figures is not None, found.reason
-    turns = found.figures.contention
     assert turns.to_host == turns.from_host == found.figures.offloaded > 0
     assert len(turns.rounds) == SETTINGS.steps
     assert min(map(min, turns.rounds)) > 0

@@ -86,7 +86,7 @@ def test_a_budget_takes_its_block_before_the_first_step_and_keeps_bytes_for_the_
     trained.model.zero_grad()
     device = torch.device("cuda", torch.cuda.current_device())
     budget = 2**30 + torch.cuda.memory_allocated() + outside_bytes(device)
-    step = fit_subject(trained.subject, budget, "checkpoint", FitOptions(measured=True))
+    step = fit_subject(trained.subject, FitOptions(budget=budget, policy="checkpoint", measured=True))
     assert step._block is not None
     assert step._block.taken
     assert torch.cuda.memory_reserved() + outside_bytes(device) <= budget

@@ -285,4 +285,4 @@ def test_a_process_that_ends_in_the_middle_of_its_answer_is_a_reason(monkeypatch
     monkeypatch.setattr(trial_series, "process_of", ending)
     expected = TrialResult(policy="stock", figures=None, reason=ENDED)
     assert run_apart(settings("stock")) == expected
-    assert [*run_series_apart(settings(""), [SeriesMember("stock")] * 2)] == [expected] * 2
+    assert [*run_series_apart(settings(""), [SeriesMember("stock")] * 2)] == [(expected, None)] * 2

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ucudnn.memory.torch.device import allocator  # noqa: E402
-from ucudnn.memory.torch.device.allocator import AllocatorCap, expand_segments  # noqa: E402
+from ucudnn.memory.torch.device.allocator import allocator_cap, expand_segments  # noqa: E402
 
 GPU = torch.device("cuda", 0)
 TOTAL = 1000
@@ -110,8 +110,8 @@ def test_segments_that_grow_already_are_left_alone(pytorch):
 def test_a_cpu_is_left_alone(pytorch):
     cuda = pytorch()
     assert expand_segments(torch.device("cpu")) == ""
-    with AllocatorCap(torch.device("cpu")) as cap:
-        cap.allow(1)
+    with allocator_cap(torch.device("cpu")) as allow:
+        allow(1)
     assert (cuda.settings, cuda.fraction) == ("", 0.75)
 
 
@@ -119,14 +119,14 @@ def test_a_cap_counts_from_what_is_there_and_goes_after_an_error(pytorch):
     cuda = pytorch()
     found = []
 
-    def fail(cap):
+    def fail(allow):
         for size in (50, -1, 10**6, None, 10):
-            cap.allow(size)
+            allow(size)
             found.append(cuda.fraction)
         raise RuntimeError("out of memory")
 
-    with pytest.raises(RuntimeError, match="out of memory"), AllocatorCap(GPU) as cap:
-        fail(cap)
+    with pytest.raises(RuntimeError, match="out of memory"), allocator_cap(GPU) as allow:
+        fail(allow)
     assert found == [0.15, 0.1, 0.75, 0.75, 0.11]  # never more than the program's own bound
     assert cuda.fraction == 0.75
 
@@ -135,8 +135,8 @@ def test_without_a_way_back_nothing_is_bounded(pytorch):
     cuda = pytorch()
     del Cuda.get_per_process_memory_fraction
     try:
-        with AllocatorCap(GPU) as cap:
-            cap.allow(10)
+        with allocator_cap(GPU) as allow:
+            allow(10)
     finally:
         Cuda.get_per_process_memory_fraction = lambda self, device: self.fraction
     assert cuda.fraction == 0.75

@@ -13,13 +13,12 @@ from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
 from ucudnn.memory.torch.device.stated_budget import (  # noqa: E402
     StatedBudget,
-    StepClock,
-    memory_usage,
+    memory_parts,
     outside_bytes,
     reserve_bytes,
     stated_budget,
-    with_loaded_kernels,
 )
+from ucudnn.memory.torch.device.step_clock import StepClock  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -34,7 +33,7 @@ def fitted(policy, kind=torch.optim.Adam):
 
 def test_each_part_has_its_bytes_before_a_step_has_run():
     step, model, sample, _ = fitted("stock")
-    parts = memory_usage(step.plan.graph, step.costs, CPU).parts
+    parts = memory_parts(step.plan.graph, step.costs)
     parameters = sum(each.nbytes for each in model.parameters())
     assert parts["parameters"] == parts["gradients"] == parameters
     assert 2 * parameters <= parts["optimizer state"] < 2 * parameters + 1000  # Adam makes its state in its first step
@@ -112,12 +111,12 @@ def shared(monkeypatch):
 
 def test_what_the_process_has_beside_the_allocator_is_subtracted_and_what_others_have_is_not(shared):
     shared.processes = {7: 1200 * MIB}
-    assert stated_budget(2000 * MIB, GPU, libraries=False).tensor_bytes == 1300 * MIB
+    assert stated_budget(2000 * MIB, GPU).tensor_bytes == 1300 * MIB
     shared.processes[8] = 30000 * MIB
-    stated = stated_budget(2000 * MIB, GPU, libraries=False)
+    stated = stated_budget(2000 * MIB, GPU)
     assert stated.tensor_bytes == 1300 * MIB
     assert stated.lines() == []
-    assert stated_budget(None, GPU, libraries=True).tensor_bytes is None
+    assert stated_budget(None, GPU).tensor_bytes is None
 
 
 def test_where_the_driver_does_not_tell_processes_apart_others_count_up_to_a_bound_and_that_is_said(
@@ -127,7 +126,7 @@ def test_where_the_driver_does_not_tell_processes_apart_others_count_up_to_a_bou
     assert outside_bytes(GPU) == 700 * MIB
     shared.processes[108] = 1600 * MIB
     shared.silent = True
-    stated = stated_budget(3000 * MIB, GPU, libraries=False)
+    stated = stated_budget(3000 * MIB, GPU)
     assert stated.outside_bytes == 2048 * MIB, "context and kernels take no more"
     assert re.search("does not tell .* other processes .* up to 2 GiB", "\n".join(stated.lines()))
     with (
@@ -144,28 +143,28 @@ def test_where_the_driver_does_not_tell_processes_apart_others_count_up_to_a_bou
 
 def test_kernels_that_measuring_loads_count_and_what_others_take_meanwhile_does_not(shared):
     shared.processes = {7: 1200 * MIB, 8: 1900 * MIB}
-    before = stated_budget(4000 * MIB, GPU, libraries=False)
+    before = stated_budget(4000 * MIB, GPU)
     shared.processes = {7: 1210 * MIB, 8: 5000 * MIB}
-    stated = stated_budget(4000 * MIB, GPU, libraries=False)
+    stated = stated_budget(4000 * MIB, GPU)
     shared.processes[7] = 1280 * MIB
-    after = with_loaded_kernels(stated, before, GPU)
+    after = stated.with_loaded_kernels(GPU, since=before)
     assert (after.outside_bytes, after.reserve_bytes) == (780 * MIB, 20 * MIB)
     shared.silent = True  # now nothing tells how much was loaded
-    after = with_loaded_kernels(before, before, GPU)
+    after = before.with_loaded_kernels(GPU, since=before)
     assert after.outside_bytes == 700 * MIB
     assert 104 * MIB <= after.reserve_bytes <= 160 * MIB
-    silent = stated_budget(4000 * MIB, GPU, libraries=False)
-    silent = with_loaded_kernels(silent, silent, GPU)
+    silent = stated_budget(4000 * MIB, GPU)
+    silent = silent.with_loaded_kernels(GPU, since=silent)
     assert (silent.outside_bytes, silent.reserve_bytes) == (2048 * MIB, 16 * MIB)
     shared.processes = {7: 600 * MIB}
-    before = stated_budget(4000 * MIB, GPU, libraries=False)
+    before = stated_budget(4000 * MIB, GPU)
     shared.processes[8] = 10000 * MIB
-    after = with_loaded_kernels(before, before, GPU)
+    after = before.with_loaded_kernels(GPU, since=before)
     assert (before.outside_bytes, after.outside_bytes) == (100 * MIB, 2048 * MIB)
     assert after.reserve_bytes <= 64 * MIB, "what others take is no sign of kernels"
     shared.processes[7] = 1280 * MIB
     shared.silent = False
-    after = with_loaded_kernels(silent, silent, GPU)
+    after = silent.with_loaded_kernels(GPU, since=silent)
     assert (after.outside_bytes, after.told_apart, after.lines()[1:]) == (780 * MIB, True, [])
 
 

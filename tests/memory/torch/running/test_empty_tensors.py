@@ -164,8 +164,6 @@ def test_operations_are_measured_on_operands_without_elements(kind):
     plain = copy.deepcopy(model)
     step = fit_subject(
         step_subject(model, inputs, loss, None),
-        None,
-        "auto",
         FitOptions(measured=True, convolutions="undivided" if kind in ("images", "no images") else None, debug=True),
     )
     found = []

@@ -48,7 +48,7 @@ def fitted(trained, budget, meter, policy="auto", outside=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit, "step_meter", lambda _: meter)
         patch.setattr(fit, "outside_meter", lambda _: outside)
-        return fit.fit_subject(trained.subject, budget, policy, fit.FitOptions(measured=False))
+        return fit.fit_subject(trained.subject, fit.FitOptions(budget=budget, policy=policy, measured=False))
 
 
 def peaks(trained, step, meter, steps=3):

@@ -183,7 +183,7 @@ class Block:
 
 def test_a_step_of_a_smaller_mini_batch_runs_in_the_block_of_the_first_one():
     step = fit(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(9, 6), policy="checkpoint")
-    asked, again = [], step._again
+    asked, again = [], step._refit
     step._block = Block("first", asked)
 
     def planned(args, kwargs):
@@ -194,7 +194,7 @@ def test_a_step_of_a_smaller_mini_batch_runs_in_the_block_of_the_first_one():
         other._block = Block("second", asked)
         return other
 
-    step._again = planned
+    step._refit = planned
     assert step(torch.randn(5, 6)).shape == (5, 1)
     assert asked == ["release first", "plan", "close second", "take first again"]
     assert step._others[0]._block is None

@@ -53,9 +53,8 @@ def check_geometry(
 ) -> None:
     """Check that an operator returned a tensor as it was traced: its shape, strides, offset and bytes.
 
-    No device stands for any.
-
-    The stride of a dimension of one entry is none that anything is read by, and fakes of operators may have another.
+    No device stands for any. The stride of a dimension of one entry is none that anything is read by, and fakes of
+    operators may have another.
 
     Raises:
         StepGraphError: if it lies otherwise in its storage, so that views of it would show other elements, or on
@@ -140,14 +139,9 @@ SUPPORT: dict[str, Any] = {
     "clone": torch.clone,
     "moved": torch.clone,
     "empty_strided": torch.empty_strided,
-    "retyped": retyped,
-    "pads": pads,
-    "leave": leave,
-    "arrive": arrive,
-    "poisoned": poisoned,
-    "watched": watched,
-    "check_gone": check_gone,
-    "check_geometry": check_geometry,
-    "mark": mark,
+    **{
+        each.__name__: each
+        for each in (retyped, pads, leave, arrive, poisoned, watched, check_gone, check_geometry, mark)
+    },
 }
 """Names of generated code. PyTorch's functions take the host less time than the same operators of `torch.ops`."""

@@ -1,9 +1,8 @@
 """The text of generated code: lines of two functions, names, and the constants that they use."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from torch._ops import OpOverload
 
@@ -12,16 +11,8 @@ from ucudnn.memory.torch.subject.traced_values import TracedTensor
 _INDENT = "    "
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A line of code.
-
-    Attributes:
-        text: the line; '' where it only deletes.
-        uses: names that it reads.
-        deletes: names that it deletes.
-    """
+class _Line(NamedTuple):
+    """A line of code, the names that it reads, and the names that it deletes; no text where it only deletes."""
 
     text: str
     uses: tuple[str, ...] = ()
@@ -39,31 +30,19 @@ class _Line:
 class CodeText:
     """Two functions, line by line. Each name is bound once.
 
-    Args:
-        given: globals of the code.
-
-    Attributes:
-        namespace: globals of the code, constants and operators among them.
+    Tensors that exist before the step have names such as p3, inputs such as x0. The namespace has the globals of the
+    code, constants and operators among them.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.namespace: dict[str, Any] = dict(given)
         self._lines: list[_Line] = []
         self._turn = 0
-        self._forward: set[str] = set()  # names that forward binds
         self._counts: dict[int, int] = {}
         self._constants: dict[Any, str] = {}
         self._returned: tuple[str, ...] = ()
         self._groups: Sequence[Sequence[str]] = ()
         self._gradients: tuple[str | None, ...] = ()
-
-    def persistent(self, number: int) -> str:
-        """Return the name of a tensor that exists before the step."""
-        return f"p{number}"
-
-    def input(self, number: int) -> str:
-        """Return the name of an input."""
-        return f"x{number}"
 
     def name(self, storage: int) -> str:
         """Return a new name for a tensor of a storage."""
@@ -86,11 +65,9 @@ class CodeText:
             self._lines.append(_Line("", deletes=tuple(names)))
 
     def end_forward(self, outputs: Sequence[str], groups: Sequence[Sequence[str]]) -> None:
-        """End the lines of forward.
+        """End the lines of forward, which returns outputs.
 
-        Args:
-            outputs: what it returns.
-            groups: names that it can hand to backward; those of one group hold the same bytes.
+        It can hand each name of the groups to backward; those of one group hold the same bytes.
         """
         self._turn, self._returned, self._groups = len(self._lines), tuple(outputs), groups
 

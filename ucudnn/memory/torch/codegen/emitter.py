@@ -43,13 +43,7 @@ class _State:
 
 @final
 class Emitter:
-    """Writes the code of one plan.
-
-    Args:
-        program: the step.
-        checked: whether the code compares what operators return with the trace.
-        debug: whether storages are poisoned before they are freed, and must be gone after it.
-    """
+    """Writes the code of one plan; `checked` and `debug` as in `generate`."""
 
     def __init__(self, program: StepProgram, *, checked: bool = False, debug: bool = False) -> None:
         self._program = program
@@ -58,14 +52,13 @@ class Emitter:
         self._code = CodeText(SUPPORT | {"device": program.device})
         self._uncounted = list(program.uncounted)
         self._made = [dict(each) for each in program.graph.makes]
-        self._temporaries = 0
 
     def begin(self) -> None:
         """Bind what exists before the step."""
         for number, (_, tensor) in enumerate(self._program.persistent):
-            self._know(tensor, self._code.persistent(number))
+            self._know(tensor, f"p{number}")
         for number, tensor in enumerate(self._program.inputs):
-            self._know(tensor, self._code.input(number))
+            self._know(tensor, f"x{number}")
 
     def begin_backward(self) -> None:
         """End forward: what is there now can be handed to backward."""

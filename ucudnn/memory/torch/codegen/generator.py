@@ -5,9 +5,9 @@ of tensors that lie in it, so the code keeps no other reference. Tensors that li
 are made by `as_strided` when they are first needed, and kept with it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.codegen.emitter import Emitter
 from ucudnn.memory.torch.subject.step_program import StepProgram
+
+_SETTLES = (ActionKind.FREE, ActionKind.WAIT, ActionKind.SYNCHRONIZE)
+_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 @final
@@ -109,29 +112,18 @@ def _emit(emitter: Emitter, index: int, action: Action, *, held: bool) -> None:
     kind, target = action
     if kind is ActionKind.FREE:
         emitter.free(target, index if held else None)
-    elif kind is ActionKind.RUN:
-        emitter.run(target, again=False)
-    elif kind is ActionKind.RECOMPUTE:
-        emitter.run(target, again=True)
+    elif kind in COMPUTES:
+        emitter.run(target, again=kind is ActionKind.RECOMPUTE)
     elif kind is ActionKind.OFFLOAD:
         emitter.offload(target)
     elif kind is ActionKind.PREFETCH:
         emitter.prefetch(target)
-    elif kind is ActionKind.WAIT:
-        emitter.wait(target)
     else:
-        emitter.wait(None)
+        emitter.wait(target if kind is ActionKind.WAIT else None)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of backward.
-
-    Attributes:
-        end: its last action.
-        sources: the sources whose gradients it ends with.
-    """
+class _Part(NamedTuple):
+    """A part of backward: its last action, and the sources whose gradients it ends with."""
 
     end: int
     sources: tuple[int, ...]
@@ -187,13 +179,12 @@ def _phases(plan: MemoryPlan) -> tuple[int, int]:
     Raises:
         MemoryPlanError: if the parts of the step do not follow each other.
     """
-    phases = {Phase.FORWARD: 0, Phase.BACKWARD: 1, Phase.OPTIMIZER: 2}
     last = [-1, -1, -1]
     reached = 0
     for index, (kind, target) in enumerate(plan.actions):
         if kind is not ActionKind.RUN:
             continue
-        part = phases[plan.graph.operations[target].phase]
+        part = _PHASES.index(plan.graph.operations[target].phase)
         if part < reached:
             raise MemoryPlanError(
                 f"action {index}: {plan.graph.operation_name(target)} runs after an operation of a later part of the"
@@ -202,15 +193,12 @@ def _phases(plan: MemoryPlan) -> tuple[int, int]:
                 operation=target,
             )
         reached, last[part] = part, index
-    settles = (ActionKind.FREE, ActionKind.WAIT, ActionKind.SYNCHRONIZE)
-    turn, end = (_behind(plan.actions, index, settles) for index in (last[0], max(last[:2])))
-    return turn, end
+    return _behind(plan.actions, last[0]), _behind(plan.actions, max(last[:2]))
 
 
-def _behind(actions: Iterable[Action], index: int, kinds: tuple[ActionKind, ...]) -> int:
-    """Return the index behind an action and all that follow it and are of some kinds."""
-    actions = [*actions]
+def _behind(actions: Sequence[Action], index: int) -> int:
+    """Return the index behind an action and all that follow it and free or wait."""
     index += 1
-    while index < len(actions) and actions[index].kind in kinds:
+    while index < len(actions) and actions[index].kind in _SETTLES:
         index += 1
     return index

@@ -27,11 +27,9 @@ _TO_HOST, _FROM_HOST = "Memcpy DtoH", "Memcpy HtoD"  # beginnings of CUPTI's nam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTimeline:
-    """What a device did during one step.
+    """What a device did during one step: the work of each queue in the order of time, and the end of the last piece.
 
-    Attributes:
-        lanes: the work of each queue in the order of time; pieces of one queue do not overlap.
-        end_ms: the end of the last piece.
+    Pieces of one queue do not overlap.
     """
 
     lanes: Mapping[Queue, tuple[DeviceWork, ...]]
@@ -53,10 +51,7 @@ def measure_timeline(
 ) -> MeasuredTimeline | None:
     """Return the timeline of one step; None where the profiler cannot see the device.
 
-    Args:
-        run: takes the step.
-        device: where it runs.
-        transfers: the copies of the step's plan; None where it has no plan.
+    Without a plan there are no transfers.
     """
     return _on_gpu(run) if device.type == "cuda" else _on_cpu(run, transfers)
 
@@ -121,16 +116,16 @@ def _queue_of(name: str) -> Queue:
 def _on_cpu(run: Callable[[], object], transfers: Transfers | None) -> MeasuredTimeline:
     if transfers is not None:
         transfers.start_log()
-    begin = perf_counter()
+    begin_ms = perf_counter() * 1e3
     run()
-    end_ms = (perf_counter() - begin) * 1e3
-    copies = transfers.log() if transfers is not None else []
+    end_ms = perf_counter() * 1e3 - begin_ms
     found: dict[Queue, list[tuple[float, float]]] = {queue: [] for queue in Queue}
     now = 0.0
-    for copy in copies:
-        found[Queue.TO_HOST if copy.to_host else Queue.FROM_HOST].append((copy.begin_ms, copy.end_ms))
-        found[Queue.COMPUTE].append((now, copy.begin_ms))
-        now = copy.end_ms
+    for to_host, *times in transfers.end_log() if transfers is not None else []:
+        begin, end = (time - begin_ms for time in times)
+        found[Queue.TO_HOST if to_host else Queue.FROM_HOST].append((begin, end))
+        found[Queue.COMPUTE].append((now, begin))
+        now = end
     found[Queue.COMPUTE].append((now, max(now, end_ms)))
     return _timeline(found)
 

@@ -37,12 +37,9 @@ class OperationMemory:
 
 
 def measure_memory(step: TrainingStep, fitted: FittedStep, library: int) -> tuple[OperationMemory, ...]:
-    """Take one step and return its memory, operation by operation in the plan's order.
+    """Take one step of a plan, which has run before, and return its memory, operation by operation in the plan's order.
 
-    Args:
-        step: the step that runs the plan, which has run before.
-        fitted: the plan.
-        library: bytes that libraries keep in the allocator, which the plan does not know.
+    The plan does not know the bytes that libraries keep in the allocator.
     """
     with fitted.marked():
         marks = dict(memory_between_marks(step, (MARK, _UPDATE)))

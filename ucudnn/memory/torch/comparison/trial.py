@@ -4,13 +4,13 @@ Peaks are those of the process, so each trial has a process of its own (`run_apa
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from statistics import median
 from time import perf_counter
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -18,9 +18,8 @@ from ucudnn.errors import BackendUnavailableError, InvalidValueError, Measuremen
 from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.step.liveness import measure_liveness
-from ucudnn.memory.torch.comparison.device_timeline import beside_prediction, measure_timeline
-from ucudnn.memory.torch.comparison.measured_memory import measure_memory
-from ucudnn.memory.torch.comparison.step_marks import mark, passed_ms
+from ucudnn.memory.torch.comparison.device_timeline import MeasuredTimeline, beside_prediction, measure_timeline
+from ucudnn.memory.torch.comparison.measured_memory import OperationMemory, measure_memory
 from ucudnn.memory.torch.comparison.trial_process import process_of, received
 from ucudnn.memory.torch.comparison.trial_result import (
     PYTORCH,
@@ -30,6 +29,7 @@ from ucudnn.memory.torch.comparison.trial_result import (
     TrialSettings,
 )
 from ucudnn.memory.torch.device.stated_budget import library_workspace_bytes, outside_bytes, read_outside
+from ucudnn.memory.torch.device.step_clock import mark, passed_ms
 from ucudnn.memory.torch.measuring.measured_peak import peak_bytes
 from ucudnn.memory.torch.measuring.training_step import TrainingStep, make_step
 from ucudnn.memory.torch.running.fit import FitOptions, fit_subject
@@ -97,7 +97,7 @@ def result_of(policy: str, run: Callable[[], TrialFigures]) -> TrialResult:
 
 def trial_step(settings: TrialSettings) -> TrainingStep:
     """Return the step of trials, after PyTorch was told how to compute it."""
-    device = _numbered(settings.device)
+    device = numbered_device(settings.device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = settings.recipe.variant.math is MathMode.TF32
@@ -105,54 +105,9 @@ def trial_step(settings: TrialSettings) -> TrainingStep:
     return make_step(settings.recipe, device)
 
 
-def _numbered(name: str) -> torch.device:
+def numbered_device(name: str) -> torch.device:
     """Return a device, with its number if it is a GPU, because PyTorch's allocator takes none without one."""
     return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
-
-
-@final
-class ReusedStep:
-    """A step that several trials train, one after another.
-
-    Attributes:
-        step: the step.
-        device: where it runs.
-
-    Args:
-        settings: of the trials, of which the recipe and the device count.
-    """
-
-    def __init__(self, settings: TrialSettings) -> None:
-        self.step = trial_step(settings)
-        self.device = _numbered(settings.device)
-        on_gpu = self.device.type == "cuda"
-        self._random = torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if on_gpu else None
-        self._first = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._held()}
-
-    def begin_anew(self) -> None:
-        """Bring back the first tensors and random numbers, and give PyTorch's allocator back its room.
-
-        The optimizer's state is forgotten.
-        """
-        with torch.no_grad():
-            for name, tensor in self._held():
-                tensor.copy_(self._first[name])
-        cpu, gpu = self._random
-        torch.set_rng_state(cpu)
-        if gpu is not None:
-            torch.cuda.set_rng_state(gpu, self.device)
-        self.step.clear()
-        if self.step.optimizer is not None:
-            self.step.optimizer.state.clear()
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
-            torch.cuda.empty_cache()
-
-    def _held(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield parameters and buffers with their names, also buffers that are in no saved state."""
-        yield from self.step.model.named_parameters()
-        yield from self.step.model.named_buffers()
 
 
 @final
@@ -172,7 +127,7 @@ class PolicyTrial:
         fit: Callable[[TrainingStep], FittedStep] | None = None,
     ) -> None:
         self.settings = settings
-        self._device = _numbered(settings.device)
+        self._device = numbered_device(settings.device)
         self._on_gpu = self._device.type == "cuda"
         self._step, self._fit = step, fit or self._fitted
         self._current: FittedStep | None = None
@@ -204,7 +159,8 @@ class PolicyTrial:
         first_ms = (perf_counter() - begin) * 1e3
         self._reach("first step")
         for _ in range(_MOST_ROUNDS):
-            self._warm_up(planned)
+            for _ in range(settings.warmup):
+                self._take(planned)
             self._reach("steps before the timed ones")
             found = self._round(planned, fitted, library, first_ms)
             if found is not None:
@@ -234,44 +190,67 @@ class PolicyTrial:
         retries = None if retries is None else (self._retries() or 0) - retries
         outside = self._reach("timed steps")  # before a profiler of ours takes some
         timeline = measure_timeline(lambda: self._take(planned), self._device, fitted and fitted.transfers)
-        memory = () if fitted is None else measure_memory(planned, fitted, library)
-        if fitted is not None and fitted.plan is not plan:
-            return None
-        simulation, picture = fitted and fitted.simulation, None
-        if fitted is not None and simulation is not None and timeline is not None:
-            picture = beside_prediction(fitted.plan, simulation, timeline, allocated, library, memory)
-        chosen = [] if fitted is None else [*fitted.plan.configurations.values()]
-        return TrialFigures(
-            predicted_peak=None if fitted is None else fitted.simulation.peak_bytes + library + fitted.held_bytes,
-            predicted_reserved=None if fitted is None else fitted.stated.allocator_bytes,
-            predicted_returned=None if fitted is None else fitted.stated.returned_bytes,
-            moved=None if fitted is None else fitted.stated.moved_bytes,
-            predicted_ms=None if fitted is None else _predicted_ms(fitted, capped=settings.capped),
-            floor=None if fitted is None else measure_liveness(fitted.plan.graph, fitted.costs).floor_bytes + library,
+        figures = TrialFigures(
             allocated=allocated,
             reserved=reserved,
             retries=retries,
             library=library,
             outside=outside,
-            counted_outside=_counted_outside(fitted),
             reached=tuple(self._reached),
-            pinned=0 if fitted is None else fitted.transfers.block_bytes,
             step_ms=median(times),
             fastest_ms=min(times),
             slowest_ms=max(times),
             first_ms=first_ms,
             offloaded=offloaded // settings.steps,
             prefetched=prefetched // settings.steps,
-            forward_ms=None if fitted is None else _forward_ms(fitted),
-            to_host_bytes_per_ms=None if fitted is None else fitted.costs.offload_bytes_per_ms,
-            compute_ms=None if timeline is None else timeline.busy_ms(Queue.COMPUTE),
-            to_host_ms=None if timeline is None else timeline.busy_ms(Queue.TO_HOST),
-            from_host_ms=None if timeline is None else timeline.busy_ms(Queue.FROM_HOST),
-            overlap=None if timeline is None else timeline.overlap,
+            losses=tuple(float(loss) for loss in self._losses),
+        )
+        if timeline is not None:
+            figures = replace(
+                figures,
+                compute_ms=timeline.busy_ms(Queue.COMPUTE),
+                to_host_ms=timeline.busy_ms(Queue.TO_HOST),
+                from_host_ms=timeline.busy_ms(Queue.FROM_HOST),
+                overlap=timeline.overlap,
+            )
+        if fitted is None:
+            return figures
+        memory = measure_memory(planned, fitted, library)
+        return None if fitted.plan is not plan else self._with_plan(figures, fitted, timeline, memory)
+
+    def _with_plan(
+        self,
+        figures: TrialFigures,
+        fitted: FittedStep,
+        timeline: MeasuredTimeline | None,
+        memory: tuple[OperationMemory, ...],
+    ) -> TrialFigures:
+        """Return the figures of a step with what its plan predicts."""
+        plan, costs, stated, simulation = fitted.plan, fitted.costs, fitted.stated, fitted.simulation
+        library, picture = figures.library, None
+        if timeline is not None:
+            picture = beside_prediction(plan, simulation, timeline, figures.allocated, library, memory)
+        on_device_ms = simulation.time_ms + stated.moved_ms + (stated.returned_ms if self.settings.capped else 0.0)
+        chosen = plan.configurations.values()
+        return replace(
+            figures,
+            predicted_peak=simulation.peak_bytes + library + fitted.held_bytes,
+            predicted_reserved=stated.allocator_bytes,
+            predicted_returned=stated.returned_bytes,
+            moved=stated.moved_bytes,
+            predicted_ms=max(on_device_ms, simulation.issue_ms),
+            floor=measure_liveness(plan.graph, costs).floor_bytes + library,
+            counted_outside=None if stated.budget is None else stated.outside_bytes + stated.reserve_bytes,
+            pinned=fitted.transfers.block_bytes,
+            forward_ms=sum(
+                time
+                for time, each in zip(costs.time_ms, plan.graph.operations, strict=True)
+                if each.phase is Phase.FORWARD
+            ),
+            to_host_bytes_per_ms=costs.offload_bytes_per_ms,
             configured=len(chosen),
             divided=sum(each.calls > 1 for each in chosen),
             workspace=max((each.workspace_bytes for each in chosen), default=0),
-            losses=tuple(float(loss) for loss in self._losses),
             memory=memory,
             picture=picture,
         )
@@ -279,9 +258,13 @@ class PolicyTrial:
     def _fitted(self, step: TrainingStep) -> FittedStep:
         settings = self.settings
         with step.autocast():
-            subject = trial_subject(step)
-            options = FitOptions(measured=True, convolutions=settings.convolutions or None)
-            return fit_subject(subject, settings.budget, settings.policy, options)
+            options = FitOptions(
+                budget=settings.budget,
+                policy=settings.policy,
+                measured=True,
+                convolutions=settings.convolutions or None,
+            )
+            return fit_subject(trial_subject(step), options)
 
     def _cap(self) -> None:
         """Let PyTorch's allocator have what the budget leaves, if the trial is capped."""
@@ -301,10 +284,6 @@ class PolicyTrial:
     def _take(self, step: TrainingStep) -> None:
         step.clear()
         self._losses.append(step.run())
-
-    def _warm_up(self, step: TrainingStep) -> None:
-        for _ in range(self.settings.warmup):
-            self._take(step)
 
     def _wait(self) -> None:
         if self._on_gpu:
@@ -340,29 +319,11 @@ def trial_subject(step: TrainingStep) -> StepSubject:
 
 def with_plan(step: TrainingStep, fitted: FittedStep) -> TrainingStep:
     """Return a step that runs the plan in the place of the model and its loss."""
-    own: Callable[..., Any] = _itself
-    return replace(step, model=fitted, inputs=(*step.inputs, *step.targets), targets=(), loss=own)
+    return replace(step, model=fitted, inputs=(*step.inputs, *step.targets), targets=(), loss=_itself)
 
 
-def _itself(loss: Any) -> Any:
+def _itself(loss: torch.Tensor) -> torch.Tensor:
     return loss
-
-
-def _predicted_ms(fitted: FittedStep, *, capped: bool) -> float:
-    stated = fitted.stated
-    on_device = fitted.simulation.time_ms + stated.moved_ms + (stated.returned_ms if capped else 0.0)
-    return max(on_device, fitted.simulation.issue_ms)
-
-
-def _counted_outside(fitted: FittedStep | None) -> int | None:
-    if fitted is None or fitted.stated.budget is None:
-        return None
-    return fitted.stated.outside_bytes + fitted.stated.reserve_bytes
-
-
-def _forward_ms(fitted: FittedStep) -> float:
-    operations, times = fitted.plan.graph.operations, fitted.costs.time_ms
-    return sum(time for time, each in zip(times, operations, strict=True) if each.phase is Phase.FORWARD)
 
 
 def _moved(fitted: FittedStep | None) -> tuple[int, int]:

@@ -16,10 +16,6 @@ from ucudnn.settings import tell_libraries
 class TrialProcess:
     """A process that runs a function. It imports what the function needs at once, which takes seconds.
 
-    Args:
-        serve: the function; it takes the arguments and a connection.
-        *arguments: its arguments.
-
     Attributes:
         connection: where what the function sends arrives, for `received`, and what it waits for is sent.
     """
@@ -43,12 +39,7 @@ class TrialProcess:
 def process_of(serve: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
     """Run a function in a process of its own, and end the process at the end of the context, done or not.
 
-    Args:
-        serve: the function; it takes the arguments and a connection to which it sends.
-        *arguments: its arguments.
-
-    Yields:
-        Where what it sends arrives, for `received`.
+    The function takes the arguments and a connection. The context is the other end of it, for `received`.
     """
     process = TrialProcess(serve, *arguments)
     try:
@@ -58,11 +49,7 @@ def process_of(serve: Callable[..., None], *arguments: Any) -> Iterator[Connecti
 
 
 def received(connection: Connection) -> Any:
-    """Return what a process sends next.
-
-    Raises:
-        EOFError: if it has ended, be it in the middle of what it sent.
-    """
+    """Return what a process sends next; `EOFError` if it has ended, be it in the middle of what it sent."""
     try:
         return connection.recv()
     except OSError as error:

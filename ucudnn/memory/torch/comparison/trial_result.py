@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any, NamedTuple, final
 
-from ucudnn.memory.torch.comparison.contention import ContentionFigures
 from ucudnn.memory.torch.comparison.measured_memory import OperationMemory
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
 from ucudnn.plots.plan_pictures import QueuePicture
@@ -44,10 +43,7 @@ class TrialSettings:
 class OutsideReached(NamedTuple):
     """What a process had on a GPU beside PyTorch's allocator when a part of its trial had ended.
 
-    Attributes:
-        after: the part: 'model', 'libraries', 'fit', 'first step', 'steps before the timed ones' or 'timed steps'.
-        bytes: how much.
-        told_apart: whether the driver told it from what other processes have.
+    `told_apart` is whether the driver told it from what other processes have.
     """
 
     after: str
@@ -61,6 +57,23 @@ class TrialFigures:
     """What was predicted and measured; sizes in bytes, times in milliseconds. None where it is not known.
 
     Attributes:
+        allocated: most bytes that tensors had.
+        reserved: most bytes that PyTorch's allocator took from the GPU.
+        retries: how often the allocator found no room in the timed steps, and gave memory back to the driver first.
+        library: bytes that libraries keep in the allocator.
+        outside: bytes of the GPU that are in use beside the allocator after the timed steps.
+        reached: how that grew, part by part of the trial; empty on a CPU.
+        step_ms: median time of a step.
+        fastest_ms: the fastest step.
+        slowest_ms: the slowest step.
+        first_ms: the first step, with the fitting before it.
+        offloaded: bytes to the host, in each step.
+        prefetched: bytes from the host, in each step.
+        losses: loss of each step, the first one and those of repeated rounds included.
+        compute_ms: how long the device computed in one step.
+        to_host_ms: how long copies to the host took in one step.
+        from_host_ms: how long copies from the host took.
+        overlap: share of the copies' time during which the device computed.
         predicted_peak: peak of the plan, and what libraries keep in the allocator.
         predicted_reserved: what PyTorch's allocator takes from the GPU for the plan.
         predicted_returned: bytes of pages that the allocator gives back to the driver in each step of the plan, where
@@ -69,67 +82,48 @@ class TrialFigures:
         predicted_ms: time of the plan and of these moves, and in a capped trial what giving pages back to the driver
             takes; or the time in which the host issues its operations, if that is longer.
         floor: the least peak that any plan can reach by offloading and recomputing.
-        allocated: most bytes that tensors had.
-        reserved: most bytes that PyTorch's allocator took from the GPU.
-        retries: how often the allocator found no room in the timed steps, and gave memory back to the driver first.
-        library: bytes that libraries keep in the allocator.
-        outside: bytes of the GPU that are in use beside the allocator after the timed steps.
-        counted_outside: bytes that the budget counts there: what was in use when the plan was made, and the reserve for
-            kernels that are loaded later. None without a budget.
-        reached: how that grew, part by part of the trial; empty on a CPU.
+        counted_outside: bytes that the budget counts beside the allocator: what was in use when the plan was made, and
+            the reserve for kernels that are loaded later. None without a budget.
         pinned: bytes of the block of host memory.
-        step_ms: median time of a step.
-        fastest_ms: the fastest step.
-        slowest_ms: the slowest step.
-        first_ms: the first step, with the fitting before it.
-        offloaded: bytes to the host, in each step.
-        prefetched: bytes from the host, in each step.
-        forward_ms: time of the operations of forward, each by itself; None without a plan.
-        to_host_bytes_per_ms: bandwidth of copies to the host beside nothing; None without a plan.
-        compute_ms: how long the device computed in one step.
-        to_host_ms: how long copies to the host took in one step.
-        from_host_ms: how long copies from the host took.
-        overlap: share of the copies' time during which the device computed.
-        configured: convolutions that ran as the plan chose, forward and gradients counted apart; 0 without a plan.
+        forward_ms: time of the operations of forward, each by itself.
+        to_host_bytes_per_ms: bandwidth of copies to the host beside nothing.
+        configured: convolutions that ran as the plan chose, forward and gradients counted apart.
         divided: those of them that ran in several calls.
         workspace: the largest workspace among them.
-        contention: what steps took beside copies that nothing waits for, where that was asked for.
-        losses: loss of each step, the first one and those of repeated rounds included.
         memory: the memory of each operation of a plan as predicted and measured.
-        picture: the measured timeline of one step beside the predicted one; None without a plan.
+        picture: the measured timeline of one step beside the predicted one.
     """
 
-    predicted_peak: int | None
-    predicted_reserved: int | None
-    predicted_returned: int | None
-    moved: int | None
-    predicted_ms: float | None
-    floor: int | None
     allocated: int
     reserved: int | None
     retries: int | None
     library: int
     outside: int
-    counted_outside: int | None
     reached: tuple[OutsideReached, ...]
-    pinned: int
     step_ms: float
     fastest_ms: float
     slowest_ms: float
     first_ms: float
     offloaded: int
     prefetched: int
-    forward_ms: float | None
-    to_host_bytes_per_ms: float | None
-    compute_ms: float | None
-    to_host_ms: float | None
-    from_host_ms: float | None
-    overlap: float | None
-    configured: int
-    divided: int
-    workspace: int
     losses: tuple[float, ...]
-    contention: ContentionFigures | None = None
+    compute_ms: float | None = None
+    to_host_ms: float | None = None
+    from_host_ms: float | None = None
+    overlap: float | None = None
+    predicted_peak: int | None = None
+    predicted_reserved: int | None = None
+    predicted_returned: int | None = None
+    moved: int | None = None
+    predicted_ms: float | None = None
+    floor: int | None = None
+    counted_outside: int | None = None
+    pinned: int = 0
+    forward_ms: float | None = None
+    to_host_bytes_per_ms: float | None = None
+    configured: int = 0
+    divided: int = 0
+    workspace: int = 0
     memory: tuple[OperationMemory, ...] = ()
     picture: QueuePicture | None = None
 

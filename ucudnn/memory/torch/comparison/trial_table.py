@@ -17,12 +17,7 @@ FAMILIES = {"vdnn": "vdnn-dynamic", "vdnn-ext": "vdnn-ext-dynamic"}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTable:
-    """Trials of one step.
-
-    Attributes:
-        settings: what they ran, of which the policy does not count.
-        results: a result for each policy, losers first.
-    """
+    """Trials of one step: what they ran, except for the policy, and a result for each policy, losers first."""
 
     settings: TrialSettings
     results: tuple[TrialResult, ...]

@@ -24,7 +24,7 @@ from ucudnn.execution.plan import Plan, make_plan
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution
 from ucudnn.memory.torch.convolutions.step_kernel import StepKernel, operand_bytes, step_kernels
-from ucudnn.memory.torch.device.allocator import AllocatorCap
+from ucudnn.memory.torch.device.allocator import allocator_cap
 from ucudnn.memory.torch.measuring.measure import memory_bytes
 from ucudnn.memory.torch.measuring.operation_costs import measure_operator
 from ucudnn.memory.torch.measuring.progress import Stages
@@ -104,8 +104,8 @@ class ConvolutionChoices:
             room -= torch.cuda.memory_allocated(device)
         requests = {problem: self._request(problem, room) for problem in self._problems()}
         requests = {problem: request for problem, request in requests.items() if request.limit_bytes >= 0}
-        with AllocatorCap(device) as cap:
-            cap.allow(None if tensor_bytes is None else room)
+        with allocator_cap(device) as allow:
+            allow(None if tensor_bytes is None else room)
             fronts = self._fronts(requests, stages or Stages())
         besides = self._besides(costs.granularity)
         found = {

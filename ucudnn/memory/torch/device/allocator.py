@@ -7,10 +7,9 @@ rest of a piece is smaller. With expandable segments there is one range of addre
 tensor takes a multiple of 512 bytes. `AllocatorRoom` knows how much the allocator then takes for a plan.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self, final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -86,7 +85,7 @@ def _pair(setting: str) -> tuple[str, str]:
 
 
 def _set(settings: str) -> None:
-    """Change settings of the allocator; PyTorch has no public function for it, and renamed the private one."""
+    """Change settings of the allocator. PyTorch has no public function for it, and renamed the private one."""
     known: Any = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     (known or torch.cuda.memory._set_allocator_settings)(settings)
 
@@ -97,46 +96,32 @@ def _grows() -> bool:
 
 
 def _in_use() -> dict[str, Any]:
-    """Return what the allocator says of its settings."""
     snapshot: Any = torch.cuda.memory._snapshot()
     return dict(snapshot.get("allocator_settings", {}))
 
 
-@final
-class AllocatorCap:
-    """Bounds what PyTorch's allocator has from a GPU while it is entered, and brings back the bound that was there.
+@contextmanager
+def allocator_cap(device: torch.device) -> Iterator[Callable[[int | None], None]]:
+    """Yield what bounds the bytes that PyTorch's allocator of a GPU takes beyond those that it has on entry.
 
-    Elsewhere than on a GPU, and where PyTorch does not say which bound there is, nothing is bounded.
-
-    Args:
-        device: the device.
+    None, and leaving the context, bring back the bound that was there. Elsewhere than on a GPU, and where PyTorch does
+    not say which bound there is, nothing is bounded.
     """
+    get: Any = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    if device.type != "cuda" or get is None:
+        yield lambda _: None
+        return
+    torch.cuda.empty_cache()
+    before = float(get(device))
+    total = torch.cuda.get_device_properties(device).total_memory
+    base = torch.cuda.memory_reserved(device)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._bounds = device.type == "cuda"
-        self._before = 1.0
-        self._total = self._base = 0
+    def allow(size: int | None) -> None:
+        share = before if size is None else min(before, (base + max(0, size)) / total)
+        torch.cuda.set_per_process_memory_fraction(share, device)
 
-    def __enter__(self) -> Self:
-        if self._bounds:
-            get: Any = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-            self._bounds = get is not None
-        if self._bounds:
-            torch.cuda.empty_cache()
-            self._before = float(get(self._device))
-            self._total = torch.cuda.get_device_properties(self._device).total_memory
-            self._base = torch.cuda.memory_reserved(self._device)
-        return self
-
-    def allow(self, size: int | None) -> None:
-        """Bound the bytes that the allocator may take beyond those it had on entry; None restores the earlier bound."""
-        if self._bounds:
-            share = self._before if size is None else min(self._before, (self._base + max(0, size)) / self._total)
-            torch.cuda.set_per_process_memory_fraction(share, self._device)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    try:
+        yield allow
+    finally:
         with suppress(RuntimeError):  # a GPU that failed must not hide its error
-            self.allow(None)
+            allow(None)

@@ -18,28 +18,22 @@ from torch import Tensor
 from ucudnn.errors import BackendError, BudgetError
 from ucudnn.units import exact_bytes
 
-DEFAULT_SHARE = 0.5
-"""Share of the machine's memory that a block may take where the caller names no limit."""
-
+_DEFAULT_SHARE = 0.5  # of the machine's memory, where the caller names no limit
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs
 _UNLIMITED = 1 << 60  # cgroup v1 writes a number like this where there is no limit
 
 
 @final
 class HostBlock:
-    """Host memory in one piece.
-
-    Args:
-        size: bytes.
-        pinned: whether it is pinned.
-        host_bytes: the most that it may have; None for half of the machine's memory.
+    """Host memory in one piece of some bytes, pinned or not.
 
     Attributes:
         memory: its bytes; none after `release`.
 
     Raises:
         BackendError: if CUDA cannot pin it.
-        BudgetError: if it is larger than `host_bytes`, or than the memory that is left to this process.
+        BudgetError: if it is larger than `host_bytes` (half of the machine's memory by default), or than the memory
+            that is left to this process.
     """
 
     def __init__(self, size: int, *, pinned: bool, host_bytes: int | None = None) -> None:
@@ -65,25 +59,16 @@ class HostBlock:
 
 
 def check_host_memory(size: int, host_bytes: int | None = None, root: Path = Path("/")) -> None:
-    """Check that a block of host memory fits.
-
-    Args:
-        size: its bytes.
-        host_bytes: the most that it may have; None for half of the machine's memory.
-        root: where the system's files are.
+    """Check that a block of some bytes fits; the other arguments are those of `host_headroom`.
 
     Raises:
         BudgetError: if it does not; the message says what it needs and what there is.
     """
-    _, left = host_memory(root)
-    cap = _cap(host_bytes, root)
+    cap, left = _bounds(host_bytes, root)
     if size <= min(cap, left):
         return
-    if size > cap:
-        whose = "half of the machine's memory" if host_bytes is None else "the limit for host memory"
-        why = f"{whose} is {exact_bytes(cap)}"
-    else:
-        why = f"{exact_bytes(left)} are left to this process"
+    whose = "half of the machine's memory" if host_bytes is None else "the limit for host memory"
+    why = f"{whose} is {exact_bytes(cap)}" if size > cap else f"{exact_bytes(left)} are left to this process"
     raise BudgetError(
         f"the plan needs {exact_bytes(size)} of host memory for what it offloads, and {why}: raise the limit"
         " (host_memory=), free memory, raise the device's budget, or take a policy that offloads less",
@@ -93,13 +78,20 @@ def check_host_memory(size: int, host_bytes: int | None = None, root: Path = Pat
     )
 
 
-def host_room(host_bytes: int | None = None, root: Path = Path("/")) -> int:
-    """Return the bytes that a block of host memory may have now; arguments as those of `check_host_memory`."""
-    return min(_cap(host_bytes, root), host_memory(root)[1])
+def host_headroom(host_bytes: int | None = None, root: Path = Path("/")) -> int:
+    """Return the bytes that a block of host memory may have now.
+
+    Args:
+        host_bytes: the most that it may have; None for half of the machine's memory.
+        root: where the system's files are.
+    """
+    return min(_bounds(host_bytes, root))
 
 
-def _cap(host_bytes: int | None, root: Path) -> int:
-    return int(host_memory(root)[0] * DEFAULT_SHARE) if host_bytes is None else host_bytes
+def _bounds(host_bytes: int | None, root: Path) -> tuple[int, int]:
+    """Return the most bytes of a block by the user's or the default limit, and how many are left to this process."""
+    total, left = host_memory(root)
+    return int(total * _DEFAULT_SHARE) if host_bytes is None else host_bytes, left
 
 
 def host_memory(root: Path = Path("/")) -> tuple[int, int]:

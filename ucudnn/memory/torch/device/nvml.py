@@ -26,10 +26,9 @@ class _ProcessInfo(ctypes.Structure):
 
 @contextmanager
 def driver_of(uuid: str) -> Iterator[tuple[Any, ctypes.c_void_p] | None]:
-    """Open NVML for a block, and return the library and its handle of a GPU; None where it is not there or refuses.
+    """Open NVML for a block, and yield the library and its handle of a GPU by its uuid, which begins with 'GPU-'.
 
-    Args:
-        uuid: the GPU's, which begins with 'GPU-'.
+    It yields None where NVML is not there or refuses.
     """
     try:
         library = ctypes.CDLL(_LIBRARY)
@@ -48,26 +47,19 @@ def driver_of(uuid: str) -> Iterator[tuple[Any, ctypes.c_void_p] | None]:
 
 
 def process_bytes(device: torch.device, least: int) -> int | None:
-    """Return the bytes that this process has on a GPU, its context included; None where the driver does not say.
+    """Return the bytes that this process has on a GPU, its context included, which are at least some.
 
-    Args:
-        device: the GPU.
-        least: bytes that this process has at least.
+    None where the driver does not say.
     """
     return own_bytes(_bytes_by_process(torch.cuda.get_device_properties(device).uuid), os.getpid(), least)
 
 
 def own_bytes(found: Mapping[int, int], process: int, least: int) -> int | None:
-    """Return the bytes of a process among all; None where nothing says which of them it is.
+    """Return the bytes of a process among those of all by their numbers; None where nothing says which of them it is.
 
     In a container the driver may name processes by their numbers outside of it, where another process may have this
     one's number. So a process that has less than this one has at least is another one, whatever its number. If a single
     one is left, it is this process.
-
-    Args:
-        found: the bytes of each process.
-        process: this process's number.
-        least: bytes that it has at least.
     """
     known = {each: used for each, used in found.items() if used >= least}
     used = known.get(process, next(iter(known.values())) if len(known) == 1 else _UNKNOWN)

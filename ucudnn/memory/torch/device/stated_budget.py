@@ -1,11 +1,9 @@
-"""What a fitted step takes: who has how much of a budget beside activations, and the time of its steps."""
+"""StatedBudget: a budget as the user states it, and who has how much of it beside activations."""
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from time import perf_counter
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import distributed
@@ -40,33 +38,6 @@ class OutsideReading(NamedTuple):
 
     bytes: int
     told_apart: bool
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUsage:
-    """Who takes how much of a step's budget.
-
-    Attributes:
-        parts: bytes of what exists beyond the step, by what it is: parameters, gradients and so on. The optimizer's
-            state is what its first update makes, found on tensors without memory.
-        library_bytes: what libraries keep in PyTorch's allocator: cuBLAS's workspaces.
-        outside_bytes: what the process has on the device beside PyTorch's allocator: the CUDA context, loaded kernels
-            and NCCL's buffers.
-    """
-
-    parts: dict[str, int]
-    library_bytes: int
-    outside_bytes: int
-
-    def lines(self) -> list[str]:
-        """Return each part that is not empty, a line each."""
-        parts = {
-            **self.parts,
-            "library workspaces": self.library_bytes,
-            "outside of PyTorch's allocator (context, modules, NCCL)": self.outside_bytes,
-        }
-        return [f"{name}: {format_bytes(size)}" for name, size in parts.items() if size]
 
 
 @final
@@ -113,6 +84,32 @@ class StatedBudget:
     def tensor_bytes(self) -> int | None:
         """Bytes for what plans count: storages that stay, activations and scratch."""
         return None if self.budget is None else self.budget - self.taken_bytes
+
+    def with_libraries(self, device: torch.device) -> "StatedBudget":
+        """Return the budget with libraries' workspaces, too, to which two small products are run on a GPU."""
+        if self.budget is None:
+            return self
+        library = library_workspace_bytes(device)
+        outside = read_outside(device)
+        return replace(self, library_bytes=library, outside_bytes=outside.bytes, told_apart=outside.told_apart)
+
+    def with_loaded_kernels(self, device: torch.device, since: "StatedBudget") -> "StatedBudget":
+        """Return the budget with the kernels that measuring has loaded, and a reserve for those that are loaded later.
+
+        Args:
+            device: the device.
+            since: the budget before anything was measured.
+        """
+        if self.budget is None:
+            return self
+        now = read_outside(device)
+        if self.told_apart and not now.told_apart:  # what was known then and a large reserve are closer to the truth
+            return replace(self, reserve_bytes=_UNSEEN_RESERVE)
+        grown = now.bytes - since.outside_bytes
+        if not now.told_apart:
+            grown = min(grown, _MOST_GROWN)
+        reserve = reserve_bytes(grown, device)
+        return replace(self, outside_bytes=now.bytes, told_apart=now.told_apart, reserve_bytes=reserve)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -166,59 +163,35 @@ class StatedBudget:
         return found
 
 
-def stated_budget(budget: int | None, device: torch.device, *, libraries: bool) -> StatedBudget:
-    """Return a budget with what the process has on the device now.
-
-    Args:
-        budget: in bytes; None bounds nothing.
-        device: the device.
-        libraries: whether libraries' workspaces count, too, which runs two small products on a GPU.
-    """
+def stated_budget(budget: int | None, device: torch.device, host_bytes: int | None = None) -> StatedBudget:
+    """Return a budget with what the process has on the device now."""
     if budget is None:
-        return StatedBudget(budget=None)
-    library = library_workspace_bytes(device) if libraries else 0
+        return StatedBudget(budget=None, host_bytes=host_bytes)
     outside = read_outside(device)
     return StatedBudget(
-        budget=budget, library_bytes=library, outside_bytes=outside.bytes, told_apart=outside.told_apart
+        budget=budget, host_bytes=host_bytes, outside_bytes=outside.bytes, told_apart=outside.told_apart
     )
-
-
-def with_loaded_kernels(stated: StatedBudget, earlier: StatedBudget, device: torch.device) -> StatedBudget:
-    """Return a budget with what the process has on the device now, and with a reserve for kernels loaded later.
-
-    Args:
-        stated: the budget as it was stated before operations were measured, which loads kernels.
-        earlier: the budget as it was first stated.
-        device: the device.
-    """
-    now = read_outside(device)
-    if stated.told_apart and not now.told_apart:  # what was known then and a large reserve are closer to the truth
-        return replace(stated, reserve_bytes=_UNSEEN_RESERVE)
-    grown = now.bytes - earlier.outside_bytes
-    if not now.told_apart:
-        grown = min(grown, _MOST_GROWN)
-    reserve = reserve_bytes(grown, device)
-    return replace(stated, outside_bytes=now.bytes, told_apart=now.told_apart, reserve_bytes=reserve)
 
 
 def reserve_bytes(grown: int, device: torch.device) -> int:
     """Return what a budget keeps for kernels that are loaded after the plan was made, in bytes.
 
-    Args:
-        grown: by how much what the process has beside PyTorch's allocator grew while operations were measured. Those
-            that do not run then, as the optimizer's, load fewer kernels.
-        device: the device; elsewhere than on a GPU nothing is loaded.
+    Those that do not run while operations are measured, as the optimizer's, load fewer kernels than these, which let
+    what the process has beside PyTorch's allocator grow by some bytes.
     """
     return max(_LEAST_RESERVE, grown // _RESERVE_PART) if device.type == "cuda" else 0
 
 
-def memory_usage(graph: StepGraph, costs: Costs, device: torch.device) -> MemoryUsage:
-    """Return who takes how much; on a GPU, what libraries and the driver hold is measured."""
+def memory_parts(graph: StepGraph, costs: Costs) -> dict[str, int]:
+    """Return the bytes of what exists beyond the step, by what it is: parameters, gradients and so on.
+
+    The optimizer's state is what its first update makes, found on tensors without memory.
+    """
     parts = dict.fromkeys(_ROLES.values(), 0)
     for storage, size in zip(graph.storages, graph.sizes, strict=True):
         if storage.role in _ROLES:
             parts[_ROLES[storage.role]] += costs.rounded(size)
-    return MemoryUsage(parts=parts, library_bytes=library_workspace_bytes(device), outside_bytes=outside_bytes(device))
+    return parts
 
 
 def library_workspace_bytes(device: torch.device) -> int:
@@ -265,44 +238,3 @@ def _most_outside() -> int:
     """Return the most bytes that a process has on a GPU beside PyTorch's allocator."""
     communicates = distributed.is_available() and distributed.is_initialized()
     return _MOST_OUTSIDE + (_MOST_NCCL if communicates else 0)
-
-
-@final
-class StepClock:
-    """Times the steps of a program from the begin of forward to the end of backward, without waiting for the device.
-
-    The first step does not count, because kernels are chosen and memory is first taken in it.
-    """
-
-    _MOST = 50  # steps that are kept, the latest ones
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._begin: Any = None
-        self._steps = 0
-        self._pairs: deque[tuple[Any, Any]] = deque(maxlen=self._MOST)
-
-    def begin(self) -> None:
-        """Note that forward begins."""
-        self._begin = self._mark()
-
-    def end(self) -> None:
-        """Note that backward has ended."""
-        self._steps += 1
-        if self._begin is not None and self._steps > 1:
-            self._pairs.append((self._begin, self._mark()))
-        self._begin = None
-
-    def times_ms(self) -> list[float]:
-        """Wait for the device, and return the times of the latest steps in milliseconds."""
-        if self._device.type != "cuda":
-            return [(end - begin) * 1e3 for begin, end in self._pairs]
-        torch.cuda.synchronize(self._device)
-        return [float(begin.elapsed_time(end)) for begin, end in self._pairs]
-
-    def _mark(self) -> Any:
-        if self._device.type != "cuda":
-            return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event

@@ -19,10 +19,7 @@ from ucudnn.torch.device.gpu import current_stream
 def copy_on(stream: Any, target: Tensor, source: Tensor) -> None:
     """Queue a copy between pinned memory and a GPU on a stream; the host does not wait, and autograd does not see it.
 
-    Args:
-        stream: a stream of PyTorch's.
-        target: a contiguous tensor.
-        source: a contiguous tensor of as many bytes.
+    Both tensors are contiguous and have as many bytes.
 
     Raises:
         BackendError: if the driver refuses the copy.
@@ -34,9 +31,8 @@ def copy_on(stream: Any, target: Tensor, source: Tensor) -> None:
 def slide(target: Tensor, source: int) -> None:
     """Queue the copies on the current stream of a GPU that let bytes slide, whether or not both places overlap.
 
-    Args:
-        target: a contiguous tensor, which begins where its storage does.
-        source: address of the bytes, which may have been freed on this stream since it was last issued something.
+    The target is contiguous and begins where its storage does. The source is the address of the bytes, which may have
+    been freed on this stream since it was last issued something.
 
     Raises:
         BackendError: if the driver refuses a copy.
@@ -61,11 +57,7 @@ def _queue(ordinal: int, stream: int, target: int, source: int, copies: Iterable
 
 @final
 class ComputeStream:
-    """The current stream of a GPU, of which an object is made only where it is another one than before.
-
-    Args:
-        device: the GPU.
-    """
+    """The current stream of a GPU, of which an object is made only where it is another one than before."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -15,47 +15,24 @@ from ucudnn.memory.allocator.replay import SMALL_BYTES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.torch.device.allocator import lost_bytes
 from ucudnn.memory.torch.device.stated_budget import StatedBudget
-from ucudnn.memory.torch.subject.traced_values import TracedTensor
+from ucudnn.memory.torch.subject.step_program import StepProgram
 
 _SPARED = 0.015  # share of the allocator's room; without it, steps on an H200 ran out of memory by 0.2 to 1.1 %
 
 
-class BlockMemory(Protocol):
-    """Where the bytes of a block come from."""
-
-    def take(self, size: int) -> object:
-        """Take bytes. They go back when nobody holds the returned object any more.
-
-        Raises:
-            MemoryError: if there are too few.
-        """
-
-    def holes(self) -> list[int]:
-        """Return the bytes of the holes between tensors above 1 MiB."""
-
-    def reserved_bytes(self) -> int:
-        """Return what the allocator has from the device."""
-
-    def forget_peaks(self) -> None:
-        """Let statistics of peaks begin anew."""
-
-    def give_back(self) -> None:
-        """Give pages that hold nothing back to the device."""
-
-
 @final
 class GpuMemory:
-    """PyTorch's allocator of a GPU.
-
-    Args:
-        device: the GPU.
-    """
+    """PyTorch's allocator of a GPU, from which the bytes of a block come."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def take(self, size: int) -> Tensor:
-        """Take bytes."""
+        """Take bytes. They go back when nobody holds the returned tensor any more.
+
+        Raises:
+            MemoryError: if there are too few.
+        """
         try:
             return torch.empty(size, dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError as error:
@@ -113,7 +90,7 @@ class TakenBlock:
 
     def __init__(
         self,
-        memory: BlockMemory,
+        memory: GpuMemory,
         layout: Compaction,
         most_bytes: int,
         optimizers: Sequence[torch.optim.Optimizer],
@@ -174,7 +151,6 @@ class TakenBlock:
         return True
 
     def _holes(self) -> list[int]:
-        """Return the bytes of the holes in which tensors of the block could lie, the largest first."""
         return sorted((size for size in self._memory.holes() if size > SMALL_BYTES), reverse=True)
 
     def _begin_update(self) -> None:
@@ -192,42 +168,27 @@ class TakenBlock:
         self._pads.clear()
 
 
-class _Program(Protocol):
-    """What is asked of a step's program."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-
-    @property
-    def tangents(self) -> Sequence[TracedTensor]:
-        """Tensors that the caller gives to backward, and may hold longer."""
-
-
 def allocator_room(
-    program: _Program,
+    program: StepProgram,
     stated: StatedBudget,
     optimizers: Sequence[torch.optim.Optimizer],
     frugal: Callable[[], MemoryPlan | None],
 ) -> AllocatorRoom | None:
     """Return what PyTorch's allocator may take from a GPU within a budget; None where nothing bounds it.
 
-    Args:
-        program: the step.
-        stated: the budget.
-        optimizers: those that update.
-        frugal: returns the plan of the first step.
+    `frugal` returns the plan of the first step.
     """
-    most = stated.tensor_bytes
-    if most is None or program.device.type != "cuda":
+    tensor_bytes = stated.tensor_bytes
+    if tensor_bytes is None or program.device.type != "cuda":
         return None
     return AllocatorRoom(
-        tensor_bytes=most,
+        tensor_bytes=tensor_bytes,
         lost_bytes=lost_bytes(program.device),
-        spare_bytes=int(most * _SPARED),
+        spare_bytes=int(tensor_bytes * _SPARED),
         state_exists=any(optimizer.state for optimizer in optimizers),
         keeps_state=len(optimizers) == 1,
         in_one_block=not stated.fixed_segments,
+        # The caller gives these tensors to backward, and may hold them longer.
         fixed=frozenset(tensor.storage for tensor in program.tangents),
         frugal=frugal(),
     )

@@ -12,20 +12,15 @@ from typing import final
 
 import torch
 
-from ucudnn.memory.torch.measuring.measure import AHEAD_CYCLES, between_ms
+from ucudnn.memory.torch.measuring.measure import EventPair, between_ms, queued
 
-_AHEAD_MS = 1.0  # more than AHEAD_CYCLES take: copies run from before an operator begins
+_AHEAD_MS = 1.0  # more than what `queued` waits for: copies run from before an operator begins
 _LONGER = 1.5  # so many times its own time, an operator is expected to end beside copies
 
 
 @final
 class CopiesBeside:
-    """Copies between a GPU and pinned memory that run beside its current stream, by turns in both directions.
-
-    Args:
-        device: the GPU.
-        size: bytes of each copy.
-        bytes_per_ms: how fast the link is.
+    """Copies of some bytes between a GPU and pinned memory, beside its current stream and in both directions by turns.
 
     Attributes:
         copied_bytes: bytes of all copies so far.
@@ -63,24 +58,16 @@ def alone_and_beside(
 ) -> tuple[float, float]:
     """Return the median times of a call in milliseconds, alone and beside copies, which take turns.
 
-    Args:
-        operator: what is called on the current GPU; it was called before.
-        copies: what runs beside it.
-        alone_ms: about how long a call takes.
-        repeats: how often it is called each way; an even number has both directions.
+    The call was made before on the current GPU, and takes about `alone_ms`. It is repeated so often each way; an even
+    number has both directions of copies.
     """
-    events: dict[bool, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {False: [], True: []}
+    events: dict[bool, list[EventPair]] = {False: [], True: []}
     for number in range(2 * repeats):
         beside = number % 2 == 1
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if beside:
             copies.begin(_AHEAD_MS + _LONGER * alone_ms)
-        torch.cuda._sleep(AHEAD_CYCLES)
-        begin.record()
-        operator()
-        end.record()
+        events[beside].append(queued(operator)[1])
         copies.settle()
-        events[beside].append((begin, end))
     torch.cuda.synchronize()
-    alone, contended = (median(between_ms(begin, end) for begin, end in events[beside]) for beside in (False, True))
+    alone, contended = (median(between_ms(*pair) for pair in events[beside]) for beside in (False, True))
     return alone, contended

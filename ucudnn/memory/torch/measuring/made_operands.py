@@ -41,13 +41,9 @@ def operand_storages(call: TracedCall) -> OperandStorages:
 def operator_on_made_up(
     call: TracedCall, storages: OperandStorages, device: torch.device, counted: int
 ) -> Callable[[], object]:
-    """Return a function that calls an operator on operands of its own.
+    """Return a function that calls an operator on operands of its own, which are made on a device.
 
-    Args:
-        call: the call.
-        storages: what it is given.
-        device: where they are made.
-        counted: number of storages that are made there; those behind them are on the host.
+    Storages behind the counted ones are on the host.
     """
     bases = {
         storage: _base(size, storages.types[storage], torch.device("cpu") if storage >= counted and size else device)

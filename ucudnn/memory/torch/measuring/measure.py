@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from statistics import median
 from time import perf_counter
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch.autograd.profiler import record_function
@@ -25,22 +25,19 @@ from ucudnn.memory.torch.tracing.assemble import TracedStep
 from ucudnn.memory.torch.tracing.tracer import IGNORED
 
 _Run = Callable[[], object]
+_Found = TypeVar("_Found")
+EventPair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 _EMPTY_PAIRS = 15
-AHEAD_CYCLES = 1_000_000  # half a millisecond, so that an operator's launches are queued before its clock starts
+_AHEAD_CYCLES = 1_000_000  # half a millisecond, so that an operator's launches are queued before its clock starts
 COPIED_BYTES = 64 * 2**20
-_GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
+GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
 _MARK = "ucudnn operator "
 
 
 def measure(step: TrainingStep, traced: TracedStep, *, repeats: int = 5) -> Costs:
-    """Return the costs of a step on the device of its tensors.
-
-    Args:
-        step: the step, which is taken `repeats` + 1 times.
-        traced: what was traced of it.
-        repeats: how often each operator is timed; the medians count.
+    """Return the costs of a step on the device of its tensors, in medians of some repeats.
 
     Raises:
         MeasurementError: if the step does not run the same operators each time.
@@ -60,7 +57,7 @@ def measure(step: TrainingStep, traced: TracedStep, *, repeats: int = 5) -> Cost
         offload_bytes_per_ms=bandwidth(device, torch.device("cpu")),
         prefetch_bytes_per_ms=bandwidth(torch.device("cpu"), device),
         memory_bytes=memory_bytes(device),
-        granularity=_GRANULARITY[device.type],
+        granularity=GRANULARITY[device.type],
     )
 
 
@@ -145,21 +142,30 @@ def _above_its_end(event: Any) -> int:
 
 
 def _gpu_times(run: _Run) -> _Measured:
-    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    events: list[EventPair] = []
 
     def watched(operator: _Run) -> object:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(AHEAD_CYCLES)
-        begin.record()
-        result = operator()
-        end.record()
-        events.append((begin, end))
+        result, pair = queued(operator)
+        events.append(pair)
         return result
 
     with (watch := _Watch(watched)):
         run()
     torch.cuda.synchronize()
-    return watch, [between_ms(begin, end) for begin, end in events]
+    return watch, [between_ms(*pair) for pair in events]
+
+
+def queued(call: Callable[[], _Found]) -> tuple[_Found, EventPair]:
+    """Return what a call returns, and events of the current GPU around its work, which is in the queue before it runs.
+
+    So the time between the events is the GPU's, however long the host takes to launch the work.
+    """
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(_AHEAD_CYCLES)
+    begin.record()
+    result = call()
+    end.record()
+    return result, (begin, end)
 
 
 def between_ms(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
@@ -170,11 +176,7 @@ def between_ms(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
 @cache
 def _events_ms(_: int) -> float:
     """Return how long a GPU takes for two events with nothing between them: about 3 µs, in each of 1,000 operations."""
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_EMPTY_PAIRS)]
-    for begin, end in events:
-        torch.cuda._sleep(AHEAD_CYCLES)
-        begin.record()
-        end.record()
+    events = [queued(lambda: None)[1] for _ in range(_EMPTY_PAIRS)]
     torch.cuda.synchronize()
     return float(median(begin.elapsed_time(end) for begin, end in events))
 
@@ -194,11 +196,7 @@ def _cpu_times(run: _Run) -> _Measured:
 
 
 def _of_operations(measured: _Measured, traced: TracedStep) -> list[float]:
-    """Return a number for each operation of the graph.
-
-    Raises:
-        MeasurementError: if other operators ran than were traced.
-    """
+    """Return the numbers of the operations of a trace, of which the parts of a backward are some."""
     watch, numbers = measured
     if tuple(watch.funcs) != traced.dispatched:
         raise MeasurementError(

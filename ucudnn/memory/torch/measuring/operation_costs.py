@@ -17,7 +17,7 @@ On a GPU the operations that take the most time run beside copies, too: from the
 """
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from statistics import median
@@ -33,17 +33,23 @@ from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.step.costs import Costs, ScratchPieces
 from ucudnn.memory.step.graph import Phase, StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
-from ucudnn.memory.torch.device.allocator import AllocatorCap
+from ucudnn.memory.torch.device.allocator import allocator_cap
 from ucudnn.memory.torch.measuring.copy_slowdown import CopiesBeside, alone_and_beside
 from ucudnn.memory.torch.measuring.made_operands import operand_storages, operator_on_made_up
-from ucudnn.memory.torch.measuring.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, between_ms, memory_bytes
+from ucudnn.memory.torch.measuring.measure import (
+    COPIED_BYTES,
+    GRANULARITY,
+    bandwidth,
+    between_ms,
+    memory_bytes,
+    queued,
+)
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.measuring.scratch_order import with_scratch_pieces
 from ucudnn.memory.torch.subject.left_as_found import Snapshot
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 
-_GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
 _PROFILE = "h200"
 _MOST_CONTENDED = 16  # kinds of operations that run beside copies
 _TURNS = 4  # how often each of them does; an even number has both directions
@@ -73,7 +79,7 @@ def step_costs(graph: StepGraph, device: torch.device) -> Costs:
     costs = device_costs(load_device(_PROFILE), graph)
     return replace(
         costs,
-        granularity=_GRANULARITY.get(device.type, 1),
+        granularity=GRANULARITY.get(device.type, 1),
         scratch_bytes=(0,) * len(graph.operations),
         configurations={},
     )
@@ -100,68 +106,45 @@ def measure_operations(
     device, stages = program.device, stages or Stages()
     on_gpu = device.type == "cuda"
     rooms = _rooms(program.graph, estimated, tensor_bytes)
-    costs = _MeasuredCosts(estimated, program.outside)
+    found: dict[int, OperatorCost] = {}
     given = {value for call in program.calls for value in call.kwargs.values() if isinstance(value, torch.Generator)}
-    with ExitStack() as after, AllocatorCap(device) as cap:
+    with ExitStack() as after, allocator_cap(device) as allow:
         after.callback(Snapshot(*given).restore_modes)
         kinds = [*_alike(program).values()]
         stages.begin(f"measuring {len(kinds)} kinds of operations")
         for number, operations in enumerate(kinds):
             stages.done(number, len(kinds))
             room = None if rooms is None else min(rooms[operation] for operation in operations)
-            cap.allow(room)
-            costs.note(operations, _measured(program, operations, room, repeats))
+            allow(room)
+            cost = _measured(program, operations, room, repeats)
+            if cost is not None:
+                found.update(dict.fromkeys(operations, cost))
         gc.collect()
         most = None if rooms is None else max(rooms, default=0)
-        cap.allow(most)
+        allow(most)
         stages.begin("measuring copies, and operations beside them")
         links = _links(device, most)
-        contention = _contention(program, costs.times, rooms, min(links)) if on_gpu else estimated.contention
+        times = [found[each].time_ms if each in found else time for each, time in enumerate(estimated.time_ms)]
+        contention = _contention(program, times, rooms, min(links)) if on_gpu else estimated.contention
+    scratch = [*estimated.scratch_bytes]
+    for operation, cost in found.items():
+        if cost.scratch_bytes is not None:
+            scratch[operation] = cost.scratch_bytes
     if on_gpu:  # the blocks of operands would stay in the allocator's cache, where the step's do not fit well
         torch.cuda.empty_cache()
-        costs.scratch = _bounded(program, costs.scratch, costs.known)
+        scratch = _bounded(program, scratch, {*found, *program.outside})
     return replace(
         estimated,
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        time_ms=tuple(costs.times),
-        scratch_bytes=tuple(costs.scratch),
+        time_ms=tuple(times),
+        scratch_bytes=tuple(scratch),
         offload_bytes_per_ms=links[0],
         prefetch_bytes_per_ms=links[1],
         contention=contention,
         memory_bytes=memory_bytes(device),
-        issue_ms=tuple(costs.issue) if on_gpu else (),
-        scratch_pieces=costs.pieces,
+        issue_ms=tuple(found[each].issue_ms if each in found else 0.0 for each in range(len(times))) if on_gpu else (),
+        scratch_pieces={each: cost.pieces for each, cost in found.items() if cost.pieces is not None},
     )
-
-
-class _MeasuredCosts:
-    """What is known of each operation: what was measured, and estimates of the others.
-
-    Attributes:
-        times: milliseconds.
-        scratch: bytes.
-        issue: milliseconds of the host; 0 where they were not measured.
-        pieces: the pieces of scratch, where there are several or they come first.
-        known: the operations that were measured, or are not the device's.
-    """
-
-    def __init__(self, estimated: Costs, outside: Iterable[int]) -> None:
-        self.times, self.scratch = [*estimated.time_ms], [*estimated.scratch_bytes]
-        self.issue = [0.0] * len(self.times)
-        self.pieces: dict[int, ScratchPieces] = {}
-        self.known = {*outside}
-
-    def note(self, operations: Sequence[int], found: OperatorCost | None) -> None:
-        """Note what operations that are alike take; None leaves the estimate."""
-        if found is None:
-            return
-        self.known.update(operations)
-        for operation in operations:
-            self.times[operation], self.issue[operation] = found.time_ms, found.issue_ms
-            if found.scratch_bytes is not None:
-                self.scratch[operation] = found.scratch_bytes
-            if found.pieces is not None:
-                self.pieces[operation] = found.pieces
 
 
 def _contention(
@@ -189,47 +172,51 @@ def _beside(
     program: StepProgram, alike: Sequence[int], room: int | None, copies: CopiesBeside, alone_ms: float
 ) -> tuple[float, float] | None:
     """Return an operation's times alone and beside copies; None without room, or if it does not run on made-up ones."""
-    call = program.calls[alike[0]]
-    storages = operand_storages(call)
-    if room is not None and sum(storages.sizes.values()) > room:
-        return None
+    in_forward = any(program.graph.operations[each].phase is not Phase.BACKWARD for each in alike)
 
-    def timed() -> tuple[float, float]:
+    def timed(operator: _Operator) -> tuple[float, float]:
         with _below_autograd():
             operator()  # a thread chooses its own kernels
             return alone_and_beside(operator, copies, alone_ms, _TURNS)
 
-    try:
-        operator = operator_on_made_up(call, storages, program.device, len(program.graph.storages))
-        in_forward = any(program.graph.operations[each].phase is not Phase.BACKWARD for each in alike)
-        return timed() if in_forward else in_backward(timed, program.device)
-    except (RuntimeError, IndexError, ValueError):
-        return None
+    def measure(operator: _Operator) -> tuple[float, float]:
+        return timed(operator) if in_forward else in_backward(lambda: timed(operator), program.device)
+
+    return _of_made_up(program, alike[0], room, measure)
 
 
-def _measured(program: StepProgram, alike: Sequence[int], room: int | None, repeats: int) -> OperatorCost | None:
-    """Return what operations take; None if they do not run on made-up operands, or not within their room."""
-    call = program.calls[alike[0]]
-    phases = {program.graph.operations[operation].phase for operation in alike}
+def _of_made_up(
+    program: StepProgram, operation: int, room: int | None, measure: Callable[[_Operator], _Found]
+) -> _Found | None:
+    """Return what is found of an operation on made-up operands; None if they do not fit or it does not run on them."""
+    call = program.calls[operation]
     storages = operand_storages(call)
     if room is not None and sum(storages.sizes.values()) > room:
         return None
     try:
-        operator = operator_on_made_up(call, storages, program.device, len(program.graph.storages))
+        return measure(operator_on_made_up(call, storages, program.device, len(program.graph.storages)))
+    except (RuntimeError, IndexError, ValueError):
+        return None  # too little memory, or it wants operands of which nobody knows how to make them up
+
+
+def _measured(program: StepProgram, alike: Sequence[int], room: int | None, repeats: int) -> OperatorCost | None:
+    """Return what operations take; None if they do not run on made-up operands, or not within their room."""
+    device, phases = program.device, {program.graph.operations[operation].phase for operation in alike}
+
+    def measure(operator: _Operator) -> OperatorCost:
         found = []
         if phases != {Phase.BACKWARD}:
-            found.append(_measured_below(operator, program.device, repeats))
+            found.append(_measured_below(operator, device, repeats))
         if Phase.BACKWARD in phases or (Phase.FORWARD in phases and torch.backends.cudnn.benchmark):
-            found.append(
-                in_backward(lambda: _measured_below(operator, program.device, 1 if found else repeats), program.device)
-            )
+            times = 1 if found else repeats
+            found.append(in_backward(lambda: _measured_below(operator, device, times), device))
         known = [each.scratch_bytes for each in found if each.scratch_bytes is not None]
         if not known:
             return found[0]
         largest = max(found, key=lambda each: each.scratch_bytes or 0)
         return found[0]._replace(scratch_bytes=max(known), pieces=largest.pieces)
-    except (RuntimeError, IndexError, ValueError):
-        return None  # too little memory, or it wants operands of which nobody knows how to make them up
+
+    return _of_made_up(program, alike[0], room, measure)
 
 
 def _measured_below(operator: _Operator, device: torch.device, repeats: int) -> OperatorCost:
@@ -314,7 +301,7 @@ def _copied_bytes(room: int | None) -> int:
     return COPIED_BYTES if room is None else max(1, min(COPIED_BYTES, room // 2))
 
 
-def measure_operator(operator: Callable[[], object], device: torch.device, repeats: int) -> OperatorCost:
+def measure_operator(operator: _Operator, device: torch.device, repeats: int) -> OperatorCost:
     """Return what a call takes, in the median of some repeats."""
     return _on_gpu(operator, repeats) if device.type == "cuda" else _on_cpu(operator, repeats)
 
@@ -346,25 +333,19 @@ def _on_gpu(operator: _Operator, repeats: int) -> OperatorCost:
     result, pieces = with_scratch_pieces(operator, torch.device("cuda", torch.cuda.current_device()))
     scratch = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
     del result
-    events, issued = [], []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(AHEAD_CYCLES)
-        begin.record()
-        issuing = perf_counter()
-        operator()
-        issued.append((perf_counter() - issuing) * 1e3)
-        end.record()
-        events.append((begin, end))
+    issued_ms: list[float] = []
+    events = [queued(lambda: issued_ms.append(_host_ms(operator)))[1] for _ in range(repeats)]
     torch.cuda.synchronize()
-    return OperatorCost(median(between_ms(begin, end) for begin, end in events), scratch, median(issued), pieces)
+    return OperatorCost(median(between_ms(*pair) for pair in events), scratch, median(issued_ms), pieces)
 
 
 def _on_cpu(operator: _Operator, repeats: int) -> OperatorCost:
     operator()
-    found = []
-    for _ in range(repeats):
-        begin = perf_counter()
-        operator()
-        found.append((perf_counter() - begin) * 1e3)
-    return OperatorCost(median(found), None, 0.0)
+    return OperatorCost(median(_host_ms(operator) for _ in range(repeats)), None, 0.0)
+
+
+def _host_ms(operator: _Operator) -> float:
+    """Return the milliseconds that the host takes for a call, and to free what it returns."""
+    begin = perf_counter()
+    operator()
+    return (perf_counter() - begin) * 1e3

@@ -13,11 +13,7 @@ _SECONDS_BETWEEN = 5.0
 
 @final
 class Stages:
-    """Tells the stages of a call.
-
-    Args:
-        tell: is called with each stage; None tells nothing.
-        clock: returns seconds.
+    """Tells the stages of a call to a function; None tells nothing.
 
     Raises:
         InvalidValueError: if it cannot be called.

@@ -64,11 +64,8 @@ def scratch_pieces(events: Sequence[AllocatorEvent], returned: Collection[int]) 
 def with_scratch_pieces(call: Callable[[], _Found], device: torch.device) -> tuple[_Found, ScratchPieces | None]:
     """Return what a call returns, and the pieces of its scratch on a GPU; None as in `scratch_pieces`.
 
-    There are none, either, if somebody else records what the allocator does, because that record stays as it is.
-
-    Args:
-        call: what is called; no other thread may allocate meanwhile.
-        device: the GPU.
+    No other thread may allocate meanwhile. There are no pieces, either, if somebody else records what the allocator
+    does, because that record stays as it is.
     """
     records: Any = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     if records is None or records():

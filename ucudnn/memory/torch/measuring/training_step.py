@@ -21,9 +21,7 @@ LOSSES = ("cross-entropy", "mse")
 OPTIMIZERS = ("sgd", "adam", "adamw", "none")
 AUTOCASTS = (DataType.FLOAT16, DataType.BFLOAT16)
 
-_PACKAGES = ("torchvision", "timm", "transformers")
-"""Packages of models that a user may be told to install."""
-
+_PACKAGES = ("torchvision", "timm", "transformers")  # of models, which a user may be told to install
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -143,12 +141,7 @@ class TrainingStep:
 
 
 def check_recipe(recipe: TrainingRecipe) -> None:
-    """Look for the model, the loss and the optimizer of a recipe, and make none of them.
-
-    Raises:
-        InvalidNetworkError: if there is no such model or loss of the user's.
-        InvalidValueError: if there is no such loss or optimizer.
-    """
+    """Look for the model, the loss and the optimizer of a recipe, and make none of them; errors as in `make_step`."""
     find_model(recipe.model)
     _find_loss(recipe.loss)
     _check_optimizer(recipe.optimizer)
@@ -211,16 +204,6 @@ def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
     return model.train()
 
 
-def _missing(module: str) -> str:
-    """Return the message for a module that was not found.
-
-    It offers only packages of models for installation, because a mistyped name may be that of a stranger's package.
-    """
-    if module in _PACKAGES:
-        return f"{module} is not installed: pip install {module}"
-    return f"there is no module {module}: no {module}.py in this folder or on PYTHONPATH, and no installed package"
-
-
 def find_model(name: str) -> Callable[..., Any]:
     """Return a callable by its name, 'module:callable', which makes a model or is a loss.
 
@@ -232,7 +215,13 @@ def find_model(name: str) -> Callable[..., Any]:
     except InvalidNetworkError as error:
         missing = error.__cause__
         if isinstance(missing, ModuleNotFoundError) and missing.name == name.partition(":")[0].partition(".")[0]:
-            raise InvalidNetworkError(f"{name}: {_missing(missing.name)}") from error
+            module = missing.name
+            why = (
+                f"there is no module {module}: no {module}.py in this folder or on PYTHONPATH, and no installed package"
+            )
+            if module in _PACKAGES:  # others are not offered: a mistyped name may be that of a stranger's package
+                why = f"{module} is not installed: pip install {module}"
+            raise InvalidNetworkError(f"{name}: {why}") from error
         raise
 
 
@@ -269,9 +258,9 @@ def _first(output: Any) -> Tensor:
 
 def _make_loss(name: str, output: Tensor) -> tuple[Callable[..., Tensor], Tensor]:
     """Return a loss by its name, and a target for the first tensor of the model's output."""
-    if name == "mse":
-        return _find_loss(name), torch.zeros_like(output)
     own = _find_loss(name)
+    if name == "mse":
+        return own, torch.zeros_like(output)
     if output.dim() < 2:
         raise InvalidValueError(f"--loss={name!r}: the model's output of {output.dim()} dimensions has no classes")
     labels = torch.randint(output.shape[1], (output.shape[0], *output.shape[2:]), device=output.device)

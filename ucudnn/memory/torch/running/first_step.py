@@ -1,4 +1,4 @@
-"""The first step runs the most frugal plan; what it takes beyond its prediction decides on the plan of those after it.
+"""The first step runs the minimum-memory plan; what it takes beyond its prediction decides on the plan after it.
 
 Operations were measured one by one. What they take in a row was not: a library may keep memory that it allocated first
 in the step. So the plan that fills the budget begins when a step has shown that it may. Kernels that are loaded later
@@ -8,34 +8,20 @@ the plan.
 
 import warnings
 from collections.abc import Callable
-from typing import Protocol, final
+from typing import final
 
 import torch
 
-from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
+from ucudnn.memory.simulation.simulator import predicted_bytes
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.device.stated_budget import read_outside
 from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.units import exact_bytes
 
 
-class StepMeter(Protocol):
-    """Measures the most bytes that a part of a step takes on its device."""
-
-    def begin(self) -> None:
-        """Begin to measure."""
-
-    def taken_bytes(self) -> int:
-        """Return the most bytes since `begin` beyond those that were there then."""
-
-
 @final
 class AllocatorMeter:
-    """Asks PyTorch's allocator of a GPU, whose statistics of peaks begin anew.
-
-    Args:
-        device: the GPU.
-    """
+    """Measures a step by PyTorch's allocator of a GPU, whose statistics of peaks begin anew."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -51,13 +37,13 @@ class AllocatorMeter:
         return max(0, torch.cuda.max_memory_allocated(self._device) - self._level)
 
 
-def step_meter(device: torch.device) -> StepMeter | None:
+def step_meter(device: torch.device) -> AllocatorMeter | None:
     """Return what measures a step on a device; None where nothing counts its bytes."""
     return AllocatorMeter(device) if device.type == "cuda" else None
 
 
 def outside_meter(device: torch.device) -> Callable[[], int | None] | None:
-    """Return what measures this process's bytes beside PyTorch's allocator; None where there are none.
+    """Return what measures this process's bytes beside PyTorch's allocator; None elsewhere than on a GPU.
 
     It returns None where the driver does not tell them from those of other processes.
     """
@@ -78,7 +64,7 @@ class FirstStep:
         costs: what its plan was made with.
         spare_bytes: bytes by which the later plan stays below the budget.
         meter: measures the first step.
-        again: returns the code of another plan for so many bytes less; None where there is none.
+        for_less: returns the code of another plan for so many bytes less; None where there is none.
     """
 
     def __init__(
@@ -86,19 +72,14 @@ class FirstStep:
         run: PlannedRun,
         costs: Costs,
         spare_bytes: int,
-        meter: StepMeter,
-        again: Callable[[int], PlannedRun | None],
+        meter: AllocatorMeter,
+        for_less: Callable[[int], PlannedRun | None],
     ) -> None:
-        self._run = run
-        self._meter, self._again, self._spare = meter, again, spare_bytes
-        self._predicted = predicted_bytes(run.plan, costs, simulate(run.plan, costs))
+        self.run = run
+        self._meter, self._for_less, self._spare = meter, for_less, spare_bytes
+        self._predicted = predicted_bytes(run.plan, costs, run.simulation)
         self._excess: int | None = None
         run.after_backward = self._end
-
-    @property
-    def run(self) -> PlannedRun:
-        """The code of the first step's plan."""
-        return self._run
 
     @property
     def ended(self) -> bool:
@@ -113,15 +94,15 @@ class FirstStep:
     def begin(self) -> PlannedRun:
         """Begin to measure, and return the code that is to run now."""
         self._meter.begin()
-        return self._run
+        return self.run
 
     def follow(self, later: PlannedRun) -> PlannedRun:
         """Return the code for all further steps: the later plan's if the budget has room, or one that takes less."""
-        self._run.after_backward = None
+        self.run.after_backward = None
         excess = self.excess_bytes
         if excess <= max(0, self._spare):  # without an excess the later plan is the best there is
             return later
-        return self._again(excess) or self._run
+        return self._for_less(excess) or self.run
 
     def _end(self) -> None:
         if self._excess is None:
@@ -138,17 +119,17 @@ class GrowthGuard:
         measure: returns this process's bytes beside the allocator; None where they are not known, because what other
             processes take must not change a plan.
         counted_bytes: how many of them the budget counts, its reserve included.
-        again: returns the code of another plan than the one given, for so many bytes less, or the plan's own code where
-            it takes so much less already; None where there is none.
+        for_less: returns the code of another plan than the one given, for so many bytes less, or the plan's own code
+            where it takes so much less already; None where there is none.
     """
 
     def __init__(
         self,
         measure: Callable[[], int | None],
         counted_bytes: int,
-        again: Callable[[int, PlannedRun], PlannedRun | None],
+        for_less: Callable[[int, PlannedRun], PlannedRun | None],
     ) -> None:
-        self._measure, self._counted, self._again = measure, counted_bytes, again
+        self._measure, self._counted, self._for_less = measure, counted_bytes, for_less
         self._steps = self._grown = 0
 
     def follow(self, run: PlannedRun) -> PlannedRun:
@@ -159,7 +140,7 @@ class GrowthGuard:
             measured = self._measure()
             grown = max(grown, 0 if measured is None else measured - self._counted)
         if grown > self._grown:
-            found = self._again(grown, run)
+            found = self._for_less(grown, run)
         self._steps, self._grown = steps, grown  # at the end: a search that Ctrl-C ended begins anew
         if found is None:
             warnings.warn(

@@ -16,7 +16,6 @@ from ucudnn.memory.planner.least import frugal_plan, least_plan
 from ucudnn.memory.planner.planner import make_plan, returns_ms
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
-from ucudnn.memory.pools.host_slots import plan_host_slots
 from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.batches import check_batch, join_batches
@@ -25,15 +24,14 @@ from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device.allocator import expand_segments, settings_restorer
-from ucudnn.memory.torch.device.host_block import host_room
-from ucudnn.memory.torch.device.stated_budget import StatedBudget, stated_budget, with_loaded_kernels
+from ucudnn.memory.torch.device.host_block import host_headroom
+from ucudnn.memory.torch.device.stated_budget import StatedBudget, stated_budget
 from ucudnn.memory.torch.device.tensor_block import allocator_room, taken_block
 from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs
 from ucudnn.memory.torch.measuring.progress import Stages
-from ucudnn.memory.torch.running.first_step import FirstStep, GrowthGuard, StepMeter, outside_meter, step_meter
+from ucudnn.memory.torch.running.first_step import AllocatorMeter, FirstStep, GrowthGuard, outside_meter, step_meter
 from ucudnn.memory.torch.running.fitted_step import FittedStep
 from ucudnn.memory.torch.running.planned_run import PlannedRun
-from ucudnn.memory.torch.running.transfers import Transfers
 from ucudnn.memory.torch.subject.call_modes import check_transforms
 from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found
 from ucudnn.memory.torch.subject.step_arguments import step_subject
@@ -45,7 +43,7 @@ from ucudnn.units import parse_bytes
 
 __all__ = ["fit"]
 
-_Again = Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep]
+_Refit = Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep]
 
 
 def fit(
@@ -112,8 +110,16 @@ def fit(
         )
     on_gpu = any(each.is_cuda for each in model.parameters())
     host = None if host_memory is None else parse_bytes(host_memory)
-    options = FitOptions(measured=on_gpu, convolutions=convolutions, debug=debug, host_bytes=host, progress=progress)
-    return fit_subject(subject, None if budget is None else parse_bytes(budget), policy, options)
+    options = FitOptions(
+        budget=None if budget is None else parse_bytes(budget),
+        policy=policy,
+        measured=on_gpu,
+        convolutions=convolutions,
+        debug=debug,
+        host_bytes=host,
+        progress=progress,
+    )
+    return fit_subject(subject, options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +127,18 @@ class FitOptions:
     """How a step is fitted.
 
     Attributes:
+        budget: as in `fit`, in bytes.
+        policy: as in `fit`.
         measured: whether each operation runs by itself before the plan is made, which gives its time, and on a GPU its
             scratch. Otherwise times are those of a device profile, and operations have no scratch.
         convolutions: as in `fit`.
         debug: as in `fit`.
-        host_bytes: most bytes of the host's memory for what is offloaded; None for half of the machine's.
+        host_bytes: `host_memory` of `fit`, in bytes.
         progress: as in `fit`.
     """
 
+    budget: int | None = None
+    policy: str | MemoryPolicy = "auto"
     measured: bool
     convolutions: str | Mapping[str, Any] | None = None
     debug: bool = False
@@ -136,84 +146,51 @@ class FitOptions:
     progress: Progress | None = None
 
 
-def fit_subject(
-    subject: StepSubject, budget: int | None, policy: str | MemoryPolicy, options: FitOptions
-) -> FittedStep:
-    """Return a model that trains within a budget in bytes, as `fit` does.
-
-    Args:
-        subject: what is trained.
-        budget: in bytes; None bounds nothing.
-        policy: as in `fit`.
-        options: how.
+def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
+    """Return a model that trains within a budget, as `fit` does.
 
     Raises:
         BudgetError: if no plan keeps the budget; below the floor without scratch, nothing has run then.
         InvalidValueError: if there is no such policy.
         StepGraphError: if the step depends on values of tensors.
     """
-    chosen_policies(policy)  # an unknown one is refused before anything is traced or measured
+    chosen_policies(options.policy)  # an unknown one is refused before anything is traced or measured
     check_transforms()
-    return left_as_found(partial(_fitted, subject, budget, policy, options), *subject.touched())
+    return left_as_found(partial(_fitted, subject, options), *subject.touched())
 
 
 @only_new_collected()
-def _fitted(
-    subject: StepSubject, budget: int | None, policy: str | MemoryPolicy, options: FitOptions, snapshot: Snapshot
-) -> FittedStep:
+def _fitted(subject: StepSubject, options: FitOptions, snapshot: Snapshot) -> FittedStep:
     """Return the fitted step; an error leaves everything as it was when the snapshot was made."""
     stages, name = Stages(options.progress), type(subject.model).__name__
     stages.begin(f"tracing {name}")
     program = trace_program(subject, name, _batch(subject))
-    stated = replace(stated_budget(budget, program.device, libraries=False), host_bytes=options.host_bytes)
+    stated = stated_budget(options.budget, program.device, options.host_bytes)
     _check_floor(subject, program.graph, step_costs(program.graph, program.device), stated)
     snapshot.undo_after_errors(settings_restorer(program.device))
-    planning = _Planning.measured(subject, program, stated, policy, options, stages)
+    planning = _Planning.measured(subject, program, stated, options, stages)
     snapshot.restore_modes()  # made-up operands may have drawn random numbers
     stages.begin(f"planning {len(program.graph.operations)} operations")
-    bare = subject.without_sample()
+    refit = partial(_fit_others, subject.without_sample(), options)
+    return planning.fitted(subject, refit, step_meter(program.device))
 
-    def again(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FittedStep:
-        return fit_subject(replace(bare, args=args, kwargs=kwargs), budget, policy, options)
 
-    return planning.fitted(subject, again, step_meter(program.device))
+def _fit_others(
+    subject: StepSubject, options: FitOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> FittedStep:
+    return fit_subject(replace(subject, args=args, kwargs=kwargs), options)
 
 
 def fit_plan(
-    subject: StepSubject,
-    program: StepProgram,
-    plan: MemoryPlan,
-    costs: Costs,
-    *,
-    debug: bool = False,
-    stated: StatedBudget | None = None,
-    again: _Again | None = None,
+    subject: StepSubject, program: StepProgram, plan: MemoryPlan, costs: Costs, *, debug: bool = False
 ) -> FittedStep:
-    """Return a model that trains by a plan of its program.
+    """Return a model that trains by a plan of its program, without a budget; errors are those of `PlannedRun`.
 
-    Args:
-        subject: what is trained.
-        program: its step. Where it has no functions for the plan's configurations, ucudnn with its default settings
-            makes them.
-        plan: a plan of the program's graph.
-        costs: what the plan was made with.
-        debug: as in `fit`.
-        stated: the budget as the user stated it.
-        again: returns a step of other arguments; None where there is no way to plan one.
-
-    Raises:
-        BackendError: if CUDA cannot pin the host's memory, or a configuration of the plan cannot run.
-        BudgetError: if what the plan offloads does not fit into the host's memory.
-        MemoryPlanError: if the plan mixes the parts of the step between which the caller stands.
+    Where the program has no functions for the plan's configurations, ucudnn with its default settings makes them.
     """
-    simulation = simulate(plan, costs)
     if plan.configurations and not program.functions:
         program = ConvolutionChoices(program, Settings.load()).applied(plan.configurations)
-    transfers = Transfers(
-        plan_host_slots(plan), program.device, host_bytes=None if stated is None else stated.host_bytes
-    )
-    run = PlannedRun(program, plan, simulation, transfers, debug=debug)
-    return FittedStep(subject, run, costs, simulation, again, stated)
+    return FittedStep(subject, PlannedRun(program, plan, costs, debug=debug), costs)
 
 
 def _check_floor(subject: StepSubject, graph: StepGraph, costs: Costs, stated: StatedBudget) -> None:
@@ -235,79 +212,54 @@ class _Planning:
         program: the step.
         costs: its costs.
         stated: the budget.
-        policy: as in `fit`.
+        options: how the step is fitted.
         room: what PyTorch's allocator may take; None where nothing bounds it.
         choices: what runs convolutions by the plan's configurations; None where PyTorch's own kernels run.
-        debug: as in `fit`.
     """
 
     program: StepProgram
     costs: Costs
     stated: StatedBudget
-    policy: str | MemoryPolicy
-    room: AllocatorRoom | None = None
-    choices: ConvolutionChoices | None = None
-    debug: bool = False
+    options: FitOptions
+    room: AllocatorRoom | None
+    choices: ConvolutionChoices | None
 
     @classmethod
     def measured(
-        cls,
-        subject: StepSubject,
-        program: StepProgram,
-        stated: StatedBudget,
-        policy: str | MemoryPolicy,
-        options: FitOptions,
-        stages: Stages,
+        cls, subject: StepSubject, program: StepProgram, stated: StatedBudget, options: FitOptions, stages: Stages
     ) -> Self:
         """Return how plans are made, when what they are made of has been measured."""
-        device, budget = program.device, stated.budget
-        costs = step_costs(program.graph, device)
-        earlier, fixed = stated, "" if budget is None else expand_segments(device)
-        stated = replace(stated_budget(budget, device, libraries=True), host_bytes=stated.host_bytes)
+        device, costs = program.device, step_costs(program.graph, program.device)
+        fixed = "" if stated.budget is None else expand_segments(device)
+        within = stated.with_libraries(device)
         if options.measured:
-            costs = measure_operations(program, costs, tensor_bytes=stated.tensor_bytes, stages=stages)
+            costs = measure_operations(program, costs, tensor_bytes=within.tensor_bytes, stages=stages)
         asked = options.convolutions
         choices = None if asked is None else ConvolutionChoices.asked(program, asked)
         if choices is not None:
-            costs = choices.measured(costs, stated.tensor_bytes, stages)
-        if budget is not None:  # kernels that were loaded meanwhile count
-            stated = replace(with_loaded_kernels(stated, earlier, device), fixed_segments=fixed)
-        return cls(
-            program=program,
-            costs=costs,
-            stated=stated,
-            policy=policy,
-            room=allocator_room(program, stated, subject.optimizers, lambda: least_plan(program.graph, costs, policy)),
-            choices=choices,
-            debug=options.debug,
-        )
+            costs = choices.measured(costs, within.tensor_bytes, stages)
+        stated = replace(within.with_loaded_kernels(device, since=stated), fixed_segments=fixed)
+        frugal = partial(least_plan, program.graph, costs, options.policy)
+        room = allocator_room(program, stated, subject.optimizers, frugal)
+        return cls(program=program, costs=costs, stated=stated, options=options, room=room, choices=choices)
 
-    def fitted(self, subject: StepSubject, again: _Again, meter: StepMeter | None) -> FittedStep:
-        """Return the fitted step; `again` as in `fit_plan`, and the meter measures the first step."""
+    def fitted(self, subject: StepSubject, refit: _Refit, meter: AllocatorMeter | None) -> FittedStep:
+        """Return the fitted step; `refit` as in `FittedStep`, and the meter measures the first step."""
         with self.stated.explained():
             plan = self.plan()
-        told, program = self._told(plan), self._program_of(plan)
-        step = fit_plan(subject, program, plan, self.costs, debug=self.debug, stated=told, again=again)
+        step = FittedStep(subject, self._run(plan), self.costs, refit, self._told(plan))
         layout = None if self.room is None else self.room.compaction(plan, self.costs)
         first = None if meter is None else self._frugal_step(step, meter, layout)
-        block = taken_block(program.device, layout, self.stated, subject.optimizers)
+        block = taken_block(self.program.device, layout, self.stated, subject.optimizers)
         step.begin_with(first, self._guard(first), self._told, block)
         return step
 
     def plan(self, less: int = 0) -> MemoryPlan:
-        """Return the plan for the budget, or for some bytes less.
-
-        Raises:
-            BudgetError: if there is none.
-        """
+        """Return the plan for the budget, or for some bytes less."""
         budget = None if self.stated.tensor_bytes is None else self.stated.tensor_bytes - less
         room = None if self.room is None else replace(self.room, tensor_bytes=self.room.tensor_bytes - less)
-        host = host_room(self.stated.host_bytes)
-        return make_plan(self.program.graph, self.costs, budget, self.policy, room, host)
-
-    def _program_of(self, plan: MemoryPlan) -> StepProgram:
-        """Return the step with the convolutions that a plan chooses."""
-        return self.program if self.choices is None else self.choices.applied(plan.configurations)
+        host = host_headroom(self.stated.host_bytes)
+        return make_plan(self.program.graph, self.costs, budget, self.options.policy, room, host)
 
     def _told(self, plan: MemoryPlan) -> StatedBudget:
         """Return the budget with what the allocator takes for a plan."""
@@ -327,41 +279,43 @@ class _Planning:
         measure = outside_meter(self.program.device)
         if self.stated.tensor_bytes is None or measure is None:
             return None
+        counted = self.stated.outside_bytes + self.stated.reserve_bytes
+        return GrowthGuard(measure, counted, partial(self._within_growth, first))
 
-        def again(grown: int, run: PlannedRun) -> PlannedRun | None:
-            less = grown + (0 if first is None else first.excess_bytes)
-            if less <= self._spare(run.plan):
-                return run
-            try:
-                plan: MemoryPlan | None = self.plan(less)
-            except BudgetError:
-                plan = frugal_plan(self.program.graph, self.costs, self.policy, run.plan, self.room)
-                plan = plan if plan is not None and less <= self._spare(plan) else None
-            return None if plan is None else self._run(plan)
+    def _within_growth(self, first: FirstStep | None, grown: int, run: PlannedRun) -> PlannedRun | None:
+        """Return the code that runs when kernels have grown beyond their reserve; None where no plan takes less."""
+        less = grown + (0 if first is None else first.excess_bytes)
+        if less <= self._spare(run.plan):
+            return run
+        try:
+            return self._run(self.plan(less))
+        except BudgetError:
+            plan = frugal_plan(self.program.graph, self.costs, self.options.policy, run.plan, self.room)
+            return None if plan is None or less > self._spare(plan) else self._run(plan)
 
-        return GrowthGuard(measure, self.stated.outside_bytes + self.stated.reserve_bytes, again)
-
-    def _frugal_step(self, step: FittedStep, meter: StepMeter, layout: Compaction | None) -> FirstStep | None:
+    def _frugal_step(self, step: FittedStep, meter: AllocatorMeter, layout: Compaction | None) -> FirstStep | None:
         """Return a first step that runs the plan that takes least; None where there is no more frugal one.
 
         Where the step's plan runs in a block, the first step does, too, and moves what the block's layout says.
         """
         if layout is None or self.room is None:
-            frugal = frugal_plan(self.program.graph, self.costs, self.policy, step.plan, self.room)
+            frugal = frugal_plan(self.program.graph, self.costs, self.options.policy, step.plan, self.room)
         else:
             least = self.room.first_of(step.plan, self.costs)
             frugal = least and replace(least, budget=step.plan.budget, moves=layout.first_moves)
         if frugal is None or self.stated.tensor_bytes is None:
             return None
+        return FirstStep(
+            self._run(frugal), self.costs, self._spare(step.plan), meter, partial(self._faster_for_less, frugal)
+        )
 
-        def again(less: int) -> PlannedRun | None:
-            try:
-                found = self._run(self.plan(less))
-            except BudgetError:
-                return None
-            return found if simulate(found.plan, self.costs).step_ms < simulate(frugal, self.costs).step_ms else None
-
-        return FirstStep(self._run(frugal), self.costs, self._spare(step.plan), meter, again)
+    def _faster_for_less(self, frugal: MemoryPlan, less: int) -> PlannedRun | None:
+        """Return the code of the plan for some bytes less; None where that is not faster than the frugal one."""
+        try:
+            found = self._run(self.plan(less))
+        except BudgetError:
+            return None
+        return found if found.simulation.step_ms < simulate(frugal, self.costs).step_ms else None
 
     def _spare(self, plan: MemoryPlan) -> int:
         """Return the bytes by which a plan stays below the budget; fewer than none where it exceeds it."""
@@ -372,8 +326,8 @@ class _Planning:
         return min(spare, self.room.tensor_bytes - self.room.taken_bytes(plan, self.costs))
 
     def _run(self, plan: MemoryPlan) -> PlannedRun:
-        transfers = Transfers(plan_host_slots(plan), self.program.device, host_bytes=self.stated.host_bytes)
-        return PlannedRun(self._program_of(plan), plan, simulate(plan, self.costs), transfers, debug=self.debug)
+        program = self.program if self.choices is None else self.choices.applied(plan.configurations)
+        return PlannedRun(program, plan, self.costs, debug=self.options.debug, host_bytes=self.stated.host_bytes)
 
 
 def _batch(subject: StepSubject) -> int:

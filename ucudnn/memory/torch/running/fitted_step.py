@@ -14,13 +14,13 @@ from ucudnn.errors import InvalidValueError
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import backward_end_ms, issue_lines, plan_lines
 from ucudnn.memory.simulation.result import Simulation
-from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.torch.device.stated_budget import StatedBudget, memory_usage
+from ucudnn.memory.torch.device.stated_budget import StatedBudget, library_workspace_bytes, memory_parts, outside_bytes
 from ucudnn.memory.torch.device.tensor_block import TakenBlock
 from ucudnn.memory.torch.running.first_step import FirstStep, GrowthGuard
 from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.running.step_nodes import replayed
+from ucudnn.memory.torch.running.transfers import Transfers
 from ucudnn.memory.torch.subject.argument_form import ArgumentForm
 from ucudnn.memory.torch.subject.model_checks import INSTEAD_OF_REPLICAS
 from ucudnn.memory.torch.subject.model_state import ModelState
@@ -47,7 +47,6 @@ class _PlanInTheModelsPlace(nn.Module):
         self._run = run
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the step returns."""
         return self._run(*args, **kwargs)
 
 
@@ -61,19 +60,11 @@ class FittedStep(nn.Module):
 
     Attributes:
         model: the model, as it was given; its parameters and buffers are those that are trained.
-        plan: the plan.
         costs: what the plan was made with.
-        simulation: what the plan takes by these costs.
-        transfers: the plan's copies.
         stated: the budget as it was stated.
 
     Args:
-        subject: what is trained.
-        run: the code of the plan.
-        costs: what the plan was made with.
-        simulation: what the plan takes by these costs.
-        again: returns a step of other arguments and keyword arguments; None where there is no way to plan one.
-        stated: the budget as it was stated.
+        refit: returns a step of other arguments and keyword arguments; None where there is no way to plan one.
     """
 
     def __init__(
@@ -81,19 +72,17 @@ class FittedStep(nn.Module):
         subject: StepSubject,
         run: PlannedRun,
         costs: Costs,
-        simulation: Simulation,
-        again: "Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep] | None" = None,
+        refit: "Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep] | None" = None,
         stated: StatedBudget | None = None,
     ) -> None:
         super().__init__()
         self.stated = stated or StatedBudget(budget=run.plan.budget)
         self.model: nn.Module = subject.model if subject.parallel is None else subject.parallel
-        self.plan, self.costs, self.simulation = run.plan, costs, simulation
-        self.transfers = run.transfers
+        self.costs = costs
         self._subject, self._run = subject.without_sample(), run
         self._arguments = ArgumentForm(subject)
         self._state = ModelState(subject.model, run.persistent, run.program.attributes)
-        self._again = again
+        self._refit = refit
         self._first: FirstStep | None = None
         self._guard: GrowthGuard | None = None
         self._told: Callable[[MemoryPlan], StatedBudget] | None = None
@@ -101,6 +90,21 @@ class FittedStep(nn.Module):
         self._others: list[FittedStep] = []
         first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
         self._first_trained = first if run.plan.budget is not None and not subject.gradients_kept else None
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """The plan."""
+        return self._run.plan
+
+    @property
+    def simulation(self) -> Simulation:
+        """What the plan takes by its costs."""
+        return self._run.simulation
+
+    @property
+    def transfers(self) -> Transfers:
+        """The plan's copies."""
+        return self._run.transfers
 
     @property
     def has_block(self) -> bool:
@@ -142,7 +146,6 @@ class FittedStep(nn.Module):
             parallel._modules["module"] = own  # calls no function, so that Ctrl-C cannot come between
 
     def _planned(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the plan's forward returns."""
         leaves = self._arguments.match(args, kwargs)
         if leaves is None:
             args, kwargs = self._arguments.arranged(args, kwargs)  # type: ignore[assignment]
@@ -205,53 +208,41 @@ class FittedStep(nn.Module):
         return self._run
 
     def _change(self, run: PlannedRun) -> None:
-        """Let other code run from now on."""
         before = self._run
         if run is before:
             return
-        simulation, earlier = simulate(run.plan, self.costs), self.stated
-        stated = earlier if self._told is None else self._told(run.plan)
+        stated = self.stated if self._told is None else self._told(run.plan)
         if self.has_block:  # the next plan runs in it, too
-            taken = max(earlier.allocator_bytes or 0, stated.allocator_bytes or 0)
+            taken = max(self.stated.allocator_bytes or 0, stated.allocator_bytes or 0)
             stated = replace(stated, allocator_bytes=taken)
-        self._run, self.plan, self.transfers = run, run.plan, run.transfers
-        self.simulation, self.stated = simulation, stated
+        self._run, self.stated = run, stated
         before.transfers.close()
 
     def _other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep":
-        """Return the step of smaller arguments, or of others that need other gradients.
-
-        Raises:
-            InvalidValueError: if they differ in more than that, or there are too many kinds of them.
-        """
+        """Return the step of smaller arguments, or of others that need other gradients."""
         self._arguments.check_smaller(args, kwargs)
         for step in self._others:
             if step._arguments.match(args, kwargs) is not None:
                 return step
-        if self._again is None:
+        if self._refit is None:
             raise InvalidValueError(self._arguments.difference(args, kwargs))
         if len(self._others) == _MOST_OTHERS:
             raise InvalidValueError(
                 f"the step has plans for {_MOST_OTHERS} other sizes of arguments already:"
                 f" {self._arguments.difference(args, kwargs)}, or pad them to the same size"
             )
-        self._others.append(self._beside(self._again, args, kwargs))
-        return self._others[-1]
-
-    def _beside(
-        self, again: Callable[..., "FittedStep"], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> "FittedStep":
-        """Return a step of other arguments. It runs in this one's block, whose pages go back while it is measured."""
-        if self._block is None:
-            return again(args, kwargs)
+        # The other step runs in this one's block, whose pages go back while it is measured.
         try:
-            self._block.release()
-            other = again(args, kwargs)
-            if other._block is not None:
+            if self._block is not None:
+                self._block.release()
+            other = self._refit(args, kwargs)
+            if self._block is not None and other._block is not None:
                 other._block.close()
                 other._block = None
         finally:
-            self._block.take_again()
+            if self._block is not None:
+                self._block.take_again()
+        self._others.append(other)
         return other
 
     def report(self) -> str:
@@ -260,8 +251,10 @@ class FittedStep(nn.Module):
         The measured peak is what PyTorch's allocator had at most in this process. It is not known on a CPU.
         """
         plan, costs, run, device = self.plan, self.costs, self._run, self._run.program.device
-        usage = memory_usage(plan.graph, costs, device)
-        peak = f"peak: predicted {format_bytes(self.simulation.peak_bytes + usage.library_bytes)}"
+        parts, library = memory_parts(plan.graph, costs), library_workspace_bytes(device)
+        parts["library workspaces"] = library
+        parts["outside of PyTorch's allocator (context, modules, NCCL)"] = outside_bytes(device)
+        peak = f"peak: predicted {format_bytes(self.simulation.peak_bytes + library)}"
         if device.type == "cuda":
             peak += f", measured {format_bytes(torch.cuda.max_memory_allocated(device))}"
         time = f"forward and backward: predicted {format_ms(backward_end_ms(plan, costs, self.simulation))}"
@@ -272,13 +265,14 @@ class FittedStep(nn.Module):
         within = "" if budget is None else f", budget {format_bytes(budget)}"
         head = f"{plan.graph.name}, mini-batch {plan.graph.batch}, on {costs.device}: policy {plan.policy}{within}"
         host = f"host memory: {format_bytes(self.transfers.block_bytes)}{', pinned' if device.type == 'cuda' else ''}"
+        usage = [f"{name}: {format_bytes(size)}" for name, size in parts.items() if size]
         beside = [f"among the buffers: {name} {format_bytes(size)}" for name, size in self._subject.beside.items()]
         others = [
             f"mini-batch {other.plan.graph.batch}: policy {other.plan.policy},"
-            f" peak predicted {format_bytes(other.simulation.peak_bytes + usage.library_bytes)}"
+            f" peak predicted {format_bytes(other.simulation.peak_bytes + library)}"
             for other in self._others
         ]
-        told = [*self.stated.lines(), *usage.lines(), *beside, host, *issue_lines(self.simulation)]
+        told = [*self.stated.lines(), *usage, *beside, host, *issue_lines(self.simulation)]
         lines = [*told, *plan_lines(plan, costs, self.simulation), *others]
         return "\n".join([head, peak, time, *lines])
 

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from ucudnn.errors import FittedStepError
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.pools.host_slots import plan_host_slots
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.codegen.generator import GeneratedCode, generate
-from ucudnn.memory.torch.device.stated_budget import StepClock
+from ucudnn.memory.torch.device.step_clock import StepClock
 from ucudnn.memory.torch.running.transfers import Transfers
 from ucudnn.memory.torch.subject.step_program import StepProgram
 
@@ -29,31 +31,29 @@ class PlannedRun:
         guarded: persistent tensors, inputs and outputs that must not change before they are read: first those that
             backward reads, then for each further part of it those that it reads.
 
-    Args:
-        program: the step.
-        plan: the plan.
-        simulation: what the plan takes.
-        transfers: carries out its copies.
-        debug: whether storages are poisoned before they are freed, and must be gone after it.
+    Raises:
+        BackendError: if CUDA cannot pin the host's memory.
+        BudgetError: if what the plan offloads does not fit into the host's memory.
+        MemoryPlanError: if the plan mixes the parts of the step between which the caller stands.
     """
 
     def __init__(
         self,
         program: StepProgram,
         plan: MemoryPlan,
-        simulation: Simulation,
-        transfers: Transfers,
+        costs: Costs,
         *,
         debug: bool = False,
+        host_bytes: int | None = None,
     ) -> None:
-        self.program, self.plan, self.transfers = program, plan, transfers
+        self.program, self.plan, self.simulation = program, plan, simulate(plan, costs)
+        self.transfers = Transfers(plan_host_slots(plan), program.device, host_bytes=host_bytes)
         self.persistent = tuple(tensor for tensor, _ in program.persistent)
         self.forwards = 0  # how often forward has begun
         self.clock = StepClock(program.device)
         self.after_backward: Callable[[], None] | None = None
         self._debug = debug
-        self._delayed = simulation.delayed
-        self.copying = simulation.offloaded_bytes > 0
+        self.copying = self.simulation.offloaded_bytes > 0
         self._turn: dict[str, object] = {}  # holds the call that runs; no lock, because nobody waits, nor should a fork
         self._checked = True  # until a step has ended, what operators return is compared with the trace
         self.code = self._generated()
@@ -85,17 +85,11 @@ class PlannedRun:
     ) -> Callable[[], tuple[Tensor | None, ...]]:
         """Return what runs the next part of backward and returns its gradients; the first empties what forward left.
 
-        Both raise an error if another forward has overwritten what this one left on the host, or another call runs the
-        plan, and the plan copies.
-
-        Args:
-            number: what forward returned as its number.
-            state: what it left.
-            tangents: the gradients with which backward begins.
-            persistent: the persistent tensors of that forward; since then others may have replaced them.
+        `persistent` are the tensors of that forward, because others may have replaced them since then.
 
         Raises:
-            FittedStepError: see above.
+            FittedStepError: here and later, if another forward has overwritten what this one left on the host, or
+                another call runs the plan, and the plan copies.
         """
         self._check_number(number, state)
         code = self.code
@@ -155,14 +149,14 @@ class PlannedRun:
     def marked(self) -> Iterator[None]:
         """Let the code mark each operation for PyTorch's profiler while this is entered (`code_support.MARK`)."""
         before = self.code
-        self.code = generate(self.program, self.plan, self._delayed, debug=self._debug, marked=True)
+        self.code = generate(self.program, self.plan, self.simulation.delayed, debug=self._debug, marked=True)
         try:
             yield
         finally:
             self.code = before
 
     def _generated(self) -> GeneratedCode:
-        return generate(self.program, self.plan, self._delayed, checked=self._checked, debug=self._debug)
+        return generate(self.program, self.plan, self.simulation.delayed, checked=self._checked, debug=self._debug)
 
     def _settled(self, function: Any, *args: Any) -> Any:
         """Call code below autograd; if it fails, wait for its copies, because their memory may be used again."""

@@ -81,11 +81,7 @@ class _Kept:
 
 @final
 class _Turn:
-    """Where backward is: shared by its nodes.
-
-    Args:
-        parts: the sources of each node.
-    """
+    """Where backward is: shared by its nodes, of which each has some sources."""
 
     def __init__(self, parts: Sequence[Sequence[int]]) -> None:
         self._parts = parts
@@ -94,23 +90,13 @@ class _Turn:
         self._without: set[int] = set()
 
     def keep(self, kept: _Kept) -> None:
-        """Take what forward left."""
         self._kept = kept
 
     def check_modes(self) -> None:
-        """Check that backward runs under the modes of its trace.
-
-        Raises:
-            InvalidValueError: if it runs under autocast.
-        """
         self._kept.run.program.modes.check_backward()
 
     def begin(self, tangents: Sequence[Tensor | None]) -> None:
-        """Begin backward with the gradients of the outputs.
-
-        Raises:
-            FittedStepError: if it has begun before.
-        """
+        """Begin backward with the gradients of the outputs, once."""
         kept = self._kept
         if kept.taken:
             raise FittedStepError("backward of a fitted step runs once: it frees activations on its way")
@@ -128,7 +114,6 @@ class _Turn:
         kept.part = kept.run.backward(kept.number, kept.state, given, kept.persistent)
 
     def token(self) -> Tensor:
-        """Return the sign for the next node."""
         return _token(self._kept.run)
 
     def gradients(self) -> _Gradients:
@@ -164,7 +149,6 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Run the code of the first part of backward."""
         _check_order(tangents)
         _check(ctx)
         ctx.turn.begin(tangents)
@@ -192,7 +176,6 @@ class _Following(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Run the code of this part of backward."""
         _check(ctx)
         return None, None, None, None, ctx.turn.token() if ctx.token else None, *ctx.turn.gradients()
 
@@ -201,10 +184,8 @@ def _check_order(tangents: Sequence[Tensor | None]) -> None:
     """Check that backward is asked for gradients of first order, one for each source.
 
     Autograd would take gradients without a graph for constants, and leave out what comes through them. It runs backward
-    with gradients enabled where it shall make a graph, and only there.
-
-    Raises:
-        FittedStepError: if more is asked for. Forward's tensors stay, so that backward can still run.
+    with gradients enabled where it shall make a graph, and only there. Forward's tensors stay after an error, so that
+    backward can still run.
     """
     if torch.is_grad_enabled():
         raise FittedStepError(
@@ -229,10 +210,8 @@ def _check_order(tangents: Sequence[Tensor | None]) -> None:
 def _guard(ctx: Any, guarded: Sequence[Sequence[int]], *groups: Sequence[Tensor]) -> None:
     """Let autograd check before a part of backward that nobody has changed tensors that it reads.
 
-    Args:
-        ctx: the node of the part.
-        guarded: for each group the indices of tensors that it reads.
-        groups: persistent tensors, inputs and outputs; no outputs where there are none yet.
+    The groups are persistent tensors, inputs and outputs, and none of the last where there are none yet; `guarded` has
+    for each group the indices of tensors that the part reads.
     """
     persistent, inputs, outputs = (
         [group[index] for index in own] if group else [] for own, group in zip(guarded, groups, strict=True)
@@ -247,10 +226,6 @@ def _check(ctx: Any) -> None:
 
     Autograd checks what it has saved. It does not where hooks of saved tensors keep copies, and the code reads the
     tensors themselves.
-
-    Raises:
-        InvalidValueError: if backward runs under autocast; it can be called again outside.
-        FittedStepError: if somebody has changed a tensor.
     """
     ctx.turn.check_modes()
     _ = ctx.saved_tensors

@@ -9,9 +9,8 @@ written only after its former user has ended. No `record_stream` is needed, whic
 On a CPU a copy is done when the function that begins it returns.
 """
 
-from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -23,43 +22,11 @@ from ucudnn.memory.torch.device.stream_copies import ComputeStream, copy_on
 
 
 class MeasuredCopy(NamedTuple):
-    """One copy as it was measured.
-
-    Attributes:
-        to_host: whether it went to the host.
-        number: its slot.
-        size: bytes.
-        begin_ms: its begin, in milliseconds since `Transfers.start_log`.
-        end_ms: its end.
-    """
+    """A copy within the host's memory as it was measured, by `time.perf_counter` in milliseconds."""
 
     to_host: bool
-    number: int
-    size: int
     begin_ms: float
     end_ms: float
-
-
-class _Link(Protocol):
-    """How bytes move."""
-
-    def copy(self, key: tuple[bool, int], target: Tensor, source: Tensor) -> None:
-        """Begin a copy, when the compute so far has ended."""
-
-    def wait(self, key: tuple[bool, int]) -> None:
-        """Let compute that is issued from now on wait for a copy."""
-
-    def turn(self, number: int) -> None:
-        """Let copies from the host that begin from now on wait for the copy of a slot to the host."""
-
-    def settle(self) -> None:
-        """Block the caller until all copies have ended."""
-
-    def start_log(self) -> None:
-        """Measure copies from now on."""
-
-    def log(self) -> list[tuple[tuple[bool, int], float, float]]:
-        """Return the key, the begin and the end of each copy since `start_log`, and measure no longer."""
 
 
 @final
@@ -90,16 +57,12 @@ class Transfers:
         self._places: dict[int, Tensor] = {}
         self._shown: dict[int, Tensor] = {}  # the places as tensors of the latest types and shapes: a step has the same
         self._closed = False
-        self._link: _Link = _CudaLink(device, slots) if device.type == "cuda" else _HostLink()
+        self._link: _HostLink | _CudaLink = _CudaLink(device, slots) if device.type == "cuda" else _HostLink()
         self._block: HostBlock | None = None
         self._open()
 
     def offload(self, number: int, tensor: Tensor) -> None:
-        """Begin the copy of a tensor into its slot. The tensor must not be written or freed before `wait_offload`.
-
-        Args:
-            number: the slot.
-            tensor: a contiguous tensor of the slot's size in bytes.
+        """Begin the copy of a contiguous tensor into its slot. It must not be written or freed before `wait_offload`.
 
         Raises:
             InvalidValueError: if the tensor has another size, or there is no such slot, or it is not contiguous.
@@ -116,12 +79,10 @@ class Transfers:
         self._wait((True, number))
 
     def prefetch(self, number: int, tensor: Tensor) -> None:
-        """Begin the copy of a slot into a tensor. The tensor must not be accessed or freed before `wait_prefetch`.
+        """Begin the copy of a slot into a contiguous tensor. It must not be accessed or freed before `wait_prefetch`.
 
-        Args:
-            number: the slot, which was offloaded before.
-            tensor: a contiguous tensor of the slot's size in bytes. If it is the one that was offloaded, which may
-                still leave, only this copy waits for that, and compute does not.
+        If the tensor is the one that was offloaded, which may still leave, only this copy waits for that, and compute
+        does not.
 
         Raises:
             InvalidValueError: if the tensor has another size, there is no such slot, or its step was abandoned.
@@ -163,17 +124,13 @@ class Transfers:
         self._closed = True
 
     def start_log(self) -> None:
-        """Measure the copies from now on; the clock begins now."""
-        self._link.start_log()
+        """Measure the copies within the host's memory from now on; those of a GPU are seen by PyTorch's profiler."""
+        self._link.log = []
 
-    def log(self) -> list[MeasuredCopy]:
-        """Wait for all copies, return those since `start_log`, and measure no longer."""
-        self._link.settle()
-        sizes = self._slots.sizes
-        return [
-            MeasuredCopy(to_host, number, sizes[number], begin, end)
-            for (to_host, number), begin, end in self._link.log()
-        ]
+    def end_log(self) -> list[MeasuredCopy]:
+        """Return the copies that were measured since `start_log`, and measure no longer."""
+        found, self._link.log = self._link.log or [], None
+        return found
 
     def __del__(self) -> None:
         if hasattr(self, "_held") and not self._closed:
@@ -213,14 +170,13 @@ class _HostLink:
     """Copies within the host's memory, which end before the caller goes on."""
 
     def __init__(self) -> None:
-        self._begin = 0.0
-        self._log: list[tuple[tuple[bool, int], float, float]] | None = None
+        self.log: list[MeasuredCopy] | None = None
 
     def copy(self, key: tuple[bool, int], target: Tensor, source: Tensor) -> None:
         begin = perf_counter()
         target.copy_(source)
-        if self._log is not None:
-            self._log.append((key, (begin - self._begin) * 1e3, (perf_counter() - self._begin) * 1e3))
+        if self.log is not None:
+            self.log.append(MeasuredCopy(key[0], begin * 1e3, perf_counter() * 1e3))
 
     def wait(self, key: tuple[bool, int]) -> None:
         pass
@@ -230,13 +186,6 @@ class _HostLink:
 
     def settle(self) -> None:
         pass
-
-    def start_log(self) -> None:
-        self._log, self._begin = [], perf_counter()
-
-    def log(self) -> list[tuple[tuple[bool, int], float, float]]:
-        found, self._log = self._log or [], None
-        return found
 
 
 @final
@@ -248,43 +197,25 @@ class _CudaLink:
         self._streams = {to_host: torch.cuda.Stream(device) for to_host in (True, False)}
         self._ready = torch.cuda.Event()
         self._ended = {(to_host, number): torch.cuda.Event() for number in slots.sizes for to_host in (True, False)}
-        self._begin: Any = None
-        self._log: list[tuple[tuple[bool, int], Any, Any]] = []
+        self.log: list[MeasuredCopy] | None = None
 
     def copy(self, key: tuple[bool, int], target: Tensor, source: Tensor) -> None:
+        """Begin a copy, when the compute so far has ended."""
         stream = self._streams[key[0]]
         self._ready.record(self._compute.current())
         stream.wait_event(self._ready)  # the state of now counts, so the event can be recorded again
-        if self._begin is None:
-            copy_on(stream, target, source)
-        else:
-            self._log.append((key, self._mark(stream), None))
-            copy_on(stream, target, source)
-            self._log[-1] = (*self._log[-1][:2], self._mark(stream))
+        copy_on(stream, target, source)
         self._ended[key].record(stream)
 
     def wait(self, key: tuple[bool, int]) -> None:
+        """Let compute that is issued from now on wait for a copy."""
         self._compute.current().wait_event(self._ended[key])
 
     def turn(self, number: int) -> None:
+        """Let copies from the host that begin from now on wait for the copy of a slot to the host."""
         self._streams[False].wait_event(self._ended[True, number])
 
     def settle(self) -> None:
+        """Block the caller until all copies have ended."""
         for stream in self._streams.values():
             stream.synchronize()
-
-    def start_log(self) -> None:
-        self._log = []
-        self._begin = self._mark(self._compute.current())
-
-    def log(self) -> list[tuple[tuple[bool, int], float, float]]:
-        since: Callable[[Any], float] = self._begin.elapsed_time if self._begin is not None else float
-        found = [(key, since(begin), since(end)) for key, begin, end in self._log]
-        self._begin, self._log = None, []
-        return found
-
-    @staticmethod
-    def _mark(stream: Any) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(stream)
-        return event

@@ -6,15 +6,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench.memory.trial_series import SeriesMember, TrialSeries  # noqa: E402
-from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
-from ucudnn.memory.torch.comparison import contention  # noqa: E402
-from ucudnn.memory.torch.comparison.contention import (  # noqa: E402
+from bench.memory import contention  # noqa: E402
+from bench.memory.contention import (  # noqa: E402
     MOST_EXTRA,
     ContentionFigures,
     FreeCopies,
     measure_contention,
 )
+from bench.memory.trial_series import SeriesMember, TrialSeries  # noqa: E402
+from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.torch.comparison.trial import with_plan  # noqa: E402
 from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
@@ -139,7 +139,7 @@ def test_the_buffers_are_freed_after_an_error(subject, monkeypatch):
 
 def test_a_member_of_a_series_takes_turns_if_it_is_asked_to(subject):
     series = subject[0]
-    asked = series.run(SeriesMember("vdnn-ext-all-p", contention=True)).figures
-    assert asked.contention.to_host == asked.offloaded > 0
-    assert len(asked.contention.rounds) == SETTINGS.steps
-    assert series.run(SeriesMember("vdnn-ext-all-p")).figures.contention is None
+    asked, turns = series.run(SeriesMember("vdnn-ext-all-p", contention=True))
+    assert turns.to_host == asked.figures.offloaded > 0
+    assert len(turns.rounds) == SETTINGS.steps
+    assert series.run(SeriesMember("vdnn-ext-all-p")).contention is None

@@ -26,8 +26,8 @@ import torch
 
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.torch.comparison.step_marks import mark, passed_ms
 from ucudnn.memory.torch.device.host_block import HostBlock
+from ucudnn.memory.torch.device.step_clock import mark, passed_ms
 from ucudnn.memory.torch.device.stream_copies import copy_on
 from ucudnn.memory.torch.measuring.training_step import TrainingStep
 
