@@ -13,6 +13,7 @@ A profiler looks at each trial, and then keeps memory beside PyTorch's allocator
 of later budgets.
 """
 
+from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
 from multiprocessing.connection import Connection
@@ -20,7 +21,7 @@ from typing import Self, final
 
 from bench.memory.reused_step import ReusedStep
 from ucudnn.memory.torch.comparison.trial import ENDED, PolicyTrial, result_of
-from ucudnn.memory.torch.comparison.trial_process import TrialProcess, received
+from ucudnn.memory.torch.comparison.trial_process import process_of, received
 from ucudnn.memory.torch.comparison.trial_result import TrialResult, TrialSettings
 from ucudnn.memory.torch.device.stated_budget import outside_bytes
 
@@ -63,7 +64,8 @@ class BudgetTrials:
     """Runs trials, those of one step and falling budgets in one process; leaving the context ends its processes."""
 
     def __init__(self) -> None:
-        self._process: TrialProcess | None = None
+        self._process = ExitStack()
+        self._connection: Connection | None = None
         self._last: TrialSettings | None = None
 
     def __enter__(self) -> Self:
@@ -74,7 +76,7 @@ class BudgetTrials:
 
     def run(self, settings: TrialSettings) -> TrialResult:
         """Run a trial and wait for its outcome; that its process ended by a signal is a reason, too."""
-        connection = self._process_for(settings).connection
+        connection = self._connection_for(settings)
         try:
             connection.send(settings)
             result: TrialResult | Exception = received(connection)
@@ -86,18 +88,17 @@ class BudgetTrials:
             raise result
         return result
 
-    def _process_for(self, settings: TrialSettings) -> TrialProcess:
+    def _connection_for(self, settings: TrialSettings) -> Connection:
         last, self._last = self._last, settings
         if last is not None and not _goes_with(last, settings):
             self._end()
-        if self._process is None:
-            self._process = TrialProcess(_serve)
-        return self._process
+        if self._connection is None:
+            self._connection = self._process.enter_context(process_of(_serve))
+        return self._connection
 
     def _end(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+        self._connection = None
+        self._process.close()
 
 
 def _goes_with(last: TrialSettings, settings: TrialSettings) -> bool:

@@ -35,11 +35,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def check_gone(reference: StorageWeakRef, name: str) -> None:
-    """Check that a storage that was freed is gone.
-
-    Raises:
-        StepGraphError: if somebody still holds it.
-    """
+    """Check that a storage that was freed is gone."""
     if not reference.expired():
         raise StepGraphError(f"{name} was freed by the plan, but something still holds it")
 
@@ -104,11 +100,7 @@ def leave(tensor: Tensor) -> Any:
 
 
 def arrive(tensor: Tensor, left: Any) -> None:
-    """Copy the bytes of a storage that was freed, by what `leave` returned, into the one that was taken for it.
-
-    Raises:
-        BackendError: if the driver refuses a copy.
-    """
+    """Copy the bytes of a storage that was freed, by what `leave` returned, into the one that was taken for it."""
     if tensor.is_cuda:
         slide(tensor, left)
     else:

@@ -65,10 +65,6 @@ def generate(
         checked: whether the code compares what operators return with the trace.
         debug: whether storages are poisoned before they are freed, and must be gone after it.
         marked: whether the code marks the begin and the end of each operation for PyTorch's profiler.
-
-    Raises:
-        MemoryPlanError: if the plan runs an operation of a later part of the step before one of an earlier part: the
-            caller stands between the parts.
     """
     turn, end = _phases(plan)
     parts = _parts(program, plan, turn, end)

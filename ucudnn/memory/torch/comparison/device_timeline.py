@@ -66,15 +66,8 @@ def beside_prediction(
 ) -> QueuePicture:
     """Return the measured lanes of a plan below the predicted ones, and the measured memory over the predicted one.
 
-    Both curves of memory have the predicted times, so that bytes of the same operation stand above each other.
-
-    Args:
-        plan: the plan.
-        simulation: what it takes, as predicted.
-        timeline: what one step did.
-        allocated: most bytes that were measured.
-        library: bytes that libraries keep in the allocator, which the plan does not know.
-        memory: the memory of each operation as measured.
+    Both curves of memory have the predicted times, so that bytes of the same operation stand above each other. The plan
+    does not know the bytes that libraries keep in the allocator.
     """
     lanes: dict[str, Lane] = dict(plan_lanes(plan, simulation))
     for queue, work in timeline.lanes.items():

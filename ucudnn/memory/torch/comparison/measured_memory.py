@@ -21,13 +21,10 @@ _UPDATE = "Optimizer.step#"  # begin of the name that PyTorch gives an update
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationMemory:
-    """The memory while one operation of a plan runs.
+    """The memory while one operation of a plan, or the whole optimizer's update, runs.
 
-    Attributes:
-        operation: its name; the whole optimizer's update is one.
-        begin_ms: when it begins, as predicted.
-        predicted_bytes: bytes that exist by the plan, and what libraries keep.
-        measured_bytes: most bytes that existed, scratch included.
+    It begins when it is predicted to. The predicted bytes are those of the plan and of libraries; the measured ones are
+    the most that existed, scratch included.
     """
 
     operation: str

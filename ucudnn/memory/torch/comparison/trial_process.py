@@ -6,46 +6,30 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from typing import Any, final
+from typing import Any
 
 from ucudnn.benchmarking.parallel.interrupts import end_with_parent, start_worker
 from ucudnn.settings import tell_libraries
-
-
-@final
-class TrialProcess:
-    """A process that runs a function. It imports what the function needs at once, which takes seconds.
-
-    Attributes:
-        connection: where what the function sends arrives, for `received`, and what it waits for is sent.
-    """
-
-    def __init__(self, serve: Callable[..., None], *arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        self.connection: Connection
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_begin, args=(serve, arguments, theirs), daemon=True)
-        start_worker(self._process)
-        theirs.close()
-
-    def end(self) -> None:
-        """End the process, done or not."""
-        self._process.kill()  # it is done, or nobody waits for it any more
-        self._process.join()
-        self.connection.close()
 
 
 @contextmanager
 def process_of(serve: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
     """Run a function in a process of its own, and end the process at the end of the context, done or not.
 
-    The function takes the arguments and a connection. The context is the other end of it, for `received`.
+    The function takes the arguments and a connection. The context is the other end of it, for `received`. The process
+    imports what the function needs at once, which takes seconds.
     """
-    process = TrialProcess(serve, *arguments)
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_begin, args=(serve, arguments, theirs), daemon=True)
+    start_worker(process)
+    theirs.close()
     try:
-        yield process.connection
+        yield ours
     finally:
-        process.end()
+        process.kill()  # it is done, or nobody waits for it any more
+        process.join()
+        ours.close()
 
 
 def received(connection: Connection) -> Any:

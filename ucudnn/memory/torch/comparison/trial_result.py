@@ -131,14 +131,7 @@ class TrialFigures:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """The outcome of a trial.
-
-    Attributes:
-        policy: name of the policy.
-        figures: what was measured; None where the trial did not run to its end.
-        reason: why it did not; '' where it did.
-        least_bytes: the smallest budget that would do, where that is known.
-    """
+    """The outcome of a trial: its figures, or why it did not run to its end and the least budget that would do."""
 
     policy: str
     figures: TrialFigures | None

@@ -38,7 +38,8 @@ class HostBlock:
 
     def __init__(self, size: int, *, pinned: bool, host_bytes: int | None = None) -> None:
         check_host_memory(size, host_bytes)
-        self.memory: Tensor = _pages(size)
+        pages = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+        self.memory: Tensor = pages
         self._release: Any = None
         if pinned and size:
             address = self.memory.data_ptr()
@@ -139,12 +140,6 @@ def _lines(path: Path) -> list[str]:
 def _number(path: Path) -> int | None:
     text = "".join(_lines(path))
     return int(text) if text.isdigit() else None
-
-
-def _pages(size: int) -> Tensor:
-    if not size:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 
 
 def _register(address: int, size: int) -> None:

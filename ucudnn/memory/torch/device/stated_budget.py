@@ -53,11 +53,10 @@ class StatedBudget:
         reserve_bytes: what is kept for kernels that are loaded later, as those of the optimizer are in its first step.
         allocator_bytes: the most that PyTorch's allocator takes from the device by the plan, as it was replayed; None
             where it was not.
-        moved_bytes: bytes that move within the device in each step, so that tensors lie side by side.
-        moved_ms: about how long that takes.
+        moved_bytes: bytes that move within the device in each step, so that tensors lie side by side; `moved_ms` is
+            about how long that takes.
         returned_bytes: bytes of pages that the allocator gives back to the driver in each step if it has no more than
-            the budget leaves; 0 where tensors fit side by side.
-        returned_ms: about how long that takes.
+            the budget leaves; 0 where tensors fit side by side. `returned_ms` is about how long that takes.
         host_bytes: most bytes of the host's memory for what is offloaded; None for half of the machine's.
         fixed_segments: why the allocator's segments do not grow; '' where they do.
     """

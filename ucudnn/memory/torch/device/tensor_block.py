@@ -77,14 +77,8 @@ class TakenBlock:
     During the first update tensors fill all other holes but the largest one, so the state lies in the bytes that were
     kept, and what the update needs for a while in the largest hole.
 
-    Args:
-        memory: where the bytes come from.
-        layout: the block.
-        most_bytes: bytes that the allocator may have with it; a block that exceeds them is not taken.
-        optimizers: those that update; only one of them can have bytes kept.
-
     Attributes:
-        taken: whether the block was taken.
+        taken: whether the block was taken; not where the allocator would have more than `most_bytes` with it.
         held_bytes: bytes of the tensors that stay as long as the block is used.
     """
 

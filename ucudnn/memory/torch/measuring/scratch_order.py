@@ -29,15 +29,11 @@ class AllocatorEvent(NamedTuple):
 
 
 def scratch_pieces(events: Sequence[AllocatorEvent], returned: Collection[int]) -> ScratchPieces | None:
-    """Return the pieces of scratch that are there when a call has allocated the most.
+    """Return the pieces of scratch that are there when a call has allocated the most, by the events during it.
 
-    Args:
-        events: what the allocator did during the call.
-        returned: addresses of what the call returned.
-
-    Returns:
-        The pieces; None where they are of no use, because nothing above 1 MiB is returned after a piece, all that is
-        returned is there with the pieces, and there is at most one of them.
+    `returned` are the addresses of what the call returned. There are no pieces where they are of no use, because
+    nothing above 1 MiB is returned after a piece, all that is returned is there with the pieces, and there is at most
+    one of them.
     """
     live: dict[int, tuple[int, bool]] = {}  # bytes of each piece, and whether something was returned before it
     most, pieces, has_returned, returned_bytes = 0, list[tuple[int, bool]](), False, 0

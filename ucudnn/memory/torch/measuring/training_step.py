@@ -74,17 +74,12 @@ class TrainingRecipe:
 class TrainingStep:
     """One training step that can run.
 
-    The step frees the gradients before it begins, as `zero_grad()` does by default, so they exist from backward on. The
-    output of the model is not held while backward runs.
+    The step frees the gradients before it begins, as `zero_grad()` does by default, so they exist from backward on,
+    unless `gradients_kept` lets it set them to zero. The output of the model is not held while backward runs.
 
     Attributes:
-        model: the model, in training mode.
-        inputs: its arguments.
-        loss: returns the loss, a scalar, of the model's output and the targets.
-        targets: the other arguments of the loss: labels, as a rule.
-        optimizer: takes the step, or None.
+        loss: returns the loss, a scalar, of the model's output and the targets, which are labels, as a rule.
         autocast: makes the context in which forward runs.
-        gradients_kept: whether gradients are set to zero rather than freed.
     """
 
     model: nn.Module

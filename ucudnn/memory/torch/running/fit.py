@@ -124,17 +124,11 @@ def fit(
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """How a step is fitted.
+    """How a step is fitted: as the arguments of `fit` say, with sizes in bytes.
 
     Attributes:
-        budget: as in `fit`, in bytes.
-        policy: as in `fit`.
         measured: whether each operation runs by itself before the plan is made, which gives its time, and on a GPU its
             scratch. Otherwise times are those of a device profile, and operations have no scratch.
-        convolutions: as in `fit`.
-        debug: as in `fit`.
-        host_bytes: `host_memory` of `fit`, in bytes.
-        progress: as in `fit`.
     """
 
     budget: int | None = None
@@ -147,13 +141,7 @@ class FitOptions:
 
 
 def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
-    """Return a model that trains within a budget, as `fit` does.
-
-    Raises:
-        BudgetError: if no plan keeps the budget; below the floor without scratch, nothing has run then.
-        InvalidValueError: if there is no such policy.
-        StepGraphError: if the step depends on values of tensors.
-    """
+    """Return a model that trains within a budget, as `fit` does, with the same errors."""
     chosen_policies(options.policy)  # an unknown one is refused before anything is traced or measured
     check_transforms()
     return left_as_found(partial(_fitted, subject, options), *subject.touched())
@@ -209,10 +197,6 @@ class _Planning:
     """How plans of a step are made.
 
     Attributes:
-        program: the step.
-        costs: its costs.
-        stated: the budget.
-        options: how the step is fitted.
         room: what PyTorch's allocator may take; None where nothing bounds it.
         choices: what runs convolutions by the plan's configurations; None where PyTorch's own kernels run.
     """

@@ -176,7 +176,7 @@ class FittedStep(nn.Module):
             return (run.program.order,)
         hooked = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in sources)
         at_the_end = hooked or parallel._comm_hooks or not parallel.require_backward_grad_sync
-        return None if at_the_end or len(run.parts) == 1 else run.parts
+        return None if at_the_end or len(run.code.parts) == 1 else run.code.parts
 
     def begin_with(
         self,

@@ -61,10 +61,8 @@ class PlannedRun:
         self.guarded = tuple(_guarded(program, read) for read in (everything, *self.code.reads[1:]))
 
     def forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any], int]:
-        """Return the outputs, what backward needs, and the number of this forward.
-
-        Raises:
-            FittedStepError: if another call runs the plan, and the plan copies.
+        """Return the outputs, what backward needs, and the number of this forward, unless another call runs a plan that
+        copies.
         """
         return self._alone(self._forward, inputs)  # type: ignore[no-any-return]
 
@@ -74,11 +72,6 @@ class PlannedRun:
         self.clock.begin()
         outputs, state = self._settled(self.code.forward, self.transfers, self.persistent, inputs)
         return outputs, state, number
-
-    @property
-    def parts(self) -> tuple[tuple[int, ...], ...]:
-        """For each part of backward the sources whose gradients it ends with."""
-        return self.code.parts
 
     def backward(
         self, number: int, state: list[Any], tangents: Sequence[Tensor], persistent: tuple[Tensor, ...]

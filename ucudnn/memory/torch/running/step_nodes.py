@@ -41,12 +41,9 @@ def replayed(
 ) -> tuple[Tensor, ...]:
     """Return the outputs of a plan's forward, which autograd knows.
 
-    Args:
-        run: the code of the plan.
-        inputs: the tensors among the step's arguments.
-        sources: the tensors that need gradients, in the program's order.
-        parts: the sources whose gradients each part of backward hands over: the code's parts, or one part, whose
-            gradients are accumulated in its order. None hands over all when it has ended, in any order.
+    `sources` are the tensors that need gradients, in the program's order. `parts` are the sources whose gradients each
+    part of backward hands over: the code's parts, or one part, whose gradients are accumulated in its order. None hands
+    over all when it has ended, in any order.
     """
     if parts is None:
         turn = _Turn((tuple(range(len(sources))),))
@@ -85,19 +82,13 @@ class _Turn:
 
     def __init__(self, parts: Sequence[Sequence[int]]) -> None:
         self._parts = parts
-        self._kept: _Kept
+        self.kept: _Kept
         self._next = 0
         self._without: set[int] = set()
 
-    def keep(self, kept: _Kept) -> None:
-        self._kept = kept
-
-    def check_modes(self) -> None:
-        self._kept.run.program.modes.check_backward()
-
     def begin(self, tangents: Sequence[Tensor | None]) -> None:
         """Begin backward with the gradients of the outputs, once."""
-        kept = self._kept
+        kept = self.kept
         if kept.taken:
             raise FittedStepError("backward of a fitted step runs once: it frees activations on its way")
         kept.taken = True
@@ -113,16 +104,13 @@ class _Turn:
             }
         kept.part = kept.run.backward(kept.number, kept.state, given, kept.persistent)
 
-    def token(self) -> Tensor:
-        return _token(self._kept.run)
-
     def gradients(self) -> _Gradients:
         """Run the part of the next node, and return the gradients of its sources."""
-        kept, wanted = self._kept, self._parts[self._next]
+        kept, wanted = self.kept, self._parts[self._next]
         self._next += 1
         assert kept.part is not None
         found: dict[int, Tensor | None] = {}
-        for part in (wanted,) if self._parts == kept.run.parts else kept.run.parts:
+        for part in (wanted,) if self._parts == kept.run.code.parts else kept.run.code.parts:
             found.update(zip(part, kept.part(), strict=True))
         if self._next == len(self._parts):
             kept.ended, kept.part = True, None
@@ -139,7 +127,7 @@ class _Replay(torch.autograd.Function):
         """Run the code of forward; `sources` are the tensors that need gradients, which autograd must see."""
         persistent = run.persistent
         outputs, state, number = run.forward(inputs)
-        turn.keep(_Kept(run, persistent, state, number))
+        turn.kept = _Kept(run, persistent, state, number)
         ctx.turn, ctx.token = turn, token is not None
         ctx.set_materialize_grads(False)
         differentiable = {*run.program.differentiable}
@@ -152,7 +140,7 @@ class _Replay(torch.autograd.Function):
         _check_order(tangents)
         _check(ctx)
         ctx.turn.begin(tangents)
-        return None, None, None, ctx.turn.token() if ctx.token else None, *ctx.turn.gradients()
+        return None, None, None, _token(ctx.turn.kept.run) if ctx.token else None, *ctx.turn.gradients()
 
 
 class _Following(torch.autograd.Function):
@@ -177,7 +165,7 @@ class _Following(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
         _check(ctx)
-        return None, None, None, None, ctx.turn.token() if ctx.token else None, *ctx.turn.gradients()
+        return None, None, None, None, _token(ctx.turn.kept.run) if ctx.token else None, *ctx.turn.gradients()
 
 
 def _check_order(tangents: Sequence[Tensor | None]) -> None:
@@ -227,7 +215,7 @@ def _check(ctx: Any) -> None:
     Autograd checks what it has saved. It does not where hooks of saved tensors keep copies, and the code reads the
     tensors themselves.
     """
-    ctx.turn.check_modes()
+    ctx.turn.kept.run.program.modes.check_backward()
     _ = ctx.saved_tensors
     guarded, versions = ctx.guarded, ctx.versions
     ctx.guarded, ctx.versions = [], []  # a loss that is kept after backward keeps none of them
