@@ -2,12 +2,13 @@
 
 import copy
 from collections import Counter
+from contextlib import nullcontext
 
 import torch
 
 from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.torch.measuring.operation_costs import step_costs
-from ucudnn.memory.torch.running.fit import fit_plan
+from ucudnn.memory.torch.running.fit import fit, fit_plan
 from ucudnn.memory.torch.subject.step_arguments import step_subject
 from ucudnn.memory.torch.tracing.traced_program import trace_program
 
@@ -42,13 +43,82 @@ def train(call, optimizer, inputs, steps=5, seed=1):
     return losses
 
 
+def gradients_of(model):
+    """Return a copy of each parameter's gradient; one without elements where there is none."""
+    return [torch.empty(0) if each.grad is None else each.grad.clone() for each in model.parameters()]
+
+
+def assert_same_bits(ours, plain):
+    """Compare tensors or numbers one by one; what is no number is equal to itself."""
+    for one, other in zip(ours, plain, strict=True):
+        if torch.is_tensor(one) and torch.equal(one, other):
+            continue
+        assert repr(one.tolist() if torch.is_tensor(one) else one) == repr(
+            other.tolist() if torch.is_tensor(other) else other
+        )
+
+
 def assert_trained_alike(plain, model, step, data, loss):
     """Train a model plainly and another one by its fitted step; losses, parameters and buffers are the same bits."""
     found = []
     for each, call in ((plain, lambda *args: loss(plain(*args[:-1]), args[-1])), (model, step)):
         losses = train(call, torch.optim.SGD(each.parameters(), lr=0.1), data)
         found.append([*losses, *state_of(each, None)])
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert_same_bits(*found)
+
+
+class Pair:
+    """A model, and a copy of it that is fitted: loops train them one after the other, to the same bits.
+
+    Args:
+        subject: the model, its mini-batch as `fit` takes it, and the loss; None where loops compute one of the outputs.
+        make: returns the optimizer of parameters, which `fit` counts; None for SGD, which it does not.
+        options: of `fit`.
+    """
+
+    def __init__(self, subject, make=None, **options):
+        self.plain, self.data, self.loss = subject
+        self.model = copy.deepcopy(self.plain)
+        self.make = make or (lambda given: torch.optim.SGD(given, lr=0.05, momentum=0.9))
+        self.fit(**options, **({"optimizer": make(self.model.parameters())} if make else {}))
+
+    def fit(self, **options):
+        """Fit the copy, or fit it again."""
+        given = {"loss": self.loss, "policy": "vdnn-ext-all-p", "debug": True, **options}
+        self.step = fit(self.model, self.data, **given)
+
+    def called(self, *args, **kwargs):
+        """Return what the plain model, or the loss of it, returns."""
+        return self.plain(*args, **kwargs) if self.loss is None else self.loss(self.plain(*args[:-1]), args[-1])
+
+    def check(self, loop=None):
+        """Compare what a loop yields and leaves; it is given a model and what computes its loss."""
+        found = []
+        for model, call in ((self.model, self.step), (self.plain, self.called)):
+            torch.manual_seed(1)
+            yielded = [
+                each.detach().clone() if torch.is_tensor(each) else each for each in (loop or self.steps)(model, call)
+            ]
+            assert yielded, "the loop yields nothing"
+            found.append([*yielded, *gradients_of(model), *state_of(model, None)])
+        assert_same_bits(*found)
+
+    def steps(self, model, call, count=3):
+        """Yield the losses of some steps, and what they leave."""
+        optimizer = self.make(model.parameters())
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss = call(*self.data)
+            loss.backward()
+            optimizer.step()
+            yield loss
+        yield from state_of(model, optimizer)
+
+    def backward(self, _, call):
+        """Yield the loss of one forward and its backward, without an update."""
+        loss = call(*self.data)
+        loss.backward()
+        yield loss
 
 
 class Race:
@@ -59,19 +129,21 @@ class Race:
         kind: the optimizer.
         steps: how many steps are taken.
         outside: whether the caller computes the loss of the step's outputs.
+        around: makes the context in which the loss is computed; backward and update come behind it.
         device: where the step is trained.
     """
 
-    def __init__(self, subject, kind="sgd", steps=5, *, outside=False, device="cpu"):
+    def __init__(self, subject, kind="sgd", steps=5, *, outside=False, around=nullcontext, device="cpu"):
         model, inputs, self.loss = subject
         self.model, self.inputs = model.to(device), tuple(each.to(device) for each in inputs)
-        self.kind, self.steps, self.outside = kind, steps, outside
+        self.kind, self.steps, self.outside, self.around = kind, steps, outside, around
         self.before = copy.deepcopy(self.model.state_dict())
         self.losses, self.after = self.plain()
         self.optimizer = optimizer_of(kind, self.model)
         sample, inner = (self.inputs[:-1], None) if outside else (self.inputs, self.loss)
         self.subject = step_subject(self.model, sample, inner, self.optimizer)
-        self.program = trace_program(self.subject, "race", len(self.inputs[0]) or 1)
+        with around():
+            self.program = trace_program(self.subject, "race", len(self.inputs[0]) or 1)
         self.costs = step_costs(self.program.graph, torch.device(device))
 
     def plain(self):
@@ -79,15 +151,29 @@ class Race:
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.before)
         optimizer = optimizer_of(self.kind, model)
-        return train(self.called(model), optimizer, self.inputs, self.steps), state_of(model, optimizer)
+        losses = train(self.inside(self.called(model)), optimizer, self.inputs, self.steps)
+        return losses, state_of(model, optimizer)
 
     def called(self, model):
         """Return what computes the loss of inputs by a model."""
         return lambda *args: self.loss(model(*args[:-1]), args[-1])
 
+    def inside(self, call):
+        """Return what calls a function in the context around the loss."""
+
+        def called(*args):
+            with self.around():
+                return call(*args)
+
+        return called
+
+    def plan(self, policy, budget=None):
+        """Return the plan of a policy."""
+        return make_plan(self.program.graph, self.costs, budget, policy)
+
     def fitted(self, policy, budget=None, *, debug=True):
         """Return the step by a policy's plan, or by a plan."""
-        plan = policy if hasattr(policy, "actions") else make_plan(self.program.graph, self.costs, budget, policy)
+        plan = policy if hasattr(policy, "actions") else self.plan(policy, budget)
         return fit_plan(self.subject, self.program, plan, self.costs, debug=debug)
 
     def trained(self, step):
@@ -96,14 +182,13 @@ class Race:
         self.model.zero_grad()
         self.optimizer = optimizer_of(self.kind, self.model)
         call = self.called(step) if self.outside else step
-        losses = train(call, self.optimizer, self.inputs, self.steps)
+        losses = train(self.inside(call), self.optimizer, self.inputs, self.steps)
         return losses, state_of(self.model, self.optimizer)
 
     def check(self, step):
         """Train a fitted step from the start; compare losses, parameters, buffers and optimizer state."""
         losses, after = self.trained(step)
-        assert [*map(float, losses)] == [*map(float, self.losses)]
-        assert all(torch.equal(ours, plain) for ours, plain in zip(after, self.after, strict=True))
+        assert_same_bits([*losses, *after], [*self.losses, *self.after])
 
 
 class CountedCopies:

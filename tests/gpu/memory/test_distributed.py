@@ -6,8 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.averaged_training import WAYS, train_ranks  # noqa: E402
-from tests.support.overlapped_training import collectives_before, train_overlapped  # noqa: E402
+from tests.support.ranked_training import NUMBERS, WAYS, collectives_before, train_ranks  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -15,8 +14,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 CASES = [
-    {"policy": "stock", "every": 1, "options": {}},
-    {"policy": "vdnn-ext-all-p", "every": 1, "options": {"gradient_as_bucket_view": True}},
+    {"policy": "stock", "options": {}},
+    {"policy": "vdnn-ext-all-p", "options": {"gradient_as_bucket_view": True}},
     {"policy": "checkpoint", "every": 3, "options": {}},
 ]
 
@@ -24,15 +23,13 @@ CASES = [
 def test_two_gpus_train_to_the_bits_of_plain_ranks(tmp_path):
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one GPU")
-    first, second = train_ranks(tmp_path / "store", "nccl", CASES)
+    first, second = train_ranks(tmp_path / "store", "nccl", 2, WAYS, CASES)
     for found in (first, second):
-        for way in WAYS[1:]:
-            for ours, plain, case in zip(found[way], found["plain"], CASES, strict=True):
-                assert {key: ours[key] for key in ("losses", "gradients", "state")} == {
-                    key: plain[key] for key in ("losses", "gradients", "state")
-                }, (way, case)
+        for case, (plain, *fitted) in zip(CASES, found, strict=True):
+            for way, ours in zip(WAYS[1:], fitted, strict=True):
+                assert [ours[each] for each in NUMBERS] == [plain[each] for each in NUMBERS], (way, case)
                 assert (ours["moved"] > 0) == case["policy"].startswith("vdnn"), (way, case)
-    for one, other in zip(first["plain"], second["plain"], strict=True):
+    for (one, *_), (other, *_) in zip(first, second, strict=True):
         assert one["losses"] != other["losses"], "the ranks had the same mini-batches"
         assert one["gradients"] == other["gradients"], "gradients were not averaged"
 
@@ -50,9 +47,10 @@ def test_buckets_are_averaged_while_backward_goes_on(tmp_path, world):
     """Collectives begin as early as in the plain loop, and all of backward runs in the thread of backward."""
     if torch.cuda.device_count() < world:
         pytest.skip("there is one GPU")
-    for found in train_overlapped(tmp_path / "store", "nccl", world, OVERLAPPED):
+    ways, cases = (WAYS[0], WAYS[2]), [{**case, "watched": True} for case in OVERLAPPED]
+    for found in train_ranks(tmp_path / "store", "nccl", world, ways, cases):
         for case, (plain, ours) in zip(OVERLAPPED, found, strict=True):
-            assert ours["numbers"] == plain["numbers"], case
+            assert [ours[each] for each in NUMBERS] == [plain[each] for each in NUMBERS], case
             assert ours["buckets"] == plain["buckets"], case
             assert ours["threads"] == plain["threads"] == 1, case
             if case["policy"] != "moves":

@@ -11,48 +11,49 @@ from ucudnn.memory.torch.codegen.code_support import arrive, check_geometry, che
 HERE = torch.device("cpu")
 
 
-def test_a_tensor_as_it_was_traced_passes():
-    check_geometry(torch.zeros(2, 3), ((2, 3), (3, 1), 0, 24), HERE, "aten.zeros", torch.float32)
+TRACED = (2, 3), (3, 1), 0, 24
+SINGLE = torch.zeros(512).as_strided((8, 1, 4), (64, 7, 16))
+NONE = torch.zeros(1, 0)
+META = torch.zeros(2, 3, device="meta")
 
 
 @pytest.mark.parametrize(
-    "tensor", [torch.zeros(3, 2), torch.zeros(3, 2).t(), torch.zeros(7)[1:].view(2, 3), torch.zeros(7)[:6].view(2, 3)]
+    ("tensor", "traced", "device"),
+    [
+        (torch.zeros(2, 3), TRACED, HERE),
+        (NONE, ((1, 0), (0, 1), 0, 0), HERE),  # strides without elements say nothing
+        (SINGLE, ((8, 1, 4), (64, 64, 16), 0, 2048), HERE),  # nor does that of a single entry
+        (META, TRACED, None),  # any device, because no plan moves it
+    ],
 )
-def test_a_tensor_that_lies_otherwise_is_refused(tensor):
+def test_a_tensor_as_it_was_traced_passes(tensor, traced, device):
+    check_geometry(tensor, traced, device, "aten.zeros", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "traced"),
+    [
+        *((each, TRACED) for each in (torch.zeros(3, 2), torch.zeros(3, 2).t())),
+        *((each.view(2, 3), TRACED) for each in (torch.zeros(7)[1:], torch.zeros(7)[:6])),
+        *((NONE, each) for each in (((0, 1), (1, 1), 0, 0), ((1, 0), (0, 1), 0, 4))),
+        (SINGLE, ((8, 1, 4), (32, 7, 16), 0, 2048)),
+        (SINGLE, ((8, 1, 4), (64, 7, 16), 1, 2048)),
+        (SINGLE, ((8, 1, 4, 1), (64, 7, 16, 1), 0, 2048)),
+    ],
+)
+def test_a_tensor_that_lies_otherwise_is_refused(tensor, traced):
     with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, ((2, 3), (3, 1), 0, 24), HERE, "aten.zeros", torch.float32)
+        check_geometry(tensor, traced, HERE, "aten.zeros", torch.float32)
 
 
 def test_a_tensor_of_another_type_is_refused_although_it_has_the_bytes():
     with pytest.raises(StepGraphError, match=r"torch\.int32, but its trace on fake tensors says torch\.float32"):
-        check_geometry(torch.zeros(2, 3, dtype=torch.int32), ((2, 3), (3, 1), 0, 24), HERE, "aten.zeros", torch.float32)
-
-
-def test_strides_without_elements_say_nothing_but_shapes_do():
-    tensor = torch.zeros(1, 0)
-    check_geometry(tensor, ((1, 0), (0, 1), 0, 0), HERE, "aten.sum", torch.float32)
-    with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, ((0, 1), (1, 1), 0, 0), HERE, "aten.sum", torch.float32)
-    with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, ((1, 0), (0, 1), 0, 4), HERE, "aten.sum", torch.float32)
-
-
-def test_strides_of_single_entries_say_nothing_but_others_do():
-    tensor = torch.zeros(512).as_strided((8, 1, 4), (64, 7, 16))
-    check_geometry(tensor, ((8, 1, 4), (64, 64, 16), 0, 2048), HERE, "aten.add", torch.float32)
-    with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, ((8, 1, 4), (32, 7, 16), 0, 2048), HERE, "aten.add", torch.float32)
-    with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, ((8, 1, 4), (64, 7, 16), 1, 2048), HERE, "aten.add", torch.float32)
-    with pytest.raises(StepGraphError, match="other elements"):
-        check_geometry(tensor, ((8, 1, 4, 1), (64, 7, 16, 1), 0, 2048), HERE, "aten.add", torch.float32)
+        check_geometry(torch.zeros(2, 3, dtype=torch.int32), TRACED, HERE, "aten.zeros", torch.float32)
 
 
 def test_a_tensor_on_another_device_is_refused_where_a_plan_may_move_it():
-    tensor = torch.zeros(2, 3, device="meta")
     with pytest.raises(StepGraphError, match=r"aten\.zeros returned a tensor on meta.*says cpu"):
-        check_geometry(tensor, ((2, 3), (3, 1), 0, 24), HERE, "aten.zeros", torch.float32)
-    check_geometry(tensor, ((2, 3), (3, 1), 0, 24), None, "aten.zeros", torch.float32)
+        check_geometry(META, TRACED, HERE, "aten.zeros", torch.float32)
 
 
 def test_code_calls_operators_without_the_frame_of_python_that_torch_ops_puts_around_them():

@@ -55,15 +55,24 @@ def test_what_is_offloaded_goes_over_the_link_in_each_step(found):
     assert found["checkpoint"].figures.overlap is None
 
 
-def test_what_is_offloaded_is_what_the_plan_offloads_in_one_step():
-    subject, fitted = settings("vdnn-all-p"), []
+def fit_step(step, policy):
+    return ucudnn.memory.fit(step.model, (*step.inputs, *step.targets), step.loss, step.optimizer, policy=policy)
+
+
+def trial_of(given, change=lambda _, fitted: fitted):
+    """Return a trial of settings, and a list of the step that it fits, which a function may change."""
+    fitted = []
 
     def fit(step):
-        sample = (*step.inputs, *step.targets)
-        fitted.append(ucudnn.memory.fit(step.model, sample, step.loss, step.optimizer, policy="vdnn-all-p"))
+        fitted.append(change(step, fit_step(step, given.policy)))
         return fitted[0]
 
-    figures = PolicyTrial(subject, trial_step(subject), fit).run()
+    return PolicyTrial(given, trial_step(given), fit), fitted
+
+
+def test_what_is_offloaded_is_what_the_plan_offloads_in_one_step():
+    trial, fitted = trial_of(settings("vdnn-all-p"))
+    figures = trial.run()
     assert figures.offloaded == figures.prefetched == fitted[0].simulation.offloaded_bytes > 0
 
 
@@ -152,16 +161,11 @@ def test_the_slowest_stands_first_behind_what_did_not_run():
     assert times["checkpoint"] > 0
 
 
-def test_a_process_of_its_own_gives_the_same_losses(found):
-    apart = run_apart(settings("stock"))
-    assert apart.figures.losses == found["stock"].figures.losses
-
-
-def test_a_process_that_is_killed_is_a_row_with_its_reason(monkeypatch):
-    recipe = TrainingRecipe(model="os:abort", batch=1)
-    result = run_apart(TrialSettings(recipe=recipe, policy="stock", budget=None, device="cpu"))
+def test_a_process_of_its_own_gives_the_same_losses_and_one_that_is_killed_is_a_row_with_its_reason(found):
+    assert run_apart(settings("stock")).figures.losses == found["stock"].figures.losses
+    result = run_apart(replace(settings("stock"), recipe=TrainingRecipe(model="os:abort", batch=1)))
     assert isinstance(result, TrialResult)
-    assert "ended abruptly" in result.reason
+    assert result.reason == ENDED
 
 
 def test_a_loss_that_is_no_number_is_null_in_json(found):
@@ -197,18 +201,13 @@ def test_what_a_profiler_takes_beside_the_allocator_is_not_the_steps(monkeypatch
 
 @pytest.mark.parametrize("capped", [False, True])
 def test_what_giving_pages_back_takes_is_predicted_where_the_allocator_is_capped(capped):
-    subject = replace(settings("stock"), capped=capped)
-    fitted = []
+    def change(_, step):
+        counted = {"budget": 10**9, "outside_bytes": 300, "reserve_bytes": 50} if capped else {}
+        step.stated = replace(step.stated, returned_bytes=7 * 2**20, returned_ms=1000.0, **counted)
+        return step
 
-    def fit(step):
-        sample = (*step.inputs, *step.targets)
-        fitted.append(ucudnn.memory.fit(step.model, sample, step.loss, step.optimizer, policy="stock"))
-        fitted[0].stated = replace(fitted[0].stated, returned_bytes=7 * 2**20, returned_ms=1000.0)
-        if capped:
-            fitted[0].stated = replace(fitted[0].stated, budget=10**9, outside_bytes=300, reserve_bytes=50)
-        return fitted[0]
-
-    figures = PolicyTrial(subject, trial_step(subject), fit).run()
+    trial, fitted = trial_of(replace(settings("stock"), capped=capped), change)
+    figures = trial.run()
     assert figures.predicted_returned == 7 * 2**20
     assert figures.counted_outside == (350 if capped else None)
     assert figures.predicted_ms == fitted[0].simulation.time_ms + (1000.0 if capped else 0.0)
@@ -230,19 +229,12 @@ class Changes:
 
 def changing(policies):
     """Return a trial whose plan becomes that of another policy before some of its calls, and its steps."""
-    subject, fitted = settings("vdnn-all-p"), []
 
-    def fit(step):
-        sample = (*step.inputs, *step.targets)
-        found = {
-            call: ucudnn.memory.fit(step.model, sample, step.loss, step.optimizer, policy=policy)
-            for call, policy in {0: "vdnn-all-p", **policies}.items()
-        }
-        found[0]._guard = Changes({call: each._run for call, each in found.items() if call})
-        fitted.append(found[0])
-        return found[0]
+    def change(step, fitted):
+        fitted._guard = Changes({call: fit_step(step, policy)._run for call, policy in policies.items()})
+        return fitted
 
-    return PolicyTrial(subject, trial_step(subject), fit), fitted
+    return trial_of(settings("vdnn-all-p"), change)
 
 
 @pytest.mark.parametrize("call", [4, 7])  # the second timed step, and the last one, by whose marks memory is measured
@@ -256,14 +248,11 @@ def test_figures_are_of_one_plan_where_it_changes_meanwhile(call):
     assert len(figures.losses) == 2 + 3 + 1 + 3  # PyTorch's profiler sees the others
 
 
-def test_a_plan_that_changes_before_the_timed_steps_is_timed_once():
+def test_a_plan_that_changes_before_the_timed_steps_is_timed_once_and_one_that_goes_on_changing_has_no_figures():
     trial, fitted = changing({2: "vdnn-conv-p"})
     figures = trial.run()
     assert fitted[0]._guard.calls == 2 + 5
     assert figures.offloaded == fitted[0].simulation.offloaded_bytes > 0
-
-
-def test_a_plan_that_changes_again_and_again_has_no_figures():
     trial, fitted = changing({4: "checkpoint", 9: "stock", 15: "checkpoint", 21: "stock"})
     result = result_of("stock", trial.run)
     assert result.figures is None

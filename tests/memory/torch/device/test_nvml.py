@@ -7,7 +7,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.nvml_driver import NvmlDriver  # noqa: E402
 from ucudnn.memory.torch.device import nvml  # noqa: E402
 from ucudnn.memory.torch.device.nvml import own_bytes, process_bytes  # noqa: E402
 
@@ -33,8 +32,22 @@ def test_the_bytes_of_a_process_are_those_of_its_number_or_of_the_only_one_that_
     assert own_bytes(found, 7, least=60) == expected
 
 
-class ProcessDriver(NvmlDriver):
-    """A driver with two processes on its GPU."""
+class Driver:
+    """A driver with two processes on its GPU, GPU-0123, which may refuse to open, a handle or the list."""
+
+    def __init__(self, refuses):
+        self.refuses, self.open = refuses, 0
+
+    def nvmlInit_v2(self):  # noqa: N802
+        self.open += self.refuses != "open"
+        return int(self.refuses == "open")
+
+    def nvmlShutdown(self):  # noqa: N802
+        self.open -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, name, handle):  # noqa: N802
+        assert name == b"GPU-0123"
+        return int(self.refuses == "handle")
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle, count, processes):  # noqa: N802
         for index, (pid, used) in enumerate([(7, 100), (8, 2**33)]):
@@ -43,20 +56,19 @@ class ProcessDriver(NvmlDriver):
         return int(self.refuses == "list")
 
 
-@pytest.mark.parametrize(("refuses", "expected"), [("", 2**33), ("handle", None), ("list", None)])
-def test_the_driver_is_asked_and_may_refuse(refuses, expected, monkeypatch):
-    library = ProcessDriver(refuses)
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+@pytest.mark.parametrize(
+    ("refuses", "expected"), [("", 2**33), ("open", None), ("handle", None), ("list", None), ("everything", None)]
+)
+def test_the_driver_is_asked_and_may_refuse_or_be_missing(refuses, expected, monkeypatch):
+    library = Driver(refuses)
+
+    def load(_):
+        if refuses == "everything":
+            raise OSError("no such library")
+        return library
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
     monkeypatch.setattr(nvml.os, "getpid", lambda: 8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="0123"))
     assert process_bytes(torch.device("cuda", 0), least=60) == expected
     assert library.open == 0
-
-
-def test_without_a_driver_nothing_is_known(monkeypatch):
-    def missing(_):
-        raise OSError("no such library")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="0123"))
-    assert process_bytes(torch.device("cuda", 0), least=60) is None

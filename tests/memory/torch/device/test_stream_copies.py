@@ -1,5 +1,6 @@
 """Tests of copies on streams: which stream counts as the current one, and what a driver that refuses a copy ends in."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -24,26 +25,32 @@ def test_the_stream_is_looked_up_again_where_another_one_is_current(monkeypatch)
     assert made == [GPU] * 3
 
 
-@pytest.mark.parametrize("status", [0, 700])
-def test_a_copy_is_made_on_the_device_of_its_stream_and_a_refusal_is_an_error(monkeypatch, status):
-    devices, copies = [0], []
-    monkeypatch.setattr(torch.cuda, "_exchange_device", lambda ordinal: devices.append(ordinal) or devices[-2])
-    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", lambda ordinal: devices.append(ordinal))
+@pytest.fixture
+def driver(monkeypatch):
+    """Return devices as they become current, and copies as they are queued, each with the device; 700 refuses them."""
+    found = SimpleNamespace(devices=[0], copies=[], status=0)
+    monkeypatch.setattr(
+        torch.cuda, "_exchange_device", lambda ordinal: found.devices.append(ordinal) or found.devices[-2]
+    )
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", found.devices.append)
+    monkeypatch.setattr(stream_copies, "current_stream", lambda ordinal: 70 + ordinal)
 
     def copy(*arguments):
-        copies.append((*arguments, devices[-1]))
-        return status
+        found.copies.append((*arguments, found.devices[-1]))
+        return found.status
 
     monkeypatch.setattr(stream_copies, "copy_function", lambda: copy)
-    target, source = torch.empty(10), torch.empty(10)
-    stream = SimpleNamespace(device_index=1, cuda_stream=99)
-    if status:
-        with pytest.raises(BackendError, match="CUDA cannot copy 40 bytes: error 700 of cuMemcpyAsync"):
-            copy_on(stream, target, source)
-    else:
-        copy_on(stream, target, source)
-    assert copies == [(target.data_ptr(), source.data_ptr(), 40, 99, 1)]
-    assert devices == [0, 1, 0]
+    yield found
+    assert found.devices == [0, 1, 0]
+
+
+@pytest.mark.parametrize("status", [0, 700])
+def test_a_copy_is_made_on_the_device_of_its_stream_and_a_refusal_is_an_error(driver, status):
+    target, source, driver.status = torch.empty(10), torch.empty(10), status
+    message = "CUDA cannot copy 40 bytes: error 700 of cuMemcpyAsync"
+    with pytest.raises(BackendError, match=message) if status else nullcontext():
+        copy_on(SimpleNamespace(device_index=1, cuda_stream=99), target, source)
+    assert driver.copies == [(target.data_ptr(), source.data_ptr(), 40, 99, 1)]
 
 
 class _OnGpu:
@@ -64,12 +71,6 @@ class _OnGpu:
         (96, []),
     ],
 )
-def test_a_slide_is_queued_in_an_order_in_which_no_byte_is_lost(monkeypatch, source, copies):
-    devices, queued = [0], []
-    monkeypatch.setattr(torch.cuda, "_exchange_device", lambda ordinal: devices.append(ordinal) or devices[-2])
-    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", lambda ordinal: devices.append(ordinal))
-    monkeypatch.setattr(stream_copies, "current_stream", lambda ordinal: 70 + ordinal)
-    monkeypatch.setattr(stream_copies, "copy_function", lambda: lambda *arguments: queued.append(arguments))
+def test_a_slide_is_queued_in_an_order_in_which_no_byte_is_lost(driver, source, copies):
     slide(_OnGpu(), source)
-    assert queued == [(*copy, 71) for copy in copies]
-    assert devices == [0, 1, 0]
+    assert driver.copies == [(*copy, 71, 1) for copy in copies]

@@ -94,6 +94,12 @@ class RangeMemory:
         self.space.release()
 
 
+def taken(memory, most=150 * MIB):
+    """Return a block that was taken, and the optimizer whose first update it waits for."""
+    update = optimizer()
+    return TakenBlock(memory, LAYOUT, most, [update]), update
+
+
 def optimizer():
     weight = torch.nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
@@ -102,7 +108,7 @@ def optimizer():
 
 def test_all_bytes_are_taken_once_and_those_of_the_state_and_of_the_end_are_kept():
     memory = Memory()
-    block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
+    block = taken(memory)[0]
     assert block.taken
     assert memory.asked == [100 * MIB, 30 * MIB, 70 * MIB - END_BYTES, END_BYTES, "peaks"]
     assert memory.held == [30 * MIB, END_BYTES]
@@ -117,7 +123,7 @@ def test_the_block_is_whole_whatever_gaps_are_between_other_tensors(gap, beside)
     before, freed, behind = (memory.take(size * MIB) for size in (beside, gap or 1, beside))
     del freed
     memory.give_back()
-    block = TakenBlock(memory, LAYOUT, 1000 * MIB, [optimizer()])
+    block = taken(memory, 1000 * MIB)[0]
     assert block.taken
     kept, end = block._kept, block._fillers[-1]
     assert (end.size, end.address + END_BYTES) == (END_BYTES, kept.address + 100 * MIB)
@@ -128,17 +134,17 @@ def test_the_block_is_whole_whatever_gaps_are_between_other_tensors(gap, beside)
 
 def test_a_block_beyond_the_budget_or_the_device_is_not_taken():
     memory = Memory()
-    assert not TakenBlock(memory, LAYOUT, 150 * MIB - 1, [optimizer()]).taken
+    assert not taken(memory, 150 * MIB - 1)[0].taken
     assert memory.asked == []
-    memory = Memory(most=99 * MIB)
-    block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
-    assert not block.taken
-    assert memory.held == []
+    for memory in (Memory(most=99 * MIB), Memory(holes=[8 * MIB], most=108 * MIB - 1)):
+        assert not taken(memory)[0].taken
+        assert memory.asked[-1] == 100 * MIB
+        assert memory.held == []
 
 
 def test_holes_that_are_there_before_the_block_stay_filled_as_long_as_it_is_used():
     memory = Memory(holes=[5 * MIB, 40 * MIB, MIB // 2, 8 * MIB])
-    block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
+    block = taken(memory)[0]
     assert memory.asked[:5] == [40 * MIB, 8 * MIB, 5 * MIB, 100 * MIB, 30 * MIB]
     assert sorted(memory.held) == [END_BYTES, 5 * MIB, 8 * MIB, 30 * MIB, 40 * MIB]
     assert block.held_bytes == 53 * MIB + END_BYTES
@@ -148,7 +154,7 @@ def test_holes_that_are_there_before_the_block_stay_filled_as_long_as_it_is_used
 
 def test_a_block_that_is_taken_again_keeps_nothing_for_the_state():
     memory = Memory(holes=[5 * MIB])
-    block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
+    block = taken(memory)[0]
     block.release()
     assert (memory.held, block.held_bytes) == ([], 0)
     memory.there, memory.asked = [8 * MIB], []
@@ -162,8 +168,8 @@ def test_a_block_that_is_taken_again_keeps_nothing_for_the_state():
 
 
 def test_during_the_first_update_all_holes_but_the_largest_are_filled_and_the_kept_bytes_are_free():
-    memory, update = Memory(), optimizer()
-    block = TakenBlock(memory, LAYOUT, 150 * MIB, [update])
+    memory = Memory()
+    block, update = taken(memory)
     memory.there = [5 * MIB, 40 * MIB, MIB // 2, 8 * MIB]
     during = []
     update.register_step_pre_hook(lambda *_: during.append(sorted(memory.held)))
@@ -176,25 +182,17 @@ def test_during_the_first_update_all_holes_but_the_largest_are_filled_and_the_ke
 
 
 def test_an_update_without_room_for_that_gives_the_kept_bytes_all_the_same():
-    memory, update = Memory(most=100 * MIB), optimizer()
-    block = TakenBlock(memory, LAYOUT, 150 * MIB, [update])
+    memory = Memory(most=100 * MIB)
+    block, update = taken(memory)
     memory.there, memory.most = [5 * MIB, 40 * MIB], 30 * MIB
     update.step()
     assert memory.held == [END_BYTES]
     assert block.taken
 
 
-def test_without_room_for_all_of_it_a_block_is_not_taken():
-    memory = Memory(holes=[8 * MIB], most=108 * MIB - 1)
-    block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
-    assert memory.asked == [8 * MIB, 100 * MIB]
-    assert not block.taken
-    assert memory.held == []
-
-
 def test_what_is_kept_goes_with_the_step_and_the_optimizer_still_updates():
-    memory, update = Memory(), optimizer()
-    block = TakenBlock(memory, LAYOUT, 150 * MIB, [update])
+    memory = Memory()
+    block, update = taken(memory)
     assert memory.held == [30 * MIB, END_BYTES]
     del block
     gc.collect()

@@ -2,7 +2,9 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +25,8 @@ from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E4
 UNKNOWN = 12345.0
 
 
-def program_of(name, optimizer):
+@cache
+def program_of(name, optimizer="sgd"):
     step = training_step(name, optimizer)
     subject = StepSubject(
         model=step.model.train(),
@@ -60,7 +63,7 @@ def test_every_operation_is_measured(name, optimizer):
 
 
 def test_measuring_says_how_far_it_is():
-    told, program = [], program_of("unet3d", "sgd")
+    told, program = [], program_of("unet3d")
     costs = device_costs(load_device("h200"), program.graph)
     seconds = count(step=3.0)
     measure_operations(program, costs, repeats=1, stages=Stages(told.append, clock=lambda: next(seconds)))
@@ -74,7 +77,7 @@ def test_measuring_says_how_far_it_is():
 
 @pytest.mark.parametrize("trials", [False, True])
 def test_convolutions_are_measured_where_they_run(monkeypatch, trials):
-    program = program_of("unet3d", "sgd")
+    program = program_of("unet3d")
     thread, found = ["forward"], []
     inner, measure = operation_costs.in_backward, operation_costs.measure_operator
 
@@ -115,7 +118,7 @@ def test_what_runs_in_backward_returns_and_raises():
 
 
 def test_random_numbers_and_the_model_stay_as_they_were():
-    program = program_of("unet", "sgd")
+    program = program_of("unet")
     before = [tensor.clone() for tensor, _ in program.persistent]
     torch.manual_seed(3)
     expected = torch.rand(4)
@@ -126,7 +129,7 @@ def test_random_numbers_and_the_model_stay_as_they_were():
 
 
 def test_an_operation_that_cannot_run_on_made_up_operands_keeps_its_estimate(monkeypatch):
-    program = program_of("unet", "sgd")
+    program = program_of("unet")
     target = next(index for index, call in enumerate(program.calls) if "convolution" in str(call.func))
     call = program.calls[target]
 
@@ -140,11 +143,16 @@ def test_an_operation_that_cannot_run_on_made_up_operands_keeps_its_estimate(mon
     assert costs.time_ms[target] == UNKNOWN
 
 
+def estimated(*names):
+    """Return a program, and costs of it whose times are unknown."""
+    program = program_of(*names)
+    costs = step_costs(program.graph, torch.device("cpu"))
+    return program, replace(costs, time_ms=(UNKNOWN,) * len(program.calls))
+
+
 def test_measuring_takes_no_more_than_the_budget_leaves_beside_what_stays():
-    program = program_of("unet", "adam")
-    graph = program.graph
-    costs = replace(step_costs(graph, torch.device("cpu")), time_ms=(UNKNOWN,) * len(graph.operations))
-    liveness = measure_liveness(graph, costs)
+    program, costs = estimated("unet", "adam")
+    graph, liveness = program.graph, measure_liveness(program.graph, costs)
     budget = liveness.floor_bytes
     rooms = [  # an operation's own parameters are made up a second time
         budget - stays + sum(graph.sizes[each] for each in {*done.reads, *done.writes} if graph.exists_after[each])
@@ -156,19 +164,9 @@ def test_measuring_takes_no_more_than_the_budget_leaves_beside_what_stays():
     assert all((time == UNKNOWN) == (index in program.outside) for index, time in enumerate(found.time_ms))
 
 
-class NoCopies:
-    """Stands in for copies beside a GPU's compute, of which a CPU has none."""
-
-    def __init__(self, device, size, bytes_per_ms):
-        self.closed = False
-
-    def close(self):
-        self.closed = True
-
-
 def test_contention_is_that_of_the_operations_that_take_the_most_time(monkeypatch):
-    program, ran = program_of("unet3d", "sgd"), []
-    copies = NoCopies(None, 0, 0.0)
+    program, ran, closed = program_of("unet3d"), [], []
+    copies = SimpleNamespace(close=lambda: closed.append(True))  # a CPU has no copies beside its compute
 
     def timed(operator, beside, alone_ms, repeats):
         assert beside is copies
@@ -187,7 +185,7 @@ def test_contention_is_that_of_the_operations_that_take_the_most_time(monkeypatc
             times[operation] = 100.0
     monkeypatch.setattr(operation_costs, "_MOST_CONTENDED", 3)
     assert operation_costs._contention(program, times, None, 1e6) == 1.5
-    assert copies.closed
+    assert closed
     phases = [{program.graph.operations[each].phase for each in alike} == {Phase.BACKWARD} for alike in costly]
     assert sorted(ran) == sorted((100.0, backward) for backward in phases)
     ran.clear()
@@ -201,16 +199,12 @@ def test_contention_is_that_of_the_operations_that_take_the_most_time(monkeypatc
 
 
 def test_an_operation_that_the_budget_has_no_room_for_keeps_its_estimate():
-    program = program_of("unet", "sgd")
+    program, costs = estimated("unet")
     graph = program.graph
-    costs = replace(step_costs(graph, torch.device("cpu")), time_ms=(UNKNOWN,) * len(graph.operations))
-    largest = max(
-        range(len(graph.operations)),
-        key=lambda index: sum(graph.sizes[each] for each in graph.operations[index].reads),
-    )
+    reads = [sum(graph.sizes[each] for each in operation.reads) for operation in graph.operations]
     little = max(measure_liveness(graph, costs).persistent_bytes) + 4096
     with LiveBytes() as counted:
         found = measure_operations(program, costs, tensor_bytes=little, repeats=1)
-    assert found.time_ms[largest] == UNKNOWN
+    assert found.time_ms[reads.index(max(reads))] == UNKNOWN
     assert min(found.time_ms) < UNKNOWN
-    assert counted.peak < sum(graph.sizes[each] for each in graph.operations[largest].reads)
+    assert counted.peak < max(reads)

@@ -1,6 +1,5 @@
 """Tensors that a loop changes, moves or replaces between steps, or between forward and backward of one."""
 
-import copy
 import weakref
 
 import pytest
@@ -10,16 +9,21 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-import ucudnn.memory  # noqa: E402
-from tests.support.plain_training import state_of, train  # noqa: E402
+from tests.support.plain_training import Pair, gradients_of  # noqa: E402
 from ucudnn.errors import InvalidValueError  # noqa: E402
+from ucudnn.memory import fit  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
+
+CHANGED = "modified by an inplace operation"
+
+
+def subject_of(model):
+    return model, (torch.randn(4, 8), torch.randint(6, (4,))), functional.cross_entropy
 
 
 def dense():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 6))
-    return model, (torch.randn(4, 8), torch.randint(6, (4,)))
+    return subject_of(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 6)))
 
 
 def flatten_parameters(model):
@@ -28,31 +32,23 @@ def flatten_parameters(model):
 
 
 def test_parameters_that_moved_within_their_storage_are_refused_and_fitted_again():
-    model, data = dense()
-    plain = copy.deepcopy(model)
-    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy="vdnn-ext-all-p", debug=True)
-    flatten_parameters(model)
-    assert model[2].weight.storage_offset() > 0
+    pair = Pair(dense())
+    flatten_parameters(pair.model)
+    assert pair.model[2].weight.storage_offset() > 0
     with pytest.raises(InvalidValueError, match=r"^0\.bias .*, from element 128 of its storage on, .*fit it again"):
-        step(*data)
-    again = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy="vdnn-ext-all-p", debug=True)
-    results = []
-    for each, call in ((plain, lambda x, y: functional.cross_entropy(plain(x), y)), (model, again)):
-        results.append(
-            ([*map(float, train(call, torch.optim.SGD(each.parameters(), 0.1), data))], state_of(each, None))
-        )
-    assert results[0][0] == results[1][0]
-    assert all(torch.equal(*pair) for pair in zip(results[0][1], results[1][1], strict=True))
+        pair.step(*pair.data)
+    pair.fit()
+    pair.check()
 
 
 def test_parameters_that_shared_memory_and_do_not_any_more_are_refused():
-    model, data = dense()
+    model, data, loss = dense()
     square = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), model)
     square[2].weight.data = square[0].weight.data
-    step = ucudnn.memory.fit(square, data, loss=functional.cross_entropy, policy="stock")
-    assert torch.equal(step(*data), functional.cross_entropy(square(data[0]), data[1]))
+    step = fit(square, data, loss=loss, policy="stock")
+    assert torch.equal(step(*data), loss(square(data[0]), data[1]))
     square[0].weight.data = square[2].weight.data = square[0].weight * 2
-    assert torch.equal(step(*data), functional.cross_entropy(square(data[0]), data[1])), "they share other memory"
+    assert torch.equal(step(*data), loss(square(data[0]), data[1])), "they share other memory"
     square[2].weight.data = square[2].weight * 2
     with pytest.raises(InvalidValueError, match=r"^0\.weight and 2\.weight shared memory .* fit it again"):
         step(*data)
@@ -73,42 +69,31 @@ class Unsaved(nn.Module):
         return self.linear(torch.tanh(x).exp())
 
 
+@pytest.mark.parametrize("policy", ["stock", "checkpoint"])
 @pytest.mark.parametrize("name", ["shift", "mask", "kept", "input"])
-def test_what_only_a_plan_reads_again_must_not_change_before_backward(name):
+def test_what_only_a_plan_reads_again_must_not_change_before_backward(name, policy):
     torch.manual_seed(0)
-    model, data = Unsaved(), (torch.randn(4, 8), torch.randint(6, (4,)))
-    plain = copy.deepcopy(model)
+    pair = Pair(subject_of(Unsaved()), policy=policy)
+    again = any(action.kind is ActionKind.RECOMPUTE for action in pair.step.plan.actions)
+    assert again is (policy == "checkpoint")
 
-    def change(which, x):
+    def change(model, call):
+        x = pair.data[0].clone()
+        loss = call(x, pair.data[1])
         with torch.no_grad():
-            {"shift": which.shift, "mask": which.mask, "kept": which.kept[0], "input": x}[name].mul_(-2)
-
-    def run(which, call):
-        x = data[0].clone()
-        loss = call(x, data[1])
-        change(which, x)
+            {"shift": model.shift, "mask": model.mask, "kept": model.kept[0], "input": x}[name].mul_(-2)
         loss.backward()
+        yield loss
 
-    run(plain, lambda x, y: functional.cross_entropy(plain(x), y))
-    expected = [each.grad for each in plain.parameters()]
-    for policy in ("stock", "checkpoint"):
-        given = copy.deepcopy(model)
-        step = ucudnn.memory.fit(given, data, loss=functional.cross_entropy, policy=policy, debug=True)
-        again = any(action.kind is ActionKind.RECOMPUTE for action in step.plan.actions)
-        assert again is (policy == "checkpoint")
-        if again:
-            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-                run(given, step)
-            given.zero_grad()
-            given.load_state_dict(model.state_dict())
-            given.kept[0].copy_(model.kept[0])
-            step(*data).backward()
-            plain = copy.deepcopy(model)
-            functional.cross_entropy(plain(data[0]), data[1]).backward()
-            expected = [each.grad for each in plain.parameters()]
-        else:
-            run(given, step)
-        assert all(torch.equal(ours.grad, grad) for ours, grad in zip(given.parameters(), expected, strict=True))
+    if again:
+        with pytest.raises(RuntimeError, match=CHANGED):
+            [*change(pair.model, pair.step)]
+        pair.model.load_state_dict(pair.plain.state_dict())
+        pair.model.kept[0].copy_(pair.plain.kept[0])
+        pair.model.zero_grad()
+        pair.check(pair.backward)
+    else:
+        pair.check(change)
 
 
 class Scaled(nn.Module):
@@ -124,47 +109,37 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", "swap"])
-def test_a_buffer_that_backward_reads_must_not_change_before_it(policy):
-    model, data = Scaled(), (torch.randn(4, 8), torch.randint(6, (4,)))
-    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy=policy)
-    for call in (step, lambda x, y: functional.cross_entropy(model(x), y)):
-        loss = call(*data)
-        model.scale.mul_(2)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+@pytest.mark.parametrize("kind", ["buffer", "parameter"])
+def test_what_backward_reads_must_not_change_before_it(kind, policy):
+    pair = Pair(subject_of(Scaled()) if kind == "buffer" else dense(), policy=policy)
+    for model, call in ((pair.model, pair.step), (pair.plain, pair.called)):
+        loss = call(*pair.data)
+        with torch.no_grad():
+            (model.scale if kind == "buffer" else model[4].weight).mul_(2)
+        with pytest.raises(RuntimeError, match=CHANGED):
             loss.backward()
 
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint"])
 @pytest.mark.parametrize(
-    "hooks",
-    [
-        torch.autograd.graph.allow_mutation_on_saved_tensors,
-        torch.autograd.graph.save_on_cpu,
-    ],
-    ids=["allow_mutation", "copies"],
+    "hooks", [torch.autograd.graph.allow_mutation_on_saved_tensors, torch.autograd.graph.save_on_cpu]
 )
 def test_what_hooks_of_saved_tensors_keep_does_not_hide_a_change(hooks, policy):
-    model, data = Scaled(), (torch.randn(4, 8), torch.randint(6, (4,)))
-    plain = functional.cross_entropy(model(data[0]), data[1])
-    expected = torch.autograd.grad(plain, [*model.parameters()])
-    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy=policy)
+    pair = Pair(subject_of(Scaled()), policy=policy, debug=False)
     with hooks():
-        loss = step(*data)
-        loss.backward()
-        assert all(torch.equal(each.grad, grad) for each, grad in zip(model.parameters(), expected, strict=True))
-        model.zero_grad()
-        loss = step(*data)
+        pair.check(pair.backward)
+        loss = pair.step(*pair.data)
         with torch.no_grad():
-            model.scale.mul_(2)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation since forward"):
+            pair.model.scale.mul_(2)
+        with pytest.raises(RuntimeError, match=f"{CHANGED} since forward"):
             loss.backward()
 
 
 def test_a_loss_that_is_kept_after_backward_keeps_no_argument():
-    model, data = dense()
-    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy="stock")
-    x = data[0].clone()
-    seen, loss = weakref.ref(x), step(x, data[1])
+    model, (x, y), loss = dense()
+    step = fit(model, (x, y), loss=loss, policy="stock")
+    x = x.clone()
+    seen, loss = weakref.ref(x), step(x, y)
     del x
     assert seen() is not None, "backward needs it"
     loss.backward()
@@ -173,45 +148,40 @@ def test_a_loss_that_is_kept_after_backward_keeps_no_argument():
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint"])
 def test_backward_reads_the_parameters_of_its_own_forward(policy):
-    model, data = dense()
-    plain = copy.deepcopy(model)
-    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy=policy)
+    pair = Pair(dense(), policy=policy, debug=False)
 
-    def gradients(which, call):
-        before = [*which.parameters()]
-        first = call(*data)
-        which.load_state_dict({key: value * 0.5 for key, value in which.state_dict().items()}, assign=True)
-        second = call(*data)
+    def loop(model, call):
+        before = nn.ParameterList(model.parameters())
+        first = call(*pair.data)
+        model.load_state_dict({key: value * 0.5 for key, value in model.state_dict().items()}, assign=True)
+        second = call(*pair.data)
         first.backward()
         second.backward()
-        return [each.grad for each in (*before, *which.parameters())]
+        return gradients_of(before)
 
-    found = gradients(plain, lambda x, y: functional.cross_entropy(plain(x), y)), gradients(model, step)
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    pair.check(loop)
 
 
 @pytest.mark.parametrize("kind", ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"])
 def test_a_hook_of_all_modules_that_came_since_the_fit_is_refused(kind):
-    model, data = dense()
-    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy="stock")
+    pair = Pair(dense(), policy="stock")
     hook = getattr(torch.nn.modules.module, f"register_module_{kind}")(lambda *_: None)
     try:
         with pytest.raises(InvalidValueError, match=r"the model has other hooks.*fit it again"):
-            step(*data)
+            pair.step(*pair.data)
     finally:
         hook.remove()
-    step(*data).backward()
+    pair.step(*pair.data).backward()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch makes derivatives forward by it
 def test_derivatives_forward_are_refused():
-    model, data = dense()
-    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy="stock")
+    pair = Pair(dense(), policy="stock")
     with torch.autograd.forward_ad.dual_level():
-        x = torch.autograd.forward_ad.make_dual(data[0], torch.ones_like(data[0]))
+        x = torch.autograd.forward_ad.make_dual(pair.data[0], torch.ones_like(pair.data[0]))
         with pytest.raises(InvalidValueError, match=r"^a fitted step has no derivatives forward .*: call the model"):
-            step(x, data[1])
-    step(*data).backward()
+            pair.step(x, pair.data[1])
+    pair.step(*pair.data).backward()
 
 
 CHANGES = {
@@ -225,21 +195,17 @@ CHANGES = {
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", "swap"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_loop_changes_outputs_in_place(change, policy):
-    model, (x, y) = dense()
+    model, (x, y), _ = dense()
     model.append(nn.Unflatten(1, (2, 3)))  # a view of what the last layer returns
-    x.requires_grad_()
+    pair = Pair((model, x.requires_grad_(), None), policy=policy)
 
-    def gradients(call):
+    def loop(_, call):
+        x.grad = None
         loss = functional.cross_entropy(change(call(x)).flatten(1), y)
         loss.backward()
-        found = [loss, *(each.grad.clone() for each in (x, *model.parameters()))]
-        for each in (x, *model.parameters()):
-            each.grad = None
-        return found
+        return [loss, x.grad]
 
-    expected = gradients(model)
-    step = ucudnn.memory.fit(model, x, policy=policy, debug=True)
-    assert all(torch.equal(*pair) for pair in zip(expected, gradients(step), strict=True))
+    pair.check(loop)
 
 
 class Twice(nn.Module):
@@ -256,17 +222,17 @@ class Twice(nn.Module):
 
 def test_a_change_of_an_output_that_backward_reads_is_refused_as_in_the_plain_loop():
     model, data = nn.Sequential(nn.Linear(8, 6), nn.Tanh()), torch.randn(4, 8)
-    step = ucudnn.memory.fit(model, data, policy="stock", debug=True)
+    step = fit(model, data, policy="stock", debug=True)
     for call in (model, step):
         output = call(data)
         loss = output.sum()
         output.mul_(2)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        with pytest.raises(RuntimeError, match=CHANGED):
             loss.backward()
 
 
 def test_an_output_that_lies_in_another_one_is_not_changed_in_place():
-    step = ucudnn.memory.fit(Twice(), torch.randn(4, 8), policy="stock")
+    step = fit(Twice(), torch.randn(4, 8), policy="stock")
     whole, part = step(torch.randn(4, 8))
     assert part.data_ptr() == whole.data_ptr()
     for each in (whole, part):

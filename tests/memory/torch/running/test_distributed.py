@@ -9,7 +9,7 @@ from torch.nn import functional  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ucudnn.memory  # noqa: E402
-from tests.support.averaged_training import WAYS, train_ranks  # noqa: E402
+from tests.support.ranked_training import NUMBERS, WAYS, train_ranks  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 from tests.support.small_networks import InPlace, small_network  # noqa: E402
 from ucudnn.errors import InvalidValueError  # noqa: E402
@@ -17,27 +17,24 @@ from ucudnn.errors import InvalidValueError  # noqa: E402
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 
 CASES = [
-    {"policy": "stock", "every": 1, "options": {}},
-    {"policy": "vdnn-ext-all-p", "every": 1, "options": {"gradient_as_bucket_view": True}},
-    {"policy": "checkpoint", "every": 1, "options": {"find_unused_parameters": True}},
+    {"policy": "stock", "options": {}},
+    {"policy": "vdnn-ext-all-p", "options": {"gradient_as_bucket_view": True}},
+    {"policy": "checkpoint", "options": {"find_unused_parameters": True}},
     {"policy": "vdnn-ext-all-p", "every": 3, "options": {}},
-    {"policy": "checkpoint", "every": 1, "options": {"static_graph": True}},
+    {"policy": "checkpoint", "options": {"static_graph": True}},
 ]
 
 
 def test_two_ranks_train_to_the_bits_of_plain_ranks(tmp_path):
-    first, second = train_ranks(tmp_path / "store", "gloo", CASES)
+    first, second = train_ranks(tmp_path / "store", "gloo", 2, WAYS, CASES)
     for found in (first, second):
-        for way in WAYS[1:]:
-            for ours, plain, case in zip(found[way], found["plain"], CASES, strict=True):
-                what = (way, case)
-                assert ours["losses"] == plain["losses"], what
-                assert ours["gradients"] == plain["gradients"], what
-                assert ours["state"] == plain["state"], what
-                assert (ours["moved"] > 0) == case["policy"].startswith("vdnn"), what
-                assert ("buckets of DistributedDataParallel" in ours["report"]) == (way == "fit around"), what
-                assert ("gradients of earlier steps" in ours["report"]) == (case["every"] > 1), what
-    for one, other in zip(first["plain"], second["plain"], strict=True):
+        for case, (plain, *fitted) in zip(CASES, found, strict=True):
+            for way, ours in zip(WAYS[1:], fitted, strict=True):
+                assert [ours[each] for each in NUMBERS] == [plain[each] for each in NUMBERS], (way, case)
+                assert (ours["moved"] > 0) == case["policy"].startswith("vdnn"), (way, case)
+                assert ("buckets of DistributedDataParallel" in ours["report"]) == (way == "fit around"), case
+                assert ("gradients of earlier steps" in ours["report"]) == ("every" in case), (way, case)
+    for (one, *_), (other, *_) in zip(first, second, strict=True):
         assert one["losses"] != other["losses"], "the ranks had the same mini-batches"
         assert one["gradients"] == other["gradients"], "gradients were not averaged"
 

@@ -12,13 +12,13 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
-from tests.support.plain_training import Race, state_of, train  # noqa: E402
+from tests.support.plain_training import Pair, Race, assert_same_bits, state_of, train  # noqa: E402
 from ucudnn.memory.planner.planner import make_plan  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, TrainingStep  # noqa: E402
 from ucudnn.memory.torch.record import record, record_measured, trace_step  # noqa: E402
-from ucudnn.memory.torch.running.fit import FitOptions, fit, fit_subject  # noqa: E402
+from ucudnn.memory.torch.running.fit import FitOptions, fit_subject  # noqa: E402
 from ucudnn.memory.torch.subject.step_arguments import step_subject  # noqa: E402
 
 
@@ -162,34 +162,35 @@ def test_the_loss_may_be_outside_of_the_step(outside_race, policy):
 def test_operations_are_measured_on_operands_without_elements(kind):
     model, inputs, loss = subject_of(kind)
     plain = copy.deepcopy(model)
-    step = fit_subject(
-        step_subject(model, inputs, loss, None),
-        FitOptions(measured=True, convolutions="undivided" if kind in ("images", "no images") else None, debug=True),
-    )
+    choices = "undivided" if kind in ("images", "no images") else None
+    options = FitOptions(measured=True, convolutions=choices, debug=True)
+    step = fit_subject(step_subject(model, inputs, loss, None), options)
     found = []
     for trained, call in ((plain, lambda *given: loss(plain(*given[:-1]), given[-1])), (model, step)):
         losses = train(call, torch.optim.SGD(trained.parameters(), lr=0.1), inputs, steps=2)
         found.append([*losses, *state_of(trained, None)])
     if not step.plan.configurations:
-        assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        assert_same_bits(*found)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)  # ucudnn's convolutions round otherwise, each element
 
 
 def test_boxes_come_and_go():
     """A plan for five boxes, and one of its own for none."""
-    torch.manual_seed(0)
-    model, (tokens, none) = KINDS["boxes"]()
-    plain, some = copy.deepcopy(model), torch.randn(2, 5, 4)
-    step = fit(model, (tokens, some), policy="checkpoint", debug=True)
-    for trained, call in ((plain, plain), (model, step)):
-        torch.manual_seed(1)
-        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
+    model, (tokens, none, _), _ = subject_of("boxes")
+    some = torch.randn(2, 5, 4)
+    pair = Pair((model, (tokens, some), None), policy="checkpoint")
+
+    def loop(model, call):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for boxes in (some, none, some, none):
             optimizer.zero_grad()
-            call(tokens, boxes)[0].backward()
+            loss = call(tokens, boxes)[0]
+            loss.backward()
             optimizer.step()
-    assert all(map(torch.equal, state_of(model, None), state_of(plain, None)))
-    assert len(step._others) == 1
+            yield loss
+
+    pair.check(loop)
+    assert len(pair.step._others) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

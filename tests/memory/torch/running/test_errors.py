@@ -75,12 +75,6 @@ class Setup:
         self.policy = policy
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
 
-    def fitted(self, folders):
-        """Return the step, and the points that its fit passed."""
-        with Points(folders) as points:
-            step = self.fit()
-        return step, points
-
     def fit(self):
         """Return the step."""
         return fit(self.model, self.sample, loss=functional.cross_entropy, optimizer=self.optimizer, policy=self.policy)
@@ -99,13 +93,6 @@ class Setup:
         return [*losses, *(each.detach().clone() for each in self.model.state_dict().values())]
 
 
-def assert_same(after, before):
-    """Assert that two states are one."""
-    assert {
-        key: (before.get(key), after.get(key)) for key in {**before, **after} if before.get(key) != after.get(key)
-    } == {}
-
-
 def passed(points, work):
     """Return points when something has run, as far as it comes, and whether it has ended well."""
     try:
@@ -118,6 +105,12 @@ def passed(points, work):
     return points, True
 
 
+def check_state(after, before, error, point):
+    """Check that two states are one, and name the error that changed it."""
+    different = {key: (before.get(key), after.get(key)) for key in {**before, **after}}
+    assert {key: pair for key, pair in different.items() if pair[0] != pair[1]} == {}, (type(error).__name__, point)
+
+
 def everything(setup):
     """Return the state of a setup."""
     return state(setup.model, setup.optimizer, setup.sample)
@@ -125,7 +118,8 @@ def everything(setup):
 
 def check_fits(name, folders, number, seed, policy="stock"):
     """Check an error at some points of a fit."""
-    _, points = Setup(name, policy).fitted(folders)
+    with Points(folders) as points:
+        Setup(name, policy).fit()
     plain = Setup(name).trained(None)
     setup = Setup(name, policy)
     before, reached = everything(setup), 0
@@ -136,10 +130,7 @@ def check_fits(name, folders, number, seed, policy="stock"):
         if ended_well:  # nobody has met the error, or somebody was ready for it, and what forward has written stays
             before = everything(setup)
         assert gc.get_freeze_count() == 0, point
-        try:
-            assert_same(everything(setup), before)
-        except AssertionError as difference:
-            raise AssertionError(f"{type(error).__name__} at {point}") from difference
+        check_state(everything(setup), before, error, point)
     assert reached > number / 2
     step = setup.fit()
     assert all(map(torch.equal, setup.trained(step), plain))
@@ -189,10 +180,7 @@ def check_steps(name, folders, number, seed, policy):
         after = everything(setup)
         for each in (before, after):
             each["process"].pop("torch", None)
-        try:
-            assert_same(after, before)
-        except AssertionError as difference:
-            raise AssertionError(f"{type(error).__name__} at {point}") from difference
+        check_state(after, before, error, point)
     assert reached > number / 4  # code that is made in the first step is not made again
     assert all(map(torch.equal, setup.trained(step), plain))
 

@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from tests.support.plain_training import state_of, train  # noqa: E402
+from tests.support.plain_training import Pair  # noqa: E402
 from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 from ucudnn.memory.torch.tracing.trace_checks import quiet_fakes  # noqa: E402
@@ -21,27 +21,20 @@ SEQUENCES = torch.randn(3, 5, 8), torch.randn(3, 5, 4)
 POSITIVE = torch.rand(6, 8), torch.rand(6, 4)
 
 
-class First(nn.Module):
-    """The first of what a module returns."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x)[0]
-
-
 class Called(nn.Module):
-    """A linear layer, and a function of its output."""
+    """A layer, and a function of its output."""
 
-    def __init__(self, function):
+    def __init__(self, function, layer=None):
         super().__init__()
-        self.linear = nn.Linear(8, 4)
-        self.function = function
+        self.layer, self.function = layer or nn.Linear(8, 4), function
 
     def forward(self, x):
-        return self.function(self.linear(x))
+        return self.function(self.layer(x))
+
+
+def first(layer):
+    """Return what computes the first of what a layer returns."""
+    return Called(lambda outputs: outputs[0], layer)
 
 
 class Again(nn.Module):
@@ -209,7 +202,7 @@ KINDS = {
     "huber": lambda: (nn.Linear(8, 4), ROWS, functional.huber_loss),
     "soft margin": lambda: (nn.Linear(8, 4), (ROWS[0], ROWS[1].sign()), functional.soft_margin_loss),
     "cross entropy of probabilities": lambda: (Called(torch.sigmoid), POSITIVE, functional.binary_cross_entropy),
-    "recurrent": lambda: (First(nn.GRU(8, 4, 2, batch_first=True, dropout=0.3)), SEQUENCES, functional.mse_loss),
+    "recurrent": lambda: (first(nn.GRU(8, 4, 2, batch_first=True, dropout=0.3)), SEQUENCES, functional.mse_loss),
     "spectral norm": lambda: (nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4)), ROWS, functional.mse_loss),
     "weight norm": lambda: (nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)), ROWS, functional.l1_loss),
     "attention": lambda: (nn.TransformerEncoderLayer(8, 2, 16), (SEQUENCES[0],) * 2, functional.mse_loss),
@@ -231,15 +224,7 @@ OPTIMIZERS = {
 
 def check(model, inputs, loss, make=lambda given: torch.optim.SGD(given, lr=0.05, momentum=0.9)):
     """Train plainly and by a plan, and compare to the bit."""
-    plain = copy.deepcopy(model)
-    optimizers = make(plain.parameters()), make(model.parameters())
-    step = fit(model, inputs, loss=loss, optimizer=optimizers[1], policy="checkpoint", debug=True)
-    calls = (lambda *args: loss(plain(*args[:-1]), args[-1])), step
-    found = [train(call, each, inputs, steps=3) for call, each in zip(calls, optimizers, strict=True)]
-    assert found[0] == found[1]
-    states = zip(state_of(plain, optimizers[0]), state_of(model, optimizers[1]), strict=True)
-    assert all(torch.equal(*each) for each in states)
-    return step
+    Pair((model, inputs, loss), make, policy="checkpoint").check()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -274,10 +259,11 @@ class Listed(nn.Module):
 @pytest.mark.parametrize("make", [_at_two_places, Listed])
 def test_modules_that_are_at_several_places_train_to_the_bits_of_the_plain_loop(make):
     torch.manual_seed(0)
-    model = make()
-    places = [(name, id(each)) for name, each in model.named_parameters(remove_duplicate=False)]
-    check(model, ROWS, functional.mse_loss)
-    assert [(name, id(each)) for name, each in model.named_parameters(remove_duplicate=False)] == places
+    pair = Pair((make(), ROWS, functional.mse_loss))
+    places = [(name, id(each)) for name, each in pair.model.named_parameters(remove_duplicate=False)]
+    pair.fit(policy="checkpoint")
+    assert [(name, id(each)) for name, each in pair.model.named_parameters(remove_duplicate=False)] == places
+    pair.check()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch makes derivatives forward by it
@@ -300,12 +286,8 @@ def test_the_gradient_of_a_product_of_entries_is_right_but_for_rounding():
 @pytest.mark.parametrize("kind", SPECTRAL)
 def test_conjugates_keep_their_signs_wherever_storages_go(kind, policy):
     torch.manual_seed(0)
-    model, inputs, loss = SPECTRAL[kind]()
-    plain = copy.deepcopy(model)
-    step = fit(model, inputs, loss=loss, policy=policy, debug=True)
-    step(*inputs).backward()
-    loss(plain(*inputs[:-1]), inputs[-1]).backward()
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    pair = Pair(SPECTRAL[kind](), policy=policy)
+    pair.check(pair.backward)
 
 
 @pytest.mark.parametrize("read", [torch.Tensor.conj, torch.Tensor.mT.__get__])
@@ -315,13 +297,15 @@ def test_conjugates_keep_their_signs_wherever_storages_go(kind, policy):
 )
 def test_gradients_that_arrive_as_conjugates_are_those_of_the_plain_loop(function, read):
     torch.manual_seed(0)
-    model = Called(function)
-    plain = copy.deepcopy(model)
-    step = fit(model, ROWS[:1], debug=True)
-    target = torch.randn_like(read(plain(ROWS[0])))
-    for each in (step, plain):
-        (read(each(ROWS[0])) * target).real.sum().backward()
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    pair = Pair((Called(function), ROWS[:1], None), policy="auto")
+    target = torch.randn_like(read(pair.plain(ROWS[0])))
+
+    def loop(_, call):
+        value = (read(call(ROWS[0])) * target).real.sum()
+        value.backward()
+        yield value
+
+    pair.check(loop)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -341,7 +325,7 @@ def test_the_storage_of_a_reduced_loss_counts_whole():
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
 def test_recurrent_layers_are_refused_with_the_flag_under_which_they_train():
     torch.manual_seed(0)
-    model = First(nn.LSTM(8, 4, batch_first=True))
+    model = first(nn.LSTM(8, 4, batch_first=True))
     with pytest.raises(StepGraphError, match=r"inner calls mkldnn_rnn_layer.* torch\.backends\.mkldnn\.flags"):
         fit(model, SEQUENCES, loss=functional.mse_loss)
     with torch.backends.mkldnn.flags(enabled=False):
@@ -363,19 +347,14 @@ def recurrent():
         yield operators._cudnn_rnn
 
 
-def test_recurrent_layers_whose_backward_cannot_be_traced_are_refused_for_their_forward(recurrent):
-    with pytest.raises(StepGraphError, match=r"_cudnn_rnn, which .* torch\.backends\.cudnn\.flags\(enabled=False\)"):
-        fit(Called(recurrent), ROWS, loss=functional.mse_loss)
-
-
-def test_recurrent_layers_of_cudnn_are_refused_by_name_although_they_make_a_tensor_of_the_storage_of_their_weights(
-    recurrent,
-):
-    def called(x):  # as `at::lstm` does on a GPU with weights that lie one behind the other
+def test_recurrent_layers_of_cudnn_are_refused_by_name_although_their_backward_cannot_be_traced(recurrent):
+    def called(x):  # as `at::lstm` does on a GPU: it makes a tensor of the storage of weights that lie in a row
         return recurrent(x + torch.empty(0).set_(x.untyped_storage()).sum())
 
-    with pytest.raises(StepGraphError, match=r"_cudnn_rnn, which .* torch\.backends\.cudnn\.flags\(enabled=False\)"):
-        fit(Called(called), ROWS, loss=functional.mse_loss)
+    for function in (recurrent, called):
+        message = r"_cudnn_rnn, which .* torch\.backends\.cudnn\.flags\(enabled=False\)"
+        with pytest.raises(StepGraphError, match=message):
+            fit(Called(function), ROWS, loss=functional.mse_loss)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import copy
 import math
 import pickle
 import re
-import subprocess
-import sys
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -19,46 +17,17 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-import ucudnn.memory  # noqa: E402
-from tests.support.paths import ROOT  # noqa: E402
-from tests.support.plain_training import state_of  # noqa: E402
+from tests.support.plain_training import Pair, assert_same_bits, state_of  # noqa: E402
 from tests.support.small_networks import InPlace, small_network  # noqa: E402
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError  # noqa: E402
+from ucudnn.memory import fit  # noqa: E402
 
 POLICY = "vdnn-ext-all-p"
 
 
-class Pair:
-    """A model and a fitted copy of it, which loops train one after the other; `data` has a mini-batch and its labels.
-
-    Args:
-        options: of `fit`.
-        model: the model and its mini-batch; a small network with batch normalization by default.
-    """
-
-    def __init__(self, model=None, **options):
-        torch.manual_seed(0)
-        self.plain, self.data, self.loss = model or small_network("inplace")
-        self.model = copy.deepcopy(self.plain)
-        self.step = ucudnn.memory.fit(
-            self.model, self.data, loss=self.loss, **{"policy": POLICY, "debug": True, **options}
-        )
-
-    def check(self, loop):
-        """Compare what a loop leaves and returns; it is given a model and what computes its loss."""
-        found = []
-        for model, call in ((self.plain, self.plain_loss), (self.model, self.step)):
-            torch.manual_seed(1)
-            found.append(
-                ([str(float(torch.as_tensor(each).detach())) for each in loop(model, call)], state_of(model, None))
-            )
-        (plain, plain_state), (ours, our_state) = found
-        assert plain, "the loop returned nothing"
-        assert plain == ours
-        assert all(torch.equal(*each) for each in zip(plain_state, our_state, strict=True))
-
-    def plain_loss(self, *args):
-        return self.loss(self.plain(*args[:-1]), args[-1])
+def small(name="inplace"):
+    torch.manual_seed(0)
+    return small_network(name)
 
 
 def sgd(model, **options):
@@ -66,8 +35,7 @@ def sgd(model, **options):
 
 
 def test_scaled_losses_skip_the_steps_of_infinite_gradients():
-    pair = Pair()
-    scales = set()
+    pair, scales = Pair(small()), set()
 
     def loop(model, call):
         optimizer = sgd(model)
@@ -80,9 +48,8 @@ def test_scaled_losses_skip_the_steps_of_infinite_gradients():
             yield nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
-            yield loss
             scales.add(scaler.get_scale())
-            yield scaler.get_scale()
+            yield from (loss, scaler.get_scale())
 
     pair.check(loop)
     assert min(scales) < 2.0**127, "no step was skipped"
@@ -90,7 +57,7 @@ def test_scaled_losses_skip_the_steps_of_infinite_gradients():
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", POLICY])
 def test_losses_without_backward_that_are_dropped_when_the_next_one_is_there(policy):
-    pair = Pair(small_network("unet"), policy=policy)
+    pair = Pair(small("unet"), policy=policy)
 
     def loop(model, call):
         optimizer = sgd(model)
@@ -107,26 +74,14 @@ def test_losses_without_backward_that_are_dropped_when_the_next_one_is_there(pol
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", POLICY])
 def test_autocast_around_the_call(policy):
-    torch.manual_seed(0)
-    subject = small_network("inplace")
-    with torch.autocast("cpu", torch.bfloat16):
-        pair = Pair(subject, policy=policy)
-
-    def loop(model, call):
-        optimizer = sgd(model)
-        for _ in range(3):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = call(*pair.data)
-            loss.backward()
-            optimizer.step()
-            yield loss
-
-    pair.check(loop)
+    around = torch.autocast("cpu", torch.bfloat16)
+    with around:
+        pair = Pair(small(), policy=policy)
+    pair.check(lambda model, call: pair.steps(model, around(call)))
 
 
 def test_schedules_clipping_decay_and_averages():
-    pair = Pair(optimizer=None)
+    pair = Pair(small(), optimizer=None)
 
     def loop(model, call):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
@@ -143,22 +98,19 @@ def test_schedules_clipping_decay_and_averages():
             schedule.step()
             average.update_parameters(model)
             yield loss
-        yield from (each.sum() for each in average.state_dict().values())
+        yield from average.state_dict().values()
 
     pair.check(loop)
 
 
 def test_several_optimizers_and_a_group_added_later():
-    subject = small_network("inplace")
-    model = subject[0]
+    pair = Pair(small())
+    model, lines = pair.model, []
     counted = [sgd(model.first), torch.optim.Adam([*model.second.parameters(), *model.fc.parameters()])]
-    alone, both = (
-        ucudnn.memory.fit(model, subject[1], loss=subject[2], optimizer=each, policy="stock")
-        for each in (counted[:1], counted)
-    )
-    parts = [[line for line in step.report().splitlines() if "optimizer state" in line] for step in (alone, both)]
-    assert parts[0] != parts[1] != []
-    pair = Pair()
+    for each in (counted[:1], counted):
+        report = fit(model, pair.data, loss=pair.loss, optimizer=each, policy="stock").report()
+        lines.append([line for line in report.splitlines() if "optimizer state" in line])
+    assert lines[0] != lines[1] != []
 
     def loop(model, call):
         first, second = sgd(model.first), torch.optim.Adam(model.fc.parameters())
@@ -176,42 +128,43 @@ def test_several_optimizers_and_a_group_added_later():
     pair.check(loop)
 
 
-def three_steps(pair, model, call):
-    """Yield the losses of three plain steps."""
-    optimizer = sgd(model)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = call(*pair.data)
-        loss.backward()
-        optimizer.step()
-        yield loss
-
-
 def enlarge(model):
     weight = model.first[0].weight
     weight.data = torch.randn(weight.shape[0] + 1, *weight.shape[1:])
 
 
+def hooked(register):
+    return lambda model: register(model)(lambda *_: None)
+
+
+HOOKS, MODULES = "the model has other hooks", "the model has other modules"
 CHANGES = [
     (lambda model: model.to(memory_format=torch.channels_last), r"first\.0\.weight is .* strides .*, and had strides "),
+    (lambda model: model.first.requires_grad_(False), r"first\.0\.weight needs no gradient now, and did"),
+    (lambda model: model.first[1].eval(), "module 'first.1' was in training mode when the step was fitted"),
+    (lambda model: setattr(model.fc, "bias", None), "fc.bias is another tensor than"),
     (enlarge, r"first\.0\.weight is .*, and had strides "),
     (lambda model: model.to("meta"), "first"),
     (lambda model: model.double(), r"first\.0\.weight is "),
-    (lambda model: model.first[0].register_forward_hook(lambda *_: None), "the model has other hooks"),
-    (lambda model: model.first.register_forward_pre_hook(lambda *_: None), "the model has other hooks"),
-    (lambda model: model.register_full_backward_hook(lambda *_: None), "the model has other hooks"),
-    (lambda model: model.first.__setitem__(0, nn.Identity()), "the model has other modules"),
-    (lambda model: model.first.append(nn.Tanh()), "the model has other modules"),
+    (hooked(lambda model: model.first[0].register_forward_hook), HOOKS),
+    (hooked(lambda model: model.first.register_forward_pre_hook), HOOKS),
+    (hooked(lambda model: model.register_full_backward_hook), HOOKS),
+    (lambda model: model.first.__setitem__(0, nn.Identity()), MODULES),
+    (lambda model: model.first.append(nn.Tanh()), MODULES),
 ]
 
 
 @pytest.mark.parametrize("number", range(len(CHANGES)))
 def test_a_model_that_was_changed_since_the_fit_is_refused(number):
-    pair = Pair()
+    pair = Pair(small())
     change, message = CHANGES[number]
     change(pair.model)
     with pytest.raises(InvalidValueError, match=f"{message}.*fit it again"):
         pair.step(*pair.data)
+    if number < 2:
+        change(pair.plain)
+        pair.fit()
+        pair.check()
 
 
 class Constants(nn.Module):
@@ -230,7 +183,7 @@ class Constants(nn.Module):
 
 def constants():
     torch.manual_seed(0)
-    return Constants(), (torch.randn(4, 8), torch.randint(6, (4,))), torch.nn.functional.cross_entropy
+    return Constants(), (torch.randn(4, 8), torch.randint(6, (4,))), functional.cross_entropy
 
 
 CONSTANTS = [
@@ -247,8 +200,8 @@ def test_a_constant_of_a_module_that_changed_since_the_fit_is_refused(name, chan
     with pytest.raises(InvalidValueError, match=rf"^{name} is {values} when the step was fitted: fit it again"):
         pair.step(*pair.data)
     change(pair.plain)
-    pair.step = ucudnn.memory.fit(pair.model, pair.data, loss=pair.loss, policy=POLICY, debug=True)
-    pair.check(lambda model, call: three_steps(pair, model, call))
+    pair.fit()
+    pair.check()
 
 
 class Branches(nn.Module):
@@ -262,45 +215,20 @@ class Branches(nn.Module):
         return self.linear(x) * (2 if value is True else 3 if isinstance(value, float) else 4) * math.copysign(1, value)
 
 
-@pytest.mark.parametrize(("sample", "other"), [(1, True), (True, 1), (1, 1.0), (0.0, -0.0)], ids=str)
+@pytest.mark.parametrize(("sample", "other"), [(1, True), (True, 1), (1, 1.0), (0.0, -0.0), (math.nan, None)], ids=str)
 def test_equal_values_of_other_types_or_signs_are_other_arguments(sample, other):
     model, x = Branches(), torch.randn(4, 8)
-    step = ucudnn.memory.fit(model, (x, sample), policy=POLICY)
+    step = fit(model, (x, sample), policy=POLICY)
     assert torch.equal(step(x, sample), model(x, sample))
-    assert not torch.equal(model(x, other), model(x, sample))
-    with pytest.raises(InvalidValueError, match=f"argument 1 is the value {other}, and the step was fitted to the"):
-        step(x, other)
-
-
-def test_a_value_that_is_no_number_is_equal_to_itself():
-    model, x = Branches(), torch.randn(4, 8)
-    step = ucudnn.memory.fit(model, (x, float("nan")), policy=POLICY)
-    assert torch.equal(step(x, float("nan")), model(x, float("nan")))
-
-
-def test_channels_last_after_a_fit_trains_to_the_same_bits_after_another_one():
-    pair = Pair()
-    for model in (pair.model, pair.plain):
-        model.to(memory_format=torch.channels_last)
-    pair.step = ucudnn.memory.fit(pair.model, pair.data, loss=pair.loss, policy=POLICY, debug=True)
-    pair.check(lambda model, call: three_steps(pair, model, call))
-
-
-def test_frozen_layers_need_another_fit_which_trains_to_the_same_bits():
-    pair = Pair()
-    pair.model.first.requires_grad_(False)
-    with pytest.raises(InvalidValueError, match=r"first\.0\.weight needs no gradient now.*fit it again"):
-        pair.step(*pair.data)
-    pair.plain.first.requires_grad_(False)
-    pair.step = ucudnn.memory.fit(pair.model, pair.data, loss=pair.loss, policy=POLICY, debug=True)
-
-    pair.check(lambda model, call: three_steps(pair, model, call))
-    assert all(each.grad is None for each in pair.model.first.parameters())
+    if other is not None:  # what is no number is equal to itself
+        assert not torch.equal(model(x, other), model(x, sample))
+        with pytest.raises(InvalidValueError, match=f"argument 1 is the value {other}, and the step was fitted to the"):
+            step(x, other)
 
 
 @pytest.mark.parametrize("policy", ["checkpoint", POLICY])
 def test_micro_steps_add_up_and_count_when_the_plan_is_told(policy):
-    pair = Pair(policy=policy, keep_gradients=True)
+    pair = Pair(small(), policy=policy, keep_gradients=True)
 
     def loop(model, call):
         optimizer = sgd(model)
@@ -314,29 +242,26 @@ def test_micro_steps_add_up_and_count_when_the_plan_is_told(policy):
 
     pair.check(loop)
     size = sum(each.nbytes for each in pair.model.parameters())
-    freed = ucudnn.memory.fit(pair.model, pair.data, loss=pair.loss, policy=policy)
-    assert pair.step.simulation.peak_bytes == freed.simulation.peak_bytes + size
+    freed = fit(pair.model, pair.data, loss=pair.loss, policy=policy).simulation.peak_bytes
+    assert pair.step.simulation.peak_bytes == freed + size
     assert "gradients of earlier steps" in pair.step.report()
-    budget = freed.simulation.peak_bytes
     with pytest.raises(BudgetError):
-        ucudnn.memory.fit(pair.model, pair.data, loss=pair.loss, policy="stock", budget=budget, keep_gradients=True)
+        fit(pair.model, pair.data, loss=pair.loss, policy="stock", budget=freed, keep_gradients=True)
 
 
 def test_kept_gradients_that_the_budget_does_not_count_are_told_once():
-    pair = Pair(policy="stock", budget="10MiB")
+    pair, kept = (Pair(small(), policy="stock", budget="10MiB", keep_gradients=keeps) for keeps in (False, True))
     pair.step(*pair.data).backward()
     with pytest.warns(UserWarning, match=r"call zero_grad\(\) before the step, or fit\(\.\.\., keep_gradients=True\)"):
         pair.step(*pair.data).backward()
-    kept = Pair(policy="stock", budget="10MiB", keep_gradients=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pair.step(*pair.data).backward()
-        for _ in range(2):
-            kept.step(*kept.data).backward()
+        for each in (pair, kept, kept):
+            each.step(*each.data).backward()
 
 
-def test_evaluation_between_steps():
-    pair = Pair()
+def test_evaluation_and_calls_without_gradients_between_steps():
+    pair = Pair(small())
     x, y = pair.data
 
     def loop(model, call):
@@ -347,88 +272,70 @@ def test_evaluation_between_steps():
             loss.backward()
             optimizer.step()
             yield loss
-            whole.eval()
             with torch.no_grad():
+                yield call(x[:2], y[:2])  # in training mode, too
+                whole.eval()
                 yield call(x[:3], y[:3])
-                yield (pair.step(x) if call is pair.step else model(x)).sum()  # the model's output
+                yield pair.step(x) if call is pair.step else model(x)  # the model's output
             with torch.inference_mode():
-                yield model(x).sum()
+                yield model(x).sum().item()
+            yield call(x[:1], y[:1])
             whole.train()
 
     pair.check(loop)
 
 
-RESUMED = """
-import sys
-import torch
-import ucudnn.memory
-from tests.support.small_networks import InPlace
+def test_a_saved_run_is_resumed_by_another_model(tmp_path):
+    pair, path = Pair(small()), tmp_path / "checkpoint.pt"
 
-saved = torch.load(sys.argv[1])
-model = InPlace()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-model.load_state_dict(saved["model"])
-optimizer.load_state_dict(saved["optimizer"])
-step = ucudnn.memory.fit(
-    model, saved["data"], loss=torch.nn.functional.cross_entropy, optimizer=optimizer, policy="checkpoint"
-)
-for _ in range(2):
-    optimizer.zero_grad()
-    step(*saved["data"]).backward()
-    optimizer.step()
-torch.save(model.state_dict(), sys.argv[1])
-"""
-
-
-def test_a_saved_run_is_resumed_in_another_process(tmp_path):
-    pair = Pair()
-
-    def take(model, call, optimizer, count):
-        for _ in range(count):
+    def take(model, call, optimizer):
+        for _ in range(2):
             optimizer.zero_grad()
             call(*pair.data).backward()
             optimizer.step()
+        return model.state_dict()
 
     optimizer = sgd(pair.model)
-    take(pair.model, pair.step, optimizer, 2)
-    path = tmp_path / "checkpoint.pt"
-    saved = {"model": pair.model.state_dict(), "optimizer": optimizer.state_dict(), "data": pair.data}
-    torch.save(saved, path)
-    subprocess.run([sys.executable, "-c", RESUMED, str(path)], cwd=ROOT, check=True)
-    take(pair.plain, pair.plain_loss, sgd(pair.plain), 4)
-    resumed = torch.load(path)
-    assert all(torch.equal(each, resumed[key]) for key, each in pair.plain.state_dict().items())
+    torch.save({"model": take(pair.model, pair.step, optimizer), "optimizer": optimizer.state_dict()}, path)
+    saved, other = torch.load(path), InPlace()
+    optimizer = sgd(other)
+    other.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    step = fit(other, pair.data, loss=pair.loss, optimizer=optimizer, policy="checkpoint")
+    resumed, optimizer = take(other, step, optimizer), sgd(pair.plain)
+    for _ in range(2):
+        take(pair.plain, pair.called, optimizer)
+    assert_same_bits(resumed.values(), pair.plain.state_dict().values())
     pair.step.load_state_dict({f"model.{key}": value for key, value in resumed.items()})
-    assert all(torch.equal(each, resumed[key]) for key, each in pair.model.state_dict().items())
+    assert_same_bits(pair.model.state_dict().values(), resumed.values())
 
 
 def test_copies_and_pickles_of_a_fitted_step_are_refused_with_what_to_do():
-    step = Pair(policy="stock").step
-    for way in (copy.deepcopy, torch.optim.swa_utils.AveragedModel):
-        with pytest.raises(InvalidValueError, match="copy its model, and fit the copy"):
+    step = Pair(small(), policy="stock").step
+    for way, message in (
+        (copy.deepcopy, "copy its model, and fit the copy"),
+        (torch.optim.swa_utils.AveragedModel, "copy its model, and fit the copy"),
+        (copy.copy, r"save step\.model\.state_dict\(\)"),
+        (pickle.dumps, r"save step\.model\.state_dict\(\)"),
+        (lambda step: step._replicate_for_data_parallel(), "use DistributedDataParallel"),
+    ):
+        with pytest.raises(InvalidValueError, match=message):
             way(step)
-    for way in (copy.copy, pickle.dumps):
-        with pytest.raises(InvalidValueError, match=r"save step\.model\.state_dict\(\)"):
-            way(step)
-    with pytest.raises(InvalidValueError, match="use DistributedDataParallel"):
-        step._replicate_for_data_parallel()
 
 
 def test_a_smaller_last_mini_batch_has_a_plan_of_its_own_within_the_budget():
-    stock = Pair(policy="stock").step.simulation.peak_bytes
-    budget = int(0.9 * stock)
-    pair = Pair(policy="auto", budget=budget)
+    budget = int(0.9 * Pair(small(), policy="stock").step.simulation.peak_bytes)
+    pair = Pair(small(), policy="auto", budget=budget)
     x, y = pair.data
 
     def loop(model, call):
         optimizer = sgd(model)
-        for _ in range(2):
-            for size in (4, 4, 3):
-                optimizer.zero_grad()
-                loss = call(x[:size], y[:size])
-                loss.backward()
-                optimizer.step()
-                yield loss
+        for size in (4, 4, 3) * 2:
+            optimizer.zero_grad()
+            loss = call(x[:size], y[:size])
+            loss.backward()
+            optimizer.step()
+            yield loss
 
     pair.check(loop)
     (other,) = pair.step._others
@@ -438,9 +345,8 @@ def test_a_smaller_last_mini_batch_has_a_plan_of_its_own_within_the_budget():
 
 
 def test_sizes_are_planned_until_there_are_too_many():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-    step = ucudnn.memory.fit(model, torch.randn(9, 6), policy=POLICY, debug=True)
+    step = fit(model, torch.randn(9, 6), policy=POLICY, debug=True)
     for size in (8, 7, 6, 5, 8):
         assert step(torch.randn(size, 6)).shape == (size, 1)
     with pytest.raises(InvalidValueError, match=r"plans for 4 other sizes .* argument 0 is 4x6 .* or pad them"):
@@ -453,8 +359,8 @@ def test_sizes_are_planned_until_there_are_too_many():
 
 
 def test_the_sample_is_not_held():
-    model, (x, y), loss = small_network("inplace")
-    step = ucudnn.memory.fit(model, (x, y), loss=loss, policy="stock")
+    model, (x, y), loss = small()
+    step = fit(model, (x, y), loss=loss, policy="stock")
     alive = torch.multiprocessing.reductions.StorageWeakRef(x.untyped_storage())
     del x, y
     assert alive.expired()
@@ -494,99 +400,93 @@ class Tagger(nn.Module):
         return self.kind(loss=loss, logits=logits)
 
 
+def tagged():
+    torch.manual_seed(0)
+    ids, labels = torch.randint(20, (2, 3, 5))
+    return {"input_ids": ids, "attention_mask": torch.ones(3, 5), "labels": labels}
+
+
 @pytest.mark.parametrize("kind", [Named, Fields, Attributes, dict])
 def test_keyword_arguments_and_outputs_with_attributes(kind):
-    torch.manual_seed(0)
-    plain = Tagger(kind)
-    model = copy.deepcopy(plain)
-    batch = {"input_ids": torch.randint(20, (3, 5)), "attention_mask": torch.ones(3, 5)}
-    batch["labels"] = torch.randint(20, (3, 5))
-    step = ucudnn.memory.fit(model, batch, policy="checkpoint", debug=True)
+    batch = tagged()
+    pair = Pair((Tagger(kind), batch, None), policy="checkpoint")
     ids, mask, labels = batch.values()
-    calls = (
-        lambda call: call(**batch),
-        lambda call: call(labels=labels, attention_mask=mask, input_ids=ids),
-        lambda call: call(ids, mask, labels=labels),
-    )
-    for trained, call in ((plain, plain), (model, step)):
-        optimizer = sgd(trained)
-        for given in calls:
+
+    def loop(model, call):
+        optimizer = sgd(model)
+        for args, kwargs in (((), batch), ((), dict(reversed(batch.items()))), ((ids, mask), {"labels": labels})):
             optimizer.zero_grad()
-            found = given(call)
+            found = call(*args, **kwargs)
             assert type(found) is kind
-            loss = found["loss"] if kind is dict else found.loss
-            loss.backward()
+            values = (
+                found
+                if kind is dict
+                else vars(found)
+                if kind is Fields
+                else found._asdict()
+                if kind is Named
+                else found
+            )
+            values["loss"].backward()
             optimizer.step()
-            assert (found["logits"] if kind is dict else found.logits).shape == (3, 5, 20)
-    assert all(torch.equal(*each) for each in zip(state_of(plain, None), state_of(model, None), strict=True))
-    other = step(**batch)
-    assert other is not found
+            yield from (values["loss"], values["logits"])
+
+    pair.check(loop)
+    assert pair.step(**batch) is not pair.step(**batch)
     with pytest.raises(InvalidValueError, match="with 0 arguments and input_ids, labels by name"):
-        step(input_ids=ids, labels=labels)
+        pair.step(input_ids=ids, labels=labels)
 
 
 def test_an_output_that_hides_tensors_is_refused():
     with pytest.raises(StepGraphError, match="returns a SimpleNamespace, which holds tensors"):
-        ucudnn.memory.fit(Tagger(SimpleNamespace), {"input_ids": torch.zeros(1, 2, dtype=torch.long)} | _rest())
-
-
-def _rest():
-    return {"attention_mask": torch.ones(1, 2), "labels": torch.zeros(1, 2, dtype=torch.long)}
+        fit(Tagger(SimpleNamespace), tagged())
 
 
 def test_positional_samples_take_names():
     model = nn.Bilinear(3, 4, 2)
     first, second = torch.randn(5, 3), torch.randn(5, 4)
-    step = ucudnn.memory.fit(model, (first, second), policy="stock", debug=True)
+    step = fit(model, (first, second), policy="stock", debug=True)
     assert torch.equal(step(input2=second, input1=first), model(first, second))
     assert torch.equal(step(first, input2=second), step(first, second))
 
 
 def test_losses_of_each_sample():
-    torch.manual_seed(0)
-    model, data, _ = small_network("inplace")
+    model, data, _ = small()
     pair = Pair((model, data, nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)))
 
     def loop(model, call):
         losses = call(*pair.data)
         losses.sort().values[:2].mean().backward()
-        yield from (parameter.grad.sum() for parameter in model.parameters())
+        yield losses
 
     pair.check(loop)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_compiled_step_runs_its_plan_and_a_compiled_model_is_refused():
-    pair = Pair(policy="checkpoint")
-    compiled = torch.compile(pair.step, backend="aot_eager")
-    gradients = []
-    for call in (pair.plain_loss, compiled):
-        loss = call(*pair.data)
-        loss.backward()
-        gradients.append(loss.detach())
-    assert torch.equal(*gradients)
-    assert pair.step._run.forwards == 1, "the plan did not run"
-    for ours, plain in zip(pair.model.parameters(), pair.plain.parameters(), strict=True):
-        assert torch.equal(ours.grad, plain.grad)
+    pair = Pair(small(), policy="checkpoint")
+    step = pair.step
+    pair.step = torch.compile(step, backend="aot_eager")
+    pair.check(pair.backward)
+    assert step._run.forwards == 1, "the plan did not run"
     with pytest.raises(InvalidValueError, match=r"the model is compiled.*without torch\.compile"):
-        ucudnn.memory.fit(torch.compile(pair.model), pair.data, loss=pair.loss)
+        fit(torch.compile(pair.model), pair.data, loss=pair.loss)
     model = InPlace()
     model.second.compile()
     with pytest.raises(InvalidValueError, match="module 'second' is compiled"):
-        ucudnn.memory.fit(model, pair.data, loss=pair.loss)
+        fit(model, pair.data, loss=pair.loss)
 
 
 @pytest.mark.parametrize("policy", ["checkpoint", POLICY])
 def test_channels_last(policy):
-    torch.manual_seed(0)
-    model, (x, y), loss = small_network("unet")
+    model, (x, y), loss = small("unet")
     last = torch.channels_last
     pair = Pair((model.to(memory_format=last), (x.contiguous(memory_format=last), y), loss), policy=policy)
 
     def loop(model, call):
-        for loss in three_steps(pair, model, call):
+        for loss in pair.steps(model, call):
             yield loss
-            yield from (stride for each in model.parameters() for stride in each.grad.stride())
+            yield from (each.grad.stride() for each in model.parameters())
 
     pair.check(loop)
     assert torch.equal(pair.step(x.contiguous(), y), pair.step(*pair.data))  # a plan of its own
@@ -598,13 +498,12 @@ def test_two_fitted_models_play_against_each_other(policy):
     maker = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8))
     judge = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(), nn.Linear(16, 1))
     noise, real, one, zero = torch.randn(6, 4), torch.randn(6, 8), torch.ones(6, 1), torch.zeros(6, 1)
-    fool = functional.binary_cross_entropy_with_logits
-    plain = copy.deepcopy((maker, judge))
-    made = ucudnn.memory.fit(maker, noise, policy=policy, debug=True)
-    judged = ucudnn.memory.fit(judge, (real, one), loss=fool, policy=policy, debug=True)
-    ways = ((*plain, plain[0], lambda x, y: fool(plain[1](x), y)), (maker, judge, made, judged))
-    for first, second, make, judge_it in ways:
-        optimizers = [torch.optim.Adam(each.parameters(), 1e-2) for each in (first, second)]
+    made = Pair((maker, (noise,), None), policy=policy)
+    judged = Pair((judge, (real, one), functional.binary_cross_entropy_with_logits), policy=policy)
+
+    def loop(maker, make):
+        judge, judge_it = (judged.model, judged.step) if make is made.step else (judged.plain, judged.called)
+        optimizers = [torch.optim.Adam(each.parameters(), 1e-2) for each in (maker, judge)]
         for _ in range(3):
             optimizers[1].zero_grad()
             fake = make(noise)
@@ -614,59 +513,47 @@ def test_two_fitted_models_play_against_each_other(policy):
             optimizers[0].zero_grad()
             judge_it(fake, one).backward()  # the judge's input needs a gradient: a plan of its own
             optimizers[0].step()
-    ours, theirs = (state_of(nn.ModuleList(each), None) for each in ((maker, judge), plain))
-    assert all(torch.equal(*each) for each in zip(ours, theirs, strict=True))
-    assert judged._others
+        yield from state_of(judge, None)
 
-
-class Images(torch.utils.data.Dataset):
-    """Eleven images with labels: the last mini-batch of four has three."""
-
-    def __len__(self):
-        return 11
-
-    def __getitem__(self, index):
-        generator = torch.Generator().manual_seed(index)
-        return torch.randn(3, 8, 8, generator=generator), index % 5
+    made.check(loop)
+    assert judged.step._others
 
 
 def test_a_loop_as_in_torchvisions_references():
     """Criterion outside of the model, autocast, scaler, clipping, warm-up, averaged model, accuracy, evaluation."""
-    torch.manual_seed(0)
-    loader = torch.utils.data.DataLoader(Images(), batch_size=4)
-    plain, model = (small_network("inplace")[0] for _ in range(2))
-    model.load_state_dict(plain.state_dict())
-    with torch.autocast("cpu", torch.bfloat16):
-        step = ucudnn.memory.fit(model, next(iter(loader))[0], policy="checkpoint", debug=True)
-    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    found = []
-    for trained, call in ((plain, plain), (model, step)):
-        optimizer = sgd(trained, weight_decay=1e-4)
+    generator = torch.Generator().manual_seed(0)
+    images = [(torch.randn(3, 8, 8, generator=generator), number % 5) for number in range(11)]
+    loader = torch.utils.data.DataLoader(images, batch_size=4)  # the last mini-batch has three
+    criterion, autocast = nn.CrossEntropyLoss(label_smoothing=0.1), torch.autocast("cpu", torch.bfloat16)
+    with autocast:
+        pair = Pair((small()[0], next(iter(loader))[0], None), policy="checkpoint")
+
+    def loop(model, call):
+        optimizer = sgd(model, weight_decay=1e-4)
         warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4)
-        scaler, average = torch.amp.GradScaler("cpu", init_scale=8.0), torch.optim.swa_utils.AveragedModel(trained)
-        figures = []
+        scaler, average = torch.amp.GradScaler("cpu", init_scale=8.0), torch.optim.swa_utils.AveragedModel(model)
         for _ in range(2):
-            trained.train()
+            model.train()
             for image, target in loader:
-                with torch.autocast("cpu", torch.bfloat16):
+                with autocast:
                     output = call(image)
                     loss = criterion(output, target)
                 optimizer.zero_grad()
                 scaler.scale(loss).backward()
                 scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 scaler.step(optimizer)
                 scaler.update()
                 warm_up.step()
-                average.update_parameters(trained)
-                figures += [loss.item(), int((output.argmax(1) == target).sum())]
-            trained.eval()
+                average.update_parameters(model)
+                yield from (loss, (output.argmax(1) == target).sum())
+            model.eval()
             with torch.inference_mode():
-                figures += [criterion(call(image), target).item() for image, target in loader]
-        found.append((figures, state_of(average, None) + state_of(trained, None)))
-    assert found[0][0] == found[1][0]
-    assert all(torch.equal(*each) for each in zip(found[0][1], found[1][1], strict=True))
-    assert [other.plan.graph.batch for other in step._others] == [3]
+                yield [criterion(call(image), target).item() for image, target in loader]
+        yield from state_of(average, None)
+
+    pair.check(loop)
+    assert [other.plan.graph.batch for other in pair.step._others] == [3]
 
 
 @pytest.mark.parametrize(
@@ -688,25 +575,29 @@ def test_a_loop_as_in_torchvisions_references():
         ({"optimizer": 5}, "optimizer=5 is no torch.optim.Optimizer"),
         ({"optimizer": torch.optim.SGD}, "SGD'> is no torch.optim.Optimizer"),
         ({"optimizer": ["sgd"]}, "optimizer='sgd' is no torch.optim.Optimizer"),
+        ({"optimizer": sgd(nn.Linear(2, 2))}, "none of the model's"),
+        ({"progress": 5}, "progress=5 is no function"),
         ({"convolutions": {"plans": "p.json"}}, "plans have no effect in convolutions="),
         ({"convolutions": {"plans": "p.json", "strict": True}}, "plans and strict have no effect in convolutions="),
         ({"convolutions": 5}, "convolutions=5: give a batch-size policy"),
         ({"sample": (torch.ones(4, 8).numpy(), torch.zeros(4))}, "argument 0 of the sample is a NumPy array"),
         ({"sample": (torch.ones(4, 8), torch.zeros(4).numpy())}, "argument 1 of the sample is a NumPy array"),
+        ({"model": Constants().eval()}, "call model.train()"),
+        ({"model": Constants().requires_grad_(False)}, "nothing to train"),
     ],
 )
 def test_what_is_none_of_its_arguments_is_refused_by_name(changes, message):
     model, sample, loss = constants()
     with pytest.raises(InvalidValueError, match=re.escape(message)) as caught:
-        ucudnn.memory.fit(**{"model": model, "sample": sample, "loss": loss} | changes)
+        fit(**{"model": model, "sample": sample, "loss": loss} | changes)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_policy_is_refused_before_anything_is_traced(monkeypatch):
+def test_an_unknown_policy_is_refused_before_anything_is_traced():
     model, sample, loss = constants()
     model.forward = None  # whoever traces it fails
     with pytest.raises(InvalidValueError, match="policy 'magic' is not known"):
-        ucudnn.memory.fit(model, sample, loss, policy="magic")
+        fit(model, sample, loss, policy="magic")
 
 
 def test_a_numpy_array_in_a_step_is_refused_by_name():

@@ -8,7 +8,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from tests.support.live_bytes import LiveBytes  # noqa: E402
-from tests.support.overlapped_training import collectives_before, train_overlapped  # noqa: E402
+from tests.support.plain_training import assert_same_bits, gradients_of  # noqa: E402
+from tests.support.ranked_training import NUMBERS, WAYS, collectives_before, train_ranks  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
 
@@ -29,9 +30,10 @@ CASES = [
 @pytest.mark.parametrize("world", [2, 3])
 def test_buckets_are_averaged_while_backward_goes_on_with_the_bits_of_plain_ranks(tmp_path, world):
     cases = CASES if world == 2 else [CASES[2], *CASES[-2:]]
-    for found in train_overlapped(tmp_path / "store", "gloo", world, cases):
+    watched = [{**case, "watched": True} for case in cases]
+    for found in train_ranks(tmp_path / "store", "gloo", world, (WAYS[0], WAYS[2]), watched):
         for case, (plain, ours) in zip(cases, found, strict=True):
-            assert ours["numbers"] == plain["numbers"], case
+            assert [ours[each] for each in NUMBERS] == [plain[each] for each in NUMBERS], case
             assert ours["buckets"] == plain["buckets"], case
             later = range(2, 5)  # buckets are made anew in the second step, or the third
             before = [collectives_before(ours["orders"][step]) for step in later]
@@ -60,16 +62,18 @@ class Watched:
         events: 'op' for each gradient of a convolution that the code computes, 'grad' for each that is accumulated.
     """
 
-    def __init__(self, policy, name="inplace", **options):
+    def __init__(self, policy, name="inplace", ran=0):
         torch.manual_seed(0)
         self.model, (self.x, self.y), loss = small_network(name)
-        self.parallel = DistributedDataParallel(self.model, bucket_cap_mb=0.0005, **options)
+        self.parallel = DistributedDataParallel(self.model, bucket_cap_mb=0.0005)
         self.step = fit(self.parallel, (self.x, self.y), loss=loss, policy=policy, debug=name == "inplace")
         self.events = []
         self.accumulators = []  # they live only as long as somebody holds them, or a graph
         for parameter in self.model.parameters():
             self.accumulators.append(parameter.view_as(parameter).grad_fn.next_functions[0][0])
             self.accumulators[-1].register_hook(lambda *_: self.events.append("grad"))
+        for _ in range(ran):  # buckets are made anew when the second begins
+            self.run()
 
     def watch_operators(self, failing=0):
         """Note operators from now on; the operator of this number fails. Return what ends that."""
@@ -106,16 +110,14 @@ class Watched:
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])
 @pytest.mark.parametrize("name", ["resnet18", "inplace"])
 def test_parts_of_backward_take_no_byte_beyond_the_prediction(name, policy):
-    watched = Watched(policy, name)
-    for _ in range(2):  # buckets are made anew when the second begins
-        watched.run()
+    watched = Watched(policy, name, ran=2)
     watched.model.zero_grad()
     present = [*watched.model.state_dict(keep_vars=True).values(), watched.x, watched.y]
     buckets = sum(each.nbytes for each in watched.model.parameters())
     handed = watched.watch_handed()
     with LiveBytes(present) as live:
         watched.step(watched.x, watched.y).backward()
-    assert len(watched.step._run.parts) > 2
+    assert len(watched.step._run.code.parts) > 2
     assert handed, "nothing was handed over before the end"
     assert handed <= {each.grad.data_ptr() for each in watched.model.parameters()}, "autograd copied a gradient"
     assert live.peak + buckets <= watched.step.simulation.peak_bytes * 1.001
@@ -125,8 +127,8 @@ def test_parts_of_backward_take_no_byte_beyond_the_prediction(name, policy):
 @pytest.mark.usefixtures("alone")
 def test_hooks_and_steps_without_averaging_run_backward_as_one():
     """Hooks may take memory that no plan counts, and without averaging there is nothing to begin early."""
-    watched = Watched("checkpoint")
-    watched.run()
+    watched = Watched("checkpoint", ran=1)
+    weight = watched.model.fc.weight
 
     def grads_before_the_last_op():
         watched.watch_operators()
@@ -135,12 +137,10 @@ def test_hooks_and_steps_without_averaging_run_backward_as_one():
         return watched.events[:last].count("grad")
 
     assert grads_before_the_last_op() > 3
-    hook = watched.model.fc.weight.register_hook(lambda gradient: gradient * 2)
-    assert grads_before_the_last_op() == 0
-    hook.remove()
-    hook = watched.model.fc.weight.register_post_accumulate_grad_hook(lambda _: None)
-    assert grads_before_the_last_op() == 0
-    hook.remove()
+    for register in (weight.register_hook, weight.register_post_accumulate_grad_hook):
+        hook = register(lambda _: None)
+        assert grads_before_the_last_op() == 0
+        hook.remove()
     with watched.parallel.no_sync():
         assert grads_before_the_last_op() == 0
     assert grads_before_the_last_op() > 3
@@ -150,38 +150,32 @@ def test_hooks_and_steps_without_averaging_run_backward_as_one():
 
 @pytest.mark.usefixtures("alone")
 def test_a_backward_in_parts_ends_once_behind_the_last_one():
-    watched = Watched("checkpoint")
-    watched.run()
-    watched.run()
+    watched = Watched("checkpoint", ran=2)
     watched.watch_operators()
     ended = []
     watched.step._run.after_backward = lambda: ended.append(watched.events.count("op"))
     watched.run()
-    assert len(watched.step._run.parts) > 2
+    assert len(watched.step._run.code.parts) > 2
     assert ended == [watched.events.count("op")]
     assert ended > [2]
 
 
 @pytest.mark.usefixtures("alone")
 def test_an_error_before_the_first_bucket_leaves_a_step_that_can_run_again():
-    watched = Watched("vdnn-ext-all-p")
-    watched.run()
-    watched.run()
-    expected = [each.grad.clone() for each in watched.model.parameters()]
+    watched = Watched("vdnn-ext-all-p", ran=2)
+    expected = gradients_of(watched.model)
     native = watched.watch_operators(failing=1)
     with pytest.raises(ArithmeticError):
         watched.run()
     assert watched.events == ["op"]
     native()
     watched.run()
-    assert all(map(torch.equal, expected, (each.grad for each in watched.model.parameters())))
+    assert_same_bits(gradients_of(watched.model), expected)
 
 
 @pytest.mark.usefixtures("alone")
 def test_an_error_between_buckets_ends_copies_and_is_told_like_that_of_a_plain_model():
-    watched = Watched("vdnn-ext-all-p")
-    watched.run()
-    watched.run()
+    watched = Watched("vdnn-ext-all-p", ran=2)
     watched.watch_operators(failing=3)  # two of the last layer's gradients are computed before
     with pytest.raises(ArithmeticError) as caught:
         watched.run()
@@ -195,8 +189,7 @@ def test_an_error_between_buckets_ends_copies_and_is_told_like_that_of_a_plain_m
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("policy", ["checkpoint", "vdnn-ext-all-p"])
 def test_a_backward_of_few_gradients_leaves_the_rest_undone(policy):
-    watched = Watched(policy)
-    watched.run()
+    watched = Watched(policy, ran=1)
     expected = watched.model.fc.weight.grad.clone()
     watched.model.load_state_dict(watched.model.state_dict())
     value = watched.step(watched.x, watched.y)
@@ -212,8 +205,7 @@ def test_a_backward_of_few_gradients_leaves_the_rest_undone(policy):
 
 @pytest.mark.usefixtures("alone")
 def test_a_parameter_that_changes_between_parts_is_found_as_in_a_plain_model():
-    watched = Watched("stock")
-    watched.run()
+    watched = Watched("stock", ran=1)
     changed = watched.model.first[0].weight
 
     def change(*_):

@@ -14,9 +14,10 @@ from torch.nn import functional  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-import ucudnn.memory  # noqa: E402
+from tests.support.plain_training import Pair, assert_same_bits, gradients_of  # noqa: E402
 from tests.support.strategies import examples  # noqa: E402
 from ucudnn.errors import FittedStepError, InvalidValueError  # noqa: E402
+from ucudnn.memory import fit  # noqa: E402
 
 POLICIES = ["stock", "checkpoint", "checkpoint-selective", "swap", "spill"]
 ACTIVATIONS = [nn.Tanh, nn.Softplus, nn.Sigmoid, lambda: nn.LeakyReLU(0.2), nn.ELU]
@@ -98,27 +99,19 @@ def of_dual_tangent(y, x):
         return autograd.grad(y, x, forward_ad.make_dual(torch.ones(()), torch.ones(())))
 
 
-class Fitted:
-    """A model that was fitted, and a plain copy of it."""
-
-    def __init__(self, policy):
-        self.plain, self.model = critic(), critic()
-        self.step = ucudnn.memory.fit(self.model, rows(), policy=policy, debug=True)
-
-    def check(self, y=None):
-        """Compare gradients with the plain loop's; `y` is what the step has returned before."""
-        self.plain.zero_grad()
-        self.model.zero_grad()
-        for model, out in ((self.plain, None), (self.step, y)):
-            (model(rows()) if out is None else out).square().sum().backward()
-        for ours, plain in zip(self.model.parameters(), self.plain.parameters(), strict=True):
-            assert torch.equal(ours.grad, plain.grad)
+def check(pair, y=None):
+    """Compare gradients with the plain loop's; `y` is what the step has returned before."""
+    pair.plain.zero_grad()
+    pair.model.zero_grad()
+    for out in (pair.plain(rows()), pair.step(rows()) if y is None else y):
+        out.square().sum().backward()
+    assert_same_bits(gradients_of(pair.model), gradients_of(pair.plain))
 
 
 @pytest.fixture(scope="module", params=["checkpoint", "swap"])
 def fitted(request):
     """Fit a step once for many tests, each of which it must survive."""
-    return Fitted(request.param)
+    return Pair((critic(), rows(), None), policy=request.param)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch makes derivatives forward by it
@@ -129,8 +122,8 @@ def test_more_than_one_gradient_of_first_order_is_refused_and_the_step_trains_on
     with pytest.raises(FittedStepError, match=r"step\.model"):
         REFUSED[name](fitted.step, rows(), seen)
     assert all(each.grad is None for each in fitted.model.parameters())
-    fitted.check(*seen)
-    fitted.check()
+    check(fitted, *seen)
+    check(fitted)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -140,7 +133,7 @@ def test_transforms_of_functions_are_refused_before_forward(fitted, name):
     with pytest.raises(InvalidValueError, match=r"call the model, as step\.model"):
         NEVER_CALLED[name](fitted.step, rows())
     assert fitted.step._run.forwards == before
-    fitted.check()
+    check(fitted)
 
 
 def outside(call, x):
@@ -190,21 +183,20 @@ def test_parts_of_backward_refuse_as_one(tmp_path):
     try:
         plain = critic(*[nn.Tanh] * 4)
         model = DistributedDataParallel(copy.deepcopy(plain), bucket_cap_mb=0.0001)
-        step = ucudnn.memory.fit(model, rows(), policy="checkpoint")
+        step = fit(model, rows(), policy="checkpoint")
         for _ in range(3):  # buckets are made anew when the second begins
             model.zero_grad()
             step(rows()).sum().backward()
-        assert len(step._run.parts) > 2
+        assert len(step._run.code.parts) > 2
         plain(rows()).sum().backward()
-        before = [each.grad.clone() for each in model.parameters()]
+        before = gradients_of(model)
         y = step(rows()).sum()
         with pytest.raises(FittedStepError, match="create_graph=True"):
             y.backward(create_graph=True)
-        assert all(map(torch.equal, before, (each.grad for each in model.parameters())))
-        assert all(map(torch.equal, before, (each.grad for each in plain.parameters())))
+        assert_same_bits([*gradients_of(model), *gradients_of(plain)], [*before, *before])
         model.zero_grad()
         y.backward()
-        assert all(map(torch.equal, before, (each.grad for each in model.parameters())))
+        assert_same_bits(gradients_of(model), before)
     finally:
         torch.distributed.destroy_process_group()
 
@@ -265,10 +257,7 @@ def trained(call, model, calls):
         with torch.no_grad():
             for each in model.parameters():
                 each -= 0.05 * each.grad
-        found += [
-            loss.detach(),
-            *(tensor.clone() for each in model.parameters() for tensor in (each.detach(), each.grad)),
-        ]
+        found += [loss.detach(), *map(torch.clone, model.parameters()), *gradients_of(model)]
     return found
 
 
@@ -302,12 +291,12 @@ def test_gradients_of_gradients_are_those_of_the_plain_loop_or_refused(activatio
     expected = trained(lambda *args: loss(plain, *args), plain, 2)
     sample = rows(1).detach(), rows(2).detach()
     if place == "forward":
-        call = ucudnn.memory.fit(Penalized(model, loss), sample, policy=policy)
+        call = fit(Penalized(model, loss), sample, policy=policy)
     elif place == "loss":
         whole = Inputs(model)
-        call = ucudnn.memory.fit(whole, sample, lambda real, fake: loss(whole.network, real, fake), policy=policy)
+        call = fit(whole, sample, lambda real, fake: loss(whole.network, real, fake), policy=policy)
     else:
-        step = ucudnn.memory.fit(model, sample[0], policy=policy)
+        step = fit(model, sample[0], policy=policy)
         used = beside(step) if place == "model" and loss in (r1, transformed) else step
         call = partial(loss, used)
         if used is step:
@@ -315,4 +304,4 @@ def test_gradients_of_gradients_are_those_of_the_plain_loop_or_refused(activatio
                 trained(call, model, 1)
             assert all(each.grad is None for each in model.parameters())
             return
-    assert all(map(torch.equal, trained(call, model, 2), expected))
+    assert_same_bits(trained(call, model, 2), expected)

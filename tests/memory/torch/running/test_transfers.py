@@ -57,36 +57,35 @@ def test_on_the_host_bytes_come_back():
     assert transfers.block_bytes == SIZE + 512
 
 
-@pytest.mark.parametrize("hurries", [*product((False, True), repeat=3)])
-def test_on_streams_bytes_come_back_whatever_hurries(hurries, monkeypatch):
-    gpu = LazyGpu(hurries)
+@pytest.fixture(params=[*product((False, True), repeat=3)])
+def hurried(request, monkeypatch):
+    """Return which streams hurry, a GPU of such streams, and transfers on it."""
+    gpu = LazyGpu(request.param)
     gpu.install(monkeypatch)
     transfers = Transfers(SHARED, GPU)
-    found = play(transfers, gpu.compute.push)
-    gpu.compute.synchronize()
-    assert_came_back(found)
+    yield request.param, gpu, transfers
     transfers.close()
 
 
-@pytest.mark.parametrize("hurries", [*product((False, True), repeat=3)])
-def test_a_prefetch_without_a_wait_for_the_offload_comes_behind_it(hurries, monkeypatch):
-    gpu = LazyGpu(hurries)
-    gpu.install(monkeypatch)
-    transfers = Transfers(SHARED, GPU)
+def test_on_streams_bytes_come_back_whatever_hurries(hurried):
+    _, gpu, transfers = hurried
+    found = play(transfers, gpu.compute.push)
+    gpu.compute.synchronize()
+    assert_came_back(found)
+
+
+def test_a_prefetch_without_a_wait_for_the_offload_comes_behind_it(hurried):
+    _, gpu, transfers = hurried
     sent, room = numbers(5), torch.full((SIZE // 4,), -1.0)
     transfers.offload(3, sent)
     transfers.prefetch(3, room)
     transfers.wait_prefetch(3)
     gpu.compute.synchronize()
     assert torch.equal(room, numbers(5))
-    transfers.close()
 
 
-@pytest.mark.parametrize("hurries", [*product((False, True), repeat=3)])
-def test_compute_does_not_wait_where_a_tensor_comes_back_before_it_has_left(hurries, monkeypatch):
-    gpu = LazyGpu(hurries)
-    gpu.install(monkeypatch)
-    transfers = Transfers(SHARED, GPU)
+def test_compute_does_not_wait_where_a_tensor_comes_back_before_it_has_left(hurried):
+    hurries, gpu, transfers = hurried
     tensor, beside = numbers(5), []
     transfers.offload(3, tensor)
     transfers.prefetch(3, tensor)
@@ -96,7 +95,6 @@ def test_compute_does_not_wait_where_a_tensor_comes_back_before_it_has_left(hurr
     transfers.wait_prefetch(3)
     gpu.compute.synchronize()
     assert torch.equal(tensor, numbers(5))
-    transfers.close()
 
 
 def test_a_copy_waits_for_no_copy_of_the_other_direction(monkeypatch):
@@ -113,16 +111,6 @@ def test_a_copy_waits_for_no_copy_of_the_other_direction(monkeypatch):
     assert to_host.done < len(to_host.queue)
     assert torch.equal(room, torch.arange(10, dtype=torch.float32))
     transfers.close()
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.int64, torch.complex64])
-def test_every_type_comes_back(dtype):
-    sent = (torch.arange(40 // dtype.itemsize) % 2).to(dtype)
-    room = torch.zeros_like(sent)
-    transfers = Transfers(SHARED, CPU)
-    transfers.offload(9, sent)
-    transfers.prefetch(9, room)
-    assert torch.equal(room, sent)
 
 
 def test_another_size_or_slot_is_refused():
@@ -211,7 +199,9 @@ def test_the_log_has_the_copies_within_the_host_since_it_began():
 
 def test_a_slot_takes_tensors_of_other_types_and_shapes_in_turn_and_none_whose_bytes_lie_in_another_order():
     transfers = Transfers(SHARED, CPU)
-    for sent in (numbers(3), numbers(5).view(32, 32), numbers(7).view(torch.int16), numbers(9).view(32, 32)):
+    types = [numbers(9).to(dtype).repeat(4)[: SIZE // dtype.itemsize] for dtype in (torch.bool, torch.complex64)]
+    views = [numbers(5).view(32, 32), numbers(7).view(torch.int16), numbers(8).view(torch.float16)]
+    for sent in (numbers(3), *views, *types, numbers(9).view(torch.int64), numbers(9).view(32, 32)):
         back = torch.empty_like(sent)
         transfers.offload(3, sent)
         transfers.wait_offload(3)

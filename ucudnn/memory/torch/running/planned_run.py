@@ -61,9 +61,7 @@ class PlannedRun:
         self.guarded = tuple(_guarded(program, read) for read in (everything, *self.code.reads[1:]))
 
     def forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any], int]:
-        """Return the outputs, what backward needs, and the number of this forward, unless another call runs a plan that
-        copies.
-        """
+        """Return the outputs, what backward needs, and the number of this forward; no other call may run meanwhile."""
         return self._alone(self._forward, inputs)  # type: ignore[no-any-return]
 
     def _forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any], int]:
