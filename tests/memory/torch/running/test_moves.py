@@ -31,10 +31,9 @@ PAGE, SMALL, END = 256, 64, 512
 def test_storages_that_move_at_random_change_no_bit(name):
     torch.manual_seed(0)
     trained = Race(small_network(name), steps=3)
-    graph, costs = trained.program.graph, trained.costs
-    for seed, policy in enumerate(("stock", "checkpoint", "vdnn-ext-all-p", "random")):
-        plan = random_plan_in_parts(graph, costs, 3) if policy == "random" else make_plan(graph, costs, None, policy)
-        step = trained.fitted(shaken(plan, costs, seed))
+    for seed in (3, 4):
+        plan = random_plan_in_parts(trained.program.graph, trained.costs, seed)
+        step = trained.fitted(shaken(plan, trained.costs, seed))
         assert "moved(" in step.code
         assert step.code.count("arrive(") > 5, "hardly anything slides, so this tests little"
         trained.check(step)
