@@ -46,7 +46,7 @@ BASELINES = {  # the first cell of a table: what a user has without ucudnn, and 
     "policy": ("PyTorch with `cudnn.benchmark`, no limit", "undivided, the same candidates"),
     "training step": ("PyTorch", "undivided"),
     "a program that is tuned while it runs, `cudnn.benchmark`": ("PyTorch", "on"),  # it bounds no workspace
-    "a program within 64 MiB": ("PyTorch, no limit", "within the limit"),  # its first plans are no baseline
+    "a program within 64 MiB": ("PyTorch, no limit", "within the limit"),  # its heuristic plans are no baseline
     "3-D U-Net, 4 x 1 x 128³, under a cap on memory": ("PyTorch", "undivided, within 1 GiB"),
     "one sample": ("its workspace", "within 256 MiB"),  # the fastest algorithm is 100 %, undivided is in brackets
     "convolutions": ("PyTorch", "undivided"),

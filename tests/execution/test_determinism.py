@@ -170,7 +170,7 @@ def test_a_saved_rule_has_no_times(tmp_path):
     assert {time for _, _, time, *_ in plan["parts"]} == {None}
     (kernel,) = handle.report().kernels
     assert (kernel.micro_batched_ms, kernel.undivided_ms, kernel.speedup, kernel.origin) == (None, None, None, "rule")
-    assert "not measured: 1 by the heuristic mode, without a time" in str(handle.report())
+    assert "not measured: 1 by heuristic mode, without a time" in str(handle.report())
     assert "predicted" not in str(handle.report())
     _, run = deterministic(Faulty(), plans=tmp_path / "plans.json")
     run()

@@ -1,4 +1,4 @@
-"""Programs on a GPU within stated limits: first plans at once, others later, the same numbers, and bytes counted."""
+"""Programs on a GPU within stated limits: heuristic plans at once, others later, the same numbers, bytes counted."""
 
 from math import isfinite
 from time import monotonic

@@ -161,10 +161,10 @@ class TunedProgram:
         idle_ms: time between steps.
         database: keeps times; 'off' for none.
         library: builds the gate; None goes without.
-        limit_bytes: a stated limit of each workspace, within which first plans run; None lets PyTorch compute first.
+        limit_bytes: a stated limit of each workspace, for heuristic plans; None lets PyTorch compute first.
         memory_bytes: a stated limit of live bytes and workspace together, beside the other one.
         live: returns how many bytes live; None counts what ucudnn has allocated.
-        settings: other settings of the handle that makes first plans.
+        settings: other settings of the handle that makes heuristic plans.
 
     Attributes:
         expected: what the latest step should have returned.
@@ -218,7 +218,7 @@ class TunedProgram:
         return CudnnBackend(library_path=self._host.stub._name, device=TorchGpu(0, self.memory))
 
     def _opened_for_trials(self):
-        """Return the backend of the handle of first plans, which tries in the program's thread, and then others."""
+        """Return the backend of the handle of heuristic plans, which tries in the program's thread, and then others."""
         shared = self.planned is not None and self.source.backend is None
         return self.planned.handle(0).backend if shared else self._opened()
 
@@ -242,7 +242,7 @@ class TunedProgram:
 
     @property
     def configurations(self):
-        """Configurations by which the handle of first plans computes, by kernel."""
+        """Configurations by which the handle of heuristic plans computes, by kernel."""
         decisions = {key: each.decision for key, each in self.planned.handle(0).plans.entries.items()}
         return {key: each.configuration for key, each in decisions.items() if each is not None}
 
@@ -309,7 +309,7 @@ def end_programs(made):
 def python_calls(monkeypatch, interceptor=Interceptor):
     """Return a list that gets an item for each call that comes to Python, once operators are registered again.
 
-    While others are tried, calls come to an AutoInterceptor, which may not ask the Interceptor of first plans.
+    While others are tried, calls come to an AutoInterceptor, which may not ask the Interceptor of heuristic plans.
     """
     seen = []
     for name in ("forward", "backward"):

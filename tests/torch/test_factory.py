@@ -95,7 +95,7 @@ def test_whoever_states_what_belongs_to_a_limit_means_a_limit(backend, options, 
         assert isinstance(made, Interceptor), "kernels are measured before their first run"
     else:
         assert isinstance(made, AutoInterceptor)
-        assert made.planned is not None, "first plans run within the limit"
+        assert made.planned is not None, "heuristic plans run within the limit"
 
 
 @pytest.mark.parametrize("limits", [{"workspace_limit": "8MiB"}, {"memory_limit": "1GiB"}, {"strict": True}])

@@ -272,7 +272,7 @@ class Dispatcher:
 
         Raises:
             StepError: if no algorithm is left, or if the kernel must repeat its results. Then only an algorithm that
-                fails whenever it is called is replaced, by heuristics, and none of a loaded plan.
+                fails whenever it is called is replaced, by heuristic mode, and none of a loaded plan.
         """
         loaded = entry.decision is not None and entry.decision.origin is Origin.FILE
         if entry.kernel.problem.deterministic and (loaded or not is_lasting(error)):

@@ -1,4 +1,4 @@
-"""What each kernel may take: the plan that was loaded for it, that of the heuristic mode, or what was measured."""
+"""What each kernel may take: the plan that was loaded for it, what heuristic mode gives it, or what was measured."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ def describe_origins(origins: Iterable[str]) -> list[str]:
     counts = Counter(origins)
     told = {
         Origin.FILE.value: "from a file of plans",
-        Origin.RULE.value: "by the heuristic mode, without a time",
+        Origin.RULE.value: "by heuristic mode, without a time",
         Origin.PROGRAM.value: "timed in the program",
     }
     found = [f"{counts[origin]} {how}" for origin, how in told.items() if counts[origin]]
@@ -181,7 +181,7 @@ def _loaded(
 
 
 def _within_shares(request: ChoiceRequest, indices: Sequence[int], benchmark: Benchmark) -> list[Request]:
-    """Return the requests of some kernels under the heuristic mode, each within its share of the total under WD.
+    """Return the requests of some kernels under heuristic mode, each within its share of the total under WD.
 
     Kernels that may run at the same time get equal shares. If that is too little for one of them, each takes the least
     workspace with which it can be computed.

@@ -134,7 +134,7 @@ def decide(
     memory that comes with the kernel if that is more. WD divides `settings.total_workspace_bytes`, if it is set, among
     all kernels, or among those that may run at the same time.
 
-    A loaded plan comes first. A deterministic problem takes a heuristic plan, under WD in an equal share of the total.
+    A loaded plan comes first. A deterministic problem takes heuristic mode's, under WD in an equal share of the total.
 
     Args:
         kernels: the kernels; equal problems are measured once.

@@ -133,7 +133,7 @@ def preferred(
 def by_rule(
     found: Configuration | None, asked: SummedRequest | None, benchmark: Benchmark, failed: Collection[str] = ()
 ) -> Configuration | None:
-    """Return the plan of the heuristic mode, with a float32 sum that fits instead of one that rounds often, or of none.
+    """Return what heuristic mode takes: with a float32 sum instead of one that rounds often, or of none, if it fits.
 
     Args:
         found: what the rule takes without a float32 sum.

@@ -172,7 +172,7 @@ def decide_slabs(
 
 
 def _is_ruled(problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings, limit_bytes: int) -> bool:
-    """Return whether the heuristic mode decides again; where nothing is measured now, what was measured counts."""
+    """Return whether heuristic mode decides again; what was measured for any request counts where nothing is now."""
     if problem.deterministic or benchmark.measures:
         return problem.deterministic
     return not benchmark.known_micro_configurations(request_of(problem, settings, limit_bytes))

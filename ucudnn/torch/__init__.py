@@ -59,7 +59,7 @@ def enable(*, backend: str | None = None, **options: Any) -> Enabled:
             the program runs, in memory that the peak of PyTorch's own steps leaves. `trial_share`, 0.05 by default, is
             then the largest part of the time that trials may lose, and `database` keeps their times. The other options
             belong to a stated limit. With one of them, with backend='cpu', or where the environment sets one, a limit
-            that is not stated is 64 MiB. Within a stated limit, first plans are made at once, and others are tried
+            that is not stated is 64 MiB. Within a stated limit, heuristic plans are made at once, and others are tried
             while the program runs. `tune='first'` measures before the first run instead. `memory_limit` bounds live
             bytes and workspace together.
 

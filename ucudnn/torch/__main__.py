@@ -23,7 +23,7 @@ Without a limit, PyTorch's own kernels run first. While the program runs, others
 its steps leaves, and they replace PyTorch's where they are faster.
 
 Within a limit, each convolution, forward and backward, is divided into micro-batches that fit and computed by the
-algorithms of cuDNN that are fastest within it. On a GPU the first plans come from cuDNN's heuristics, and faster ones
+algorithms of cuDNN that are fastest within it. On a GPU, heuristic plans are made at once, and faster ones
 replace them while the program runs. With --tune first, and on the CPU, the first call of each shape measures and plans.
 Measurements are kept, so the next run plans at once. A convolution that cannot be computed in this way is left to
 PyTorch.

@@ -1,8 +1,8 @@
 """Makes interceptors: wrong options are refused at once, and a device is opened when it is first used.
 
 There are three kinds. One plans each kernel before its first run, from measurements. One lets PyTorch's own kernels run
-first and tries others within the memory that they leave. One lets first plans run within a stated limit, which are made
-at once, and tries others within that limit.
+first and tries others within the memory that they leave. One makes heuristic plans at once within a stated limit, and
+tries others within that limit.
 """
 
 import logging
@@ -88,7 +88,7 @@ def stated_interceptor(
 
     Args:
         settings: the settings; every field counts.
-        tune: 'first' measures kernels before their first run. 'program' makes a first plan at once, and tries others
+        tune: 'first' measures kernels before their first run. 'program' makes heuristic plans at once, and tries others
             while the program runs. None is 'program' on GPUs, unless something is stated that only measurements before
             the first run obey: the total workspace, the policy, devices, an effort and the like.
         memory_limit: limit of live bytes and workspace together. The workspace limit is then as high if none is stated.
@@ -240,7 +240,7 @@ def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoIn
 def _tuned(
     settings: Settings, share: float, planned: Interceptor | None = None, memory_limit_bytes: int | None = None
 ) -> AutoInterceptor:
-    """Return an interceptor that tunes a program; without first plans of `planned`, PyTorch's own kernels run first."""
+    """Return an interceptor that tunes a program; without `planned`, PyTorch's own kernels run first."""
     candidates = _candidates_of(settings)
     _refuse_without_gpu()
 

@@ -1,4 +1,4 @@
-"""Tests of the heuristic mode: it chooses a configuration, checks it, and loses little time on a recorded GPU."""
+"""Tests of heuristic mode: it chooses a configuration, checks it, and loses little time on a recorded GPU."""
 
 from dataclasses import replace
 from math import exp, log

@@ -1,4 +1,4 @@
-"""Plans of nearby sizes: which one serves, and that first plans ask no heuristics where one does."""
+"""Plans of nearby sizes: which one serves, and that heuristic plans ask no heuristics where one does."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Engines that add a bias within a stated limit: tried against the first plan, adopted, gated, saved and loaded."""
+"""Engines that add a bias within a stated limit: tried against the heuristic plan, adopted, gated, saved and loaded."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ def test_an_engine_that_adds_the_bias_replaces_the_first_plan_within_the_limit(s
         host.forget()
         assert_near(one.step(), one.expected)
         assert fused_calls(one) is None
-        assert additions(one) == 1, "a first plan is the one without the bias"
+        assert additions(one) == 1, "a heuristic plan is the one without the bias"
         settle(one)
         site = biased_site(one)
         assert site.adopted.configuration.parts[0].size < 8, "divided to fit the limit"
@@ -167,7 +167,7 @@ def test_such_engines_are_not_tried_among_deterministic_algorithms_or_in_a_captu
         settle(one)
         assert additions(one) == 0
         with torch.backends.cudnn.flags(enabled=True, deterministic=True):
-            assert additions(one) == 1, "by the heuristic mode, as before"
+            assert additions(one) == 1, "by heuristic mode, as before"
         handle_of(one).plans.epoch += 1  # as if other plans had come
         host.captures, host.stream = True, 0x40
         assert additions(one) == 0

@@ -435,7 +435,7 @@ def test_whole_steps_are_compared_behind_the_gate_whose_plans_take_turns(trying,
     assert len(counted) == sum(counts for counts, *_ in seen), "steps whose times count make no calls in Python"
     assert len(counted) >= 3 * 2 * 4, "three blocks of four steps with a set, and as many without"
     first, compared = ({launched for uses, launched in counted if uses is turn} for turn in (False, True))
-    assert len(first) == 1, "the first plans come back each time"
+    assert len(first) == 1, "the heuristic plans come back each time"
     assert compared
     assert compared.isdisjoint(first)
     assert any(arrived for counts, _, arrived, _ in seen if not counts), "where plans change"

@@ -120,7 +120,7 @@ def test_graphs_within_a_stated_limit_have_its_plans_and_what_they_use_is_kept(t
     with one.enable() as on:
         assert_near(warm_up(one, host), expected)
         calls = on.report().calls
-        assert calls == 18, "first plans are made before the capture"
+        assert calls == 18, "heuristic plans are made before the capture"
         host.forget()
         assert_near(capture(one, host), expected)
         assert on.report().calls == calls + 6

@@ -1,4 +1,4 @@
-"""Programs within stated limits: first plans at once, others tried on the program's own calls, and bytes counted."""
+"""Programs within stated limits: heuristic plans at once, others tried on the program's calls, and bytes counted."""
 
 from random import Random
 
@@ -77,7 +77,7 @@ def test_faster_plans_replace_the_first_ones_within_the_limit_and_the_handle_com
         assert not measured
         assert max(host.allocated) <= LIMIT + LATER
         for each in report.kernels:
-            assert each.time_ms < each.stock_ms, "the first plan's time"
+            assert each.time_ms < each.stock_ms, "the heuristic plan's time"
             assert each.parts > 1
             assert each.workspace_bytes <= LIMIT == each.room_bytes
         adopted = {site.problem for site in one.tuner.sites.values() if site.adopted is not None}
@@ -113,7 +113,7 @@ def test_plans_of_tensors_that_are_copied_first_are_replaced_like_others(stated,
     with one.enable():
         run(one)
         sites = one.tuner.sites.values()
-        assert len(sites) == 5, "none is left to its first plan"
+        assert len(sites) == 5, "none is left to its heuristic plan"
         assert all(each.stock_ms and each.candidates for each in sites)
         adopted = [each.problem for each in sites if each.adopted is not None]
         assert len(adopted) >= 4
@@ -244,7 +244,7 @@ def test_nothing_is_tried_among_deterministic_algorithms(stated, monkeypatch):
             assert_near(one.step(), one.expected)
         (report,) = on.report().tuned
         assert not report.seen
-        assert on.report().calls == 30 * 5, "all by the heuristic mode"
+        assert on.report().calls == 30 * 5, "all by heuristic mode"
         assert one.program.stock_calls == 0
 
 

@@ -1,4 +1,4 @@
-"""Programs within stated limits whose host bounds them: first plans of one launch stay, and nothing is tried."""
+"""Programs within stated limits whose host bounds them: heuristic plans of one launch stay, and nothing is tried."""
 
 import pytest
 

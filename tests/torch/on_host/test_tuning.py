@@ -204,7 +204,7 @@ def test_where_no_memory_is_free_for_another_output_candidates_are_checked_in_th
     with one.enable() as on:
         run(one)
         (report,) = on.report().tuned
-        assert len(report.kernels) == replaced, "a first plan within the limit is as fast"
+        assert len(report.kernels) == replaced, "a heuristic plan within the limit is as fast"
         assert "checked" in report.outcomes
         assert NO_MEMORY not in report.outcomes
         assert all(each.in_turn for site in one.tuner.sites.values() for each in site.candidates if each.rough_ms < inf)

@@ -1,4 +1,4 @@
-"""Which first plans leave it to the host's pace whether others are tried."""
+"""Which heuristic plans leave it to the host's pace whether others are tried."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace

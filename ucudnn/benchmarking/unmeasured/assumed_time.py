@@ -1,6 +1,6 @@
 """The time that is assumed of an algorithm before anything is measured: enough to choose between divisions.
 
-The numbers of the model were fitted to the plans that the heuristic mode makes of 117 kernels within 4 to 128 MiB on a
+The numbers of the model were fitted to the plans that heuristic mode makes of 117 kernels within 4 to 128 MiB on a
 recorded H200. A call takes at least some time. Tensor cores compute faster than other units, but fill up groups of
 channels. Few outputs do not keep a GPU busy. And of two algorithms of a kind, the one that heuristics name first is
 assumed to be the faster one.

@@ -1,4 +1,4 @@
-"""The heuristic mode: plans without a measured time, by the order of heuristics, by workspaces and by assumed times.
+"""Heuristic mode: plans without a measured time, by the order of heuristics, by workspaces and by assumed times.
 
 Problems that must repeat to the bit get such plans, because a measured time differs from run to run, so a plan that
 depends on it does, too. Others get them where nothing is measured before the first run. A plan depends on nothing but

@@ -27,7 +27,7 @@ class StepComparison:
 
     Args:
         times: reads the times of steps.
-        must_be_certain: whether a set is chosen only if it is certainly faster. Where first plans stay else, what
+        must_be_certain: whether a set is chosen only if it is certainly faster. Where heuristic plans stay else, what
             kernels were timed at says more for a set than for those, because heuristics alone chose them.
         unsteady_steps: the first steps with other kernels than before, whose times tell nothing.
 

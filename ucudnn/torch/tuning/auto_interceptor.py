@@ -1,4 +1,4 @@
-"""The interceptor that tunes: PyTorch's own kernels, or first plans, run until others were found to be faster."""
+"""The interceptor that tunes: PyTorch's own kernels, or heuristic plans, run until others were found to be faster."""
 
 import atexit
 from collections.abc import Callable
@@ -42,7 +42,7 @@ OpenTuner = Callable[[int], Tuner]
 
 @final
 class AutoInterceptor:
-    """Tunes a program while it runs; until then, and where nothing is gained, PyTorch or a first plan computes.
+    """Tunes a program while it runs; until then, and where nothing is gained, PyTorch or a heuristic plan computes.
 
     Args:
         open_tuner: opens the tuner of a device.
@@ -50,7 +50,7 @@ class AutoInterceptor:
         aten: PyTorch's own kernels.
         changed: called between steps when other operators are wanted; see `operators` and `open_gate`.
         library: builds the gate, through which calls that are passed on do not come to Python; None goes without.
-        planned: computes by first plans, as the gate does while others are tried and by adopted ones once all is
+        planned: computes by heuristic plans, as the gate does while others are tried and by adopted ones once all is
             settled; None if PyTorch's own kernels run.
 
     Attributes:
@@ -58,7 +58,7 @@ class AutoInterceptor:
         aten: PyTorch's own kernels.
         names: names of layers; plans do not depend on them.
         fallbacks: what can never be computed here, by reason.
-        planned: computes by first plans; None if PyTorch's own kernels run.
+        planned: computes by heuristic plans; None if PyTorch's own kernels run.
         opener: decides which operators are wanted.
     """
 
@@ -129,7 +129,7 @@ class AutoInterceptor:
             self._step_ended_in_call()
 
     def handles(self) -> dict[torch.device, Handle]:
-        """Return the handles of first plans, by device; none if PyTorch's own kernels run."""
+        """Return the handles of heuristic plans, by device; none if PyTorch's own kernels run."""
         return {} if self.planned is None else self.planned.handles()
 
     def problems(self) -> list[ConvolutionProblem]:
@@ -189,7 +189,7 @@ class AutoInterceptor:
                 x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
                 benchmark, deterministic, enabled, allow_tf32,
             )  # fmt: skip
-        if call.copied is not None:  # before anything is timed, and also where the first plan computes then
+        if call.copied is not None:  # before anything is timed, and also where the heuristic plan computes then
             x, weight = x.contiguous(memory_format=call.copied), weight.contiguous(memory_format=call.copied)
         stock = partial(
             self._pass_forward, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
@@ -247,7 +247,7 @@ class AutoInterceptor:
 
     def _keep(self, calls: CallTable, key: tuple[Any, ...], call: TunedCall) -> None:
         calls.keep(key, call)
-        if call.reason and self.planned is None:  # a first plan may compute it all the same
+        if call.reason and self.planned is None:  # a heuristic plan may compute it all the same
             self.fallbacks.add(call.reason)
 
     def _tuner(self, ordinal: int) -> Tuner:

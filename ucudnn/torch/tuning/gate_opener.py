@@ -24,7 +24,7 @@ _LOG = logging.getLogger("ucudnn.torch")
 _LEAST_STEPS = 16  # until the gate is opened again for the first time, and then twice as many each time
 _LOOKS_IN_A_STEP = 4  # another step for so many looks, because each takes 0.1 to 0.2 ms when the gate is opened
 _TRIES = {TuningPhase.TRYING}
-_TRIES_PLANS = {*TuningPhase} - {TuningPhase.WATCHING, TuningPhase.SETTLED}  # in which first plans last
+_TRIES_PLANS = {*TuningPhase} - {TuningPhase.WATCHING, TuningPhase.SETTLED}  # in which heuristic plans last
 
 
 class GateUse(Enum):
@@ -65,7 +65,7 @@ class GateOpener:
 
     Args:
         library: builds the gate; None goes without.
-        planned: computes by first plans, as the gate does while others are tried and by adopted ones once all is
+        planned: computes by heuristic plans, as the gate does while others are tried and by adopted ones once all is
             settled; None if PyTorch's own kernels run.
         tracker: says where steps end.
         tables: what becomes of forward and backward calls.
@@ -216,7 +216,7 @@ class GateOpener:
     def step_ended(self, phases: AbstractSet[TuningPhase]) -> None:
         """Note what tuners do after a step; called until nothing is tried any more.
 
-        First plans last from the first step on: only calls in which others are tried come to Python. But all calls do
+        Heuristic plans last from the first step on: only calls in which others are tried come to Python. But all do
         where they are watched. Whole steps are compared later. Plans last for some steps then, behind which the gate
         takes those that have changed. PyTorch's own kernels and others are compared in Python.
         """

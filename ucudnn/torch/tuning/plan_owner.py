@@ -1,4 +1,4 @@
-"""The owner of plans while a program is tuned within a stated limit: the handle, which makes the first plans."""
+"""The owner of plans while a program is tuned within a stated limit: the handle, which makes the heuristic plans."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -60,7 +60,7 @@ class PlanOwner:
         return self._known_plans != before
 
     def paces(self, *, gated: bool | None, steps: int) -> bool | None:
-        """Return whether to find out if the host bounds the program, whose first plans stay then; None for not yet.
+        """Return whether to find out if the host bounds the program, whose heuristic plans stay then; None for not yet.
 
         A plan of many launches may be what keeps the host busy, so that others are tried. Calls in Python may be, too.
         And ranks have their gates in different steps, so that one would be delayed with another.
@@ -85,7 +85,7 @@ class PlanOwner:
     def is_final(self, problem: ConvolutionProblem) -> bool:
         """Return whether nothing is tried for a problem: its plan was loaded or measured, or PyTorch computes it.
 
-        A first plan has no bias, which PyTorch adds.
+        A heuristic plan has no bias, which PyTorch adds.
         """
         handle, plain = self._handle(), problem.without_bias()
         with handle.backend.lock:
@@ -119,7 +119,7 @@ class PlanOwner:
         configurations: Mapping[ConvolutionProblem, Configuration],
         take: Callable[[ConvolutionProblem, Configuration], _Taken],
     ) -> list[_Taken]:
-        """Give the handle configurations of problems, and return what it answers; where it refuses, a first plan stays.
+        """Give the handle configurations of problems, and return its answers; if it refuses, a heuristic plan stays.
 
         Where another kernel adds the bias, the configuration is that of the convolution without it. Calls that have no
         bias decide about that last.

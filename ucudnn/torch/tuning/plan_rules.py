@@ -1,4 +1,4 @@
-"""The rules of the gate for calls that first plans, or plans that were adopted, compute within a stated limit."""
+"""The rules of the gate for calls that heuristic plans, or plans that were adopted, compute within a stated limit."""
 
 from array import array
 from collections.abc import Mapping

@@ -144,7 +144,7 @@ class _Way:
         self._seen = dict.fromkeys(outputs, 0)
         self._transposed = call.transposed
         self._bias_as = call.bias_as
-        # Memory is taken in the order of PyTorch, or of first plans.
+        # Memory is taken in the order of PyTorch, or of heuristic plans.
         self._order = (_DGRAD, _WGRAD) if tuner.owner is None else (_WGRAD, _DGRAD)
         self._watches = watches
         problems = {at: each.site.problem for at, each in outputs.items()}
@@ -334,7 +334,7 @@ def backward_of(
 
 
 def _reason(flags: Flags, tuner: Tuner, copied: torch.memory_format | None) -> str:
-    """Return why PyTorch computes calls for good; '' if it need not. First plans copy tensors as PyTorch does."""
+    """Return why PyTorch computes calls for good; '' if it need not. Heuristic plans copy tensors as PyTorch does."""
     if flags.deterministic:
         return "deterministic algorithms are asked for, and nothing is tried among them"
     return "" if copied is None or tuner.owner is not None else "the tensors differ in their memory format"

@@ -65,7 +65,7 @@ class Tuner:
             candidates ('listing'), for plans ('building'), and for the slowest plan ('slowest').
         gain: time of a step with adopted kernels over PyTorch's own; None if that was not compared.
         awaits: returns whether something is awaited that makes adopted kernels cheaper to call, before any comparison.
-        gated: returns whether calls by first plans cost what they do once all is settled; None if they may do so soon.
+        gated: returns whether calls by heuristic plans cost what they do in the end; None if they may do so soon.
     """
 
     def __init__(
