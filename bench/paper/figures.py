@@ -166,7 +166,7 @@ def draw_one_byte(table: Table, path: Path) -> None:
     places = table.places("plan")
     series = {plan: [table.ms(rows[plan]) if plan in rows else None for rows in places.values()] for plan in ONE_BYTE}
     draw_groups(
-        ["\n".join(each) for each in places], series, path, ylabel=f"{table.kind} time in ms", title=table.title
+        ["\n".join(each) for each in places], path, series, ylabel=f"{table.kind} time in ms", title=table.title
     )
 
 

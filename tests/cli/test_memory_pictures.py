@@ -6,9 +6,10 @@ import pytest
 
 from tests.support.step_graphs import small_line
 from ucudnn.cli import memory_pictures
-from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.cli.memory_pictures import PictureOptions
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
-from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.pools.planned import PlannedPool
+from ucudnn.memory.reports.comparison import compare_policies
 
 
 @pytest.fixture
@@ -22,35 +23,36 @@ def pictures(monkeypatch):
 
 @pytest.fixture
 def planned():
+    """Return a plan's row in the table, and its costs."""
     builder = small_line()
     costs = builder.costs()
-    return find_policy("vdnn-all-p").plan(builder.graph(), costs, None), costs
+    (row,) = compare_policies(builder.graph(), costs, None, ["vdnn-all-p"]).rows
+    return row, costs
 
 
 def test_the_lanes_are_the_simulations_queues(pictures, planned):
-    plan, costs = planned
-    memory_pictures.draw_timeline(plan, costs, "line.png")
+    row, costs = planned
+    PictureOptions(timeline="line.png").draw(row, costs)
     ((picture, path, title),) = pictures
-    done = simulate(plan, costs)
     assert path == "line.png"
     assert "vdnn-all-p" in title
     assert [*picture.lanes] == ["compute", "D2H", "H2D"]
-    assert sum(map(len, picture.lanes.values())) == len(done.timeline)
+    assert sum(map(len, picture.lanes.values())) == len(row.done.timeline)
     assert {kind for kind, *_ in picture.lanes["compute"]} == {"forward", "backward"}
     assert {kind for kind, *_ in picture.lanes["D2H"]} == {"to the host"}
     assert {kind for kind, *_ in picture.lanes["H2D"]} == {"from the host"}
-    assert max(end for work in picture.lanes.values() for *_, end in work) == done.time_ms == picture.end_ms
-    assert picture.memory == done.memory
+    assert max(end for work in picture.lanes.values() for *_, end in work) == row.done.time_ms == picture.end_ms
+    assert picture.memory == row.done.memory
     assert [name for name, _ in picture.phases] == ["forward", "backward"]
 
 
 @pytest.mark.parametrize("pool", ["best fit", "two-ended", "planned"])
 def test_pieces_that_are_alive_together_share_no_address(pictures, planned, pool):
-    plan, costs = planned
-    memory_pictures.draw_address_map(plan, costs, pool, "map.png")
+    row, costs = planned
+    PictureOptions(addresses="map.png", pool=pool).draw(row, costs)
     ((picture, _, title),) = pictures
     assert title.endswith(f"{pool} pool")
-    assert len(picture.pieces) == len(simulate(plan, costs).lifetimes) > 5
+    assert len(picture.pieces) == len(row.done.lifetimes) > 5
     assert {kind for kind, *_ in picture.pieces} == {"made in forward", "made in backward", "back from the host"}
     for index, (_, address, size, begin, end) in enumerate(picture.pieces):
         assert 0 <= begin <= end <= picture.end_ms
@@ -90,10 +92,12 @@ def test_a_picture_is_of_the_plan_that_the_table_has_and_nothing_is_planned_agai
         return plans[-1]
 
     monkeypatch.setattr(CheckpointPolicy, "plan", counted)
-    assert call("--policy", "checkpoint", "--timeline", "queues.svg") == (0, "")
-    ((_, _, title),) = pictures
-    assert "checkpoint" in title
-    assert len(plans) == 1
+    placed, place = [], PlannedPool.place
+    monkeypatch.setattr(PlannedPool, "place", lambda pool, lives: placed.append(lives) or place(pool, lives))
+    files = ("--timeline", "queues.svg", "--addresses", "pool.svg")
+    assert call("--policy", "checkpoint", *files) == (0, "")
+    assert all("checkpoint" in title for _, _, title in pictures)
+    assert (len(pictures), len(plans), len(placed)) == (2, 1, 1)
 
 
 def test_the_plan_of_auto_is_drawn(call, pictures):

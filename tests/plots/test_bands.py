@@ -9,9 +9,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 from ucudnn.errors import InvalidValueError
-from ucudnn.plots import MemoryPicture, PolicyPoint, draw_front, draw_memory
-from ucudnn.plots.bands import GIB, _thickest, front_figure, memory_figure
-from ucudnn.plots.style import STYLE
+from ucudnn.plots import MemoryPicture, draw_front, draw_memory
+from ucudnn.plots.bands import _thickest, front_figure, memory_figure
+from ucudnn.plots.style import GIB, STYLE
 
 MAGIC = {"png": b"\x89PNG", "pdf": b"%PDF-", "svg": b"<?xml"}
 
@@ -79,8 +79,8 @@ def test_names_inside_lie_in_their_band():
 
 def test_fronts_are_labelled_lines_from_small_peaks_to_large_ones():
     fronts = {
-        "stock": [PolicyPoint(8 * GIB, 10.0)],
-        "checkpoint": [PolicyPoint(6 * GIB, 12.0), PolicyPoint(4 * GIB, 15.0)],
+        "stock": [(8 * GIB, 10.0)],
+        "checkpoint": [(6 * GIB, 12.0), (4 * GIB, 15.0)],
     }
     figure = front_figure({**fronts, "none": []}, [("floor 2 GiB", 2 * GIB)], "title")
     (axes,) = figure.axes
@@ -89,10 +89,10 @@ def test_fronts_are_labelled_lines_from_small_peaks_to_large_ones():
 
 
 def test_names_of_policies_cover_neither_each_other_nor_a_point():
-    near = {f"vdnn-ext-all-{index}": [PolicyPoint((20 + index % 3) * GIB, 900.0 + 25 * index)] for index in range(9)}
+    near = {f"vdnn-ext-all-{index}": [((20 + index % 3) * GIB, 900.0 + 25 * index)] for index in range(9)}
     lines = {
-        "swap-capped": [PolicyPoint((12 + 2 * index) * GIB, 1200.0 - 90 * index) for index in range(9)],
-        "stock": [PolicyPoint(31 * GIB, 300.0)],
+        "swap-capped": [((12 + 2 * index) * GIB, 1200.0 - 90 * index) for index in range(9)],
+        "stock": [(31 * GIB, 300.0)],
     }
     figure = front_figure(near | lines, [("floor", 12 * GIB)], "title")
     figure.draw_without_rendering()
@@ -110,7 +110,7 @@ def test_names_of_policies_cover_neither_each_other_nor_a_point():
 @pytest.mark.parametrize("suffix", [*MAGIC])
 def test_files_have_the_format_of_their_suffix(tmp_path, suffix):
     draw_memory(picture(), tmp_path / f"a.{suffix}", title="memory")
-    draw_front({"stock": [PolicyPoint(GIB, 1.0)]}, tmp_path / f"b.{suffix}")
+    draw_front({"stock": [(GIB, 1.0)]}, tmp_path / f"b.{suffix}")
     for name in "ab":
         assert (tmp_path / f"{name}.{suffix}").read_bytes().startswith(MAGIC[suffix])
 

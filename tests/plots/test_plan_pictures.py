@@ -6,8 +6,8 @@ import pytest
 from matplotlib import rc_context
 
 from ucudnn.plots import AddressPicture, QueuePicture
-from ucudnn.plots.plan_pictures import GIB, addresses_figure, queues_figure
-from ucudnn.plots.style import STYLE
+from ucudnn.plots.plan_pictures import addresses_figure, queues_figure
+from ucudnn.plots.style import GIB, STYLE
 
 
 @pytest.fixture(autouse=True)

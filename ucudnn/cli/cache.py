@@ -1,7 +1,5 @@
 """`ucudnn cache`: commands that show, check, prune and clear the database of measurements."""
 
-import json
-from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -11,8 +9,10 @@ import typer
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.help_text import CommandLine
-from ucudnn.cli.options import DatabaseOption, JsonOption, settings_of
-from ucudnn.reporting.terminal import print_cache, print_text
+from ucudnn.cli.options import DatabaseOption, JsonOption, option, settings_of
+from ucudnn.errors import InvalidValueError
+from ucudnn.networks.tables import load_network
+from ucudnn.reporting.terminal import print_cache, print_json, print_text
 
 _MOST_DAYS = 36_525  # a hundred years
 
@@ -30,8 +30,7 @@ def show(context: typer.Context, database: DatabaseOption = None, as_json: JsonO
     opened = open_database(settings_of(context).database, read_only=True)
     summaries = opened.machines()
     if as_json:
-        machines = [asdict(each) for each in summaries]
-        print_text(json.dumps({"path": str(opened.path), "machines": machines}, indent=2))
+        print_json({"path": str(opened.path), "machines": [asdict(each) for each in summaries]})
     else:
         print_cache(str(opened.path), summaries)
 
@@ -50,9 +49,25 @@ def check(context: typer.Context, database: DatabaseOption = None) -> None:
 def prune(
     context: typer.Context,
     older_than: Annotated[
-        int,
-        typer.Option(metavar="DAYS", min=0, max=_MOST_DAYS, help="Delete measurements older than this."),
-    ] = 90,
+        int | None,
+        option(
+            "DAYS",
+            "Delete measurements older than this; default: 90, or any age with --network or --problem.",
+            min=0,
+            max=_MOST_DAYS,
+        ),
+    ] = None,
+    network: Annotated[
+        list[str] | None, option("NETWORK", "Delete those of a network's layers; may be repeated.")
+    ] = None,
+    problem: Annotated[
+        list[str] | None,
+        option(
+            "TEXT",
+            "Delete those of problems with TEXT in their name, such as 'Forward 16x3x224x224', at any mini-batch; may"
+            " be repeated.",
+        ),
+    ] = None,
     database: DatabaseOption = None,
 ) -> None:
     """Delete old measurements.

@@ -1,11 +1,10 @@
 """`ucudnn doctor`: what this machine has for ucudnn, what is missing, and the line that installs it."""
 
 import importlib
-import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
@@ -15,14 +14,13 @@ from typing import Any, final
 import typer
 
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import Backend
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.benchmarking.storage.store import OFF, default_path, open_database
 from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import BackendOption, DatabaseOption, JsonOption, settings_of
 from ucudnn.errors import DatabaseError, UcudnnError
 from ucudnn.native.build import find_compiler, header_folders
-from ucudnn.reporting.terminal import print_text
+from ucudnn.reporting.terminal import print_json, print_text
 from ucudnn.settings import Settings, variables_set
 from ucudnn.units import format_bytes, shortened
 
@@ -64,7 +62,10 @@ def doctor(
     The exit status is 1 where a part is there and broken. A part that is missing is no error.
     """
     findings = examine(lambda: settings_of(context))
-    print_text(as_json_text(findings) if as_json else as_text(findings))
+    if as_json:
+        print_json({each.part: {**asdict(each), "state": each.state.value} for each in findings})
+    else:
+        print_text(as_text(findings))
     if any(each.state is PartState.BROKEN for each in findings):
         raise typer.Exit(1)
 
@@ -72,18 +73,21 @@ def doctor(
 def examine(read: Callable[[], Settings]) -> list[Diagnosis]:
     """Return what there is of every part that ucudnn can use, in the order in which they build on each other.
 
-    Args:
-        read: returns the settings, whose backend, database and libcudnn are looked for. Settings that cannot be read
-            are a finding; then the defaults count.
+    The settings say which backend, database and libcudnn are looked for. If they cannot be read, that is a finding, and
+    the defaults count.
     """
-    findings = [_python(), _itself()]
+    findings = [
+        Diagnosis("Python", PartState.OK, f"{platform.python_version()} in {sys.executable}, {platform.platform()}"),
+        Diagnosis("ucudnn", PartState.OK, f"{version('ucudnn')} in {Path(__file__).parent.parent}"),
+    ]
     try:
         settings = read()
     except UcudnnError as error:
         findings.append(Diagnosis("settings", PartState.BROKEN, str(error), "correct this value, or leave it out"))
         settings = Settings()
     else:
-        findings += _environment()
+        given = ", ".join(f"{variable}={value}" for variable, value in variables_set().items())
+        findings += [Diagnosis("settings", PartState.OK, given)] if given else []
     findings += [
         _cudnn(settings.cudnn_library),
         _module("CuPy", "cupy", "Handle and the command line need it for GPUs", "cuda13", _cupy),
@@ -107,26 +111,6 @@ def as_text(findings: list[Diagnosis]) -> str:
         if each.remedy:
             lines.append(f"{'':{states + parts + 4}}to do: {each.remedy}")
     return "\n".join(lines)
-
-
-def as_json_text(findings: list[Diagnosis]) -> str:
-    """Return findings as one JSON object, by part."""
-    return json.dumps({each.part: {**asdict(each), "state": each.state.value} for each in findings}, indent=2)
-
-
-def _python() -> Diagnosis:
-    return Diagnosis("Python", PartState.OK, f"{platform.python_version()} in {sys.executable}, {platform.platform()}")
-
-
-def _itself() -> Diagnosis:
-    return Diagnosis("ucudnn", PartState.OK, f"{version('ucudnn')} in {Path(__file__).parent.parent}")
-
-
-def _environment() -> Iterator[Diagnosis]:
-    """Yield a finding that names the variables of ucudnn that are set, if any is."""
-    given = [f"{variable}={value}" for variable, value in variables_set().items()]
-    if given:
-        yield Diagnosis("settings", PartState.OK, ", ".join(given))
 
 
 def _cudnn(path: str | None) -> Diagnosis:
@@ -186,13 +170,8 @@ def _backend(settings: Settings) -> Diagnosis:
         return Diagnosis(
             "backend", PartState.BROKEN, f"{settings.backend}: {error}", "choose another with UCUDNN_BACKEND"
         )
-    conditions = ", ".join(f"{key} {value}" for key, value in _conditions(backend).items())
+    conditions = ", ".join(f"{key} {value}" for key, value in backend.machine().items())
     return Diagnosis("backend", PartState.OK, f"{backend.name} ({conditions})" if conditions else backend.name)
-
-
-def _conditions(backend: Backend) -> Mapping[str, str]:
-    machine: Callable[[], Mapping[str, str]] | None = getattr(backend, "machine", None)
-    return {} if machine is None else machine()
 
 
 def _compiler() -> Diagnosis:
@@ -209,25 +188,25 @@ def _database(path: str | None) -> Diagnosis:
         return Diagnosis("database", PartState.OK, "off: measurements are not kept")
     try:
         file = default_path() if path is None else Path(path)
-    except DatabaseError as error:
-        return Diagnosis("database", PartState.BROKEN, str(error))
-    try:
         file.stat()
-    except FileNotFoundError:
-        there = next(folder for folder in file.absolute().parents if folder.exists())
-        if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            why = f"{shortened(str(file))} cannot be made, because nothing can be written into {shortened(str(there))}"
-            return Diagnosis("database", PartState.BROKEN, why, "UCUDNN_DATABASE names another file, or off")
-        return Diagnosis("database", PartState.OK, f"{file} is not there yet; the first measurement makes it")
-    except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
-        why = getattr(error, "strerror", None) or str(error)
-        return Diagnosis("database", PartState.BROKEN, f"{shortened(str(file))} cannot be opened: {why}")
-    try:
-        database = open_database(path, read_only=True)
+        database = open_database(path, Access.READ)
         wrong = database.check()
         count = sum(each.measurements for each in database.machines())
     except DatabaseError as error:
         return Diagnosis("database", PartState.BROKEN, str(error))
+    except FileNotFoundError:
+        return _new_database(file)
+    except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
+        why = getattr(error, "strerror", None) or str(error)
+        return Diagnosis("database", PartState.BROKEN, f"{shortened(str(file))} cannot be opened: {why}")
     if wrong:
         return Diagnosis("database", PartState.BROKEN, f"{file}: {wrong[0]}", "ucudnn cache check lists all damage")
     return Diagnosis("database", PartState.OK, f"{file}, {format_bytes(file.stat().st_size)}, {count} measurements")
+
+
+def _new_database(file: Path) -> Diagnosis:
+    there = next(folder for folder in file.absolute().parents if folder.exists())
+    if os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        return Diagnosis("database", PartState.OK, f"{file} is not there yet; the first measurement makes it")
+    why = f"{shortened(str(file))} cannot be made, because nothing can be written into {shortened(str(there))}"
+    return Diagnosis("database", PartState.BROKEN, why, "UCUDNN_DATABASE names another file, or off")

@@ -1,29 +1,23 @@
 """`ucudnn memory`: commands for training within a memory budget."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from itertools import chain, repeat
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ucudnn.cli.help_text import CommandLine
+from ucudnn.cli.help_text import CommandLine, choices
 from ucudnn.cli.memory_pictures import PictureOptions
 from ucudnn.cli.memory_run import run_step
 from ucudnn.cli.options import (
     DEFAULT_DEVICE,
-    AlgorithmsOption,
-    DeviceOption,
     JsonOption,
     ModelArgument,
-    ModelBatchOption,
+    OutputOptions,
     PlotOption,
-    StepArgument,
-    StepBatchOption,
+    RecordedOptions,
     StepOptions,
     budget_of,
     option,
@@ -32,19 +26,18 @@ from ucudnn.cli.options import (
 from ucudnn.cli.torch_model import record_model
 from ucudnn.command_line import NoEffect
 from ucudnn.memory.devices.profile import load_device
-from ucudnn.memory.devices.roofline import CHOICES, device_costs
+from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.policies.catalog import AUTO, POLICIES, named_policies
 from ucudnn.memory.reports.comparison import compare_policies, policy_fronts
 from ucudnn.memory.reports.explanation import PeakExplanation, explain
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.file import encode_step
 from ucudnn.memory.step.graph import StepGraph
-from ucudnn.memory.step.liveness import measure_liveness
-from ucudnn.memory.step.shipped import open_measured_step
-from ucudnn.plots import MemoryPicture, PolicyPoint, check_picture, draw_front, draw_memory
+from ucudnn.memory.step.shipped import open_measured_step, shipped_steps
+from ucudnn.plots import MemoryPicture, check_picture, draw_front, draw_memory
 from ucudnn.reporting.output_file import check_output, write_whole
-from ucudnn.reporting.terminal import print_table, print_text, progress
-from ucudnn.units import csv_text, format_bytes, format_ms
+from ucudnn.reporting.terminal import print_json, print_table, print_text, progress
+from ucudnn.units import format_bytes, format_ms
 
 _MODEL_OPTIONS = ("--shape", "--tokens", "--loss", "--optimizer", "--dtype", "--math", "--layout", "--autocast")
 _RULES = (
@@ -55,6 +48,15 @@ _RULES = (
     NoEffect(options=("--budget", "--timeline", "--addresses", "--snapshot"), beside=("--front",)),
     NoEffect(options=("--pool",), without=("--addresses",)),
 )
+
+_StepArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="STEP",
+        help=f"{', '.join(shipped_steps())}, a file of `ucudnn memory record`, or a model in PyTorch, MODULE:CALLABLE.",
+        autocompletion=choices(*shipped_steps()),
+    ),
+]
 
 memory = CommandLine(
     name="memory",
@@ -68,13 +70,10 @@ memory = CommandLine(
 def why(
     context: typer.Context,
     *,
-    step: StepArgument,
-    batch: StepBatchOption = None,
+    step: _StepArgument,
     budget: Annotated[
         str | None, option("SIZE", "Look for mini-batches within this budget; default: the device's memory.")
     ] = None,
-    device: DeviceOption = None,
-    algorithms: AlgorithmsOption = CHOICES[0],
     options: StepOptions,
     plot: PlotOption = None,
     as_json: JsonOption = False,
@@ -94,18 +93,18 @@ def why(
     if plot is not None:
         check_picture(plot)
     limit = budget_of(budget)
-    subject = _Subject.open(context, step, batch, device, algorithms, options)
+    graph, costs_of = _opened(context, step, options)
     with _telling("explaining") as tell:
-        found = explain(subject.graph, subject.costs, limit, progress=tell)
+        found = explain(graph, costs_of, limit, progress=tell)
     if plot is not None:
         _draw(found, plot)
     if as_json:
-        print_text(json.dumps(found.to_dict(), indent=2))
+        print_json(found.to_dict())
         return
     peak = found.liveness.peak_bytes
     for attribute, heading in (("operation", "by operation"), ("layer", "by layer"), ("source", "by source line")):
         rows = [
-            [group.name, str(group.storages), format_bytes(group.size), f"{group.size / peak:.1%}"]
+            [group.name, str(group.storages), format_bytes(group.bytes), f"{group.bytes / peak:.1%}"]
             for group in found.groups(attribute)
         ]
         if attribute != "operation":
@@ -124,8 +123,7 @@ def why(
 def plan_step(
     context: typer.Context,
     *,
-    step: StepArgument,
-    batch: StepBatchOption = None,
+    step: _StepArgument,
     budget: Annotated[
         str | None, option("SIZE", "Memory for the whole step, such as 12GiB; default: the device's.")
     ] = None,
@@ -139,16 +137,13 @@ def plan_step(
             complete=(*POLICIES, AUTO),
         ),
     ] = ",".join(POLICIES),
-    device: DeviceOption = None,
-    algorithms: AlgorithmsOption = CHOICES[0],
     options: StepOptions,
     front: Annotated[
         bool, option(None, "Plan at budgets from the floor to the peak: time against peak.", "--front")
     ] = False,
     points: Annotated[int, option("N", "Budgets of --front.", min=2, max=1000)] = 12,
     pictures: PictureOptions,
-    as_json: JsonOption = False,
-    as_csv: Annotated[bool, option(None, "Print CSV, one line for each plan.", "--csv")] = False,
+    output: OutputOptions,
 ) -> None:
     """Show what policies make of a step within a budget: time, peak, moved bytes, stalls and fragmentation.
 
@@ -168,30 +163,26 @@ def plan_step(
     """
     limit = budget_of(budget)
     names = named_policies(policy)
-    pictures.check(names, [step, device or ""])
-    subject = _Subject.open(context, step, batch, device, algorithms, options)
+    pictures.check(names, [step, options.device or ""])
+    graph, costs_of = _opened(context, step, options)
+    costs = costs_of(graph)
     if front:
-        _show_front(subject, names, points, pictures.plot, as_json, as_csv)
+        with _telling("planning", len(names) * (points + 1)) as tell:  # each policy without a budget, too
+            fronts = policy_fronts(graph, costs, names, points, tell)
+        if pictures.plot is not None:
+            draw_front(fronts.points(), pictures.plot, marks=_marks(fronts.floor_bytes, None), title=fronts.title())
+        output.show(fronts, lambda: print_table(fronts.title(), *fronts.table(), text=("policy",)))
         return
-    costs = subject.costs(subject.graph)
     limit = costs.memory_bytes if limit is None else limit
     with _telling("planning", len(names)) as tell:
-        found = compare_policies(subject.graph, costs, limit, names, tell)
-    if (plan := found.rows[0].plan) is not None:
-        pictures.draw(plan, costs)
+        found = compare_policies(graph, costs, limit, names, tell)
+    pictures.draw(found.rows[0], costs)
     if pictures.plot is not None:
-        dots = {
-            row.policy: [PolicyPoint(row.simulation.peak_bytes, row.simulation.time_ms)]
-            for row in found.rows
-            if row.simulation is not None
-        }
-        draw_front(dots, pictures.plot, marks=_marks(found.floor_bytes, found.budget), title=found.title())
-    if as_json:
-        print_text(json.dumps(found.to_dict(), indent=2))
-    elif as_csv:
-        print_text(found.to_csv())
-    else:
-        print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
+        dots = {row.policy: [(row.done.peak_bytes, row.done.time_ms)] for row in found.rows if row.done is not None}
+        draw_front(dots, pictures.plot, marks=_marks(found.floor_bytes, found.budget_bytes), title=found.title())
+    output.show(
+        found, lambda: print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
+    )
 
 
 @memory.command("record", short_help="Record the step of a PyTorch model to a file.")
@@ -199,8 +190,7 @@ def record_step(
     *,
     model: ModelArgument,
     out: Annotated[Path, option("FILE", "File to write; .gz compresses.")],
-    batch: ModelBatchOption = None,
-    options: StepOptions,
+    options: RecordedOptions,
     measure: Annotated[
         str,
         option("WHERE", "Where times and scratch are measured: cuda, cpu or none; auto: on the GPU if there is one."),
@@ -219,7 +209,7 @@ def record_step(
     """
     check_output(out)
     with _telling("recording") as tell:
-        graph, measured = record_model(model, batch, options, measure, tell)
+        graph, measured = record_model(model, options, measure, tell)
     write_whole(out, encode_step(graph, measured, compress=out.suffix == ".gz"))
     what = f"{len(graph.operations)} operations and {len(graph.storages)} storages of {graph.name}"
     how = "" if measured is None else f", {format_ms(sum(measured.time_ms))} on {measured.device}"
@@ -229,63 +219,35 @@ def record_step(
 memory.command("run", short_help="Train a PyTorch model with policies, and compare them.")(run_step)
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """What a command plans for.
+def _opened(context: typer.Context, name: str, options: StepOptions) -> tuple[StepGraph, Callable[[StepGraph], Costs]]:
+    """Return a step, and what returns its costs at any mini-batch; measured ones grow with the mini-batch.
 
-    Attributes:
-        graph: the step.
-        measured: what was measured of it, where that counts.
-        measured_batch: the mini-batch at which it was.
-        device: name of the device profile that counts where nothing was measured.
-        algorithms: which algorithms convolutions take on it.
+    Raises:
+        UcudnnError: if there is no such step, model, device or mini-batch, or an option has no effect.
     """
+    typed = typed_options(context)
+    is_model = ":" in name and not _exists(name)
+    present = {option: option for option in typed} | ({_RULES[1].without[0]: name} if is_model else {})
+    for rule in _RULES:
+        rule.refuse(typed, present)
+    device = load_device(options.device or DEFAULT_DEVICE)
+    if is_model:
+        with _telling("recording") as tell:
+            graph, measured = record_model(name, options, "none", tell)
+    else:
+        graph, measured = open_measured_step(name)
+    if measured is not None and options.device is None:
+        _RULES[2].refuse(typed, {_RULES[2].beside[0]: _RULES[2].beside[0]})
+        recorded, batch = measured, graph.batch
 
-    graph: StepGraph
-    measured: Costs | None
-    measured_batch: int
-    device: str
-    algorithms: str
+        def costs_of(sized: StepGraph) -> Costs:
+            return recorded.scaled(sized.batch / batch)
+    else:
 
-    @classmethod
-    def open(
-        cls,
-        context: typer.Context,
-        name: str,
-        batch: int | None,
-        device: str | None,
-        algorithms: str,
-        options: StepOptions,
-    ) -> "_Subject":
-        """Return what the options of a command say.
+        def costs_of(sized: StepGraph) -> Costs:
+            return device_costs(device, sized, options.algorithms)
 
-        Raises:
-            UcudnnError: if there is no such step, model, device or mini-batch, or an option has no effect.
-        """
-        typed = typed_options(context)
-        is_model = ":" in name and not _exists(name)
-        present = {option: option for option in typed} | ({_RULES[1].without[0]: name} if is_model else {})
-        for rule in _RULES:
-            rule.refuse(typed, present)
-        if device is not None:
-            load_device(device)
-        if is_model:
-            with _telling("recording") as tell:
-                graph, measured = record_model(name, batch, options, "none", tell)
-        else:
-            graph, measured = open_measured_step(name)
-        if measured is not None and device is None:
-            _RULES[2].refuse(typed, {_RULES[2].beside[0]: _RULES[2].beside[0]})
-        else:
-            measured = None
-        sized = graph if batch is None else graph.with_batch(batch)
-        return cls(sized, measured, graph.batch, device or DEFAULT_DEVICE, algorithms)
-
-    def costs(self, graph: StepGraph) -> Costs:
-        """Return the costs of the step at any mini-batch; measured ones grow with the mini-batch."""
-        if self.measured is None:
-            return device_costs(load_device(self.device), graph, self.algorithms)
-        return self.measured.scaled(graph.batch / self.measured_batch)
+    return graph if options.batch is None else graph.with_batch(options.batch), costs_of
 
 
 @contextmanager
@@ -313,31 +275,6 @@ def _draw(found: PeakExplanation, path: Path) -> None:
 def _marks(floor: int, budget: int | None) -> list[tuple[str, int]]:
     marks = [(f"floor {format_bytes(floor)}", floor)]
     return marks if budget is None else [*marks, (f"budget {format_bytes(budget)}", budget)]
-
-
-def _show_front(
-    subject: _Subject, names: Sequence[str], points: int, plot: Path | None, as_json: bool, as_csv: bool
-) -> None:
-    graph, costs = subject.graph, subject.costs(subject.graph)
-    with _telling("planning", len(names) * (points + 1)) as tell:  # each policy without a budget, too
-        fronts = policy_fronts(graph, costs, names, points, tell)
-    title = f"{graph.name}, mini-batch {graph.batch}, on {costs.device}"
-    if plot is not None:
-        lines = {name: [PolicyPoint(each.peak_bytes, each.time_ms) for each in found] for name, found in fronts.items()}
-        draw_front(lines, plot, marks=_marks(measure_liveness(graph, costs).floor_bytes, None), title=title)
-    plans = [each for found in fronts.values() for each in found]
-    if as_json:
-        head = {"step": graph.name, "batch": graph.batch, "device": costs.device}
-        print_text(json.dumps({**head, "plans": [asdict(each) for each in plans]}, indent=2))
-    elif as_csv:
-        columns = ("policy", "budget_bytes", "peak_bytes", "time_ms")
-        print_text(csv_text(columns, map(attrgetter(*columns), plans)))
-    else:
-        rows = [
-            [each.policy, format_bytes(each.budget_bytes), format_bytes(each.peak_bytes), format_ms(each.time_ms)]
-            for each in plans
-        ]
-        print_table(title, ["policy", "budget", "peak", "time"], rows, text=("policy",))
 
 
 def _exists(name: str) -> bool:

@@ -9,15 +9,11 @@ from ucudnn.cli.options import PlotOption, option
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.pools.best_fit import BestFitPool
-from ucudnn.memory.pools.placement import Pool
-from ucudnn.memory.pools.planned import PlannedPool
-from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
-from ucudnn.memory.reports.comparison import POOLS
+from ucudnn.memory.pools.placement import Placement
+from ucudnn.memory.reports.comparison import POOLS, PolicyRow, step_title
 from ucudnn.memory.reports.plan_lanes import plan_lanes, plan_phases
 from ucudnn.memory.reports.snapshot import encode_snapshot
 from ucudnn.memory.simulation.result import Lifetime, Simulation
-from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Phase
 from ucudnn.plots import AddressPicture, QueuePicture, check_picture, draw_addresses, draw_queues
@@ -44,15 +40,11 @@ class PictureOptions:
     pool: Annotated[str, option("POOL", f"Pool of --addresses: {', '.join(POOLS)}.")] = POOLS[-1]
 
     def check(self, policies: Sequence[str], inputs: Sequence[str]) -> None:
-        """Check what is asked for before anything is planned.
+        """Refuse what cannot be drawn, before anything is planned.
 
         Args:
             policies: names of the policies that are planned.
-            inputs: files that are read.
-
-        Raises:
-            OutputError: if a file cannot be written, or if two are the same.
-            InvalidValueError: if there is no such pool, or several policies where the plan of one is drawn.
+            inputs: files that are read, and so are not written.
         """
         for picture in (self.plot, self.timeline, self.addresses):
             if picture is not None:
@@ -68,49 +60,43 @@ class PictureOptions:
                 "--timeline, --addresses and --snapshot draw the plan of one policy: give it as --policy NAME"
             )
 
-    def draw(self, plan: MemoryPlan, costs: Costs) -> None:
-        """Write what is drawn of a plan.
-
-        Raises:
-            OutputError: if a file cannot be written.
-        """
+    def draw(self, row: PolicyRow, costs: Costs) -> None:
+        """Write what is drawn of a policy's plan, if it has one."""
+        plan, done = row.plan, row.done
+        if plan is None or done is None:
+            return
+        what = f"{plan.policy}, {format_ms(done.time_ms)}, {format_bytes(done.peak_bytes)}"
+        title = f"{step_title(plan.graph, costs)}: {what}"
         if self.timeline is not None:
-            draw_timeline(plan, costs, self.timeline)
+            draw_queues(_queues(plan, done), self.timeline, title=title)
         if self.addresses is not None:
-            draw_address_map(plan, costs, self.pool, self.addresses)
+            picture = _address_map(plan, done, row.placements[self.pool])
+            draw_addresses(picture, self.addresses, title=f"{title}, {self.pool} pool")
         if self.snapshot is not None:
             write_whole(self.snapshot, encode_snapshot(plan, costs))
 
 
-def draw_timeline(plan: MemoryPlan, costs: Costs, path: Path) -> None:
-    """Draw the three queues of a plan, and the memory below."""
-    done = simulate(plan, costs)
+def _queues(plan: MemoryPlan, done: Simulation) -> QueuePicture:
     marks = [(f"peak {format_bytes(done.peak_bytes)}", done.peak_bytes)]
-    if plan.budget is not None and plan.budget < _NEAR * done.peak_bytes:
-        marks.append((f"budget {format_bytes(plan.budget)}", plan.budget))
-    picture = QueuePicture(
+    if plan.budget_bytes is not None and plan.budget_bytes < _NEAR * done.peak_bytes:
+        marks.append((f"budget {format_bytes(plan.budget_bytes)}", plan.budget_bytes))
+    return QueuePicture(
         lanes=plan_lanes(plan, done),
         memory=done.memory,
         end_ms=done.time_ms,
         marks=marks,
         phases=plan_phases(plan, done),
     )
-    draw_queues(picture, path, title=_title(plan, costs, done))
 
 
-def draw_address_map(plan: MemoryPlan, costs: Costs, pool: str, path: Path) -> None:
-    """Draw where a pool puts the memory of a plan."""
-    made: tuple[Pool, ...] = (BestFitPool(), TwoEndedPool(mobility_in(plan)), PlannedPool())
-    done = simulate(plan, costs)
-    placement = made[POOLS.index(pool)].place(done.lifetimes)
+def _address_map(plan: MemoryPlan, done: Simulation, placement: Placement) -> AddressPicture:
     pieces = [
         (_kind(plan, life), address, life.size, done.event_ms[life.begin], done.event_ms[life.end])
         for address, life in zip(placement.addresses, placement.lifetimes, strict=True)
     ]
-    picture = AddressPicture(
+    return AddressPicture(
         pieces=pieces, extent_bytes=placement.extent_bytes, live_bytes=placement.live_bytes, end_ms=done.time_ms
     )
-    draw_addresses(picture, path, title=f"{_title(plan, costs, done)}, {pool} pool")
 
 
 def _kind(plan: MemoryPlan, life: Lifetime) -> str:
@@ -122,8 +108,3 @@ def _kind(plan: MemoryPlan, life: Lifetime) -> str:
     if kind is ActionKind.RECOMPUTE:
         return "made again"
     return f"made in {'forward' if plan.graph.operations[target].phase is Phase.FORWARD else 'backward'}"
-
-
-def _title(plan: MemoryPlan, costs: Costs, done: Simulation) -> str:
-    step = f"{plan.graph.name}, mini-batch {plan.graph.batch}, on {costs.device}"
-    return f"{step}: {plan.policy}, {format_ms(done.time_ms)}, {format_bytes(done.peak_bytes)}"

@@ -1,6 +1,5 @@
 """`ucudnn memory run`: policies train a PyTorch model on this machine, and are compared."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +8,6 @@ import typer
 from ucudnn.cli.options import (
     JsonOption,
     ModelArgument,
-    ModelBatchOption,
     ModelOptions,
     TrialOptions,
     budget_of,
@@ -21,7 +19,7 @@ from ucudnn.command_line import NoEffect
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.policies.catalog import AUTO, POLICIES
 from ucudnn.plots import check_picture, draw_queues
-from ucudnn.reporting.terminal import print_table, print_text
+from ucudnn.reporting.terminal import print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from ucudnn.memory.torch.comparison.trial_table import TrialTable
@@ -40,7 +38,6 @@ def run_step(
     context: typer.Context,
     *,
     model: ModelArgument,
-    batch: ModelBatchOption = None,
     budget: Annotated[str | None, option("SIZE", "Memory for the whole step, such as 8GiB; default: no bound.")] = None,
     policy: Annotated[
         str,
@@ -77,7 +74,7 @@ def run_step(
         check_picture(timeline)
         if len(names) != 1:
             raise InvalidValueError("--timeline draws the step of one policy: give it as --policy NAME")
-    found = run_policies(model, batch, options, names, limit, trial)
+    found = run_policies(model, options, names, limit, trial)
     try:
         _print(found, as_json)
     finally:  # the picture is drawn even if the output is closed
@@ -89,7 +86,7 @@ def run_step(
 
 def _print(found: "TrialTable", as_json: bool) -> None:
     if as_json:
-        print_text(json.dumps(found.to_dict(), indent=2))
+        print_json(found.to_dict())
     elif found.cells():
         print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
     else:
@@ -97,11 +94,7 @@ def _print(found: "TrialTable", as_json: bool) -> None:
 
 
 def _draw(found: "TrialTable", path: Path) -> None:
-    """Draw the step of the only policy.
-
-    Raises:
-        InvalidValueError: if it has no plan, did not run, or its device cannot be seen.
-    """
+    """Draw the step of the only policy, if it ran by a plan, on a device that can be seen."""
     (result,) = found.results
     if result.figures is None or result.figures.picture is None:
         why = result.reason or "there is no plan, or PyTorch's profiler does not see the device"

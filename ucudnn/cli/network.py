@@ -1,8 +1,7 @@
 """`ucudnn plan`, `time` and `profile`: commands about the convolutions of a network."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import typer
 
@@ -22,29 +21,24 @@ from ucudnn.cli.options import (
     BackendOption,
     BatchOption,
     CandidatesOption,
-    CsvOption,
     DatabaseOption,
     DevicesOption,
-    DtypesOption,
-    ExhaustiveOption,
-    JsonOption,
-    LayoutsOption,
     LimitOptions,
-    MathsOption,
+    MeasuringOptions,
     NetworkArgument,
+    OutputOptions,
     PlanningOptions,
     PolicyOption,
     ProfileOption,
-    RemeasureOption,
     SlabsOption,
     VariantOptions,
+    VariantsOptions,
     option,
     settings_of,
 )
 from ucudnn.cli.subject import Subject, network_on, open_measured
 from ucudnn.cli.torch_model import time_model
 from ucudnn.errors import BackendError, InvalidNetworkError
-from ucudnn.networks.variants import variants
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan, encode_plans, load_plans
@@ -54,7 +48,7 @@ from ucudnn.reporting.machine_load import MachineLoad
 from ucudnn.reporting.output_file import check_output, write_whole
 from ucudnn.reporting.prediction import execute_all, runner
 from ucudnn.reporting.recording_file import add_recording
-from ucudnn.reporting.report import Report, report_kernel
+from ucudnn.reporting.report import report_kernel
 from ucudnn.reporting.terminal import Steps, print_note, print_report, print_text, progress
 from ucudnn.settings import Settings
 
@@ -73,10 +67,8 @@ def plan(
     candidates: CandidatesOption = None,
     computed: VariantOptions,
     planning: PlanningOptions,
-    exhaustive: ExhaustiveOption = False,
-    remeasure: RemeasureOption = False,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    measuring: MeasuringOptions,
+    output: OutputOptions,
 ) -> None:
     """Show the configuration of each kernel of a network, and the predicted times.
 
@@ -92,10 +84,11 @@ def plan(
     subject = Subject.open(network, batch, computed.variant(), settings, candidates)
     if lacking := subject.lacks_sizes(settings.policy):
         print_note(lacking)
-    decisions, _ = _decide(subject, settings, subject.groups(planning.branches), Effort(), exhaustive)
+    decisions, _ = _decide(subject, settings, subject.groups(planning.branches), Effort(), measuring.exhaustive)
     _save(decisions, subject, planning.save_plans)
     reports = [report_kernel(decision) for decision in decisions.kernels]
-    _print(subject.report(decisions, reports, settings), as_json, as_csv)
+    report = subject.report(decisions, reports, settings)
+    output.show(report, lambda: print_report(report))
 
 
 @commands.command(short_help="Measure, plan and run a network, and compare.")
@@ -128,14 +121,10 @@ def time(
             show_default=False,
         ),
     ] = None,
-    exhaustive: ExhaustiveOption = False,
-    remeasure: RemeasureOption = False,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each plan; the median counts.")] = 3,
-    time_limit: Annotated[
-        float, typer.Option(metavar="MS", min=0, help="Time for one measurement of the benchmark.")
-    ] = 50.0,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    measuring: MeasuringOptions,
+    repeats: Annotated[int, option("N", "Runs of each plan; the median counts.", min=1)] = 3,
+    time_limit: Annotated[float, option("MS", "Time for one measurement of the benchmark.", min=0)] = 50.0,
+    output: OutputOptions,
 ) -> None:
     """Benchmark a network's convolutions, plan them, run them undivided and micro-batched, and compare.
 
@@ -156,14 +145,15 @@ def time(
     if planning.save_plans is not None:
         check_output(planning.save_plans)
     if torch:
-        _print(time_model(network, shape, batch, variant, settings, effort, planning.save_plans), as_json, as_csv)
+        summary = time_model(network, shape, batch, variant, settings, effort, planning.save_plans)
+        output.show(summary, lambda: print_text(str(summary)))
         return
     subject = Subject.open(network, batch, variant, settings, candidates)
     computing = subject.backend
     if not isinstance(computing, ComputeBackend):
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
     groups = subject.groups(planning.branches)
-    decisions, benchmark = _decide(subject, settings, groups, effort, exhaustive)
+    decisions, benchmark = _decide(subject, settings, groups, effort, measuring.exhaustive)
     _save(decisions, subject, planning.save_plans)
     load = MachineLoad()
     with progress("executing", len(decisions.kernels)) as step:
@@ -171,39 +161,36 @@ def time(
         decisions, reports = execute_all(
             subject.network.kernels(), decisions, benchmark, settings, groups, run, _loaded(subject, settings)
         )
-    _print(subject.report(decisions, reports, settings, load.others()), as_json, as_csv)
+    report = subject.report(decisions, reports, settings, load.others())
+    output.show(report, lambda: print_report(report))
 
 
 @commands.command(short_help="Record a network here, to plan for it anywhere.")
 def profile(
     context: typer.Context,
+    *,
     network: Annotated[
         str | None, typer.Argument(metavar="[NETWORK]", help=NETWORK_HELP, autocompletion=COMPLETE_NETWORK)
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Record NETWORK to a file, or add it to one; .gz compresses.")
-    ] = None,
+    out: Annotated[Path | None, option("FILE", "Record NETWORK to a file, or add it to one; .gz compresses.")] = None,
     import_from: Annotated[
-        str | None, typer.Option("--import", metavar="FILE", help="Put a profile's measurements into the database.")
+        str | None, option("FILE", "Put a profile's measurements into the database.", "--import")
     ] = None,
     export_to: Annotated[
-        Path | None, typer.Option("--export", metavar="FILE", help="Write this machine's measurements to a profile.")
+        Path | None, option("FILE", "Write this machine's measurements to a profile.", "--export")
     ] = None,
     batch: BatchOption = None,
     policy: PolicyOption = None,
     backend: BackendOption = None,
     candidates: CandidatesOption = None,
-    dtype: DtypesOption = None,
-    math: MathsOption = None,
-    layout: LayoutsOption = None,
+    computed: VariantsOptions,
     every: Annotated[
-        bool, typer.Option("--every", help="Also keep what another algorithm beats in both time and workspace.")
+        bool, option(None, "Also keep what another algorithm beats in both time and workspace.", "--every")
     ] = False,
     slabs: SlabsOption = None,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
-    exhaustive: ExhaustiveOption = False,
-    remeasure: RemeasureOption = False,
+    measuring: MeasuringOptions,
 ) -> None:
     """Record a network's convolutions on this machine, to plan for it on any other.
 
@@ -219,7 +206,9 @@ def profile(
     """
     settings = settings_of(context, RECORD)
     if import_from is not None:
-        _import(import_from, settings)
+        given = load_profile(import_from)
+        count = open_database(settings.database).import_profile(given)
+        print_text(f"{count} measurements of {given.conditions.get('device', 'a machine')} are in the database")
     elif export_to is not None:
         _export(export_to, settings)
     elif network is None or out is None:
@@ -232,19 +221,13 @@ def profile(
             refuse_other_conditions(before, computing.machine())
         recorded = network_on(computing, network, batch)
         requests = record_requests(
-            recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs, backend=computing
+            recorded, computed.variants(), settings.policy, slabs=settings.slabs, backend=computing
         )
         with progress("recording", len(requests)) as step:
-            benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=exhaustive)
+            benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=measuring.exhaustive)
             made = record(recorded.name, requests, benchmark, every=every)
         made = add_recording(made, out)
         print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
-
-
-def _import(path: str, settings: Settings) -> None:
-    given = load_profile(path)
-    count = open_database(settings.database).import_profile(given)
-    print_text(f"{count} measurements of {given.conditions.get('device', 'a machine')} are in the database")
 
 
 def _export(path: Path, settings: Settings) -> None:
@@ -290,22 +273,3 @@ def _save(decisions: Decisions, subject: Subject, path: Path | None) -> None:
             for each in decisions.kernels
         ]
         write_whole(path, encode_plans(saved, subject.backend))
-
-
-class _Result(Protocol):
-    """What a command found: a `Report`, or a `Summary` of PyTorch's convolutions."""
-
-    def to_dict(self) -> dict[str, object]: ...
-
-    def to_csv(self) -> str: ...
-
-
-def _print(result: _Result, as_json: bool, as_csv: bool) -> None:
-    if as_json:
-        print_text(json.dumps(result.to_dict(), indent=2))
-    elif as_csv:
-        print_text(result.to_csv())
-    elif isinstance(result, Report):
-        print_report(result)
-    else:
-        print_text(str(result))

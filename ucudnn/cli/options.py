@@ -1,9 +1,9 @@
 """Options that several commands share, the cases in which one has no effect, and what a command line makes of them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -13,13 +13,13 @@ from ucudnn.command_line import NoEffect, read_settings
 from ucudnn.errors import InvalidSizeError
 from ucudnn.memory.devices.profile import shipped_devices
 from ucudnn.memory.devices.roofline import CHOICES
-from ucudnn.memory.step.shipped import shipped_steps
 from ucudnn.networks.tables import CSV_HEADER, NETWORKS
 from ucudnn.networks.variants import LAYOUT_NAMES, Variant, variants
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType, MathMode
 from ucudnn.profiles.format import shipped_profiles
-from ucudnn.settings import Settings, SolverName, parse_choice
+from ucudnn.reporting.terminal import print_json, print_text
+from ucudnn.settings import Settings, SolverName
 from ucudnn.units import parse_bytes
 
 _COLUMNS = ", ".join(CSV_HEADER.split(","))
@@ -44,10 +44,6 @@ BatchOption = Annotated[
     int | None,
     option("N", "Mini-batch size; default: that of the network or the profile, or 16 where NumPy computes it."),
 ]
-StepBatchOption = Annotated[
-    int | None, option("N", f"Mini-batch size; default: that of the recorded step, {MODEL_BATCH} for a model.")
-]
-ModelBatchOption = Annotated[int | None, option("N", f"Mini-batch size; default: {MODEL_BATCH}.")]
 WORKSPACE = ("--workspace", "--workspace-limit")
 WorkspaceOption = Annotated[
     str | None, option("SIZE", "WR: limit for each kernel, such as 64MiB [UCUDNN_DEFAULT_WORKSPACE_LIMIT].", *WORKSPACE)
@@ -110,51 +106,9 @@ DatabaseOption = Annotated[
 DevicesOption = Annotated[
     str | None, option("DEVICES", "GPUs that measure together: 0,1 or all [UCUDNN_BENCHMARK_DEVICES].")
 ]
-ExhaustiveOption = Annotated[
-    bool, option(None, "Measure every candidate, also those that cannot be part of the best plan.", "--exhaustive")
-]
-RemeasureOption = Annotated[
-    bool, option(None, "Measure everything again, whatever the database has of it [UCUDNN_REMEASURE].", "--remeasure")
-]
 JsonOption = Annotated[bool, option(None, "Print one JSON object.", "--json")]
-CsvOption = Annotated[bool, option(None, "Print CSV, one line for each kernel.", "--csv")]
-DtypesOption = Annotated[
-    list[str] | None, option("TYPE", "float32 (default), float16, ...; may be repeated.", complete=_DTYPES)
-]
-MathsOption = Annotated[
-    list[str] | None, option("MATH", "For float32: tf32 (default), fma; may be repeated.", complete=_MATHS)
-]
-LayoutsOption = Annotated[
-    list[str] | None,
-    option(
-        "LAYOUT", "Channels first (default) or last, the same as NCHW or NHWC; may be repeated.", complete=LAYOUT_NAMES
-    ),
-]
-StepArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="STEP",
-        help=f"{', '.join(shipped_steps())}, a file of `ucudnn memory record`, or a model in PyTorch, MODULE:CALLABLE.",
-        autocompletion=choices(*shipped_steps()),
-    ),
-]
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model in PyTorch, MODULE:CALLABLE, such as torchvision:resnet50.")
-]
-DeviceOption = Annotated[
-    str | None,
-    option(
-        "DEVICE",
-        f"{', '.join(shipped_devices())} or a file; default: the one it was measured on, or {DEFAULT_DEVICE}.",
-        complete=shipped_devices(),
-    ),
-]
-AlgorithmsOption = Annotated[
-    str,
-    option(
-        "CHOICE",
-        f"{CHOICES[0]}: convolutions take a device's fastest algorithms; {CHOICES[1]}: those of least workspace.",
-    ),
 ]
 PlotOption = Annotated[Path | None, option("FILE", "Picture to write: .png, .pdf or .svg.")]
 
@@ -171,13 +125,69 @@ class VariantOptions:
     ] = "first"
 
     def variant(self) -> Variant:
-        """Return the variant.
-
-        Raises:
-            SettingsError: if a value is not known.
-        """
+        """Return the variant, or raise a SettingsError if a value is not known."""
         (found,) = variants([self.dtype], [self.math], [self.layout])
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantsOptions:
+    """In which data types, math modes and layouts convolutions are recorded."""
+
+    dtype: Annotated[
+        list[str] | None, option("TYPE", "float32 (default), float16, ...; may be repeated.", complete=_DTYPES)
+    ] = None
+    math: Annotated[
+        list[str] | None, option("MATH", "For float32: tf32 (default), fma; may be repeated.", complete=_MATHS)
+    ] = None
+    layout: Annotated[
+        list[str] | None,
+        option(
+            "LAYOUT",
+            "Channels first (default) or last, the same as NCHW or NHWC; may be repeated.",
+            complete=LAYOUT_NAMES,
+        ),
+    ] = None
+
+    def variants(self) -> list[Variant]:
+        """Return all combinations, or raise a SettingsError if a value is not known."""
+        return variants(self.dtype, self.math, self.layout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuringOptions:
+    """What is measured again, or though it cannot matter."""
+
+    exhaustive: Annotated[
+        bool, option(None, "Measure every candidate, also those that cannot be part of the best plan.", "--exhaustive")
+    ] = False
+    remeasure: Annotated[
+        bool,
+        option(None, "Measure everything again, whatever the database has of it [UCUDNN_REMEASURE].", "--remeasure"),
+    ] = False
+
+
+class _Printable(Protocol):
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def to_csv(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """In which form a result is printed."""
+
+    as_json: JsonOption = False
+    as_csv: Annotated[bool, option(None, "Print CSV, one line for each kernel or plan.", "--csv")] = False
+
+    def show(self, found: _Printable, table: Callable[[], None]) -> None:
+        """Print a result as it is asked for; `table` prints it for people."""
+        if self.as_json:
+            print_json(found.to_dict())
+        elif self.as_csv:
+            print_text(found.to_csv())
+        else:
+            table()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +236,7 @@ class PlanningOptions:
 class ModelOptions:
     """How a model in PyTorch is trained."""
 
+    batch: Annotated[int | None, option("N", f"Mini-batch size; default: {MODEL_BATCH}.")] = None
     shape: Annotated[str, option("CxHxW", "Shape of one sample of a model's input; 1024 for 1024 tokens.")] = (
         "3x224x224"
     )
@@ -239,7 +250,7 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepOptions(ModelOptions):
+class RecordedOptions(ModelOptions):
     """How a model in PyTorch is trained whose step is recorded."""
 
     keep_gradients: Annotated[
@@ -250,6 +261,30 @@ class StepOptions(ModelOptions):
             "--keep-gradients",
         ),
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(RecordedOptions):
+    """For which step and device commands plan, and how a step that is a model in PyTorch is recorded first."""
+
+    batch: Annotated[
+        int | None, option("N", f"Mini-batch size; default: that of the recorded step, {MODEL_BATCH} for a model.")
+    ] = None
+    device: Annotated[
+        str | None,
+        option(
+            "DEVICE",
+            f"{', '.join(shipped_devices())} or a file; default: the one it was measured on, or {DEFAULT_DEVICE}.",
+            complete=shipped_devices(),
+        ),
+    ] = None
+    algorithms: Annotated[
+        str,
+        option(
+            "CHOICE",
+            f"{CHOICES[0]}: convolutions take a device's fastest algorithms; {CHOICES[1]}: those of least workspace.",
+        ),
+    ] = CHOICES[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,35 +352,13 @@ def typed_options(context: typer.Context) -> dict[str, object]:
 
 
 def settings_of(context: typer.Context, rules: tuple[NoEffect, ...] = (), **instead: Any) -> Settings:
-    """Return the settings that the options of a command make; see `ucudnn.command_line.read_settings`.
-
-    Args:
-        context: the command as it was typed.
-        rules: the options that have no effect in some case.
-        **instead: values by field of `Settings`, in place of what the options say.
-
-    Raises:
-        SettingsError: if an option or a variable has a value that it may not have, or an option has no effect.
-    """
+    """Return the settings that the options of a command make; see `ucudnn.command_line.read_settings`."""
     return read_settings(typed_options(context), rules, **instead)
 
 
 def budget_of(size: str | None) -> int | None:
-    """Return bytes from the value of --budget; None without one.
-
-    Raises:
-        InvalidSizeError: if it is no size; the message names the option.
-    """
+    """Return bytes from the value of --budget, which an InvalidSizeError names; None without one."""
     try:
         return None if size is None else parse_bytes(size)
     except InvalidSizeError as error:
         raise InvalidSizeError(f"--budget: {error}") from error
-
-
-def candidates_of(name: str | None) -> Candidates:
-    """Return candidates from the value of --candidates.
-
-    Raises:
-        SettingsError: if there are none of that name.
-    """
-    return Candidates.BEST if name is None else parse_choice(Candidates, name, "candidates")

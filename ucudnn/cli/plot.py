@@ -68,7 +68,7 @@ class _SubjectOptions:
     database: DatabaseOption = None
 
     def open(self, network: str, settings: Settings) -> Subject:
-        """Return the network and its backend; see `Subject.open`."""
+        """Return the network and its backend."""
         return Subject.open(network, self.batch, self.computed.variant(), settings, self.candidates)
 
 
@@ -241,15 +241,9 @@ class _Planner:
     def decisions(
         self, ways: Mapping[str, Settings], kernels: Sequence[Kernel], groups: Groups = ()
     ) -> dict[str, Decisions]:
-        """Return the decisions under each of several settings, and print which settings are infeasible.
+        """Return the decisions under each of several labelled settings, and print which settings are infeasible.
 
-        Args:
-            ways: settings by label.
-            kernels: the kernels to plan.
-            groups: under WD, which layers may run at the same time; () for all.
-
-        Raises:
-            InfeasibleError: if all are infeasible.
+        If all are, the first InfeasibleError is raised.
         """
         found: dict[str, Decisions] = {}
         failed: dict[str, InfeasibleError] = {}
@@ -296,18 +290,15 @@ class _Planner:
 
     def title(self, *more: str) -> str:
         """Return the title of a picture, such as 'alexnet, mini-batch 256, float16, channels last, NVIDIA H200'."""
-        plain, variant = Variant(), self._subject.variant
-        told = [self._network.name, *more]
-        if self._network.batch is not None:
-            told.append(f"mini-batch {self._network.batch}")
-        if variant.dtype is not plain.dtype:
-            told.append(variant.dtype.value)
-        if variant.math is not plain.math:
-            told.append(variant.math.value)
-        if variant.channels_last:
-            told.append("channels last")
-        backend = self._subject.backend
-        return ", ".join([*told, backend.conditions().get("device", backend.name)])
+        variant, backend, batch = self._subject.variant, self._subject.backend, self._network.batch
+        told = {
+            f"mini-batch {batch}": batch is not None,
+            variant.dtype.value: variant.dtype is not Variant().dtype,
+            variant.math.value: variant.math is not Variant().math,
+            "channels last": variant.channels_last,
+        }
+        device = backend.conditions().get("device", backend.name)
+        return ", ".join([self._network.name, *more, *(text for text, is_told in told.items() if is_told), device])
 
 
 def _limit_texts(limits: Iterable[int]) -> dict[int, str]:

@@ -5,7 +5,8 @@ from typing import final
 
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend
-from ucudnn.cli.options import CUDNN, candidates_of
+from ucudnn.backends.candidates import Candidates
+from ucudnn.cli.options import CUDNN
 from ucudnn.errors import InvalidNetworkError
 from ucudnn.networks.tables import NETWORKS, Network, load_network
 from ucudnn.networks.variants import Variant
@@ -13,7 +14,7 @@ from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions
 from ucudnn.policy import BatchSizePolicy, powers_of_two
 from ucudnn.reporting.report import KernelReport, Report, report_decisions
-from ucudnn.settings import Settings
+from ucudnn.settings import Settings, parse_choice
 
 _CPU_BATCH = 16  # a convolution takes NumPy seconds, and a GPU milliseconds
 
@@ -37,19 +38,7 @@ class Subject:
     def open(
         cls, name: str, batch: int | None, variant: Variant, settings: Settings, candidates: str | None
     ) -> "Subject":
-        """Return the subject of a command.
-
-        Args:
-            name: a known network, or the path of a CSV file.
-            batch: mini-batch size; None for the network's own, or _CPU_BATCH where NumPy computes a known network.
-            variant: data type, math mode and layout.
-            settings: its backend.
-            candidates: the value of --candidates.
-
-        Raises:
-            InvalidNetworkError: if there is no such network.
-            UcudnnError: as `open_measured`.
-        """
+        """Return the subject of a command; `network_on` and `open_measured` say what the arguments are."""
         load_network(name, batch)  # an error of the network comes before one of the backend
         backend = open_measured(settings, candidates, name)
         network = network_on(backend, name, batch, variant)
@@ -81,14 +70,7 @@ class Subject:
     def report(
         self, decisions: Decisions, kernels: list[KernelReport], settings: Settings, other_cpus: float | None = None
     ) -> Report:
-        """Return the report of decisions about the network.
-
-        Args:
-            decisions: the decisions.
-            kernels: their kernels, predicted or executed.
-            settings: the settings that they were made with.
-            other_cpus: how many CPUs other programs used while plans were executed.
-        """
+        """Return the report of decisions about the network, whose kernels were predicted or executed."""
         report = report_decisions(
             decisions,
             kernels,
@@ -109,9 +91,6 @@ def network_on(backend: Backend, name: str, batch: int | None, variant: Variant 
         batch: mini-batch size; None for the network's own, for _CPU_BATCH where NumPy computes a known network, or for
             the largest that was recorded where a recording lacks the network's own.
         variant: data type, math mode and layout, in which a recording may have other sizes; None for the usual ones.
-
-    Raises:
-        InvalidNetworkError: if there is no such network.
     """
     if batch is None and backend.name == "cpu" and name in NETWORKS:
         batch = _CPU_BATCH
@@ -127,19 +106,10 @@ def network_on(backend: Backend, name: str, batch: int | None, variant: Variant 
 def open_measured(settings: Settings, candidates: str | None, network: str | None = None) -> Backend:
     """Return the backend of some settings, with the algorithms that --candidates names.
 
-    Args:
-        settings: the name of the backend, and the libcudnn that it loads.
-        candidates: the value of --candidates.
-        network: the recording that a replay prefers where several hold the same shape.
-
-    Raises:
-        SettingsError: if there are no such candidates, or the backend has no choice of them.
-        BackendUnavailableError: if the backend is not installed.
-        ProfileError: if the profile to replay cannot be read.
+    A replay prefers the recording of `network` where several hold the same shape.
     """
-    backend = open_backend(
-        settings.backend, candidates=candidates_of(candidates), network=network, cudnn_library=settings.cudnn_library
-    )
+    asked = Candidates.BEST if candidates is None else parse_choice(Candidates, candidates, "candidates")
+    backend = open_backend(settings.backend, candidates=asked, network=network, cudnn_library=settings.cudnn_library)
     if candidates is not None:  # 'auto' may have opened the CPU
         CUDNN.refuse(["--candidates"], {f"backend {backend.name}": f"backend {backend.name}"})
     return backend

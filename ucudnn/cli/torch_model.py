@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
-from ucudnn.cli.options import MODEL_BATCH, ModelOptions, StepOptions, TrialOptions
+from ucudnn.cli.options import MODEL_BATCH, ModelOptions, RecordedOptions, TrialOptions
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
@@ -35,14 +35,7 @@ def time_model(
 ) -> "Summary":
     """Run a PyTorch model forward and backward, and return its convolutions' plans and times.
 
-    Args:
-        factory: 'module:callable', which returns the model.
-        shape: the shape of one sample, such as '3x224x224'.
-        batch: mini-batch size, or None.
-        variant: data type, math mode and layout.
-        settings: how the convolutions are planned.
-        effort: the time for one measurement; each plan is repeated as often as a measurement.
-        save_plans: file to which the plans are written, or None.
+    Each plan is repeated as often as a measurement. The arguments are those of `ucudnn.torch.model_timing`.
 
     Raises:
         BackendUnavailableError: if PyTorch is not installed, or has no GPU.
@@ -56,27 +49,23 @@ def time_model(
 
 
 def record_model(
-    model: str, batch: int | None, options: StepOptions, measure: str, tell: Callable[[str], None]
+    model: str, options: RecordedOptions, measure: str, tell: Callable[[str], None]
 ) -> tuple[StepGraph, Costs | None]:
     """Return the training step of a model, and what was measured of it.
 
     Args:
         model: 'module:callable', which returns the model.
-        batch: mini-batch size, or None.
         options: how it is trained.
         measure: the device on which it is measured, 'cuda' or 'cpu'; 'auto' for a GPU where there is one; 'none'.
         tell: a function that is called with what is about to be done.
 
     Raises:
         BackendUnavailableError: if PyTorch is not installed, or it has no such device.
-        InvalidNetworkError: if there is no such model, or it does not take such an input.
-        InvalidValueError: if there is no such loss or optimizer.
-        MemoryError: if the step does not fit the device.
-        StepGraphError: if the step is not affine in its mini-batch.
+        UcudnnError, MemoryError: as `ucudnn.memory.torch.record.record_measured`.
     """
     with _loading():
         from ucudnn.memory.torch.record import measuring_device, record, record_measured
-    recipe = _recipe_of(model, batch, options)
+    recipe = _recipe_of(model, options)
     device = measuring_device(measure)
     with words_aside():
         if device is None:
@@ -85,28 +74,9 @@ def record_model(
 
 
 def run_policies(
-    model: str,
-    batch: int | None,
-    options: ModelOptions,
-    policies: Sequence[str],
-    budget: int | None,
-    trial: TrialOptions,
+    model: str, options: ModelOptions, policies: Sequence[str], budget: int | None, trial: TrialOptions
 ) -> "TrialTable":
-    """Train a model with policies, each in a process of its own, and show the progress.
-
-    Args:
-        model: 'module:callable', which returns the model.
-        batch: mini-batch size, or None.
-        options: how it is trained.
-        policies: names of policies.
-        budget: bytes for the whole step, or None.
-        trial: the device, the steps, and what PyTorch leaves to plans.
-
-    Raises:
-        BackendUnavailableError: if PyTorch is not installed, or it has no such device.
-        InvalidNetworkError: if there is no such model.
-        InvalidValueError: if there is no such loss, optimizer, policy or device.
-    """
+    """Train a model with policies, each in a process of its own and within a budget, and show the progress."""
     given = trial.convolutions
     sizes = "" if given is None else parse_choice(BatchSizePolicy, given, "--convolutions").value
     with _loading():
@@ -114,7 +84,7 @@ def run_policies(
         from ucudnn.memory.torch.comparison.trial_result import TrialSettings
         from ucudnn.memory.torch.comparison.trial_table import compare_trials
         from ucudnn.memory.torch.measuring.training_step import check_recipe
-    recipe = _recipe_of(model, batch, options)
+    recipe = _recipe_of(model, options)
     with words_aside():
         check_recipe(recipe)  # before a process of each policy looks for what it names
     settings = TrialSettings(
@@ -130,29 +100,25 @@ def run_policies(
         return compare_trials(settings, policies, step)
 
 
-def _recipe_of(model: str, batch: int | None, options: ModelOptions) -> "TrainingRecipe":
+def _recipe_of(model: str, options: ModelOptions) -> "TrainingRecipe":
     from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
     from ucudnn.torch.model_timing import parse_shape
 
     return TrainingRecipe(
         model=model,
-        batch=_checked(batch) or MODEL_BATCH,
+        batch=_checked(options.batch) or MODEL_BATCH,
         shape=parse_shape(options.shape, least=1),
         tokens=options.tokens,
         loss=options.loss,
         optimizer=options.optimizer,
         variant=options.computed.variant(),
         autocast=_autocast(options.autocast),
-        gradients_kept=isinstance(options, StepOptions) and options.keep_gradients,
+        gradients_kept=isinstance(options, RecordedOptions) and options.keep_gradients,
     )
 
 
 def _autocast(name: str | None) -> DataType | None:
-    """Return the type to which autocast casts.
-
-    Raises:
-        InvalidValueError: if it casts to no such type.
-    """
+    """Return the type to which autocast casts, or raise an InvalidValueError if it casts to no such type."""
     from ucudnn.memory.torch.measuring.training_step import AUTOCASTS
 
     found = None if name is None else next((each for each in AUTOCASTS if each.value == name.strip().lower()), None)
@@ -163,11 +129,7 @@ def _autocast(name: str | None) -> DataType | None:
 
 
 def _checked(batch: int | None) -> int | None:
-    """Return a mini-batch size, if it is one.
-
-    Raises:
-        InvalidValueError: if it is not from 1 to the largest size of cuDNN.
-    """
+    """Return a mini-batch size, or raise an InvalidValueError if it is not from 1 to the largest size of cuDNN."""
     if batch is not None and not 1 <= batch <= MOST_SIZE:
         raise InvalidValueError(f"--batch {shortened(batch)} is no mini-batch size: give 1 to {MOST_SIZE}")
     return batch
@@ -175,11 +137,7 @@ def _checked(batch: int | None) -> int | None:
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Let PyTorch be loaded; Ctrl-C waits until it is there.
-
-    Raises:
-        BackendUnavailableError: if it cannot be imported.
-    """
+    """Let PyTorch be loaded, or raise a BackendUnavailableError; Ctrl-C waits until it is there."""
     try:
         with interrupts_later():
             yield

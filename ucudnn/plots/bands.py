@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import dist, fsum
 from typing import TYPE_CHECKING, Any
 
-from ucudnn.plots.style import new_figure
+from ucudnn.plots.style import GIB, draw_marks, draw_phases, name_aside, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _Point = tuple[float, float]
 
-GIB = 2**30
 _STAYING = ("#333333", "#6b6b6b", "#9a9a9a", "#c4c4c4")  # what is there during the whole step, at the bottom
 _LAYERS = ("#08306b", "#2171b5", "#6baed6", "#9ecae1", "#c6dbef")  # what is saved, by layer
 _REST = ("#009E73", "#E69F00", "#D55E00", "#CC79A7")  # what comes and goes
@@ -59,9 +58,13 @@ class MemoryPicture:
     peak: str
     phases: Sequence[tuple[str, float]]
 
+    def __bool__(self) -> bool:
+        bands = (*self.staying.values(), *self.saved.values(), *self.rest.values())
+        return self.times_ms[-1] > 0 and any(map(any, bands))
 
-def memory_figure(picture: MemoryPicture, title: str) -> "Figure":
-    """Return the memory of a step over time; see `draw_memory`."""
+
+def memory_figure(picture: MemoryPicture, title: str = "") -> "Figure":
+    """Draw the memory of a training step over time, with a band for each owner."""
     figure, axes = new_figure(title)
     bands = [
         (name, series, color)
@@ -86,15 +89,8 @@ def memory_figure(picture: MemoryPicture, title: str) -> "Figure":
         ha="left" if at < end / 3 else "right" if at > 2 * end / 3 else "center",
     )
     axes.plot([at], [totals[highest]], "v", color="black", markersize=4, clip_on=False)
-    for text, size in picture.marks:
-        axes.axhline(size / GIB, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
-        box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1}
-        axes.annotate(text, (0, size / GIB), (3, 3), textcoords="offset points", bbox=box)
-    for name, begin in picture.phases:
-        axes.axvline(begin, color="#777777", linewidth=0.6, linestyle=":")
-        late = begin > 0.9 * end
-        style: Any = {"color": "#555555", "style": "italic", "ha": "right" if late else "left"}
-        axes.annotate(name, (begin, height), (-3 if late else 3, -9), textcoords="offset points", **style)
+    draw_marks(axes, picture.marks)
+    draw_phases([axes], picture.phases, end, height, -9)
     return figure
 
 
@@ -122,22 +118,7 @@ def _label_bands(
     place = 0.0
     for center, middle, name, color in sorted(beside):
         place = max(place + _STEP * height, center)
-        axes.annotate(
-            name,
-            (middle, center),
-            (end * 1.03, place),
-            va="center",
-            size=7.5,
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color,
-                "linewidth": 0.8,
-                "shrinkA": 1,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
-        )
+        name_aside(axes, name, (middle, center), (end * 1.03, place), color)
 
 
 def _roomiest(
@@ -170,18 +151,18 @@ def _thickest(times: Sequence[float], values: Sequence[float]) -> tuple[int, int
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyPoint:
-    """A plan of a policy: its peak in bytes and its time in milliseconds."""
+def front_figure(
+    fronts: Mapping[str, Sequence[tuple[int, float]]], marks: Sequence[tuple[str, int]] = (), title: str = ""
+) -> "Figure":
+    """Draw the time of a training step against its peak, with a line for each policy.
 
-    peak_bytes: int
-    time_ms: float
-
-
-def front_figure(fronts: Mapping[str, Sequence[PolicyPoint]], marks: Sequence[tuple[str, int]], title: str) -> "Figure":
-    """Return time against peak of policies; see `draw_front`."""
+    Args:
+        fronts: peak in bytes and milliseconds of plans, by the name of their policy.
+        marks: lines across the picture: text and bytes.
+        title: stands above the picture.
+    """
     figure, axes = new_figure(title)
-    drawn = {name: sorted(points, key=lambda each: each.peak_bytes) for name, points in fronts.items() if points}
+    drawn = {name: sorted(points, key=lambda each: each[0]) for name, points in fronts.items() if points}
     families = [*dict.fromkeys(name.partition("-")[0] for name in drawn)]
     shapes = dict.fromkeys(families, 0)
     ends: list[tuple[float, float, str, str]] = []
@@ -189,7 +170,7 @@ def front_figure(fronts: Mapping[str, Sequence[PolicyPoint]], marks: Sequence[tu
         family = name.partition("-")[0]
         color = _FAMILIES[families.index(family) % len(_FAMILIES)]
         shape, shapes[family] = _SHAPES[shapes[family] % len(_SHAPES)], shapes[family] + 1
-        xs, ys = [each.peak_bytes / GIB for each in points], [each.time_ms for each in points]
+        xs, ys = [peak / GIB for peak, _ in points], [time_ms for _, time_ms in points]
         axes.plot(xs, ys, f"{shape}-", color=color, linewidth=1, markersize=4.5, markerfacecolor="none")
         ends.append((ys[0], xs[0], name, color))
     axes.set(xlabel="peak in GiB", ylabel="time of a step in ms")

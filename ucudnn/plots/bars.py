@@ -110,8 +110,15 @@ def _tallest(stacks: Iterable[_Stack]) -> float:
     return max(fsum(stack.values()) for stack in stacks)
 
 
-def layers_figure(bars: Sequence[Bar], title: str) -> "Figure":
-    """Return a figure of stacks of milliseconds; see `draw_layers`."""
+def layers_figure(bars: Sequence[Bar], title: str = "") -> "Figure":
+    """Draw the milliseconds of each layer and operation as a piece of a stack, with a stack for each report.
+
+    Times are executed ones if a report has them, and else predicted ones. A kernel counts as often as it occurs.
+
+    Args:
+        bars: labels and reports; bars whose labels begin with the same line stand together.
+        title: stands above the picture.
+    """
     figure, axes = new_figure(title)
     stacks, kind = _times(bars)
     many = len({layer for stack in stacks for layer, _ in stack}) > _MOST_LAYERS
@@ -121,8 +128,14 @@ def layers_figure(bars: Sequence[Bar], title: str) -> "Figure":
     return figure
 
 
-def division_figure(bars: Sequence[Bar], title: str, *, times: bool = True) -> "Figure":
-    """Return a figure of stacks of workspace, and of milliseconds above them; see `draw_division`."""
+def division_figure(bars: Sequence[Bar], title: str = "", *, times: bool = True) -> "Figure":
+    """Draw the workspace of each layer and operation in MiB (paper, figure 13), and what it buys; see `layers_figure`.
+
+    Args:
+        bars: labels and reports.
+        title: stands above the picture.
+        times: whether the milliseconds are drawn above the workspace, so that layers without workspace are seen, too.
+    """
     workspace = _stacks(bars, repeat("workspace_bytes", len(bars)), MIB)
     panels = [(workspace, "workspace in MiB")]
     if times:
@@ -225,9 +238,16 @@ def _name_operations(figure: "Figure", stacks: Sequence[_Stack]) -> None:
 
 
 def groups_figure(
-    labels: Sequence[str], series: Mapping[str, Sequence[float | None]], ylabel: str, title: str
+    labels: Sequence[str], series: Mapping[str, Sequence[float | None]], ylabel: str, title: str = ""
 ) -> "Figure":
-    """Return a figure of groups of bars; see `draw_groups`."""
+    """Draw groups of bars side by side (paper, figure 1).
+
+    Args:
+        labels: a label for each group.
+        series: heights by the name of a series, one for each label; None for no bar.
+        ylabel: names the heights and their unit.
+        title: stands above the picture.
+    """
     figure, axes = new_figure(title)
     looks, places, width = shaded([*series]), _places(labels), 0.8 / len(series)
     for index, (look, heights) in enumerate(zip(looks, series.values(), strict=True)):
@@ -266,8 +286,16 @@ def _finish_bars(figure: "Figure", axes: "Axes", places: Sequence[float], labels
         axes.tick_params(axis="x", which="minor", pad=depth + 7)
 
 
-def configurations_figure(rows: Sequence[tuple[str, Configuration]], title: str, kind: str = "predicted") -> "Figure":
-    """Return a figure of rows of micro-batches; see `draw_configurations`."""
+def configurations_figure(
+    rows: Sequence[tuple[str, Configuration]], title: str = "", kind: str = "predicted"
+) -> "Figure":
+    """Draw the milliseconds of configurations as rows, with a piece for each micro-batch (paper, figure 9).
+
+    Args:
+        rows: labels and configurations, from the top.
+        title: stands above the picture.
+        kind: a word for the times: 'predicted', or 'executed'.
+    """
     figure, axes = new_figure(title, max(2.2, 1.3 + 0.42 * len(rows)))
     looks = looks_of(configuration for _, configuration in rows)
     for row, (_, configuration) in enumerate(rows):

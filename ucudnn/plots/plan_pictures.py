@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ucudnn.plots.style import Look, add_legend, new_figure
+from ucudnn.plots.style import GIB, Look, add_legend, draw_marks, draw_phases, new_figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-GIB = 2**30
 COLORS: Mapping[str, str] = {
     "forward": "#0072B2",
     "backward": "#56B4E9",
@@ -51,6 +48,9 @@ class QueuePicture:
     phases: Sequence[tuple[str, float]]
     measured: Sequence[tuple[float, int]] = ()
 
+    def __bool__(self) -> bool:
+        return bool(self.memory)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressPicture:
@@ -68,13 +68,14 @@ class AddressPicture:
     live_bytes: int
     end_ms: float
 
+    def __bool__(self) -> bool:
+        return bool(self.pieces)
 
-def queues_figure(picture: QueuePicture, title: str) -> "Figure":
-    """Return the queues of a plan over time, and the memory below; see `draw_queues`."""
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.0, 4.2), dpi=150, layout="constrained")
-    figure.suptitle(fill(title, 95))
+def queues_figure(picture: QueuePicture, title: str = "") -> "Figure":
+    """Draw what the queues of a device do during a step, with the memory below."""
+    figure, first = new_figure(title, 4.2)
+    first.remove()
     lanes, memory = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.6))
     kinds: dict[str, None] = {}
     for row, work in enumerate(picture.lanes.values()):
@@ -101,30 +102,14 @@ def queues_figure(picture: QueuePicture, title: str) -> "Figure":
         ]
     height = 1.12 * max([*sizes, *(size / GIB for _, size in picture.marks)])
     memory.set(xlim=(0, picture.end_ms), ylim=(0, height), xlabel="time in ms", ylabel="memory in GiB")
-    _draw_marks(memory, picture.marks)
-    for name, begin in picture.phases:
-        for axes in (lanes, memory):
-            axes.axvline(begin, color="#777777", linewidth=0.6, linestyle=":")
-        late = begin > 0.9 * picture.end_ms
-        style: Any = {"color": "#555555", "style": "italic", "ha": "right" if late else "left"}
-        lanes.annotate(name, (begin, -0.5), (-3 if late else 3, 2), textcoords="offset points", **style)
+    draw_marks(memory, picture.marks)
+    draw_phases([lanes, memory], picture.phases, picture.end_ms, -0.5, 2)
     add_legend(figure, looks, "outside lower center", 6)
     return figure
 
 
-def _draw_marks(axes: "Axes", marks: Sequence[tuple[str, int]]) -> None:
-    """Draw lines across a picture; their texts stand at its left and right ends in turn, so that two do not overlap."""
-    for index, (text, size) in enumerate(marks):
-        axes.axhline(size / GIB, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
-        box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1}
-        place: Any = ((1, size / GIB), (-3, 3), "right") if index % 2 else ((0, size / GIB), (3, 3), "left")
-        at, offset, side = place
-        where: Any = axes.get_yaxis_transform()
-        axes.annotate(text, at, offset, xycoords=where, textcoords="offset points", ha=side, bbox=box)
-
-
-def addresses_figure(picture: AddressPicture, title: str) -> "Figure":
-    """Return the address map of a pool over time; see `draw_addresses`."""
+def addresses_figure(picture: AddressPicture, title: str = "") -> "Figure":
+    """Draw where a pool puts each piece of memory, and from when to when."""
     from matplotlib.collections import PolyCollection
 
     figure, axes = new_figure(title, 4.2)
@@ -140,6 +125,6 @@ def addresses_figure(picture: AddressPicture, title: str) -> "Figure":
     top = picture.extent_bytes / GIB
     axes.set(xlim=(0, picture.end_ms), ylim=(0, 1.1 * top), xlabel="time in ms", ylabel="address in the pool in GiB")
     waste = picture.extent_bytes / picture.live_bytes - 1 if picture.live_bytes else 0.0
-    _draw_marks(axes, [(f"pool: {waste:.1%} above what is alive at most", picture.extent_bytes)])
+    draw_marks(axes, [(f"pool: {waste:.1%} above what is alive at most", picture.extent_bytes)])
     add_legend(figure, [Look(kind, COLORS[kind]) for kind in kinds], "outside lower center", 6)
     return figure

@@ -47,8 +47,14 @@ class _Note:
         return self.left - 0.01 < x < self.right and low < self.bottom + _HEIGHT and self.bottom < high
 
 
-def desirable_figure(front: Sequence[Configuration], title: str, kind: str = "predicted") -> "Figure":
-    """Return a figure of workspace against time; see `draw_desirable`."""
+def desirable_figure(front: Sequence[Configuration], title: str = "", kind: str = "predicted") -> "Figure":
+    """Draw the workspace against the time of a desirable set, with the micro-batches of each point (paper, figure 8).
+
+    Args:
+        front: the desirable set, in order of workspace.
+        title: stands above the picture.
+        kind: a word for the times: 'predicted', or 'executed'.
+    """
     figure, axes = new_figure(title)
     points = [(each.workspace_bytes / MIB, each.time_ms) for each in front]
     axes.plot(*zip(*points, strict=True), drawstyle="steps-post", color="#aaaaaa", linewidth=1, zorder=1)

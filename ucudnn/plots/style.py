@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MIB = 2**20
+GIB = 2**30
 STYLE: Any = {
     "font.size": 8.5,
     "figure.titlesize": 9.5,
@@ -143,22 +144,35 @@ def beside_labels(figure: "Figure", axes: "Axes", end: float, labels: Iterable[t
     left, right = axes.get_xlim()
     right += 0.02 * (right - left)
     for (center, text, color), place in zip(given, places, strict=True):
-        axes.annotate(
-            text,
-            (end, center),
-            (right, place),
-            va="center",
-            size=7.5,
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color,
-                "linewidth": 0.8,
-                "shrinkA": 2,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
-        )
+        name_aside(axes, text, (end, center), (right, place), color)
+
+
+def name_aside(axes: "Axes", text: str, point: tuple[float, float], place: tuple[float, float], color: Any) -> None:
+    """Write a name at a place beside the axes, with a line to its point."""
+    line = {"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkA": 2, "shrinkB": 0, "relpos": (0, 0.5)}
+    axes.annotate(text, point, place, va="center", size=7.5, annotation_clip=False, arrowprops=line)
+
+
+def draw_marks(axes: "Axes", marks: Sequence[tuple[str, int]]) -> None:
+    """Draw lines across memory; their texts stand at its left and right ends in turn, so that two do not overlap."""
+    for index, (text, size) in enumerate(marks):
+        axes.axhline(size / GIB, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+        box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1}
+        end, offset, side = (1, (-3, 3), "right") if index % 2 else (0, (3, 3), "left")
+        where: Any = axes.get_yaxis_transform()
+        axes.annotate(text, (end, size / GIB), offset, xycoords=where, textcoords="offset points", ha=side, bbox=box)
+
+
+def draw_phases(
+    axes: Sequence["Axes"], phases: Sequence[tuple[str, float]], end_ms: float, top: float, rise: int
+) -> None:
+    """Draw where the parts of a step begin; their names stand so many points above the top of the first axes."""
+    for name, begin in phases:
+        for each in axes:
+            each.axvline(begin, color="#777777", linewidth=0.6, linestyle=":")
+        late = begin > 0.9 * end_ms
+        style: Any = {"color": "#555555", "style": "italic", "ha": "right" if late else "left"}
+        axes[0].annotate(name, (begin, top), (-3 if late else 3, rise), textcoords="offset points", **style)
 
 
 def shaded(names: Sequence[str]) -> list[Look]:

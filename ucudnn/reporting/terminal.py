@@ -4,6 +4,7 @@ Data go to standard output, and everything else to standard error.
 """
 
 import ctypes
+import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -109,6 +110,11 @@ def print_text(text: str) -> None:
         OutputError: if standard output is closed or full.
     """
     _write(_shown(text, "\n\t") if _is_terminal() else text)
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON; see `print_text`."""
+    print_text(json.dumps(value, indent=2))
 
 
 def _write(text: str) -> None:

@@ -27,18 +27,26 @@ def step():
     return graph, device_costs(load_device("h200"), graph)
 
 
+def fronts_of(step, policies, points):
+    """Return the plans of each policy."""
+    found = {name: [] for name in policies}
+    for each in policy_fronts(*step, policies, points).plans:
+        found[each.policy].append(each)
+    return found
+
+
 def test_figures_are_those_of_the_simulator(step):
     found = compare_policies(*step, 4 * GIB, ["stock", "checkpoint"])
     simulated = simulate(find_policy("checkpoint").plan(*step, 4 * GIB), step[1])
     stock, checkpoint = found.rows
-    assert checkpoint.simulation == simulated
+    assert checkpoint.done == simulated
     assert checkpoint.numbers()["peak_bytes"] <= 4 * GIB
     assert checkpoint.numbers()["recompute_ms"] > 0
-    assert stock.simulation is None
+    assert stock.done is None
     assert stock.least_bytes > 4 * GIB
     assert "policy stock needs" in stock.reason
-    assert checkpoint.waste.keys() == {*POOLS}
-    assert checkpoint.waste["planned"] <= checkpoint.waste["best fit"]
+    assert checkpoint.placements.keys() == {*POOLS}
+    assert checkpoint.placements["planned"].waste <= checkpoint.placements["best fit"].waste
 
 
 @pytest.mark.parametrize("budget", [4 * GIB, None])
@@ -47,13 +55,13 @@ def test_auto_is_what_fit_plans_and_names_its_policy(step, budget):
     auto, checkpoint = compare_policies(*step, budget, ["auto", "checkpoint"]).rows
     assert auto.policy == f"auto: {plan.policy}"
     assert auto.plan.actions == plan.actions
-    assert auto.simulation == simulate(plan, step[1])
-    assert auto.simulation.time_ms <= checkpoint.simulation.time_ms
-    assert auto.waste.keys() == {*POOLS}
+    assert auto.done == simulate(plan, step[1])
+    assert auto.done.time_ms <= checkpoint.done.time_ms
+    assert auto.placements.keys() == {*POOLS}
 
 
 def test_auto_has_a_front_on_which_it_is_the_fastest(step):
-    fronts = policy_fronts(*step, ["auto", "checkpoint"], 3)
+    fronts = fronts_of(step, ["auto", "checkpoint"], 3)
     best = {each.budget_bytes: each.time_ms for each in fronts["auto"]}
     assert len(best) > 1
     assert all(each.time_ms >= best.get(each.budget_bytes, 0) for each in fronts["checkpoint"])
@@ -69,9 +77,9 @@ def test_pieces_that_several_plans_have_are_placed_with_a_search_once(step, monk
 
     monkeypatch.setattr(PlannedPool, "place", place)
     rows = compare_policies(*step, None, ["stock", "vdnn-all-p", "vdnn-dynamic", "stock"]).rows
-    assert len(placed) == len({*placed}) == len({row.simulation.lifetimes for row in rows}) < len(rows)
+    assert len(placed) == len({*placed}) == len({row.done.lifetimes for row in rows}) < len(rows)
     for row in rows:
-        assert row.waste["planned"] == real(PlannedPool(), row.simulation.lifetimes).waste
+        assert row.placements["planned"].waste == real(PlannedPool(), row.done.lifetimes).waste
 
 
 def test_a_table_has_a_row_for_each_plan_and_a_line_for_the_others(step):
@@ -86,7 +94,7 @@ def test_a_sum_in_another_order_is_no_negative_percentage():
     graph = open_step("vgg16").with_batch(64)
     costs = device_costs(load_device("titan-x"), graph)
     found = compare_policies(graph, costs, None, ["vdnn-ext-conv-p"])
-    assert found.rows[0].simulation.time_ms < sum(costs.time_ms)
+    assert found.rows[0].done.time_ms < sum(costs.time_ms)
     assert next(cell for cell in found.cells()[0] if "%" in cell) == "0.0%"
 
 
@@ -131,7 +139,7 @@ def test_a_budget_that_no_policy_keeps_is_an_error(step):
 
 
 def test_fronts_trade_time_for_memory(step):
-    fronts = policy_fronts(*step, ["stock", "checkpoint"], 5)
+    fronts = fronts_of(step, ["stock", "checkpoint"], 5)
     assert len(fronts["stock"]) == 1
     points = sorted(fronts["checkpoint"], key=lambda each: each.peak_bytes)
     assert len(points) >= 3

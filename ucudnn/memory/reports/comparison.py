@@ -1,7 +1,7 @@
 """What policies make of a step within a budget, as one table; and time against peak, by policy."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -31,9 +31,6 @@ POOLS = ("best fit", "two-ended", "planned")
 _SHOWN = ("best fit", "planned")
 """Pools in the table; CSV and JSON have all."""
 
-_COLUMNS = ("time_ms", "peak_bytes", "moved_bytes", "recompute_ms", "stall_ms", "contention_ms", "pinned_bytes")
-"""Numbers of a row, in the order of the columns of CSV."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRow:
@@ -42,34 +39,33 @@ class PolicyRow:
     Attributes:
         policy: its name.
         plan: its plan; None where it keeps no such budget.
-        simulation: the plan on the device; None where there is none.
-        waste: by which share each pool is larger than the bytes that are alive at most, by the pool's name.
+        done: the plan on the device by simulation; None where there is none.
+        placements: where each pool puts what the plan keeps, by the pool's name.
         reason: why there is no plan; '' where there is one.
         least_bytes: the smallest budget that it would keep, where there is no plan.
     """
 
     policy: str
-    plan: MemoryPlan | None
-    simulation: Simulation | None
-    waste: Mapping[str, float]
+    plan: MemoryPlan | None = None
+    done: Simulation | None = None
+    placements: Mapping[str, Placement] = field(default_factory=dict)
     reason: str = ""
     least_bytes: int = 0
 
     def numbers(self) -> dict[str, float]:
         """Return the figures of the plan by name; times in milliseconds, sizes in bytes. Empty where there is none."""
-        found = self.simulation
-        if found is None:
+        done = self.done
+        if done is None:
             return {}
-        values = (
-            found.time_ms,
-            found.peak_bytes,
-            found.offloaded_bytes + found.prefetched_bytes,
-            found.recompute_ms,
-            found.wait_ms + found.memory_stall_ms,
-            found.contention_ms,
-            found.pinned_bytes,
-        )
-        return dict(zip(_COLUMNS, values, strict=True))
+        return {
+            "time_ms": done.time_ms,
+            "peak_bytes": done.peak_bytes,
+            "moved_bytes": done.offloaded_bytes + done.prefetched_bytes,
+            "recompute_ms": done.recompute_ms,
+            "stall_ms": done.wait_ms + done.memory_stall_ms,
+            "contention_ms": done.contention_ms,
+            "pinned_bytes": done.pinned_bytes,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +88,8 @@ class PolicyComparison:
 
     def title(self) -> str:
         """Return what is compared, as one line."""
-        budget = "" if self.budget is None else f", within {format_bytes(self.budget)}"
-        return f"{self.graph.name}, mini-batch {self.graph.batch}, on {self.costs.device}{budget}"
+        budget = "" if self.budget_bytes is None else f", within {format_bytes(self.budget_bytes)}"
+        return step_title(self.graph, self.costs) + budget
 
     def headings(self) -> list[str]:
         """Return the headings of the table."""
@@ -102,25 +98,29 @@ class PolicyComparison:
     def cells(self) -> list[list[str]]:
         """Return the table, a list for each policy that has a plan."""
         fastest = sum(self.costs.time_ms)
-        table = []
-        for row in self.rows:
-            found = row.simulation
-            if found is not None:
-                stalled = found.wait_ms + found.memory_stall_ms
-                cells = [row.policy, format_ms(found.time_ms), _slower(found.time_ms, fastest)]
-                cells += [format_bytes(found.peak_bytes), format_bytes(found.offloaded_bytes + found.prefetched_bytes)]
-                cells += [format_ms(found.recompute_ms), format_ms(stalled)]
-                table.append([*cells, *(f"+{row.waste[pool]:.1%}" for pool in _SHOWN)])
-        return table
+        return [
+            [
+                row.policy,
+                format_ms(row.done.time_ms),
+                _slower(row.done.time_ms, fastest),
+                format_bytes(row.done.peak_bytes),
+                format_bytes(row.done.offloaded_bytes + row.done.prefetched_bytes),
+                format_ms(row.done.recompute_ms),
+                format_ms(row.done.wait_ms + row.done.memory_stall_ms),
+                *(f"+{row.placements[pool].waste:.1%}" for pool in _SHOWN),
+            ]
+            for row in self.rows
+            if row.done is not None
+        ]
 
     def lines(self) -> list[str]:
         """Return the floor, which plans wait for the host, and why policies have no plan, a line each."""
         floor = f"floor {format_bytes(self.floor_bytes)}; device memory {format_bytes(self.costs.memory_bytes)};"
         floor += " the last columns are fragmentation: by how much each pool is larger than its live bytes"
         bound = [
-            f"{row.policy} waits for the host, which issues its operations in {format_ms(row.simulation.issue_ms)}"
+            f"{row.policy} waits for the host, which issues its operations in {format_ms(row.done.issue_ms)}"
             for row in self.rows
-            if row.simulation is not None and row.simulation.waits_for_host
+            if row.done is not None and row.done.waits_for_host
         ]
         return [floor, *bound, *(row.reason for row in self.rows if row.reason)]
 
@@ -133,8 +133,12 @@ class PolicyComparison:
             "budget_bytes": self.budget,
             "floor_bytes": self.floor_bytes,
             "policies": [
-                {"policy": row.policy, **row.numbers(), "fragmentation": dict(row.waste)}
-                if row.simulation
+                {
+                    "policy": row.policy,
+                    **row.numbers(),
+                    "fragmentation": {pool: each.waste for pool, each in row.placements.items()},
+                }
+                if row.done
                 else {"policy": row.policy, "least_bytes": row.least_bytes, "reason": row.reason}
                 for row in self.rows
             ],
@@ -142,11 +146,18 @@ class PolicyComparison:
 
     def to_csv(self) -> str:
         """Return the figures as CSV, a line for each policy that has a plan."""
-        columns = ["policy", *_COLUMNS, *(f"fragmentation_{name.replace(' ', '_')}" for name in POOLS)]
-        planned = [row for row in self.rows if row.simulation is not None]
-        return csv_text(
-            columns, ((row.policy, *row.numbers().values(), *map(row.waste.__getitem__, POOLS)) for row in planned)
+        planned = [row for row in self.rows if row.done is not None]
+        numbers = planned[0].numbers()  # the same names in each row; without any plan, there is no comparison
+        columns = ["policy", *numbers, *(f"fragmentation_{pool.replace(' ', '_')}" for pool in POOLS)]
+        rows = (
+            [row.policy, *row.numbers().values(), *(row.placements[pool].waste for pool in POOLS)] for row in planned
         )
+        return csv_text(columns, rows)
+
+
+def step_title(graph: StepGraph, costs: Costs) -> str:
+    """Return which step is shown, and on which device."""
+    return f"{graph.name}, mini-batch {graph.batch}, on {costs.device}"
 
 
 def compare_policies(
@@ -177,20 +188,13 @@ def compare_policies(
             plan = _planned(name, graph, costs, budget)
         except BudgetError as error:
             errors.append(error)
-            rows.append(
-                PolicyRow(
-                    policy=name,
-                    plan=None,
-                    simulation=None,
-                    waste={},
-                    reason=str(error),
-                    least_bytes=error.required_bytes,
-                )
-            )
-        else:
-            found = simulate(plan, costs)
-            label = f"{AUTO}: {plan.policy}" if name == AUTO else name
-            rows.append(PolicyRow(policy=label, plan=plan, simulation=found, waste=_waste(plan, found, planned)))
+            rows.append(PolicyRow(policy=name, reason=str(error), least_bytes=error.required_bytes))
+            continue
+        done = simulate(plan, costs)
+        places: tuple[_Place, ...] = (BestFitPool().place, TwoEndedPool(mobility_in(plan)).place, planned)
+        placements = {pool: place(done.lifetimes) for pool, place in zip(POOLS, places, strict=True)}
+        label = f"{AUTO}: {plan.policy}" if name == AUTO else name
+        rows.append(PolicyRow(policy=label, plan=plan, done=done, placements=placements))
     if errors and len(errors) == len(rows):
         raise min(errors, key=lambda each: each.required_bytes)
     floor = measure_liveness(graph, costs).floor_bytes
@@ -202,11 +206,6 @@ def _planned(name: str, graph: StepGraph, costs: Costs, budget: int | None) -> M
     return make_plan(graph, costs, budget, AUTO) if name == AUTO else find_policy(name).plan(graph, costs, budget)
 
 
-def _waste(plan: MemoryPlan, found: Simulation, planned: _Place) -> dict[str, float]:
-    places: tuple[_Place, ...] = (BestFitPool().place, TwoEndedPool(mobility_in(plan)).place, planned)
-    return {name: place(found.lifetimes).waste for name, place in zip(POOLS, places, strict=True)}
-
-
 def _slower(time: float, fastest: float) -> str:
     if not fastest:
         return "-"  # a step that takes no time, such as one of views: nothing is a share of it
@@ -216,14 +215,7 @@ def _slower(time: float, fastest: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:
-    """A plan on the front of a policy.
-
-    Attributes:
-        policy: its name.
-        budget_bytes: the budget for which it was made.
-        peak_bytes: its peak.
-        time_ms: its time.
-    """
+    """A plan on the front of a policy: the budget for which it was made, its peak and its time."""
 
     policy: str
     budget_bytes: int
@@ -231,27 +223,61 @@ class FrontPoint:
     time_ms: float
 
 
-def policy_fronts(
-    graph: StepGraph, costs: Costs, policies: Sequence[str], points: int, progress: Progress = lambda _: None
-) -> dict[str, list[FrontPoint]]:
-    """Return time against peak of policies, at budgets from the step's floor to its peak.
+@dataclass(frozen=True, kw_only=True)
+class PolicyFronts:
+    """Time against peak of policies, at budgets from the step's floor to its peak.
 
-    Args:
+    Attributes:
         graph: the step.
         costs: its costs on a device.
-        policies: their names; 'auto' for the fastest.
-        points: how many budgets are tried.
-        progress: a function that is called with what is about to be done.
-
-    Raises:
-        InvalidValueError: if there is no such policy.
+        floor_bytes: the floor of the step.
+        plans: the plans, policy by policy.
     """
+
+    graph: StepGraph
+    costs: Costs
+    floor_bytes: int
+    plans: tuple[FrontPoint, ...]
+
+    def title(self) -> str:
+        """Return what is planned, as one line."""
+        return step_title(self.graph, self.costs)
+
+    def points(self) -> dict[str, list[tuple[int, float]]]:
+        """Return peak and time of each plan by policy."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for each in self.plans:
+            found.setdefault(each.policy, []).append((each.peak_bytes, each.time_ms))
+        return found
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Return headings and rows."""
+        rows = [
+            [each.policy, format_bytes(each.budget_bytes), format_bytes(each.peak_bytes), format_ms(each.time_ms)]
+            for each in self.plans
+        ]
+        return ["policy", "budget", "peak", "time"], rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON; sizes in bytes, times in milliseconds."""
+        head = {"step": self.graph.name, "batch": self.graph.batch, "device": self.costs.device}
+        return {**head, "plans": [asdict(each) for each in self.plans]}
+
+    def to_csv(self) -> str:
+        """Return the plans as CSV, a line for each."""
+        columns = [each.name for each in fields(FrontPoint)]
+        return csv_text(columns, (asdict(each).values() for each in self.plans))
+
+
+def policy_fronts(
+    graph: StepGraph, costs: Costs, policies: Iterable[str], points: int, progress: Progress = lambda _: None
+) -> PolicyFronts:
+    """Return time against peak of policies at so many budgets, and without one; see `compare_policies`."""
     liveness = measure_liveness(graph, costs)
     low, high = liveness.floor_bytes, liveness.peak_bytes
     budgets = [low + (high - low) * index // max(1, points - 1) for index in range(points)]
-    fronts: dict[str, list[FrontPoint]] = {}
+    plans: dict[tuple[str, int, float], FrontPoint] = {}
     for name in policies:
-        found = fronts.setdefault(name, [])
         for budget in (*budgets, None):
             progress(f"planning {name} within {format_bytes(budget)}" if budget else f"planning {name}")
             try:
@@ -264,6 +290,5 @@ def policy_fronts(
                 peak_bytes=done.peak_bytes,
                 time_ms=done.time_ms,
             )
-            if all((each.peak_bytes, each.time_ms) != (point.peak_bytes, point.time_ms) for each in found):
-                found.append(point)
-    return fronts
+            plans.setdefault((name, done.peak_bytes, done.time_ms), point)
+    return PolicyFronts(graph=graph, costs=costs, floor_bytes=low, plans=tuple(plans.values()))

@@ -1,12 +1,13 @@
 """Why a step needs the memory that it needs: its peak and who owns it, its floor, and what would fit."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
 from ucudnn.errors import BudgetError, InvalidProblemError, StepGraphError
 from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.memory.reports.comparison import step_title
 from ucudnn.memory.reports.ownership import (
     SCRATCH,
     MemoryOverTime,
@@ -66,12 +67,14 @@ class PeakExplanation:
 
     def title(self) -> str:
         """Return what is explained, as one line."""
-        return f"{self._graph.name}, mini-batch {self._graph.batch}, on {self.costs.device}"
+        return step_title(self._graph, self.costs)
 
     def lines(self) -> list[str]:
         """Return the peak, the floor and what would fit, a line each."""
         liveness = self.liveness
-        least = ", ".join(f"{name} {_bytes(size)}" for name, size in self.least_budgets.items())
+        least = ", ".join(
+            f"{name} {'unknown' if size is None else format_bytes(size)}" for name, size in self.least_budgets.items()
+        )
         batches = ", ".join(
             f"{name} {batch}{' or more' if batch == MOST_SIZE else ''}" for name, batch in self.largest_batches.items()
         )
@@ -96,10 +99,10 @@ class PeakExplanation:
                 "bytes": liveness.peak_bytes,
                 **self._operation(liveness.peak_place),
                 "by": {
-                    attribute: [_group(each) for each in self.groups(attribute)]
+                    attribute: [asdict(each) for each in self.groups(attribute)]
                     for attribute in ("what", "operation", "layer", "source")
                 },
-                "owners": [_owner(each) for each in self.owners],
+                "owners": [asdict(each) for each in self.owners],
             },
             "floor": {
                 "bytes": liveness.floor_bytes,
@@ -212,11 +215,7 @@ def explain(
 
 
 def least_budget(policy: str, graph: StepGraph, costs: Costs) -> int | None:
-    """Return the smallest budget that a policy keeps, in bytes, as far as it knows; None where it does not say.
-
-    Raises:
-        InvalidValueError: if there is no such policy.
-    """
+    """Return the smallest budget that a policy keeps, in bytes, as far as it knows; None where it does not say."""
     budget = measure_liveness(graph, costs).floor_bytes
     try:
         find_policy(policy).plan(graph, costs, budget)
@@ -226,11 +225,7 @@ def least_budget(policy: str, graph: StepGraph, costs: Costs) -> int | None:
 
 
 def largest_batch(policy: str, graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
-    """Return the largest mini-batch for which a policy keeps a budget in bytes; 0 if there is none.
-
-    Raises:
-        InvalidValueError: if there is no such policy.
-    """
+    """Return the largest mini-batch for which a policy keeps a budget in bytes; 0 if there is none."""
     planner = find_policy(policy)
 
     def fits(batch: int) -> bool:
@@ -274,22 +269,3 @@ def _largest(fits: Callable[[int], bool], graph: StepGraph, least: int | None, b
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _bytes(size: int | None) -> str:
-    return "unknown" if size is None else format_bytes(size)
-
-
-def _group(group: OwnerGroup) -> dict[str, Any]:
-    return {"name": group.name, "storages": group.storages, "bytes": group.size}
-
-
-def _owner(owner: MemoryOwner) -> dict[str, Any]:
-    return {
-        "name": owner.name,
-        "what": owner.what,
-        "operation": owner.operation,
-        "layer": owner.layer,
-        "source": owner.source,
-        "bytes": owner.size,
-    }

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ucudnn.memory.step.graph import Phase, Role
+from ucudnn.memory.step.graph import Phase, Role, StepOperation
 from ucudnn.memory.step.liveness import Liveness
 
 SAVED = "saved for backward"
@@ -35,7 +35,7 @@ class MemoryOwner:
         operation: kind of the operation that wrote it first, 'aten.convolution'; '' for what was there before.
         layer: module that called that operation; for parameters, their gradients and state the module that has them.
         source: line that called that operation; '' where none is known.
-        size: bytes.
+        bytes: its bytes.
     """
 
     name: str
@@ -43,7 +43,7 @@ class MemoryOwner:
     operation: str
     layer: str
     source: str
-    size: int
+    bytes: int
 
 
 def owners_at(liveness: Liveness, place: int) -> tuple[MemoryOwner, ...]:
@@ -55,29 +55,26 @@ def owners_at(liveness: Liveness, place: int) -> tuple[MemoryOwner, ...]:
         role, name = graph.storages[storage].role, graph.storages[storage].name
         if role is not Role.ACTIVATION:
             found.append(
-                MemoryOwner(name=name, what=_NAMES[role], operation="", layer=_owner(name), source="", size=size)
+                MemoryOwner(name=name, what=_NAMES[role], operation="", layer=_owner(name), source="", bytes=size)
             )
             continue
         writer = graph.operations[graph.writers[storage][0]]
         what = SAVED if storage in saved else GRADIENTS if writer.phase is Phase.BACKWARD else PASSING
-        found.append(
-            MemoryOwner(
-                name=name, what=what, operation=writer.kind, layer=writer.module, source=writer.source, size=size
-            )
-        )
-    scratch, running = liveness.scratch_bytes[place], graph.operations[liveness.order[place]]
-    if scratch:
-        found.append(
-            MemoryOwner(
-                name="",
-                what=SCRATCH,
-                operation=running.kind,
-                layer=running.module,
-                source=running.source,
-                size=scratch,
-            )
-        )
-    return tuple(sorted(found, key=lambda each: -each.size))
+        found.append(_made_by(writer, name, what, size))
+    if scratch := liveness.scratch_bytes[place]:
+        found.append(_made_by(graph.operations[liveness.order[place]], "", SCRATCH, scratch))
+    return tuple(sorted(found, key=lambda each: -each.bytes))
+
+
+def _made_by(operation: StepOperation, name: str, what: str, size: int) -> MemoryOwner:
+    return MemoryOwner(
+        name=name,
+        what=what,
+        operation=operation.kind,
+        layer=operation.module,
+        source=operation.source,
+        bytes=size,
+    )
 
 
 def _owner(name: str) -> str:
@@ -94,12 +91,12 @@ class OwnerGroup:
     Attributes:
         name: what they have in common.
         storages: how many they are.
-        size: their bytes.
+        bytes: their bytes.
     """
 
     name: str
     storages: int
-    size: int
+    bytes: int
 
 
 def group_owners(owners: Sequence[MemoryOwner], attribute: str, most: int) -> tuple[OwnerGroup, ...]:
@@ -114,25 +111,23 @@ def group_owners(owners: Sequence[MemoryOwner], attribute: str, most: int) -> tu
         name = _cut(owner.layer, depth) if depth else getattr(owner, attribute)
         name = name or (NO_LAYER if attribute == "layer" and owner.operation else owner.what)
         counts[name] += 1
-        sizes[name] += owner.size
-    groups = [OwnerGroup(name=name, storages=counts[name], size=size) for name, size in sizes.most_common()]
+        sizes[name] += owner.bytes
+    groups = [OwnerGroup(name=name, storages=counts[name], bytes=size) for name, size in sizes.most_common()]
     if len(groups) <= most:
         return tuple(groups)
     rest = groups[most - 1 :]
-    other = OwnerGroup(
-        name=f"{len(rest)} others", storages=sum(each.storages for each in rest), size=sum(each.size for each in rest)
-    )
-    return (*groups[: most - 1], other)
+    storages, size = sum(each.storages for each in rest), sum(each.bytes for each in rest)
+    return (*groups[: most - 1], OwnerGroup(name=f"{len(rest)} others", storages=storages, bytes=size))
 
 
 def layer_depth(owners: Sequence[MemoryOwner], most: int) -> int:
     """Return into how many parts names of layers are cut, so that few layers own most of the memory."""
     layers = [owner for owner in owners if owner.layer]
-    total = sum(owner.size for owner in layers)
+    total = sum(owner.bytes for owner in layers)
     for depth in range(max((owner.layer.count(".") for owner in layers), default=0) + 1, 1, -1):
         sizes = Counter[str]()
         for owner in layers:
-            sizes[_cut(owner.layer, depth)] += owner.size
+            sizes[_cut(owner.layer, depth)] += owner.bytes
         if sum(size for _, size in sizes.most_common(most - 1)) >= _MOST_OF_IT * total:
             return depth
     return 1
@@ -158,12 +153,7 @@ class MemoryOverTime:
 
 
 def memory_over_time(liveness: Liveness, most: int) -> MemoryOverTime:
-    """Return who owns how much memory during a step.
-
-    Args:
-        liveness: the liveness of the step.
-        most: most owners into which what is saved for backward is divided.
-    """
+    """Return who owns how much memory during a step; what is saved for backward has at most so many owners."""
     graph, places = liveness.graph, len(liveness.order)
     kept = [each for each in owners_at(liveness, liveness.peak_place) if each.what == SAVED] if places else []
     depth = layer_depth(kept, most)
