@@ -7,8 +7,10 @@ import pytest
 
 from ucudnn import errors
 
+NAMES = [name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)]
 
-@pytest.mark.parametrize("name", errors.__all__)
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_exception_survives_pickling(name):
     kind = getattr(errors, name)
     parameters = inspect.signature(kind.__init__).parameters.values()

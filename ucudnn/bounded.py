@@ -21,12 +21,6 @@ class BoundedDict(OrderedDict[_Key, _Value]):
 
     The age of an entry counts from when its key was first stored: neither a look-up nor a new value renews it.
     Looking up a key costs as much as in a plain dictionary. Several threads may use one without a lock.
-
-    Args:
-        most: the largest number of entries.
-
-    Raises:
-        ValueError: if `most` is below 1.
     """
 
     def __init__(self, most: int) -> None:
@@ -42,12 +36,7 @@ class BoundedDict(OrderedDict[_Key, _Value]):
 
 
 def read_whole(source: Path | Traversable, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        InvalidValueError: if it has more than `most` bytes.
-        OSError: if it cannot be read.
-    """
+    """Return the content of a file; raise an InvalidValueError if it has more than `most` bytes."""
     with source.open("rb") as file:
         return within(file.read(most + 1), most)
 

@@ -50,14 +50,11 @@ class NoEffect:
     without: tuple[str, ...] = ()
 
     def refuse(self, typed: Iterable[str], present: Mapping[str, str]) -> None:
-        """Refuse the options that have no effect.
+        """Refuse the options that have no effect, with an error that names them and says why.
 
         Args:
             typed: the options of a command line.
             present: what is present, with the words that people know it by.
-
-        Raises:
-            SettingsError: naming the options, and why they have no effect.
         """
         wrong = [each for each in typed if each in self.options]
         beside = [present[each] for each in self.beside if each in present]
@@ -75,8 +72,7 @@ def read_settings(typed: Mapping[str, object], rules: Iterable[NoEffect] = (), *
     """Return the settings that the options of a command line make, over the environment over defaults.
 
     Args:
-        typed: the options that were typed, by the name of the option, with their values; those that are no settings as
-            well.
+        typed: the options that were typed, by the name of the option, with their values; other options do no harm.
         rules: the options that have no effect in some case.
         **instead: values by field of `Settings`, in place of what the options say.
 

@@ -34,38 +34,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = [
-    "BackendError",
-    "BackendUnavailableError",
-    "BudgetError",
-    "CudnnError",
-    "DatabaseError",
-    "DatabaseVersionError",
-    "FittedStepError",
-    "InfeasibleError",
-    "InvalidNetworkError",
-    "InvalidProblemError",
-    "InvalidSizeError",
-    "InvalidValueError",
-    "MeasurementError",
-    "MemoryLimitError",
-    "MemoryPlanError",
-    "NotRecordedError",
-    "OutputError",
-    "PlanFileError",
-    "ProfileError",
-    "ReentryError",
-    "SettingsError",
-    "SolverError",
-    "SolverUnavailableError",
-    "StepError",
-    "StepFileError",
-    "StepFileVersionError",
-    "StepGraphError",
-    "UcudnnError",
-    "UnsupportedProblemError",
-]
-
 
 def _restored(kind: type["UcudnnError"], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> "UcudnnError":
     """Return an exception as it was pickled, without its constructor, which may want more than the message."""
@@ -231,7 +199,7 @@ class CudnnError(BackendError, RuntimeError):
 
     def add_info(self, info: str) -> None:
         """Add a line with more information."""
-        self.add_infos([info])
+        self.infos.append(info)
 
     def add_infos(self, infos: Iterable[str]) -> None:
         """Add lines with more information."""

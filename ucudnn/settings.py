@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from math import inf
 from operator import index
 from typing import Any, TypeVar
@@ -32,8 +33,7 @@ class SolverName(Enum):
 def parse_choice(choices: type[_Choice], value: str | _Choice, name: str) -> _Choice:
     """Return a member of an enumeration from the member or its text, in upper or lower case.
 
-    Raises:
-        SettingsError: names the setting, the value and the allowed values.
+    A SettingsError names the setting, the value and the allowed values.
     """
     if isinstance(value, choices):
         return value
@@ -74,14 +74,6 @@ def _parse_backend(value: object, name: str) -> str:
     if (kind in ("auto", "cpu", "cudnn") and not colon) or (kind in ("replay", "cudnn") and target):
         return value.strip()
     raise SettingsError(f"{name}={value!r} is not known: give auto, cpu, cudnn[:CANDIDATES] or replay:NAME-or-path")
-
-
-def _parse_policy(value: str | BatchSizePolicy, name: str) -> BatchSizePolicy:
-    return parse_choice(BatchSizePolicy, value, name)
-
-
-def _parse_solver(value: str | SolverName, name: str) -> SolverName:
-    return parse_choice(SolverName, value, name)
 
 
 def _parse_seconds(value: float | str, name: str) -> float:
@@ -196,13 +188,13 @@ def _without_unit(name: str) -> str:
 
 
 _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
-    "policy": ("UCUDNN_BATCH_SIZE_POLICY", _parse_policy),
+    "policy": ("UCUDNN_BATCH_SIZE_POLICY", partial(parse_choice, BatchSizePolicy)),
     "workspace_limit_bytes": ("UCUDNN_DEFAULT_WORKSPACE_LIMIT", _parse_size),
     "total_workspace_bytes": ("UCUDNN_TOTAL_WORKSPACE_SIZE", _parse_size),
     "benchmark_devices": ("UCUDNN_BENCHMARK_DEVICES", _parse_devices),
     "database": ("UCUDNN_DATABASE", _parse_path),
     "backend": ("UCUDNN_BACKEND", _parse_backend),
-    "solver": ("UCUDNN_SOLVER", _parse_solver),
+    "solver": ("UCUDNN_SOLVER", partial(parse_choice, SolverName)),
     "solver_time_limit_seconds": ("UCUDNN_SOLVER_TIME_LIMIT", _parse_seconds),
     "cudnn_library": ("UCUDNN_CUDNN_LIBRARY", _parse_path),
     "slabs": ("UCUDNN_SLABS", _parse_switch),
@@ -218,14 +210,7 @@ VARIABLES: dict[str, str] = {name: variable for name, (variable, _) in _FIELDS.i
 
 
 def report_file(environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the file for the report of a C++ program (UCUDNN_REPORT), or None for no report.
-
-    Args:
-        environment: variables to read; those of the process if None.
-
-    Raises:
-        SettingsError: if it is blank.
-    """
+    """Return the file for the report of a C++ program (UCUDNN_REPORT), or None for no report."""
     text = (os.environ if environment is None else environment).get("UCUDNN_REPORT")
     return _parse_path(text, "UCUDNN_REPORT") if text else None
 

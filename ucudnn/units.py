@@ -47,22 +47,14 @@ def parse_bytes(size: int | str) -> int:
 
 
 def whole_number(name: str, value: Any) -> int:
-    """Return a whole number of any type, NumPy's included, as an int.
-
-    Raises:
-        InvalidProblemError: if it is none; the message names it.
-    """
+    """Return a whole number of any type, NumPy's included, as an int; the error names what is none."""
     if not isinstance(value, bool) and hasattr(value, "__index__"):
         return index(value)
     raise InvalidProblemError(f"{name} {shortened(value)} must be a whole number")
 
 
 def whole_numbers(name: str, value: Any) -> tuple[int, ...]:
-    """Return several whole numbers, one for each spatial dimension, as ints.
-
-    Raises:
-        InvalidProblemError: if they are none; the message names them.
-    """
+    """Return several whole numbers, one for each spatial dimension, as ints."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InvalidProblemError(f"{name} {shortened(value)} has not one whole number for each spatial dimension")
     return tuple(whole_number(name, each) for each in value)
@@ -118,8 +110,8 @@ def _significant(value: float) -> str:
 def csv_text(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """Return a table as CSV, with a line for the columns' names and one for each row.
 
-    Spreadsheets compute text that begins like a formula (with `=`, `+`, `-`, `@`, a tab or a line's end), and names of
-    layers and models come from anywhere. Such text gets a `'` in front; numbers stay as they are.
+    Spreadsheets compute text that begins like a formula, and names of layers and models come from anywhere. Such text
+    gets a `'` in front; numbers stay as they are.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")  # else Python 3.11 puts a text with \r in no quotes

@@ -27,8 +27,9 @@ from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType, MathMode
 from ucudnn.profiles.measurement import Effort
+from ucudnn.reporting.kernel_report import KernelReport
 from ucudnn.reporting.plan_timing import execute
-from ucudnn.reporting.report import KernelReport, Report, report_decisions
+from ucudnn.reporting.report import Report, report_decisions
 from ucudnn.settings import Settings, parse_choice
 
 

@@ -11,6 +11,7 @@ all kernels. Then Inception-v3's convolutions run through one handle, its branch
 
 from argparse import Namespace
 from functools import partial
+from statistics import median
 from typing import Any
 
 from bench.tools import script
@@ -25,7 +26,7 @@ from ucudnn.handle import Handle
 from ucudnn.networks.tables import Network, load_network
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.reporting.plan_timing import alternate, times_in_turn
+from ucudnn.reporting.plan_timing import samples_in_turn, times_in_turn
 from ucudnn.settings import Settings
 
 MIB = 2**20
@@ -174,7 +175,8 @@ def branches(network: Network, backend: ComputeBackend, total_bytes: int, repeat
     """Time a network's convolutions through a handle, the branches of each module on one stream and on four."""
     steps = Steps(network, backend, total_bytes)
     with steps.cupy.cuda.Stream(non_blocking=True):
-        times = alternate({count: partial(steps.step, count) for count in (1, 4)}, backend, repeats)
+        samples = samples_in_turn({count: partial(steps.step, count) for count in (1, 4)}, backend, repeats)
+    times = {count: median(each) for count, each in samples.items()}
     report = steps.handle.report()
     return {
         "network": network.name,

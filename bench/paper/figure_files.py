@@ -12,7 +12,8 @@ from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import BackendUnavailableError, UcudnnError
 from ucudnn.planning.decision import Method
 from ucudnn.plots import Bar
-from ucudnn.reporting.report import KernelReport, Report
+from ucudnn.reporting.kernel_report import KernelReport
+from ucudnn.reporting.report import Report
 
 MIB = 2**20
 FAILURES = (UcudnnError, MemoryError, RuntimeError)

@@ -129,7 +129,7 @@ def first_row(content):
         (lambda content: first_row(content).__setitem__(1, float("nan")), "eng1 took nan ms, which is no time"),
         (lambda content: first_row(content).__setitem__(1, 0), "eng1 took 0 ms, which is no time"),
         (lambda content: first_row(content).__setitem__(1, "fast"), "eng1 took fast ms, which is no time"),
-        (lambda content: first_row(content).__setitem__(-1, -1), "eng1 has a workspace of -1 bytes"),
+        (lambda content: first_row(content).__setitem__(-1, -1), "workspace of eng1 -1 is no whole number from 0"),
         (lambda content: first_row(content).__setitem__(0, 99), "cannot be read: IndexError"),
         (lambda content: content["recordings"]["one"][0]["problem"].update(stride=[0, 1]), r"stride \(0, 1\) must be"),
         (lambda content: sized(content, "0"), r"batch 0 must be 1 or more"),

@@ -2,13 +2,15 @@
 
 import pytest
 
-from ucudnn.reporting.deviation import KernelTimes, describe_deviations, is_far
+from tests.support.reports import kernel_report
+from ucudnn.reporting.deviation import describe_deviations
+from ucudnn.reporting.kernel_report import is_far
 from ucudnn.reporting.machine_load import CpuSeconds, MachineLoad, read_cpu_seconds
 
 
-def times(predicted_ms, executed_ms, first=None, name="conv1 Forward", count=1):
-    return KernelTimes(
-        name=name, count=count, predicted_ms=predicted_ms, executed_ms=executed_ms, first_predicted_ms=first
+def times(predicted_ms, executed_ms, first=None, layer="conv1", count=1):
+    return kernel_report(
+        layer=layer, count=count, micro_batched_ms=predicted_ms, executed_ms=executed_ms, first_predicted_ms=first
     )
 
 
@@ -30,11 +32,12 @@ def test_a_kernel_that_was_measured_again_is_named():
 
 
 def test_what_does_not_hold_is_said_with_its_reason():
-    kernels = [times(10, 11), *(times(10, 20 + at, name=f"layer{at}") for at in range(4))]
+    kernels = [times(10, 11), *(times(10, 20 + at, layer=f"layer{at}") for at in range(4))]
     lines = describe_deviations(kernels, 1.44)
     assert lines == [
-        "predictions that do not hold: 4 of 5 kernels are more than a factor of 1.25 off, such as layer3 (2.30 times"
-        " its prediction), layer2 (2.20 times its prediction), layer1 (2.10 times its prediction) and 1 more",
+        "predictions that do not hold: 4 of 5 kernels are more than a factor of 1.25 off, such as layer3 Forward (2.30"
+        " times its prediction), layer2 Forward (2.20 times its prediction), layer1 Forward (2.10 times its prediction)"
+        " and 1 more",
         "could not predict: all kernels together took 1.94 times their prediction",
         "a likely reason: other programs used 1.4 CPUs meanwhile; measure again on an idle machine, with --remeasure"
         " or UCUDNN_REMEASURE=1",

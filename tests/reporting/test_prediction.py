@@ -11,8 +11,8 @@ from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import decide
 from ucudnn.problem import Operation
+from ucudnn.reporting.kernel_report import report_kernel
 from ucudnn.reporting.prediction import execute_all
-from ucudnn.reporting.report import report_kernel
 from ucudnn.settings import Settings
 
 KERNELS = [

@@ -8,7 +8,8 @@ from tests.support.reports import kernel_report, make_report
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import decide
-from ucudnn.reporting.report import report_decisions, report_kernel
+from ucudnn.reporting.kernel_report import report_kernel
+from ucudnn.reporting.report import report_decisions
 from ucudnn.reporting.terminal import print_report
 from ucudnn.settings import Settings
 

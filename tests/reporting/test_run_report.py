@@ -12,7 +12,7 @@ from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.errors import ReentryError
 from ucudnn.handle import Handle
 from ucudnn.problem import Operation
-from ucudnn.reporting.report import report_kernel
+from ucudnn.reporting.kernel_report import report_kernel
 from ucudnn.reporting.run_report import execute_entries
 
 FORWARD, DATA = make_problem(), make_problem(operation=Operation.BACKWARD_DATA)

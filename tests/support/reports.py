@@ -1,7 +1,8 @@
 """Reports that tests print and draw."""
 
 from ucudnn.planning.decision import Method
-from ucudnn.reporting.report import KernelReport, Report
+from ucudnn.reporting.kernel_report import KernelReport
+from ucudnn.reporting.report import Report
 
 
 def kernel_report(**overrides):

@@ -241,11 +241,6 @@ def environment_readers(modules):
     return readers
 
 
-def unlisted_exceptions(exceptions, drawn, exported):
-    """Return the exception classes that the drawn tree or the exported names leave out."""
-    return sorted({each.__name__ for each in exceptions} - (set(drawn) & set(exported)))
-
-
 def subclasses(root):
     """Return a class and all classes that inherit from it, as far as they were imported."""
     found = {root}

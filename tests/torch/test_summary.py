@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from tests.support.decisions import slower  # noqa: E402
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
-from ucudnn.reporting.html_table import EXPLANATIONS  # noqa: E402
+from ucudnn.reporting.table import EXPLANATIONS  # noqa: E402
 from ucudnn.torch.summary import Summary  # noqa: E402
 
 F = torch.nn.functional

@@ -104,7 +104,7 @@ def why(
     peak = found.liveness.peak_bytes
     for attribute, heading in (("operation", "by operation"), ("layer", "by layer"), ("source", "by source line")):
         rows = [
-            [group.name, str(group.storages), format_bytes(group.bytes), f"{group.bytes / peak:.1%}"]
+            [group.name, str(group.storages), format_bytes(group.size), f"{group.size / peak:.1%}"]
             for group in found.groups(attribute)
         ]
         if attribute != "operation":

@@ -44,11 +44,11 @@ from ucudnn.planning.decision import Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan, encode_plans, load_plans
 from ucudnn.profiles.format import count_records, encode_profile, load_profile, refuse_other_conditions
 from ucudnn.profiles.measurement import Effort
+from ucudnn.reporting.kernel_report import report_kernel
 from ucudnn.reporting.machine_load import MachineLoad
 from ucudnn.reporting.output_file import check_output, write_whole
 from ucudnn.reporting.prediction import execute_all, runner
 from ucudnn.reporting.recording_file import add_recording
-from ucudnn.reporting.report import report_kernel
 from ucudnn.reporting.terminal import Steps, print_note, print_report, print_text, progress
 from ucudnn.settings import Settings
 

@@ -37,7 +37,8 @@ from ucudnn.planning.decision import Decision, Decisions, decide
 from ucudnn.plots import Bar, check_picture, draw_configurations, draw_desirable, draw_division, draw_layers
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Operation
-from ucudnn.reporting.report import Report, report_kernel
+from ucudnn.reporting.kernel_report import report_kernel
+from ucudnn.reporting.report import Report
 from ucudnn.reporting.terminal import print_note, print_text, progress
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.solvers.desirable import desirable_set

@@ -13,7 +13,8 @@ from ucudnn.networks.variants import Variant
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions
 from ucudnn.policy import BatchSizePolicy, powers_of_two
-from ucudnn.reporting.report import KernelReport, Report, report_decisions
+from ucudnn.reporting.kernel_report import KernelReport
+from ucudnn.reporting.report import Report, report_decisions
 from ucudnn.settings import Settings, parse_choice
 
 _CPU_BATCH = 16  # a convolution takes NumPy seconds, and a GPU milliseconds

@@ -28,11 +28,7 @@ class Layer:
 
     @classmethod
     def of_row(cls, row: LayerRow, batch: int, dimensions: int) -> "Layer":
-        """Return the layer of a row with a mini-batch size and a number of spatial dimensions.
-
-        Raises:
-            InvalidProblemError: if these do not make a convolution.
-        """
+        """Return the layer of a row with a mini-batch size and a number of spatial dimensions."""
         name, count, channels, size, filters, kernel, padding, stride = row
         problem = ConvolutionProblem(
             operation=Operation.FORWARD,

@@ -43,15 +43,9 @@ class Variant:
 
 
 def variants(dtypes: Sequence[str] | None, maths: Sequence[str] | None, layouts: Sequence[str] | None) -> list[Variant]:
-    """Return all different combinations of data types, math modes and layouts.
+    """Return all different combinations of data types, math modes and layouts, by their names.
 
-    Args:
-        dtypes: names of data types; None for float32.
-        maths: names of math modes; None for tf32.
-        layouts: where the channels are, one of LAYOUT_NAMES; None for 'first'.
-
-    Raises:
-        SettingsError: if a name is not known.
+    None stands for float32, for tf32, and for channels first. A SettingsError names what is not known.
     """
     found: dict[Variant, None] = {}
     for dtype in [parse_choice(DataType, each, "--dtype") for each in dtypes or ["float32"]]:

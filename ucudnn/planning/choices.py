@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn, final
 
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
-from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.configuration import MicroConfiguration
 from ucudnn.errors import InfeasibleError, MeasurementError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.concurrency import Groups, concurrent_sets
@@ -17,6 +17,7 @@ from ucudnn.planning.division import DesirableSet
 from ucudnn.planning.float32_sums import (
     SummedRequest,
     by_rule,
+    front_of,
     preferred,
     rounds_often,
     summed_configurations,
@@ -24,7 +25,7 @@ from ucudnn.planning.float32_sums import (
 )
 from ucudnn.planning.plan_file import LoadedPlans, SavedPlan
 from ucudnn.settings import Settings
-from ucudnn.solvers.desirable import desirable_set, fastest
+from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.sums import MOST_DENSE, MOST_PARTS
 from ucudnn.units import exact_bytes
 
@@ -44,11 +45,7 @@ class Origin(Enum):
 
 
 def describe_origins(origins: Iterable[str]) -> list[str]:
-    """Return a line that counts the kernels that were not planned by measurements; [] if all were.
-
-    Args:
-        origins: the values of `Origin` of the kernels.
-    """
+    """Return a line that counts the kernels that were not planned by measurements; [] if all were."""
     counts = Counter(origins)
     told = {
         Origin.FILE.value: "from a file of plans",
@@ -133,10 +130,11 @@ def choices_of(request: ChoiceRequest, benchmark: Benchmark, solver: SolverClock
         PlanFileError: if a loaded plan does not fit the kernel's limit, or the backend does not know its algorithms.
     """
     kernels, asked = request.kernels, request.asked
-    found: list[Choices | None] = [
-        _loaded(kernel, plan, within, benchmark, request.loaded)
-        for (kernel, plan), (within, *_) in zip(request.assigned, asked, strict=True)
-    ]
+    found: list[Choices | None] = [None] * len(kernels)
+    for index, ((kernel, plan), (within, *_)) in enumerate(zip(request.assigned, asked, strict=True)):
+        if plan is not None:
+            request.loaded.check(kernel, plan, benchmark.backend, within.limit_bytes)
+            found[index] = Choices(desirable=(plan.configuration,), origin=Origin.FILE, timed=plan.timed)
     with_sums = {within: request.with_sum(within, benchmark) for within, *_ in asked}
     ruled = [
         index
@@ -147,7 +145,11 @@ def choices_of(request: ChoiceRequest, benchmark: Benchmark, solver: SolverClock
     for index, limited in zip(ruled, _within_shares(request, ruled, benchmark), strict=True):
         limited = benchmark.within_room(limited)
         if limited not in ruled_by:
-            ruled_by[limited] = _by_rule(kernels[index], limited, benchmark, request.with_sum(limited, benchmark))
+            with_sum = request.with_sum(limited, benchmark)
+            taken = by_rule(benchmark.rule.configuration(limited), with_sum, benchmark)
+            if taken is None:
+                _refuse(kernels[index], limited, benchmark, with_sum)
+            ruled_by[limited] = Choices(desirable=(taken,), origin=Origin.RULE, timed=False)
         found[index] = ruled_by[limited]
     missing = [index for index, each in enumerate(found) if each is None]
     together = _sums_of(with_sums[asked[index][0]] for index in missing) if benchmark.collective else []
@@ -171,15 +173,6 @@ def undivided_of(measured: Iterable[MicroConfiguration], batch: int) -> Desirabl
     return desirable_set((micro for micro in measured if micro.size == batch and not micro.slabs), batch)
 
 
-def _loaded(
-    kernel: Kernel, plan: SavedPlan | None, within: Request, benchmark: Benchmark, loaded: LoadedPlans
-) -> Choices | None:
-    if plan is None:
-        return None
-    loaded.check(kernel, plan, benchmark.backend, within.limit_bytes)
-    return Choices(desirable=(plan.configuration,), origin=Origin.FILE, timed=plan.timed)
-
-
 def _within_shares(request: ChoiceRequest, indices: Sequence[int], benchmark: Benchmark) -> list[Request]:
     """Return the requests of some kernels under heuristic mode, each within its share of the total under WD.
 
@@ -199,25 +192,13 @@ def _within_shares(request: ChoiceRequest, indices: Sequence[int], benchmark: Be
     return [replace(asked[index][0], limit_bytes=shares[index]) for index in indices]
 
 
-def _by_rule(kernel: Kernel, request: Request, benchmark: Benchmark, with_sum: SummedRequest | None) -> Choices:
-    found = by_rule(benchmark.rule.configuration(request), with_sum, benchmark)
-    if found is None:
-        _refuse(kernel, request, benchmark, with_sum)
-    return Choices(desirable=(found,), origin=Origin.RULE, timed=False)
-
-
 def _measured(
     kernel: Kernel, request: Request, benchmark: Benchmark, solver: SolverClock, with_sum: SummedRequest | None
 ) -> Choices:
     batch = request.problem.batch
     measured = benchmark.micro_configurations(request)
-    desirable: tuple[Configuration, ...]
     with solver:
-        if request.whole:
-            desirable = desirable_set(measured, batch)
-        else:
-            best = fastest(measured, batch)
-            desirable = () if best is None else (best,)
+        desirable = front_of(request, measured)
         undivided = undivided_of(measured, batch)
     once: DesirableSet = ()
     if with_sum is not None and (not desirable or any(map(rounds_often, desirable))):

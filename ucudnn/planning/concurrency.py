@@ -17,8 +17,7 @@ Branches = tuple[tuple[int, ...], ...]
 def parse_groups(given: Sequence[Sequence[str | Sequence[str]]]) -> Groups:
     """Return groups from the names of layers; a branch of one layer may be just its name.
 
-    Raises:
-        SettingsError: if there is something other than a name, or a name twice.
+    A SettingsError names what is no name, and a name that is there twice.
     """
     groups = []
     for group in _items(given, "are no groups: give a sequence of them"):
@@ -37,11 +36,7 @@ def parse_groups(given: Sequence[Sequence[str | Sequence[str]]]) -> Groups:
 
 
 def groups_under(settings: Settings, given: Sequence[Sequence[str | Sequence[str]]] | None) -> Groups:
-    """Return the groups of layers among which a handle with these settings divides its workspace.
-
-    Raises:
-        SettingsError: as `parse_groups`, and if there are groups but no total to divide.
-    """
+    """Return the groups of layers among which a handle divides its workspace; they need a total to divide."""
     groups = parse_groups(given or ())
     if groups and settings.total_workspace_bytes is None:
         raise SettingsError("groups say how a total is divided: give total_workspace, too")
@@ -73,11 +68,7 @@ def concurrent_sets(kernels: Sequence[Kernel], groups: Groups = ()) -> tuple[Bra
 
     Without groups, any two kernels may run at the same time, as in the paper, except for several shapes of one
     operation of one layer. With groups, the Forward kernels of a group are one set, its backward kernels are another,
-    and every other kernel runs alone.
-
-    Args:
-        kernels: all kernels.
-        groups: layers by name; a name that no kernel has is ignored.
+    and every other kernel runs alone. A name in a group that no kernel has is ignored.
 
     Raises:
         SettingsError: if a layer is named twice, or stands in a group for several layers of its shape.

@@ -186,11 +186,7 @@ def decide(
 def _divided(
     kernels: Sequence[Kernel], known: Sequence[Choices], total_bytes: int, settings: Settings, groups: Groups
 ) -> WorkspaceDivision:
-    """Divide the total; filter gradients of 16 bits round once if the whole network takes little longer for it.
-
-    Raises:
-        SettingsError, InfeasibleError, SolverError: as `divide_workspace`.
-    """
+    """Divide the total; filter gradients of 16 bits round once if the whole network takes little longer for it."""
     fastest = divide_workspace(kernels, [each.desirable for each in known], total_bytes, settings, groups)
     taken = zip(known, fastest.assignments, strict=True)
     if not any(each.rounded_once and rounds_often(one.configuration) for each, ones in taken for one in ones):

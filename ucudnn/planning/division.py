@@ -98,9 +98,8 @@ def divide_workspace(
         groups: the layers that may run at the same time; () for all.
 
     Raises:
-        SettingsError: if groups contradict each other.
         InfeasibleError: if the total is too small; the message names the kernel that needs most.
-        SolverError: if the solver of the settings fails.
+        SettingsError, SolverError: if groups contradict each other, or the solver of the settings fails.
     """
     # Only kernels of a single layer are in groups. The layers of any other kernel run alone, one by one.
     counts = [1 if groups else kernel.count for kernel in kernels]

@@ -52,16 +52,9 @@ def summed(problem: ConvolutionProblem) -> ConvolutionProblem:
 def summed_request(
     problem: ConvolutionProblem, settings: Settings, limit_bytes: int, backend: Backend
 ) -> SummedRequest | None:
-    """Return the request of a problem's parts that are added in float32.
+    """Return the request of a problem's parts that are added in float32, within a workspace limit, sum included.
 
-    Args:
-        problem: any problem.
-        settings: policy and slabs.
-        limit_bytes: workspace limit, sum included.
-        backend: computes it.
-
-    Returns:
-        The request; None if nothing is divided or rounded, if the backend keeps no sum, or if the limit is too small.
+    None if nothing is divided or rounded, if the backend keeps no sum, or if the limit is too small.
     """
     if not problem.is_rounded_gradient or problem.float32_sum or settings.policy is BatchSizePolicy.UNDIVIDED:
         return None
@@ -81,12 +74,8 @@ def summed_configurations(
 ) -> tuple[Configuration, ...]:
     """Return the desirable configurations with a float32 sum; only the fastest if the request wants no other.
 
-    They are measured first, except by ranks that measure together and have not done so.
-
-    Args:
-        asked: the request, or None.
-        benchmark: measures.
-        failed: algorithms that are not wanted.
+    They are measured first, except by ranks that measure together and have not done so. Algorithms that `failed` are
+    left out.
     """
     if asked is None:
         return ()
@@ -97,7 +86,7 @@ def summed_configurations(
         _LOG.info("%s: no float32 sum: %s", asked.request.problem, error)
         return ()
     wanted = [each for each in measured if each.algorithms.isdisjoint(failed) and (each.slabs or each.size < batch)]
-    return tuple(asked.configuration(each) for each in _front(asked.request, wanted))
+    return tuple(asked.configuration(each) for each in front_of(asked.request, wanted))
 
 
 def preferred(
@@ -133,12 +122,12 @@ def preferred(
 def by_rule(
     found: Configuration | None, asked: SummedRequest | None, benchmark: Benchmark, failed: Collection[str] = ()
 ) -> Configuration | None:
-    """Return what heuristic mode takes: with a float32 sum instead of one that rounds often, or of none, if it fits.
+    """Return what heuristic mode takes, with a float32 sum instead of one that rounds often, or of none, if it fits.
 
     Args:
-        found: what the rule takes without a float32 sum.
+        found: what it takes without a float32 sum.
         asked: the request for a sum, or None.
-        benchmark: has the rule.
+        benchmark: has the heuristic mode.
         failed: algorithms not to choose.
     """
     if asked is None or not (found is None or rounds_often(found)):
@@ -150,7 +139,8 @@ def by_rule(
     return found if other is None else asked.configuration(other)
 
 
-def _front(request: Request, measured: Sequence[MicroConfiguration]) -> tuple[Configuration, ...]:
+def front_of(request: Request, measured: Sequence[MicroConfiguration]) -> tuple[Configuration, ...]:
+    """Return the desirable set of measured micro-configurations; only the fastest if the request wants no other."""
     batch = request.problem.batch
     if request.whole:
         return desirable_set(measured, batch)

@@ -27,7 +27,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.planning.float32_sums import summed
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
-from ucudnn.profiles.json_values import MALFORMED, load_json
+from ucudnn.profiles.json_values import MALFORMED, load_json, whole
 from ucudnn.slabs import Slab, is_divisible, piece_of, row_count
 from ucudnn.units import exact_bytes, shortened
 from ucudnn.workspace.spare import own_bytes
@@ -116,16 +116,9 @@ class LoadedPlans:
         return found
 
     def check(self, kernel: Kernel, plan: SavedPlan, backend: Backend, limit_bytes: int) -> None:
-        """Refuse a plan that exceeds its limit, or that the backend would compute otherwise.
+        """Refuse a plan that exceeds its limit (WR) or the total (WD), or that the backend would compute otherwise.
 
-        Args:
-            kernel: the kernel.
-            plan: its plan.
-            backend: computes it.
-            limit_bytes: its limit (WR), or the total (WD).
-
-        Raises:
-            PlanFileError: naming the kernel and the way out.
+        The PlanFileError names the kernel and the way out.
         """
         problem, configuration = kernel.problem, plan.configuration
         where = f"{self._name}: the plan of {kernel}"
@@ -164,11 +157,7 @@ NO_PLANS = LoadedPlans()
 
 
 def read_plans(path: str | PathLike[str]) -> PlanFile:
-    """Read a file of plans.
-
-    Raises:
-        PlanFileError: if there is no such file, if it has another version, or if it is damaged.
-    """
+    """Read a file of plans; a PlanFileError says if there is none, if it has another version, or if it is damaged."""
     try:
         content = load_json(read_whole(Path(path)))
     except InvalidValueError as error:
@@ -202,13 +191,7 @@ def load_plans(path: str | PathLike[str], backend: Backend) -> LoadedPlans:
 def refuse_difference(made: Mapping[str, str], backend: Backend, what: str) -> None:
     """Refuse plans that were made under other conditions than a backend's.
 
-    Args:
-        made: the conditions of the plans.
-        backend: the backend that would compute them.
-        what: what messages call the plans.
-
-    Raises:
-        PlanFileError: naming the first condition that differs.
+    The PlanFileError calls the plans `what`, and names the first condition that differs.
     """
     here = backend.machine()
     for name in _DECIDING:
@@ -296,15 +279,15 @@ def _decode(content: Any) -> PlanFile:
 
 
 def _decode_plan(given: Any) -> SavedPlan:
-    problem = decode_problem(given["problem"], _whole(given["batch"], 1))
+    problem = decode_problem(given["problem"], whole(given["batch"], "batch", 1))
     layer, fresh = given["layer"], given["fresh"]
     if not isinstance(layer, str) or not isinstance(fresh, bool):
         raise PlanFileError(f"a plan of {problem} has layer {shortened(layer)} and fresh {shortened(fresh)}: {_AGAIN}")
     kernel = Kernel(
         layer=layer,
         problem=problem,
-        count=_whole(given["count"], 1),
-        spare_bytes=_whole(given["spare_bytes"], 0),
+        count=whole(given["count"], "count", 1),
+        spare_bytes=whole(given["spare_bytes"], "spare_bytes"),
         fresh=fresh,
     )
     parts = tuple(_decode_part(problem, *each) for each in given["parts"])
@@ -321,13 +304,13 @@ def _decode_sum(problem: ConvolutionProblem, given: Any) -> Float32Sum | None:
     size_bytes, time_ms = given
     if not problem.is_rounded_gradient:
         raise PlanFileError(f"{problem} has no float32 sum: {_AGAIN}")
-    return Float32Sum(size_bytes=_whole(size_bytes, 1), time_ms=_time(time_ms, 1))
+    return Float32Sum(size_bytes=whole(size_bytes, "size of the float32 sum", 1), time_ms=_time(time_ms, 1))
 
 
 def _decode_part(
     problem: ConvolutionProblem, size: Any, algorithm: Any, time_ms: Any, workspace_bytes: Any, slabs: Any
 ) -> MicroConfiguration:
-    size, workspace_bytes = _whole(size, 1), _whole(workspace_bytes, 0)
+    size, workspace_bytes = whole(size, "size", 1), whole(workspace_bytes, "workspace")
     if not slabs:
         return MicroConfiguration(
             size=size, algorithm=_text(algorithm), time_ms=_time(time_ms, size), workspace_bytes=workspace_bytes
@@ -336,7 +319,7 @@ def _decode_part(
         raise PlanFileError(f"{problem} has no slabs: {_AGAIN}")
     found, at = [], 0
     for first, rows, name, slab_ms, slab_bytes in slabs:
-        slab = Slab(first=_whole(first, at), rows=_whole(rows, 1))
+        slab = Slab(first=whole(first, "first row", at), rows=whole(rows, "rows", 1))
         if slab.first != at:
             raise PlanFileError(f"slabs of {problem} overlap or leave rows out: {_AGAIN}")
         at += slab.rows
@@ -345,18 +328,12 @@ def _decode_part(
                 slab=slab,
                 algorithm=_text(name),
                 time_ms=_time(slab_ms, slab.rows),
-                workspace_bytes=_whole(slab_bytes, 0),
+                workspace_bytes=whole(slab_bytes, "workspace"),
             )
         )
     if at != row_count(problem):
         raise PlanFileError(f"slabs of {problem} have {at} rows of {row_count(problem)}: {_AGAIN}")
     return MicroConfiguration.of_slabs(size, found)
-
-
-def _whole(value: Any, least: int) -> int:
-    if type(value) is not int or not least <= value < 1 << 63:
-        raise PlanFileError(f"{shortened(value)} is no whole number of {least} or more: {_AGAIN}")
-    return value
 
 
 def _text(value: Any) -> str:

@@ -32,14 +32,7 @@ def requests_behind(decision: Decision, benchmark: Benchmark, settings: Settings
 def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit_bytes: int) -> Decision | None:
     """Choose another configuration for one kernel: within another limit, or without algorithms discarded since.
 
-    Args:
-        kernel: a kernel that has a decision.
-        benchmark: its measurements.
-        settings: the policy.
-        limit_bytes: the workspace of the kernel.
-
-    Returns:
-        The decision, or None if no configuration is left.
+    Return None if no configuration is left.
     """
     problem = kernel.problem
     if _is_ruled(problem, benchmark, settings, limit_bytes):
@@ -85,16 +78,7 @@ def decide_rest(
 ) -> Configuration | None:
     """Choose a configuration for the samples from `start` on, because the earlier ones are already computed.
 
-    Args:
-        problem: the problem at mini-batch size.
-        start: the first missing sample.
-        benchmark: the measurements of the problem.
-        settings: the policy.
-        limit_bytes: the workspace of the kernel.
-        failed: algorithms not to choose.
-
-    Returns:
-        The fastest configuration within the limit, or None if no configuration is left.
+    Algorithms that `failed` are not chosen. Return None if no configuration is left.
     """
     if _is_ruled(problem, benchmark, settings, limit_bytes):
         request = request_of(problem, settings, limit_bytes)
@@ -137,18 +121,8 @@ def decide_slabs(
 ) -> Configuration | None:
     """Choose algorithms for the last slabs of a micro-batch, because the earlier ones are already computed.
 
-    A slab that no algorithm computes within the limit is divided further.
-
-    Args:
-        problem: the problem at mini-batch size.
-        size: the micro-batch size.
-        left: the missing slabs.
-        benchmark: the measurements of the problem.
-        limit_bytes: the workspace of the kernel.
-        failed: algorithms not to choose.
-
-    Returns:
-        A configuration of the missing slabs, or None if one of them cannot be computed.
+    A slab that no algorithm computes within the limit is divided further. Return None if one of the slabs that are
+    `left` cannot be computed.
     """
     unit = row_unit(problem)
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ucudnn.reporting.report import KernelReport, Report
+    from ucudnn.reporting.kernel_report import KernelReport
+    from ucudnn.reporting.report import Report
 
 Bar = tuple[str, "Report"]
 """A label, which may have several lines, and the report whose bar stands above it."""

@@ -28,7 +28,7 @@ from typing import Any
 from ucudnn.bounded import read_whole
 from ucudnn.errors import InvalidProblemError, InvalidValueError, ProfileError
 from ucudnn.problem import ENUM_FIELDS, ConvolutionProblem, Layout
-from ucudnn.profiles.json_values import UNREADABLE, load_json, texts_by_name
+from ucudnn.profiles.json_values import UNREADABLE, load_json, texts_by_name, whole
 from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.units import shortened
 
@@ -68,8 +68,7 @@ def shipped_profiles() -> tuple[str, ...]:
 def load_profile(name: str) -> Profile:
     """Read a profile that ships with ucudnn ('h200') or a file.
 
-    Raises:
-        ProfileError: if there is no such profile, if it has another version, or if it is damaged.
+    A ProfileError says if there is no such profile, if it has another version, or if it is damaged.
     """
     shipped = {entry.name.removesuffix(".json") for entry in _shipped()}
     if name in shipped:
@@ -96,7 +95,6 @@ def _load_shipped(name: str) -> Profile:
 
 
 def _read(name: str, source: Any) -> Profile:
-    """Return the profile in a file; errors call it by a name."""
     try:
         return _decode(name, load_json(read_whole(source, _MOST_BYTES), _MOST_BYTES))
     except (ProfileError, InvalidValueError) as error:
@@ -115,11 +113,7 @@ def encode_profile(profile: Profile, *, compress: bool = False) -> bytes:
 
 
 def refuse_other_conditions(profile: Profile, conditions: Mapping[str, str]) -> None:
-    """Raise an error if a profile was recorded under other conditions.
-
-    Raises:
-        ProfileError: if it was.
-    """
+    """Raise a ProfileError if a profile was recorded under other conditions."""
     if dict(profile.conditions) != dict(conditions):
         raise ProfileError(
             f"{profile.name} was recorded under {dict(profile.conditions)}, not {dict(conditions)}: record to another"
@@ -128,12 +122,9 @@ def refuse_other_conditions(profile: Profile, conditions: Mapping[str, str]) -> 
 
 
 def merged(profile: Profile, other: Profile) -> Profile:
-    """Return a profile with the recordings of another one added.
+    """Return a profile with the recordings of another one added, which was recorded under the same conditions.
 
     If both measured an algorithm of the same problem, the other's measurement is kept.
-
-    Raises:
-        ProfileError: if the two were recorded under different conditions.
     """
     refuse_other_conditions(profile, other.conditions)
     recordings = {name: dict(recording) for name, recording in profile.recordings.items()}
@@ -215,21 +206,16 @@ def _decode_row(
         raise ProfileError(f"{problem}: {algorithm} took {time_ms} ms, which is no time")
     if not (isinstance(spread_ms, int | float) and 0 <= spread_ms < _MOST_MS):
         raise ProfileError(f"{problem}: {algorithm} has times {spread_ms} ms apart, which is no spread")
-    if not isinstance(workspace_bytes, int) or not 0 <= workspace_bytes < 1 << 63:
-        raise ProfileError(f"{problem}: {algorithm} has a workspace of {workspace_bytes} bytes")
+    size = whole(workspace_bytes, f"{problem}: workspace of {algorithm}")
     return Measurement(
-        algorithm=Algorithm(name=algorithm, workspace_bytes=workspace_bytes, api=api, notes=notes),
+        algorithm=Algorithm(name=algorithm, workspace_bytes=size, api=api, notes=notes),
         time_ms=time_ms,
         spread_ms=spread_ms,
     )
 
 
 def decode_problem(given: Mapping[str, Any], batch: int) -> ConvolutionProblem:
-    """Return a problem from the fields that `encode_problem` returned.
-
-    Raises:
-        ProfileError: if they do not make a convolution.
-    """
+    """Return a problem from the fields that `encode_problem` returned; a ProfileError says if they make none."""
     values: dict[str, Any] = {"batch": batch}
     for field, value in given.items():
         if field in ENUM_FIELDS:

@@ -1,7 +1,7 @@
 """JSON files of a bounded size, and their values, each with the type and the range that it must have.
 
 Files come from elsewhere: by hand, from another version, or damaged. A text in the place of a number would end in an
-error far from the file, so readers check each value, and errors name it.
+error far from the file, so readers check each value. An InvalidValueError names what it is for.
 """
 
 import gzip
@@ -28,8 +28,7 @@ UNREADABLE = (OSError, EOFError, zlib.error, *MALFORMED)
 def load_json(data: bytes, most: int = MOST_BYTES) -> Any:
     """Return the value of a JSON text of at most `most` bytes, which may be compressed by gzip.
 
-    Raises:
-        InvalidValueError: if the text has more bytes; no more than `most` of them are unpacked.
+    An InvalidValueError says if there are more; no more than `most` of them are unpacked.
     """
     if data.startswith(b"\x1f\x8b"):
         with gzip.open(BytesIO(data)) as file:
@@ -38,64 +37,40 @@ def load_json(data: bytes, most: int = MOST_BYTES) -> Any:
 
 
 def whole(value: Any, what: str, least: int = 0, most: int = MOST_WHOLE) -> int:
-    """Return a value that is a whole number from `least` to `most`.
-
-    Raises:
-        InvalidValueError: naming what the value is for, if it is not.
-    """
+    """Return a value that is a whole number from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
         raise InvalidValueError(f"{what} {shortened(value)} is no whole number from {least} to {most}")
     return value
 
 
 def number(value: Any, what: str, least: float = 0.0, most: float = MOST_NUMBER) -> float:
-    """Return a value that is a number from `least` to `most`.
-
-    Raises:
-        InvalidValueError: naming what the value is for, if it is not.
-    """
+    """Return a value that is a number from `least` to `most`."""
     if type(value) not in (int, float) or not least <= value <= most:
         raise InvalidValueError(f"{what} {shortened(value)} is no number from {least:g} to {most:g}")
     return float(value)
 
 
 def text(value: Any, what: str) -> str:
-    """Return a value that is a text.
-
-    Raises:
-        InvalidValueError: naming what the value is for, if it is not.
-    """
+    """Return a value that is a text."""
     if not isinstance(value, str):
         raise InvalidValueError(f"{what} {shortened(value)} is no text")
     return value
 
 
 def texts(value: Any, what: str) -> tuple[str, ...]:
-    """Return the entries of a value that is a list of texts.
-
-    Raises:
-        InvalidValueError: naming what the value is for, if it is not.
-    """
+    """Return the entries of a value that is a list of texts."""
     return tuple(text(each, what) for each in entries(value, what))
 
 
 def texts_by_name(value: Any, what: str) -> dict[str, str]:
-    """Return a value that is an object whose values are texts.
-
-    Raises:
-        InvalidValueError: naming what the value is for, if it is not.
-    """
+    """Return a value that is an object whose values are texts."""
     if not isinstance(value, dict):
         raise InvalidValueError(f"{what} {shortened(value)} is no object")
     return {name: text(each, f"{what} {name}") for name, each in value.items()}
 
 
 def entries(value: Any, what: str) -> Iterable[Any]:
-    """Return a value that is a list.
-
-    Raises:
-        InvalidValueError: naming what the value is for, if it is not.
-    """
+    """Return a value that is a list."""
     if not isinstance(value, list):
         raise InvalidValueError(f"{what} {shortened(value)} is no list")
     return value

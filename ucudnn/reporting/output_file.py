@@ -12,11 +12,7 @@ from ucudnn.units import shortened
 
 
 def check_output(path: Path) -> None:
-    """Raise an error if a file cannot be written, before hours of work are done for it.
-
-    Raises:
-        OutputError: if its folder does not exist, its name is too long, or it must not be written.
-    """
+    """Raise an OutputError if a file cannot be written, before hours of work are done for it."""
     try:
         if "\0" in str(path):  # which `is_dir` passes over in silence
             raise ValueError("its name has a null character")
@@ -33,14 +29,9 @@ def check_output(path: Path) -> None:
 
 
 def check_apart(path: Path, read: Iterable[str]) -> None:
-    """Raise an error if a file cannot be written, or what a command reads has its place, which would be lost.
+    """Raise an OutputError if a file cannot be written, or what a command reads has its place, which would be lost.
 
-    Args:
-        path: the file.
-        read: names of what is read; those of no file count for nothing.
-
-    Raises:
-        OutputError: as `check_output` does, or if it is one of the files that are read.
+    Names in `read` that are no files count for nothing.
     """
     check_output(path)
     for name in read:
@@ -50,13 +41,11 @@ def check_apart(path: Path, read: Iterable[str]) -> None:
 
 
 def check_distinct(outputs: Mapping[str, Path | None]) -> None:
-    """Raise an error if two options name one file, of which only what is written last would stay.
+    """Raise an OutputError if two options name one file, of which only what is written last would stay.
 
     Args:
-        outputs: what each option names, after `check_output`; None for an option that was not given.
-
-    Raises:
-        OutputError: if two of them name the same file; a device or a pipe may be named twice.
+        outputs: what each option names, after `check_output`; None for an option that was not given. A device or a pipe
+            may be named twice.
     """
     found: dict[tuple[str, str], str] = {}
     for option, path in outputs.items():
@@ -79,10 +68,7 @@ def _exists(path: Path) -> bool:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file. A file that is there is replaced by the whole new one, or stays as it is.
 
-    A link is replaced, and not what it names.
-
-    Raises:
-        OutputError: if it cannot be written.
+    A link is replaced, and not what it names. An OutputError says why a file cannot be written.
     """
     check_output(path)
     try:

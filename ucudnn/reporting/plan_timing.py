@@ -11,7 +11,7 @@ from ucudnn.configuration import Configuration
 from ucudnn.execution.plan import Plan, make_plan
 from ucudnn.planning.decision import Decision
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.reporting.report import KernelReport, report_kernel
+from ucudnn.reporting.kernel_report import KernelReport, report_kernel
 
 Name = TypeVar("Name", bound=Hashable)
 """The name of a run."""
@@ -23,25 +23,19 @@ _MOST_RUNS = 16
 
 
 def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> KernelReport:
-    """Run a decision's undivided and micro-batched plans in turn and report the median times.
+    """Run a decision's undivided and micro-batched plans in turn and report the median times of `repeats` runs.
 
     BackwardFilter runs with beta = 0, as the first gradient of a training step does.
 
-    Args:
-        decision: the decision for a kernel.
-        backend: runs the plans.
-        repeats: how often each plan is measured after warming up.
-
     Raises:
-        StepError: if an algorithm fails.
-        MemoryError: if there is no room for tensors and workspace.
+        StepError, MemoryError: if an algorithm fails, or there is no room for tensors and workspace.
     """
     kernel, problem = decision.kernel, decision.kernel.problem
     plan = make_plan(problem, decision.configuration, backend, fresh=kernel.fresh)
-    plans = {decision.configuration: plan}
-    if decision.undivided is not None and decision.undivided not in plans:
-        plans[decision.undivided] = make_plan(problem, decision.undivided, backend)
-    times = plans_in_turn(problem, plans, backend, repeats)
+    plans: dict[Configuration, Configuration | Plan] = {decision.configuration: plan}
+    if decision.undivided is not None:
+        plans.setdefault(decision.undivided, decision.undivided)
+    times = times_in_turn(problem, plans, backend, repeats)
     return report_kernel(
         decision,
         executed_ms=times[decision.configuration],
@@ -50,40 +44,19 @@ def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> Kernel
 
 
 def times_in_turn(
-    problem: ConvolutionProblem, given: Mapping[Name, Configuration], backend: ComputeBackend, repeats: int
+    problem: ConvolutionProblem, given: Mapping[Name, Configuration | Plan], backend: ComputeBackend, repeats: int
 ) -> dict[Name, float]:
     """Run configurations of a problem in turn, on the same random tensors, and return the median milliseconds of each.
 
-    Args:
-        problem: the problem at mini-batch size.
-        given: its configurations by name.
-        backend: runs them.
-        repeats: how often each is measured after warming up.
-
-    Raises:
-        StepError: if an algorithm fails.
-        MemoryError: if there is no room for tensors and workspace.
+    The problem is at mini-batch size. Errors are those of `execute`.
     """
-    plans = {name: make_plan(problem, each, backend) for name, each in given.items()}
-    return plans_in_turn(problem, plans, backend, repeats)
-
-
-def plans_in_turn(
-    problem: ConvolutionProblem, plans: Mapping[Name, Plan], backend: ComputeBackend, repeats: int
-) -> dict[Name, float]:
-    """Run plans of a problem in turn, on the same random tensors; see `times_in_turn`."""
-    tensors = backend.operands(problem)
+    plans = {
+        name: each if isinstance(each, Plan) else make_plan(problem, each, backend) for name, each in given.items()
+    }
+    tensors = backend.operands(problem)  # they live as long as the runs
     x, w, y, _ = backend.bind(*tensors)
     workspace = backend.allocate(max(each.workspace_bytes for each in plans.values()))
     runs = {name: partial(each.launch, x, w, y, workspace) for name, each in plans.items()}
-    return alternate(runs, backend, repeats)
-
-
-def alternate(runs: Mapping[Name, Callable[[], None]], backend: ComputeBackend, repeats: int) -> dict[Name, float]:
-    """Run several functions in turn, such as plans of one kernel, and return the median milliseconds of each.
-
-    `samples_in_turn` says what the arguments are.
-    """
     return {name: median(each) for name, each in samples_in_turn(runs, backend, repeats).items()}
 
 
@@ -92,10 +65,7 @@ def samples_in_turn(
 ) -> dict[Name, list[float]]:
     """Run several functions in turn and return the milliseconds of each, in the order of the rounds.
 
-    Args:
-        runs: functions that launch work, by name.
-        backend: measures the time of the work.
-        repeats: how many samples are taken of each function. The run before the first one counts, too, if it is long.
+    So many samples are taken of each function. The run before the first one counts, too, if it is long.
     """
     counts: dict[Name, int] = {}
     samples: dict[Name, list[float]] = {name: [] for name in runs}

@@ -10,8 +10,8 @@ from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decision, Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
 from ucudnn.planning.replanning import requests_behind
+from ucudnn.reporting.kernel_report import KernelReport
 from ucudnn.reporting.plan_timing import execute
-from ucudnn.reporting.report import KernelReport
 from ucudnn.settings import Settings
 
 Execution = Callable[[Decision], KernelReport]
@@ -29,14 +29,7 @@ def execute_all(
 ) -> tuple[Decisions, list[KernelReport]]:
     """Execute decisions. Where times are far from predictions, measure the kernels again, decide again and execute.
 
-    Args:
-        kernels: the kernels that were decided.
-        decisions: their decisions.
-        benchmark: measures them again.
-        settings: the settings that they were decided with.
-        groups: the layers that may run at the same time.
-        run: executes one decision.
-        loaded: plans from a file, which are not measured again.
+    Plans that were loaded from a file are not measured again.
 
     Returns:
         The decisions that hold in the end, with their reports.

@@ -5,73 +5,14 @@ from dataclasses import asdict, dataclass, fields
 from math import fsum
 
 from ucudnn.planning.choices import Origin, describe_origins
-from ucudnn.planning.decision import Decision, Decisions, Method
+from ucudnn.planning.decision import Decisions, Method
 from ucudnn.planning.division import GROUPED, Alternative
-from ucudnn.reporting.deviation import KernelTimes, describe_deviations, is_far
-from ucudnn.reporting.html_table import html_table
+from ucudnn.reporting.deviation import describe_deviations
+from ucudnn.reporting.kernel_report import KernelReport, ratio
+from ucudnn.reporting.table import html_table, text_table
 from ucudnn.units import csv_text, format_bytes, format_ms
 
 _NO_SOLVER = "not divided by times"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelReport:
-    """The decision for a kernel. Times are for one layer, in milliseconds.
-
-    Attributes:
-        layer: name of the layer, or of the first one of several.
-        operation: Forward, BackwardData or BackwardFilter.
-        problem: the problem, as text.
-        count: how many layers have this shape and configuration.
-        configuration: the configuration, such as '4x64 FFT_TILING'.
-        undivided: the fastest single algorithm within the limit; None if none fits.
-        undivided_ms: its predicted time.
-        micro_batched_ms: the predicted time of the configuration; None if nothing was measured for it.
-        undivided_executed_ms: the measured time of the undivided plan; None if nothing was executed.
-        executed_ms: the measured time of the configuration's plan; None if nothing was executed.
-        workspace_bytes: the workspace of the configuration, without the caller's spare memory.
-        undivided_workspace_bytes: the workspace of the undivided algorithm.
-        calls: how often a handle ran the kernel.
-        spare_bytes: the most bytes of the caller's spare memory, or of the output's tail, that serve as workspace.
-        replaced: what replaced configurations that failed or found no room, and why, as one sentence each.
-        replaced_ms: the predicted time of the first configuration that was replaced for all calls; None if none was.
-        first_predicted_ms: the time that was predicted at first, if it was so far from the executed time that the
-            kernel was measured again; else None.
-        origin: where the configuration comes from: 'measured', 'file' or 'rule'.
-    """
-
-    layer: str
-    operation: str
-    problem: str
-    count: int
-    configuration: str
-    undivided: str | None
-    undivided_ms: float | None
-    micro_batched_ms: float | None
-    undivided_executed_ms: float | None = None
-    executed_ms: float | None = None
-    workspace_bytes: int
-    undivided_workspace_bytes: int | None
-    calls: int = 0
-    spare_bytes: int = 0
-    replaced: tuple[str, ...] = ()
-    replaced_ms: float | None = None
-    origin: str = Origin.MEASURED.value
-    first_predicted_ms: float | None = None
-
-    @property
-    def is_far(self) -> bool:
-        """Whether the plan was executed, and took more than FAR times its prediction, or less by the same factor."""
-        if self.origin != Origin.MEASURED.value or self.executed_ms is None or self.micro_batched_ms is None:
-            return False
-        return is_far(self.executed_ms, self.micro_batched_ms)
-
-    @property
-    def speedup(self) -> float | None:
-        """Undivided over micro-batched time: executed times if there are any, else predicted ones."""
-        if self.undivided_executed_ms is not None and self.executed_ms is not None:
-            return self.undivided_executed_ms / self.executed_ms
-        return _ratio(self.undivided_ms, self.micro_batched_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,22 +79,22 @@ class Report:
     def speedup(self) -> float | None:
         """Undivided over micro-batched time of all kernels: executed times if all have them, else predicted ones."""
         if self.executed:
-            return _ratio(self.total("undivided_executed_ms"), self.total("executed_ms"))
-        return _ratio(self.total("undivided_ms"), self.total("micro_batched_ms"))
+            return ratio(self.total("undivided_executed_ms"), self.total("executed_ms"))
+        return ratio(self.total("undivided_ms"), self.total("micro_batched_ms"))
 
     def to_dict(self) -> dict[str, object]:
         """Return the report as a dictionary for one JSON object."""
         total: dict[str, object] = {
             "undivided_ms": self.total("undivided_ms"),
             "micro_batched_ms": self.total("micro_batched_ms"),
-            "speedup": _ratio(self.total("undivided_ms"), self.total("micro_batched_ms")),
+            "speedup": ratio(self.total("undivided_ms"), self.total("micro_batched_ms")),
             "workspace_bytes": self.workspace_bytes,
             "shared_workspace_bytes": self.shared_workspace_bytes,
         }
         if self.executed:
             total["undivided_executed_ms"] = self.total("undivided_executed_ms")
             total["executed_ms"] = self.total("executed_ms")
-            total["executed_speedup"] = _ratio(self.total("undivided_executed_ms"), self.total("executed_ms"))
+            total["executed_speedup"] = ratio(self.total("undivided_executed_ms"), self.total("executed_ms"))
         wr = self.method is Method.WR
         return {
             "network": self.network,
@@ -173,7 +114,7 @@ class Report:
             "solver_seconds": self.solver_seconds,
             "changed": self.changed,
             "other_cpus": self.other_cpus,
-            "deviations": self._deviations(),
+            "deviations": describe_deviations(self.kernels, self.other_cpus),
         }
 
     def _division(self) -> dict[str, object]:
@@ -198,9 +139,12 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the report as notebooks show it."""
+        return html_table(self.title(), self.columns(), self.rows(), self.summary())
+
+    def title(self) -> str:
+        """Return the network, its mini-batch and the device, as one line."""
         batch = "" if self.batch is None else f", mini-batch {self.batch}"
-        title = f"{self.network}{batch} on {self.conditions.get('device') or self.backend}".removeprefix(", ")
-        return html_table(title, self.columns(), self.rows(), self.summary())
+        return f"{self.network}{batch} on {self.conditions.get('device') or self.backend}".removeprefix(", ")
 
     def columns(self) -> tuple[str, ...]:
         """Return the headings of the table; it has executed times beside the predicted one if there are any."""
@@ -240,9 +184,9 @@ class Report:
         ):
             if after is not None:
                 plain = missing if before is None else f"undivided {format_ms(before)}"
-                ratio = _ratio(before, after)
+                gain = ratio(before, after)
                 lines.append(
-                    f"{word}: {plain}, micro-batched {format_ms(after)}" + (f" ({ratio:.2f} x)" if ratio else "")
+                    f"{word}: {plain}, micro-batched {format_ms(after)}" + (f" ({gain:.2f} x)" if gain else "")
                 )
         if self.arena_bytes is None:
             lines.append(
@@ -262,63 +206,15 @@ class Report:
         lines.append(
             f"decided in: benchmarks {self.benchmark_seconds:.2f} s, solver {self.solver_seconds * 1e3:.1f} ms"
         )
-        return (*lines, *self._replacements(), *self._deviations())
+        return (*lines, *self._replacements(), *describe_deviations(self.kernels, self.other_cpus))
 
     def _replacements(self) -> list[str]:
         """Return a line for each configuration that was replaced."""
-        return [
-            f"replaced: {kernel.layer or kernel.problem} {kernel.operation}: {what}"
-            for kernel in self.kernels
-            for what in kernel.replaced
-        ]
-
-    def _deviations(self) -> list[str]:
-        """Return which kernels were measured again, and how far executed times are from predicted ones."""
-        times = [
-            KernelTimes(
-                name=f"{each.layer or each.problem} {each.operation}",
-                count=each.count,
-                predicted_ms=each.micro_batched_ms,
-                executed_ms=each.executed_ms,
-                first_predicted_ms=each.first_predicted_ms,
-            )
-            for each in self.kernels
-            if each.micro_batched_ms is not None
-        ]
-        return describe_deviations(times, self.other_cpus)
+        return [f"replaced: {kernel.name}: {what}" for kernel in self.kernels for what in kernel.replaced]
 
     def __str__(self) -> str:
         """Return the table and its totals as plain text."""
-        table = [self.columns(), *self.rows()]
-        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
-        return "\n".join([*lines, *self.summary()])
-
-
-def report_kernel(
-    decision: Decision, *, calls: int = 0, executed_ms: float | None = None, undivided_executed_ms: float | None = None
-) -> KernelReport:
-    """Return the report of one decision, with its measured times if it was executed."""
-    undivided = decision.undivided
-    return KernelReport(
-        layer=decision.kernel.layer,
-        operation=decision.kernel.operation.value,
-        problem=str(decision.kernel.problem),
-        count=decision.kernel.count,
-        configuration=str(decision.configuration),
-        undivided=str(undivided) if undivided else None,
-        undivided_ms=undivided.time_ms if undivided else None,
-        micro_batched_ms=decision.configuration.time_ms if decision.timed else None,
-        undivided_executed_ms=undivided_executed_ms,
-        executed_ms=executed_ms,
-        workspace_bytes=decision.workspace_bytes,
-        undivided_workspace_bytes=undivided.workspace_bytes if undivided else None,
-        calls=calls,
-        spare_bytes=decision.spare_bytes,
-        origin=decision.origin.value,
-    )
+        return "\n".join([*text_table([self.columns(), *self.rows()]), *self.summary()])
 
 
 def report_decisions(
@@ -331,17 +227,7 @@ def report_decisions(
     conditions: Mapping[str, str],
     changed: int = 0,
 ) -> Report:
-    """Return the report of decisions.
-
-    Args:
-        decisions: the decisions.
-        kernels: the reports of their kernels.
-        network: name of the network, or ''.
-        policy: the batch-size policy.
-        backend: name of the backend.
-        conditions: the device and the versions on which the times depend.
-        changed: how many kernels have another configuration than the one that was decided.
-    """
+    """Return the report of decisions and of their kernels; `Report` says what the arguments are."""
     batches = {each.kernel.problem.batch for each in decisions.kernels}
     division = decisions.division
     timed = all(each.timed for each in decisions.kernels)
@@ -374,10 +260,6 @@ def format_workspace(workspace_bytes: int, spare_bytes: int) -> str:
 
 def _kernels(count: int) -> str:
     return "1 kernel has" if count == 1 else f"{count} kernels have"
-
-
-def _ratio(before: float | None, after: float | None) -> float | None:
-    return before / after if before is not None and after else None
 
 
 def _time(value: float | None) -> str:

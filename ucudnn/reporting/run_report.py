@@ -8,10 +8,11 @@ from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.execution.entry import Entry
 from ucudnn.execution.kernel_plans import KernelPlans
 from ucudnn.planning.decision import Decision, Decisions
+from ucudnn.reporting.kernel_report import KernelReport, report_kernel
 from ucudnn.reporting.machine_load import MachineLoad
 from ucudnn.reporting.plan_timing import execute
 from ucudnn.reporting.prediction import Execution
-from ucudnn.reporting.report import KernelReport, Report, report_decisions, report_kernel
+from ucudnn.reporting.report import Report, report_decisions
 
 
 def report_run(
@@ -54,15 +55,10 @@ def report_run(
 def report_plans(plans: KernelPlans, backend: Backend, policy: str, repeats: int) -> Report:
     """Return the report of the kernels that a handle ran, each of which is timed now if there are repeats.
 
-    Args:
-        plans: the kernels.
-        backend: the backend that ran the kernels.
-        policy: the batch-size policy.
-        repeats: how often each kernel's plans are timed; see `execute_entries`.
+    Each plan is timed `repeats` times; see `execute_entries`.
 
     Raises:
-        StepError: if an algorithm fails.
-        MemoryError: if there is no room for tensors and workspace.
+        StepError, MemoryError: if an algorithm fails, or there is no room for tensors and workspace.
         UcudnnError: if a kernel is measured again, and cannot be planned.
     """
     if not repeats or not plans.decisions or not isinstance(backend, ComputeBackend):
@@ -78,10 +74,6 @@ def execute_entries(plans: KernelPlans, run: Execution) -> dict[Entry, KernelRep
 
     Kernels whose configuration was replaced keep the other one: it failed, or found no room. Where ranks measure
     together, nothing is measured again, because a rank would wait for others that do not ask for it.
-
-    Args:
-        plans: the kernels; they get the new plans.
-        run: executes one decision.
 
     Returns:
         The reports of the decisions that hold in the end.

@@ -40,11 +40,10 @@ class Steps(Protocol):
 
 def print_report(report: "Report") -> None:
     """Print a report as a table with its totals."""
-    batch = "" if report.batch is None else f", mini-batch {report.batch}"
-    device = report.conditions.get("device", "")
-    title = f"{report.network}{batch} on {device or report.backend}"
     # Engine names with all their knobs are long. Their column is cut; --json and --csv have them whole.
-    print_table(title, report.columns(), report.rows(), report.summary(), text=_TEXT_COLUMNS, cut="configuration")
+    print_table(
+        report.title(), report.columns(), report.rows(), report.summary(), text=_TEXT_COLUMNS, cut="configuration"
+    )
 
 
 def print_table(

@@ -8,17 +8,11 @@ from ucudnn.solvers.sums import sums_of
 
 
 def desirable_set(candidates: Iterable[MicroConfiguration], size: int) -> tuple[Configuration, ...]:
-    """Return the desirable configurations of a mini-batch, in order of workspace.
+    """Return the desirable configurations of a mini-batch: workspace rises, and time falls.
 
-    Exact: equal to the paper's recurrence for C(B). Micro-configurations are admitted in order of workspace, and each
-    new optimum of the mini-batch is a point of the front. For mini-batches above `sums.MOST_DENSE`, see `SparseSums`.
-
-    Args:
-        candidates: measured micro-configurations of any size and algorithm.
-        size: the mini-batch size.
-
-    Returns:
-        Configurations with rising workspace and falling time; empty where no sizes add up to `size`.
+    Exact: equal to the paper's recurrence for C(B). Micro-configurations of any size and algorithm are admitted in
+    order of workspace, and each new optimum of the mini-batch is a point of the front. It is empty where no sizes add
+    up to `size`. For mini-batches above `sums.MOST_DENSE`, see `SparseSums`.
     """
     sums = sums_of(size)
     front: list[Configuration] = []

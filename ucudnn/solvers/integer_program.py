@@ -54,8 +54,7 @@ def solve(
         time_limit_seconds: after which the best found so far is the answer.
 
     Raises:
-        SolverUnavailableError: if the solver is not installed.
-        SolverError: if the solver fails.
+        SolverUnavailableError, SolverError: if the solver is not installed, or fails.
     """
     pulp = _import_pulp()
     name, engine = _engine(pulp, solver, time_limit_seconds)

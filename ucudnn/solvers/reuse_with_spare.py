@@ -14,16 +14,14 @@ def fastest_with_tail(
 ) -> Configuration | None:
     """Return the fastest configuration whose parts each fit the limit, or the output's tail behind them.
 
-    A dynamic program over what is left to compute, as the paper's for WR (section 3.2), in the order of execution.
+    A dynamic program over what is left to compute, as the paper's for WR (section 3.2). Parts are in the order in which
+    they must run. None where no sizes add up to `size`.
 
     Args:
         candidates: measured micro-configurations of any size and algorithm.
         size: the mini-batch size.
         limit_bytes: workspace that every part may have.
         tail_bytes: workspace that a part may have instead, by the number of samples after it; ascending.
-
-    Returns:
-        The configuration, its parts in the order in which they must run; None where no sizes add up to `size`.
     """
     fronts = _fronts(candidate for candidate in candidates if candidate.size <= size)
     best = [0.0] + [inf] * size

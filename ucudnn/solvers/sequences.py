@@ -23,13 +23,10 @@ class Bundle:
 
 
 def bundled(fronts: Sequence[Sequence[Configuration]]) -> tuple[Bundle, ...]:
-    """Return the desirable set of kernels that share a segment, in order of workspace.
+    """Return the desirable set of kernels that share a segment, in order of workspace; no kernel's set is empty.
 
     Exact: within a segment, each kernel is best off with its own fastest configuration that fits, and the set changes
     only where one more configuration fits.
-
-    Args:
-        fronts: the kernels' desirable sets, each in order of workspace; none is empty.
     """
     least = max(front[0].workspace_bytes for front in fronts)
     levels = sorted({each.workspace_bytes for front in fronts for each in front if each.workspace_bytes >= least})

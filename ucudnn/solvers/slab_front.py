@@ -13,10 +13,7 @@ def divided(
     """Return the micro-configurations of one division that no other of it beats in both time and workspace.
 
     Time is the sum over the slabs and workspace the maximum, so within a workspace each slab takes what is fastest.
-
-    Args:
-        size: the micro-batch size.
-        groups: slabs that are the same problem, and what computes it.
+    A group has slabs that are the same problem, and what computes it.
     """
     offers = sorted(
         (

@@ -11,8 +11,9 @@ from typing import final
 import torch
 
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.reporting.html_table import html_table
-from ucudnn.reporting.report import KernelReport, Report, format_workspace
+from ucudnn.reporting.kernel_report import KernelReport
+from ucudnn.reporting.report import Report, format_workspace
+from ucudnn.reporting.table import html_table, text_table
 from ucudnn.torch.calls.aten_kernels import AtenKernels
 from ucudnn.torch.calls.fallbacks import PastLimit
 from ucudnn.torch.calls.interceptor import Interceptor
@@ -177,12 +178,8 @@ class Summary:
         lines = []
         for device, each in self.reports.items():
             rows = [self.columns(), *(layer.row() for layer in self.layers if layer.device == device)]
-            widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(len(rows[0]))]
             lines.append(f"{device}: {each.conditions.get('device', each.backend)}")
-            lines += [
-                "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows
-            ]
-            lines += each.summary()
+            lines += [*text_table(rows), *each.summary()]
         return "\n".join([*lines, *self._counts()])
 
     def _counts(self) -> list[str]:

@@ -38,7 +38,7 @@ def test_owners_say_what_wrote_them_and_where():
     assert (owners["y"].what, owners["y"].operation, owners["y"].layer) == (SAVED, "aten.conv", "a.conv")
     assert owners["y"].source == "m.py:1"
     assert (owners["a.weight"].what, owners["a.weight"].layer, owners["a.weight"].operation) == ("parameters", "a", "")
-    assert (owners[""].what, owners[""].bytes, owners[""].operation) == (SCRATCH, 7, "aten.conv")
+    assert (owners[""].what, owners[""].size, owners[""].operation) == (SCRATCH, 7, "aten.conv")
     assert {each.name: each.what for each in owners_at(liveness, 1)}["z"] == PASSING
     assert {each.name: each.what for each in owners_at(liveness, 3)}["g"] == GRADIENTS
 
@@ -48,10 +48,10 @@ def test_owners_and_their_groups_add_up_to_the_peak(name):
     graph = open_step(name)
     liveness = measure_liveness(graph, device_costs(load_device("h200"), graph))
     owners = owners_at(liveness, liveness.peak_place)
-    assert sum(each.bytes for each in owners) == liveness.peak_bytes
+    assert sum(each.size for each in owners) == liveness.peak_bytes
     for attribute in ("what", "operation", "layer", "source"):
         groups = group_owners(owners, attribute, 10)
-        assert sum(each.bytes for each in groups) == liveness.peak_bytes
+        assert sum(each.size for each in groups) == liveness.peak_bytes
         assert sum(each.storages for each in groups) == len(owners)
         assert len(groups) <= 10
 

@@ -99,10 +99,10 @@ class PeakExplanation:
                 "bytes": liveness.peak_bytes,
                 **self._operation(liveness.peak_place),
                 "by": {
-                    attribute: [asdict(each) for each in self.groups(attribute)]
+                    attribute: [_values(each) for each in self.groups(attribute)]
                     for attribute in ("what", "operation", "layer", "source")
                 },
-                "owners": [asdict(each) for each in self.owners],
+                "owners": [_values(each) for each in self.owners],
             },
             "floor": {
                 "bytes": liveness.floor_bytes,
@@ -269,3 +269,8 @@ def _largest(fits: Callable[[int], bool], graph: StepGraph, least: int | None, b
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def _values(owner: MemoryOwner | OwnerGroup) -> dict[str, Any]:
+    values = asdict(owner)
+    return {**values, "bytes": values.pop("size")}

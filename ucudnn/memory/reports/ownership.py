@@ -35,7 +35,7 @@ class MemoryOwner:
         operation: kind of the operation that wrote it first, 'aten.convolution'; '' for what was there before.
         layer: module that called that operation; for parameters, their gradients and state the module that has them.
         source: line that called that operation; '' where none is known.
-        bytes: its bytes.
+        size: bytes.
     """
 
     name: str
@@ -43,7 +43,7 @@ class MemoryOwner:
     operation: str
     layer: str
     source: str
-    bytes: int
+    size: int
 
 
 def owners_at(liveness: Liveness, place: int) -> tuple[MemoryOwner, ...]:
@@ -55,7 +55,7 @@ def owners_at(liveness: Liveness, place: int) -> tuple[MemoryOwner, ...]:
         role, name = graph.storages[storage].role, graph.storages[storage].name
         if role is not Role.ACTIVATION:
             found.append(
-                MemoryOwner(name=name, what=_NAMES[role], operation="", layer=_owner(name), source="", bytes=size)
+                MemoryOwner(name=name, what=_NAMES[role], operation="", layer=_owner(name), source="", size=size)
             )
             continue
         writer = graph.operations[graph.writers[storage][0]]
@@ -63,7 +63,7 @@ def owners_at(liveness: Liveness, place: int) -> tuple[MemoryOwner, ...]:
         found.append(_made_by(writer, name, what, size))
     if scratch := liveness.scratch_bytes[place]:
         found.append(_made_by(graph.operations[liveness.order[place]], "", SCRATCH, scratch))
-    return tuple(sorted(found, key=lambda each: -each.bytes))
+    return tuple(sorted(found, key=lambda each: -each.size))
 
 
 def _made_by(operation: StepOperation, name: str, what: str, size: int) -> MemoryOwner:
@@ -73,7 +73,7 @@ def _made_by(operation: StepOperation, name: str, what: str, size: int) -> Memor
         operation=operation.kind,
         layer=operation.module,
         source=operation.source,
-        bytes=size,
+        size=size,
     )
 
 
@@ -91,12 +91,12 @@ class OwnerGroup:
     Attributes:
         name: what they have in common.
         storages: how many they are.
-        bytes: their bytes.
+        size: their bytes.
     """
 
     name: str
     storages: int
-    bytes: int
+    size: int
 
 
 def group_owners(owners: Sequence[MemoryOwner], attribute: str, most: int) -> tuple[OwnerGroup, ...]:
@@ -111,23 +111,23 @@ def group_owners(owners: Sequence[MemoryOwner], attribute: str, most: int) -> tu
         name = _cut(owner.layer, depth) if depth else getattr(owner, attribute)
         name = name or (NO_LAYER if attribute == "layer" and owner.operation else owner.what)
         counts[name] += 1
-        sizes[name] += owner.bytes
-    groups = [OwnerGroup(name=name, storages=counts[name], bytes=size) for name, size in sizes.most_common()]
+        sizes[name] += owner.size
+    groups = [OwnerGroup(name=name, storages=counts[name], size=size) for name, size in sizes.most_common()]
     if len(groups) <= most:
         return tuple(groups)
     rest = groups[most - 1 :]
-    storages, size = sum(each.storages for each in rest), sum(each.bytes for each in rest)
-    return (*groups[: most - 1], OwnerGroup(name=f"{len(rest)} others", storages=storages, bytes=size))
+    storages, size = sum(each.storages for each in rest), sum(each.size for each in rest)
+    return (*groups[: most - 1], OwnerGroup(name=f"{len(rest)} others", storages=storages, size=size))
 
 
 def layer_depth(owners: Sequence[MemoryOwner], most: int) -> int:
     """Return into how many parts names of layers are cut, so that few layers own most of the memory."""
     layers = [owner for owner in owners if owner.layer]
-    total = sum(owner.bytes for owner in layers)
+    total = sum(owner.size for owner in layers)
     for depth in range(max((owner.layer.count(".") for owner in layers), default=0) + 1, 1, -1):
         sizes = Counter[str]()
         for owner in layers:
-            sizes[_cut(owner.layer, depth)] += owner.bytes
+            sizes[_cut(owner.layer, depth)] += owner.size
         if sum(size for _, size in sizes.most_common(most - 1)) >= _MOST_OF_IT * total:
             return depth
     return 1

@@ -1,4 +1,4 @@
-"""Reports as HTML, for notebooks: a table whose headings explain their columns, and the totals below it."""
+"""Tables of reports: as plain text, and as HTML for notebooks, whose headings explain their columns."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -41,3 +41,9 @@ def html_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     caption = f'<caption style="text-align:left"><b>{escape(title)}</b></caption>' if title else ""
     below = "".join(f"<div>{escape(line)}</div>" for line in lines)
     return f"<table>{caption}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with aligned columns; the first row, of headings, has all columns, others may lack some."""
+    widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]

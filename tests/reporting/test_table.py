@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 
 from tests.support.reports import kernel_report, make_report
-from ucudnn.reporting.html_table import EXPLANATIONS, html_table
+from ucudnn.reporting.table import EXPLANATIONS, html_table
 
 
 class Cells(HTMLParser):
