@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 from tests.support.documents import HANDBOOK, README, blocks
 from tests.support.paths import ROOT
@@ -21,28 +19,24 @@ def test_there_are_two_command_lines_for_newcomers():
     assert all(len(command.strip().splitlines()) == 1 for command in commands)
 
 
-def test_the_plan_is_what_the_command_prints():
-    shown = [block for block in blocks("text") if "NVIDIA H200" in block]
-    assert shown
-    result = subprocess.run(
-        [sys.executable, "-m", "ucudnn", "plan", "alexnet", "--profile", "h200", "--workspace", "64MiB"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+PLAN = ("plan", "alexnet", "--profile", "h200", "--workspace", "64MiB")
 
+
+def test_the_plan_is_what_the_command_prints(call):
     def stable(text):
         return [line.rstrip() for line in text.strip().splitlines() if not line.startswith("decided in")]
 
+    shown = [block for block in blocks("text") if "NVIDIA H200" in block]
+    assert shown
+    printed = call(*PLAN)[1]
     for block in shown:
-        assert stable(result.stdout) == stable(block)
+        assert stable(printed) == stable(block)
 
 
-def test_there_is_one_picture_and_its_words_are_those_of_the_plan():
+def test_there_is_one_picture_and_its_words_are_those_of_the_plan(call):
     ((words, path),) = re.findall(r"!\[(.*?)\]\((.*?)\)", README, re.DOTALL)
     assert (ROOT / path).read_bytes().startswith(b"\x89PNG")
-    command = [sys.executable, "-m", "ucudnn", "plan", "alexnet", "--profile", "h200", "--workspace", "64MiB", "--json"]
-    total = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["total"]
+    total = json.loads(call(*PLAN, "--json")[1])["total"]
     assert re.findall(r"[\d.]+ ms", words) == [f"{total['undivided_ms']:.1f} ms", f"{total['micro_batched_ms']:.1f} ms"]
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -17,26 +16,19 @@ from ucudnn.cli.doctor import PartState, as_text, examine
 from ucudnn.settings import Settings
 
 
-def ucudnn(*arguments, **variables):
-    return subprocess.run(
-        [sys.executable, "-m", "ucudnn", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **variables},
-    )
-
-
 def found(settings=None, **named):
     settings = settings or Settings.load({}, backend="cpu", database="off", **named)
     return {each.part: each for each in examine(lambda: settings)}
 
 
-def test_it_names_every_part_and_the_backend_that_commands_take():
-    result = ucudnn("doctor", "--backend", "cpu", "--database", "off", "--json")
-    assert result.returncode == 0, result.stderr
-    parts = json.loads(result.stdout)
-    assert {"Python", "ucudnn", "cuDNN", "CuPy", "PyTorch", "backend", "HiGHS", "matplotlib", "C++", "database"} <= {
+OFF = ("--backend", "cpu", "--database", "off")
+
+
+def test_it_names_every_part_and_the_backend_that_commands_take(call):
+    status, out, error = call("doctor", *OFF, "--json")
+    assert status == 0, error
+    parts = json.loads(out)
+    assert {*["Python", "ucudnn", "cuDNN", "CuPy", "PyTorch", "backend", "HiGHS", "matplotlib", "C++", "database"]} <= {
         *parts
     }
     assert parts["backend"]["text"].startswith("cpu (device ")
@@ -50,11 +42,7 @@ def test_what_is_missing_has_the_line_that_installs_it(monkeypatch):
 
     monkeypatch.setattr(doctor.importlib, "import_module", absent)
     parts = found()
-    assert {name for name, each in parts.items() if each.state is PartState.MISSING} >= {
-        "CuPy",
-        "PyTorch",
-        "matplotlib",
-    }
+    assert {part for part in parts if parts[part].state is PartState.MISSING} >= {"CuPy", "PyTorch", "matplotlib"}
     assert parts["CuPy"].remedy == "pip install 'ucudnn[cuda13]'"
     text = as_text([*parts.values()])
     assert re.search(r"^missing  PyTorch +not installed; .*\n +to do: pip install 'ucudnn\[torch\]'$", text, re.M)
@@ -64,20 +52,23 @@ def test_what_is_missing_has_the_line_that_installs_it(monkeypatch):
     ("content", "reason"),
     [("import nothing_of_that_name", "No module named 'nothing_of_that_name'"), ("raise OSError('half')", "half")],
 )
-def test_what_is_there_and_cannot_be_imported_is_broken(tmp_path, content, reason):
+def test_what_is_there_and_cannot_be_imported_is_broken(call, monkeypatch, tmp_path, content, reason):
     (tmp_path / "matplotlib.py").write_text(content)
-    result = ucudnn("doctor", "--backend", "cpu", "--database", "off", PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
-    assert result.returncode == 1
-    assert re.search(rf"^broken +matplotlib .*{reason}$", result.stdout, re.M), result.stdout
-    assert result.stderr == ""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
+    status, out, error = call("doctor", *OFF)
+    assert (status, error) == (1, "")
+    assert re.search(rf"^broken +matplotlib .*{reason}$", out, re.M), out
 
 
-def test_settings_that_cannot_be_read_are_a_finding():
-    result = ucudnn("doctor", UCUDNN_BATCH_SIZE_POLICY="halves", UCUDNN_BACKEND="cpu", UCUDNN_DATABASE="off")
-    assert result.returncode == 1
-    assert "UCUDNN_BATCH_SIZE_POLICY='halves'" in result.stdout
-    good = ucudnn("doctor", UCUDNN_BATCH_SIZE_POLICY="all", UCUDNN_BACKEND="cpu", UCUDNN_DATABASE="off")
-    assert re.search(r"^ok +settings .*UCUDNN_BATCH_SIZE_POLICY=all", good.stdout, re.M)
+def test_settings_that_cannot_be_read_are_a_finding(call, monkeypatch):
+    for name, value in (("BACKEND", "cpu"), ("DATABASE", "off"), ("BATCH_SIZE_POLICY", "halves")):
+        monkeypatch.setenv(f"UCUDNN_{name}", value)
+    status, out, _ = call("doctor")
+    assert status == 1
+    assert "UCUDNN_BATCH_SIZE_POLICY='halves'" in out
+    monkeypatch.setenv("UCUDNN_BATCH_SIZE_POLICY", "all")
+    assert re.search(r"^ok +settings .*UCUDNN_BATCH_SIZE_POLICY=all", call("doctor")[1], re.M)
 
 
 def test_a_backend_that_cannot_be_opened_is_broken():

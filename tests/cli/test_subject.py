@@ -1,13 +1,11 @@
 """All commands take the same mini-batch where none is typed."""
 
-import sys
 from dataclasses import replace
 
 import pytest
 
 from ucudnn.backends import open_backend
 from ucudnn.cli import network as network_commands
-from ucudnn.cli.app import main
 from ucudnn.cli.subject import Subject, network_on
 from ucudnn.errors import BackendError
 from ucudnn.networks.tables import CSV_HEADER, load_network
@@ -22,7 +20,7 @@ class StoppedError(BackendError):
 
 @pytest.mark.parametrize(("given", "expected"), [([], 16), (["--batch", "3"], 3)])
 @pytest.mark.parametrize("command", ["plan", "time", "profile"])
-def test_commands_share_the_default_mini_batch_on_a_cpu(monkeypatch, capsys, tmp_path, command, given, expected):
+def test_commands_share_the_default_mini_batch_on_a_cpu(call, monkeypatch, tmp_path, command, given, expected):
     seen = []
 
     def stop(network, *_, **__):
@@ -32,10 +30,7 @@ def test_commands_share_the_default_mini_batch_on_a_cpu(monkeypatch, capsys, tmp
     monkeypatch.setattr(network_commands, "record_requests", stop)
     monkeypatch.setattr(Subject, "groups", lambda self, _: stop(self.network))
     out = ["--out", str(tmp_path / "a.json")] if command == "profile" else []
-    monkeypatch.setattr(sys, "argv", ["ucudnn", command, "alexnet", "--backend", "cpu", *given, *out])
-    with pytest.raises(SystemExit):
-        main()
-    assert "stopped" in capsys.readouterr().err
+    assert "stopped" in call(command, "alexnet", "--backend", "cpu", *given, *out)[2]
     assert seen == [{expected}]
 
 

@@ -18,7 +18,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.support.fuzzing import DIGITS, LINKS, NUMBERS, OUTPUTS, SIZES, STREAMS, VALUES, check, fuzz
+from tests.support.fuzzing import DIGITS, LINKS, NUMBERS, OUTPUTS, SIZES, STREAMS, VALUES, check, fuzz, texts
 from ucudnn.errors import UcudnnError
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.torch.running.fit import fit
@@ -37,57 +37,16 @@ GOOD = {  # models with what each takes
     f"{BROKEN}:Diverging": ["--shape", "3x8x8"],
 }
 BAD = [
-    *(f"{BROKEN}:{name}" for name in ("Refusing", "Leaving", "Backwards", "Untrained", "OfOneBatch", "Empty", "vast")),
-    *(
-        "",
-        ":",
-        "a:",
-        ":b",
-        "json:loads",
-        "sys:exit",
-        "math:pi",
-        "no.such:model",
-        "torch:add",
-        "tests.support:x",
-        "\ud800:x",
-    ),
-    *(
-        "torch.nn:Module",
-        "torch.nn:ReLU",
-        "builtins:object",
-        "tests.support.broken_models:nn.Identity",
-        "n" * 300 + ":x",
-    ),
+    *(f"{BROKEN}:{name}" for name in texts("Refusing Leaving Backwards Untrained OfOneBatch Empty vast nn.Identity")),
+    *texts(": a: :b json:loads sys:exit math:pi no.such:model torch:add tests.support:x torch.nn:Module torch.nn:ReLU"),
+    *("", "\ud800:x", "builtins:object", "n" * 300 + ":x"),
 ]
 GOODS = st.sampled_from([*GOOD])
 SHAPES = st.sampled_from(
-    [
-        "3x8x8",
-        "3,8,8",
-        "8",
-        "3x0x8",
-        "-3x8x8",
-        "3x8x8x8",
-        "3x8x8x8x8",
-        "3x2147483647x2147483647",
-        "x",
-        "",
-        "٣x8x8",
-        "3X8X8",
-    ]
+    ["", *texts("3x8x8 3,8,8 8 3x0x8 -3x8x8 3x8x8x8 3x8x8x8x8 3x2147483647x2147483647 x ٣x8x8 3X8X8")]
 )
 LOSSES = st.sampled_from(
-    [
-        "mse",
-        "cross-entropy",
-        "hinge",
-        "",
-        "math:sqrt",
-        "torch:add",
-        f"{BROKEN}:printing_loss",
-        "torch.nn:MSELoss",
-        "a:b",
-    ]
+    ["", *texts(f"mse cross-entropy hinge math:sqrt torch:add {BROKEN}:printing_loss torch.nn:MSELoss a:b")]
 )
 OPTIONS = {
     "--batch": st.one_of(st.integers(1, 5).map(str), NUMBERS, DIGITS),
@@ -138,7 +97,7 @@ def runs(draw):
     policy = draw(st.sampled_from([*POLICIES, "pytorch", "auto", "vdnn", "vdnn-ext", "", "x", "pytorch,,"]))
     words = ["memory", "run", *draw(subjects()), "--policy", policy]
     words += ["--on", draw(st.sampled_from(["cpu", "cpu", "cpu", "auto", "cuda", ""]))]
-    words += ["--steps", draw(st.sampled_from(["1", "1", "2", "0", "-1", "x"]))]
+    words += ["--steps", draw(st.sampled_from(texts("1 1 2 0 -1 x")))]
     offered = {
         "--budget": st.one_of(SIZES, st.sampled_from(["1GiB", "100KB", "310KB", "1KiB"]), DIGITS),
         "--convolutions": st.sampled_from(["undivided", "", "x"]),
@@ -157,26 +116,11 @@ ENVIRONMENTS = st.dictionaries(st.sampled_from(sorted(VARIABLES.values())), VALU
 @st.composite
 def series(draw):
     """Draw a command line that trains a model with several policies, and where it runs."""
-    names = [
-        *POLICIES,
-        "pytorch",
-        "auto",
-        "vdnn",
-        "vdnn-ext",
-        "stock",
-        "stock",
-        " checkpoint ",
-        "",
-        "x",
-        "STOCK",
-        "n" * 300,
-    ]
+    names = [*POLICIES, *texts("pytorch auto vdnn vdnn-ext stock stock x STOCK"), " checkpoint ", "", "n" * 300]
     policies = ",".join(draw(st.lists(st.sampled_from(names), min_size=1, max_size=3)))
     words = ["memory", "run", *draw(subjects()), "--policy", policies, "--on", "cpu", "--steps", "1"]
     offered = {
-        "--budget": st.one_of(
-            SIZES, st.sampled_from(["1GiB", "100KB", "310KB", "1KiB", "٣KiB", "1 gib", "+1GiB", "1e9"])
-        ),
+        "--budget": st.one_of(SIZES, st.sampled_from(["1 gib", *texts("1GiB 100KB 310KB 1KiB ٣KiB +1GiB 1e9")])),
         "--convolutions": st.sampled_from(["undivided", "powerOfTwo", "ALL", "adaptive", "", "x"]),
         "--timeline": OUTPUTS,
     }
@@ -237,40 +181,25 @@ def small_model():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
 
 
-BYTES = st.one_of(
-    st.sampled_from(
-        [None, "1GiB", "64MiB", 10**9, np.int64(10**8), 0, 1, -1, 2**63, 1.5, math.nan, True, "", b"1GiB", [], "1e9"]
-    ),
-    st.integers(-2, 10**6),
-    SIZES,
+_SIZES = (None, "1GiB", "64MiB", 10**9, np.int64(10**8), 0, 1, -1, 2**63, 1.5, math.nan, True, "", b"1GiB", [], "1e9")
+BYTES = st.one_of(st.sampled_from(_SIZES), st.integers(-2, 10**6), SIZES)
+_POLICIES = ("auto", "vdnn", "", "x", None, 7, b"stock", [], type, POLICIES)
+_MAPPINGS = (
+    {"policy": "undivided"},
+    {"policy": "x"},
+    {"a": 1},
+    {1: 2},
+    {"names": 3},
+    {"environment": 3},
+    {"effort": 3},
 )
 FIT = {
     "budget": BYTES,
     "host_memory": BYTES,
-    "policy": st.sampled_from(
-        [*POLICIES, *POLICIES.values(), "auto", "vdnn", "", "x", None, 7, b"stock", [], type, POLICIES]
-    ),
+    "policy": st.sampled_from([*POLICIES, *POLICIES.values(), *_POLICIES]),
     "keep_gradients": st.sampled_from([True, False, None, 1, "yes"]),
     "debug": st.sampled_from([True, False, None, 1]),
-    "convolutions": st.sampled_from(
-        [
-            None,
-            None,
-            "undivided",
-            "",
-            "x",
-            7,
-            [],
-            {"policy": "undivided"},
-            {"policy": "x"},
-            {"a": 1},
-            {1: 2},
-            {"names": 3},
-            {"environment": 3},
-            {"effort": 3},
-            {"backend": "x"},
-        ]
-    ),
+    "convolutions": st.sampled_from([None, None, "undivided", "", "x", 7, [], *_MAPPINGS, {"backend": "x"}]),
 }
 
 
@@ -280,9 +209,9 @@ def fits(draw):
     given = draw(st.lists(st.sampled_from([*FIT]), max_size=3, unique=True))
     options = {name: draw(FIT[name]) for name in given}
     options.setdefault("policy", "stock")
-    how = draw(st.sampled_from(["sgd", "adam", "several", "none", "class", "odd"]))
+    how = draw(st.sampled_from(texts("sgd adam several none class odd")))
     loss = draw(st.sampled_from([nn.functional.cross_entropy, nn.CrossEntropyLoss(), None, 7, "cross-entropy"]))
-    form = draw(st.sampled_from(["tuple", "list", "alone", "empty", "none", "numpy", "text", "mapping", "more"]))
+    form = draw(st.sampled_from(texts("tuple list alone empty none numpy text mapping more")))
     return options, how, loss, form
 
 
@@ -325,28 +254,20 @@ def test_any_arguments_of_fit(example):
         if (form in ("tuple", "list") and loss is not None) or not is_the_models_own(error):
             raise
         return
-    found = (
-        step(**sample)
-        if isinstance(sample, dict)
-        else step(*sample)
-        if isinstance(sample, tuple | list)
-        else step(sample)
-    )
+    if isinstance(sample, dict):
+        found = step(**sample)
+    else:
+        found = step(*sample) if isinstance(sample, tuple | list) else step(sample)
     found.sum().backward()
     assert all(each.grad is not None for each in model.parameters())
 
 
 def test_models_and_arguments_that_are_right_are_taken(run):
-    for model, words in GOOD.items():
-        answer = run(["memory", "why", model, *words, "--batch", "2", "--json"], most_seconds=MOST_SECONDS)
+    lines = [["memory", "why", model, *words, "--batch", "2", "--json"] for model, words in GOOD.items()]
+    trained = texts("--batch 2 --steps 1 --on cpu --policy stock")
+    for line in [*lines, ["memory", "run", UNET, *GOOD[UNET], *trained]]:
+        answer = run(line, most_seconds=MOST_SECONDS)
         assert (answer["raised"], answer["status"]) == ("", 0), answer["error"]
-    answer = run(
-        ["memory", "run", UNET, *GOOD[UNET], "--batch", "2", "--steps", "1", "--on", "cpu", "--policy", "stock"],
-        most_seconds=MOST_SECONDS,
-    )
-    assert (answer["raised"], answer["status"]) == ("", 0), answer["error"]
-    model = small_model()
-    step = fit(
-        model, sample_of("tuple"), nn.functional.cross_entropy, optimizer_of("adam", [*model.parameters()]), "1GiB"
-    )
-    step(*sample_of("tuple")).backward()
+    model, sample = small_model(), sample_of("tuple")
+    optimizer = optimizer_of("adam", [*model.parameters()])
+    fit(model, sample, nn.functional.cross_entropy, optimizer, "1GiB")(*sample).backward()

@@ -20,9 +20,6 @@ from ucudnn.settings import Settings
 from ucudnn.solvers.division import divide
 from ucudnn.units import exact_bytes
 
-grouped = groupings().filter(bool)
-either = st.just(()) | grouped
-
 
 def front(*sizes):
     """Return a desirable set with these workspaces beside none, and times that fall."""
@@ -35,9 +32,9 @@ def front(*sizes):
 
 
 @st.composite
-def cases(draw, any_groups=either):
+def cases(draw):
     """Draw kernels, their desirable sets within a total that fits each alone, the total and groups."""
-    groups = draw(any_groups)
+    groups = draw(st.just(()) | groupings().filter(bool))
     kernels = draw(networks(groups, least=draw(st.integers(1, 5)), most=6))
     known = {problem: draw(any_fronts) for problem in dict.fromkeys(kernel.problem for kernel in kernels)}
     fronts = [known[kernel.problem] for kernel in kernels]
@@ -112,31 +109,48 @@ def divided(case):
 
 
 @given(cases())
-def test_equals_brute_force(case):
+def test_each_layer_gets_a_configuration_of_its_set_and_times_equal_brute_force(case):
     kernels, fronts, total, groups = case
     found = divided(case)
     if found is None:
         return
-    sets = concurrent_sets(kernels, groups)
     expected = sum(
         fastest(segments_of(kernels, fronts, branches, groups), total) * repeated(kernels, branches, groups)
-        for branches in sets
+        for branches in concurrent_sets(kernels, groups)
     )
-    time_ms = sum(share.configuration.time_ms * share.count for shares in found.assignments for share in shares)
-    assert time_ms == pytest.approx(expected, abs=1e-9)
+    assert time_of(found) == pytest.approx(expected, abs=1e-9)
     assert found.gap == 0
-
-
-@given(cases())
-def test_all_layers_of_a_kernel_get_configurations_of_its_desirable_set(case):
-    kernels, fronts, _, groups = case
-    found = divided(case)
-    if found is None:
-        return
     for kernel, front, shares in zip(kernels, fronts, found.assignments, strict=True):
         assert sum(share.count for share in shares) == kernel.count
         assert all(share.count > 0 and share.configuration in front for share in shares)
         assert all((share.segment is None) == (kernel.count > 1 and not groups) for share in shares)
+
+
+def time_of(division):
+    return sum(share.configuration.time_ms * share.count for shares in division.assignments for share in shares)
+
+
+@given(cases())
+def test_alternatives_equal_the_divisions_that_they_stand_for_and_less_at_a_time_is_no_slower(case):
+    kernels, fronts, total, groups = case
+    found = divided(case)
+    if found is None:
+        return
+    by_name = {each.name: each.time_ms for each in found.alternatives}
+    assert [*by_name] == (["WR", "WD", "WD, grouped", "shared"] if groups else ["WR", "WD", "shared"])
+    for careful, careless in pairwise(found.alternatives):
+        assert careful.time_ms is None or careless.time_ms <= careful.time_ms + 1e-9
+    assert all(each.time_ms is None or each.workspace_bytes <= total for each in found.alternatives)
+    own = found.alternatives[-2]
+    assert (own.time_ms, own.workspace_bytes) == (pytest.approx(time_of(found)), found.arena_bytes)
+    apart = divided((kernels, fronts, total, ()))
+    assert by_name["WD"] == (apart.alternatives[1].time_ms if apart else None)
+    counts = [kernel.count for kernel in kernels]
+    for name, limit in (("WR", total // max(1, sum(counts))), ("shared", total)):
+        fitting = [[each.time_ms for each in front if each.workspace_bytes <= limit] for front in fronts]
+        fits = all(fitting)
+        expected = fits and sum(min(times) * count for times, count in zip(fitting, counts, strict=True))
+        assert by_name[name] == (pytest.approx(expected) if fits else None)
 
 
 @given(cases())
@@ -168,42 +182,6 @@ def test_segments_hold_their_kernels_and_are_disjoint_within_a_set(case):
             assert first.offset_bytes + first.size_bytes <= second.offset_bytes
         assert all(0 <= each.offset_bytes <= found.arena_bytes - each.size_bytes for each in own)
         assert sum(each.size_bytes for each in own) + several <= found.arena_bytes
-
-
-@given(cases())
-def test_ways_that_run_less_at_the_same_time_are_no_slower(case):
-    _, _, total, groups = case
-    found = divided(case)
-    if found is None:
-        return
-    names = [each.name for each in found.alternatives]
-    assert names == (["WR", "WD", "WD, grouped", "shared"] if groups else ["WR", "WD", "shared"])
-    for careful, careless in pairwise(found.alternatives):
-        if careful.time_ms is not None:
-            assert careless.time_ms <= careful.time_ms + 1e-9
-    for each in found.alternatives:
-        assert each.time_ms is None or each.workspace_bytes <= total
-    own = found.alternatives[-2]
-    time_ms = sum(share.configuration.time_ms * share.count for shares in found.assignments for share in shares)
-    assert (own.time_ms, own.workspace_bytes) == (pytest.approx(time_ms), found.arena_bytes)
-
-
-@given(cases(grouped))
-def test_alternatives_equal_the_divisions_that_they_stand_for(case):
-    kernels, fronts, total, _ = case
-    found = divided(case)
-    if found is None:
-        return
-    by_name = {each.name: each.time_ms for each in found.alternatives}
-    apart = divided((kernels, fronts, total, ()))
-    assert by_name["WD"] == (apart.alternatives[1].time_ms if apart else None)
-    counts = [kernel.count for kernel in kernels]
-    for name, limit in (("WR", total // max(1, sum(counts))), ("shared", total)):
-        fitting = [[each.time_ms for each in front if each.workspace_bytes <= limit] for front in fronts]
-        expected = (
-            sum(min(times) * count for times, count in zip(fitting, counts, strict=True)) if all(fitting) else None
-        )
-        assert by_name[name] == (None if expected is None else pytest.approx(expected))
 
 
 def test_modules_of_the_same_problems_are_divided_once(monkeypatch):

@@ -160,7 +160,7 @@ def test_a_division_rounds_often_if_that_buys_a_tenth_of_the_time():
 
 
 @pytest.mark.parametrize("limit", [1400, 1700])
-def test_the_fixed_rule_sums_in_float32_too(limit):
+def test_heuristic_mode_sums_in_float32_too(limit):
     found = decided(Known(0.1, None), problem=gradient(deterministic=True), workspace_limit_bytes=limit)
     assert found.float32_sum == SUM
     assert found.workspace_bytes <= limit
@@ -210,27 +210,33 @@ def limit_for_sums(problem):
     return rounding - 1
 
 
+def convolved_in_parts(problem, pattern, **limits):
+    """Check that a sum of more parts than may round has the error of the undivided kernel; return what repeats it."""
+    x, w, y = operands(problem)
+    last = problem.layout is Layout.NHWC
+    exact = reference_convolution(
+        replace(problem, layout=Layout.NCHW, x_batch_stride=0, y_batch_stride=0),
+        *(np.moveaxis(each, -1, 1) if last else each for each in map(np.float64, (x, w * 0, y))),
+    )
+    exact = np.moveaxis(exact, 1, -1) if last else exact
+    whole, found = np.full_like(w, np.nan), np.full_like(w, np.nan)
+    Handle(backend="cpu", workspace_limit="1GiB", policy="undivided", effort=QUICK).convolve(problem, x, whole, y)
+    handle = Handle(backend="cpu", effort=QUICK, policy="all", **limits)
+    handle.convolve(problem, x, found, y)
+    (kernel,) = handle.report().kernels
+    assert kernel.configuration.endswith(", summed in float32")
+    assert sum(map(int, re.findall(pattern, kernel.configuration))) > MOST_ROUNDINGS
+    assert handle.workspace_bytes <= max(limits.values())
+    assert relative(found, exact) <= 1.1 * relative(whole, exact)
+    return handle, (x, found, y)
+
+
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 @pytest.mark.parametrize("limited", ["workspace_limit", "total_workspace"])
 def test_a_handle_keeps_the_error_of_the_undivided_kernel_in_many_parts(layout, limited):
     problem = gradient(channels=8, groups=1, layout=layout)
-    limit = limit_for_sums(problem)
-    x, w, y = operands(problem)
-    exact = reference_convolution(
-        replace(problem, layout=Layout.NCHW, x_batch_stride=0, y_batch_stride=0),
-        *(np.moveaxis(each, -1, 1) if layout is Layout.NHWC else each for each in map(np.float64, (x, w * 0, y))),
-    )
-    exact = np.moveaxis(exact, 1, -1) if layout is Layout.NHWC else exact
-    whole, found = np.full_like(w, np.nan), np.full_like(w, np.nan)
-    Handle(backend="cpu", workspace_limit="1GiB", policy="undivided", effort=QUICK).convolve(problem, x, whole, y)
-    handle = Handle(backend="cpu", effort=QUICK, policy="all", **{limited: limit})
-    handle.convolve(problem, x, found, y)
-    (kernel,) = handle.report().kernels
-    assert kernel.configuration.endswith(", summed in float32")
+    handle, (x, found, y) = convolved_in_parts(problem, r"(\d+)x\d+ ", **{limited: limit_for_sums(problem)})
     assert "summed in float32" in str(handle.report())
-    assert sum(int(count) for count in re.findall(r"(\d+)x\d+ ", kernel.configuration)) > MOST_ROUNDINGS
-    assert handle.workspace_bytes <= limit
-    assert relative(found, exact) <= 1.1 * relative(whole, exact)
     before = found.astype(np.float64)
     handle.convolve(problem, x, found, y, alpha=-1.0, beta=1.0)  # what the user accumulates
     assert np.abs(found).max() <= 2.0**-10 * np.abs(before).max()
@@ -246,18 +252,7 @@ def test_one_sample_is_summed_in_more_slabs_than_may_round():
 
     limit = least(problem, MOST_ROUNDINGS) - 1  # so that no time decides
     assert cpu.float32_sum(problem).size_bytes + least(summed(problem), count) <= limit
-    x, w, y = operands(problem)
-    exact = reference_convolution(problem, *map(np.float64, (x, w * 0, y)))
-    whole, found = np.full_like(w, np.nan), np.full_like(w, np.nan)
-    Handle(backend="cpu", workspace_limit="1GiB", policy="undivided", effort=QUICK).convolve(problem, x, whole, y)
-    handle = Handle(backend="cpu", effort=QUICK, policy="all", workspace_limit=limit)
-    handle.convolve(problem, x, found, y)
-    (kernel,) = handle.report().kernels
-    slabs = re.findall(r"(\d+)x\d+ rows", kernel.configuration)
-    assert sum(map(int, slabs)) > MOST_ROUNDINGS
-    assert kernel.configuration.endswith(", summed in float32")
-    assert handle.workspace_bytes <= limit
-    assert relative(found, exact) <= 1.1 * relative(whole, exact)
+    convolved_in_parts(problem, r"(\d+)x\d+ rows", workspace_limit=limit)
 
 
 def test_a_database_has_rows_of_both_ways(tmp_path, monkeypatch):
@@ -276,22 +271,28 @@ def test_a_database_has_rows_of_both_ways(tmp_path, monkeypatch):
     assert decode_problem_text(problem_text(problem)) == problem
 
 
-def test_saved_plans_keep_their_sums(tmp_path):
+@pytest.fixture
+def saved(tmp_path):
+    """Return a file with the plan of a problem that is summed in float32, what it computed, and how it was made."""
     problem = gradient(channels=8, groups=1)
-    x, w, y = operands(problem)
-    limit = limit_for_sums(problem)
-    made = Handle(backend="cpu", workspace_limit=limit, effort=QUICK)
-    made.convolve(problem, x, w, y)
+    tensors = operands(problem)
+    options = {"backend": "cpu", "workspace_limit": limit_for_sums(problem), "effort": QUICK}
+    made = Handle(**options)
+    made.convolve(problem, *tensors)
+    made.save_plans(tmp_path / "plans.json")
+    return tmp_path / "plans.json", problem, tensors, options, made.report().kernels[0].configuration
+
+
+def test_saved_plans_keep_their_sums(saved):
+    path, problem, (x, w, y), options, configuration = saved
     first = w.copy()
-    path = tmp_path / "plans.json"
-    made.save_plans(path)
-    loaded = Handle(backend="cpu", workspace_limit=limit, effort=QUICK)
+    loaded = Handle(**options)
     loaded.load_plans(path)
     w.fill(np.nan)
     loaded.convolve(problem, x, w, y)
     assert (w == first).all()
     (report,) = loaded.report().kernels
-    assert (report.origin, report.configuration) == ("file", made.report().kernels[0].configuration)
+    assert (report.origin, report.configuration) == ("file", configuration)
     assert report.configuration.endswith("summed in float32")
 
 
@@ -303,13 +304,8 @@ def test_saved_plans_keep_their_sums(tmp_path):
         ('"dtype":"float16"', '"dtype":"float32"', "has no float32 sum"),
     ],
 )
-def test_a_damaged_sum_is_refused(tmp_path, text, to, message):
-    problem = gradient(channels=8, groups=1)
-    limit = limit_for_sums(problem)
-    made = Handle(backend="cpu", workspace_limit=limit, effort=QUICK)
-    made.convolve(problem, *operands(problem))
-    path = tmp_path / "plans.json"
-    made.save_plans(path)
+def test_a_damaged_sum_is_refused(saved, text, to, message):
+    path, *_ = saved
     assert text in path.read_text()
     path.write_text(path.read_text().replace(text, to))
     with pytest.raises(PlanFileError, match=message):

@@ -83,15 +83,17 @@ def test_an_enumeration_proves_what_it_says(drawn, most_sums, goal, work):
         assert ticks == best
 
 
-def shapes(seed, number):
-    """Return fronts whose points follow a curve, with random bytes."""
-    random = np.random.default_rng(seed)
-    found = []
+def random_sizes(random, number):
+    """Yield a scale and rising bytes of each front."""
     for _ in range(number):
         scale = float(random.uniform(0.05, 2))
-        sizes = (0, *sorted({int(each) for each in random.integers(1, 2**26, 12)}))
-        found.append((sizes, tuple(scale * (0.3 + 1 / (1 + size / 2**22)) for size in sizes)))
-    return found
+        yield scale, (0, *sorted({int(each) for each in random.integers(1, 2**26, 12)}))
+
+
+def shapes(seed, number):
+    """Return fronts whose points follow a curve, with random bytes."""
+    drawn = random_sizes(np.random.default_rng(seed), number)
+    return [(sizes, tuple(scale * (0.3 + 1 / (1 + size / 2**22)) for size in sizes)) for scale, sizes in drawn]
 
 
 @pytest.mark.parametrize("percent", [5, 20, 40, 80])
@@ -109,9 +111,7 @@ def test_moves_that_cannot_use_up_the_kernels_do_not_compete_for_them(seed):
     """Where times have nothing to do with bytes, a shape has many moves that cost about the same."""
     random = np.random.default_rng(seed)
     fronts = []
-    for _ in range(30):
-        scale = float(random.uniform(0.05, 2))
-        sizes = (0, *sorted({int(each) for each in random.integers(1, 2**26, 12)}))
+    for scale, sizes in random_sizes(random, 30):
         times = scale * np.sort(random.uniform(0.3, 1.3, len(sizes)))[::-1]
         fronts.append((sizes, tuple(times.tolist())))
     total = sum(sizes[-1] for sizes, _ in fronts) * 100 * 5 // 100

@@ -22,56 +22,28 @@ SECONDS = float(os.environ.get("UCUDNN_FUZZ_SECONDS", "1.5"))
 ROOT = Path(__file__).parents[2]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Threads that wait for each other would use up a processor's time on a busy machine."""
+
+
+def texts(text):
+    """Return the words of a text."""
+    return text.split()
+
+
 DIGITS = st.integers(1, 5000).map(lambda count: "9" * count)
-SIZES = st.sampled_from(
-    ["64MiB", "0", "1", "8 KiB", "1e400", "-1", "nan", "64 apples", "1" + "0" * 400 + ".5MiB", "²MiB"]
-)
-NAMES = st.sampled_from(
-    [
-        "tiny.csv",
-        "alexnet",
-        "nothing",
-        "",
-        ".",
-        "/",
-        "~nosuchuser/x",
-        "n" * 300,
-        "a\0b",
-        "\udcff",
-        "/dev/full",
-        "x/y.json",
-    ]
-)
+SIZES = st.sampled_from([*texts("64MiB 0 1 1e400 -1 nan ²MiB"), "8 KiB", "64 apples", "1" + "0" * 400 + ".5MiB"])
+_NAMES = texts("tiny.csv alexnet nothing . / ~nosuchuser/x /dev/full x/y.json")
+NAMES = st.sampled_from([*_NAMES, "", "n" * 300, "a\0b", "\udcff"])
 CHOICES = st.sampled_from(
-    (
-        *("undivided", "powerOfTwo", "adaptive", "cpu", "replay:h200", "replay:tiny.csv", "highs", "glpk", "best"),
-        *("off", "float32", "float16", "tf32", "fma", "first", "last", "all"),
-        *("ranks", "0,1", "h200", "tiny.csv", "only", "Forward"),
+    texts(
+        "undivided powerOfTwo adaptive cpu replay:h200 replay:tiny.csv highs glpk best off float32 float16 tf32 fma"
+        " first last all ranks 0,1 h200 tiny.csv only Forward"
     )
 )
-NUMBERS = st.one_of(
-    st.integers(-2, 40).map(str), st.sampled_from(["2147483648", "100000000", "1e308", "0.5", "٣"]), DIGITS
-)
+NUMBERS = st.one_of(st.integers(-2, 40).map(str), st.sampled_from(texts("2147483648 100000000 1e308 0.5 ٣")), DIGITS)
 VALUES = st.one_of(SIZES, NAMES, CHOICES, NUMBERS, DIGITS, st.text(max_size=20))
 STREAMS = st.sampled_from(["", "", "", "", "closed", "full", "ascii"])
-OUTPUTS = st.sampled_from(
-    [
-        *["x.svg", "x.svg", "x.png", "X.PDF"],
-        *[
-            "x",
-            "",
-            "/",
-            ".svg",
-            "x/y.svg",
-            "full.svg",
-            "gone.svg",
-            "lost.svg",
-            "/dev/full",
-            "n" * 300 + ".svg",
-            "a\nb.svg",
-        ],
-    ]
-)
+_OUTPUTS = texts("x.svg x.svg x.png X.PDF x / .svg x/y.svg full.svg gone.svg lost.svg /dev/full")
+OUTPUTS = st.sampled_from([*_OUTPUTS, "", "n" * 300 + ".svg", "a\nb.svg"])
 LINKS = {"full.svg": "/dev/full", "gone.svg": "gone/there.svg", "lost.svg": "lost.svg"}
 """Files of other names that stand for these."""
 JSON = st.recursive(
@@ -81,16 +53,11 @@ JSON = st.recursive(
 )
 
 
+_NUMBERS = (None, True, -1, 0, 1, 2**31, 2**63, 10**400, 1.5, 1e308, math.inf, math.nan)
+_TEXTS = ("", "x", "\n", "1", "activation", "forward", "float32", "\ud800")
 ODD = st.one_of(
-    st.sampled_from(
-        [None, True, -1, 0, 1, 2**31, 2**63, 10**400, 1.5, 1e308, math.inf, math.nan, "", "x", "\n", [], {}]
-    ),
-    st.sampled_from(["1", "activation", "forward", "float32", "\ud800", [0, 1], [1, -1], [[]], {"a": 1}]),
-    st.integers(-4, 12),
-    JSON,
+    st.sampled_from([*_NUMBERS, *_TEXTS, [], {}, [0, 1], [1, -1], [[]], {"a": 1}]), st.integers(-4, 12), JSON
 )
-
-
 WHOLES = st.one_of(st.integers(0, 12), st.sampled_from([-1, 2**31 - 1, 2**62, 2**63 - 1]))
 FIGURES = st.one_of(WHOLES, st.sampled_from([0.5, 1e-9, 1e-6, 1e6, 1e18]), st.floats(allow_nan=False))
 
@@ -102,9 +69,8 @@ def like(value):
     if isinstance(value, int | float):
         return WHOLES if isinstance(value, int) else FIGURES
     if isinstance(value, str):
-        return st.sampled_from(
-            ["", "x", "a\nb", "\ud800", "\x1b[31m", "forward", "backward", "optimizer", "input", "n" * 300]
-        )
+        names = texts("x forward backward optimizer input")
+        return st.sampled_from(["", *names, "a\nb", "\ud800", "\x1b[31m", "n" * 300])
     if isinstance(value, list):
         return st.one_of(st.permutations(value), st.just([]), st.just(value[1:]))
     return ODD
@@ -120,13 +86,7 @@ def places(value, path=()):
 
 @st.composite
 def damaged(draw, whole, often):
-    """Draw the text of a JSON object with up to three values replaced, taken away or doubled.
-
-    Args:
-        draw: of hypothesis.
-        whole: the object.
-        often: its keys under which most of the damage is.
-    """
+    """Draw the text of a JSON object with up to three values replaced, taken away or doubled, most under some keys."""
     content = copy.deepcopy(whole)
     for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
         parts = [part for part in (*often * 4, *whole) if part in content]
