@@ -1,51 +1,20 @@
 """Command lines become settings, and options without effect are refused by name."""
 
-import dataclasses
 from argparse import ArgumentParser
 
 import pytest
 
+from tests.support.every_setting import EVERY, OPTIONS
 from ucudnn.command_line import NoEffect, WholeWords, read_settings
 from ucudnn.errors import SettingsError
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.settings import VARIABLES, Settings, SolverName
-
-TYPED = {
-    "--policy": "all",
-    "--workspace": "8MiB",
-    "--total-workspace": "120MiB",
-    "--devices": "0,2",
-    "--database": "times.sqlite",
-    "--backend": "replay:h200",
-    "--solver": "glpk",
-    "--solver-time-limit": 2.5,
-    "--no-slabs": False,
-    "--remeasure": True,
-    "--plans": "plans.json",
-    "--strict": True,
-}
+from ucudnn.settings import VARIABLES, Settings
 
 
 def test_options_make_settings(monkeypatch):
-    monkeypatch.setenv("UCUDNN_CUDNN_LIBRARY", "/opt/libcudnn.so.9")  # the only setting without an option
-    settings = read_settings(TYPED)
-    assert settings == Settings(
-        policy=BatchSizePolicy.ALL,
-        workspace_limit_bytes=8 * 2**20,
-        total_workspace_bytes=120 * 2**20,
-        benchmark_devices=(0, 2),
-        database="times.sqlite",
-        backend="replay:h200",
-        solver=SolverName.GLPK,
-        solver_time_limit_seconds=2.5,
-        cudnn_library="/opt/libcudnn.so.9",
-        slabs=False,
-        remeasure=True,
-        plans="plans.json",
-        strict=True,
-    )
-    for field in dataclasses.fields(Settings):
-        assert getattr(settings, field.name) != field.default, field.name
+    monkeypatch.setenv("UCUDNN_CUDNN_LIBRARY", EVERY.cudnn_library)  # the only setting without an option
+    typed = {name: value[0] if value else not name.startswith("--no-") for name, *value in OPTIONS.values()}
+    assert read_settings({**typed, "--workspace": "8MiB"}) == EVERY
 
 
 @pytest.mark.parametrize("option", ["--policy", "--workspace", "--devices", "--database", "--backend", "--solver"])
@@ -69,15 +38,9 @@ def test_options_win_over_the_environment(monkeypatch):
     assert (settings.slabs, settings.policy) == (True, BatchSizePolicy.ALL)
 
 
-def test_a_profile_is_a_backend():
+def test_a_profile_is_a_backend_other_options_are_no_settings_and_fields_replace_options():
     assert read_settings({"--profile": "mine.json"}).backend == "replay:mine.json"
-
-
-def test_other_options_are_no_settings():
     assert read_settings({"--json": True, "NETWORK": "alexnet", "--database": "off"}) == Settings(database="off")
-
-
-def test_fields_replace_options():
     settings = read_settings({"--policy": ["all", "undivided"], "--workspace": "1MiB"}, policy="adaptive")
     assert (settings.policy, settings.workspace_limit_bytes) == (BatchSizePolicy.ADAPTIVE, 2**20)
 

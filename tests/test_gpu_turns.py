@@ -4,46 +4,42 @@ import os
 import sys
 import textwrap
 from pathlib import Path
-from select import select
 from subprocess import PIPE, Popen, run
+from threading import Event, Thread
 
 import pytest
 
 from tests.support.gpu_turns import gpu_turn
 
 ROOT = Path(__file__).parents[1]
-WAITING_S = 0.5  # long enough for a process that waits to take a lock that is free
-HOLDER = """
-    import sys
-    from pathlib import Path
-    from tests.support.gpu_turns import gpu_turn
-    print("waits", flush=True)
-    with gpu_turn(alone=sys.argv[1] == "alone", folder=Path(sys.argv[2])):
-        print("in", flush=True)
-        sys.stdin.readline()
-"""
+WAITING_S = 0.3  # long enough for one who waits to take a lock that is free
 
 
-class Other:
-    """Another process that wants a turn."""
+class Other(Thread):
+    """Somebody else who wants a turn: files that are opened anew are locked against each other in one process, too."""
 
     def __init__(self, kind, folder):
-        command = [sys.executable, "-c", textwrap.dedent(HOLDER), kind, str(folder)]
-        self._process = Popen(command, stdin=PIPE, stdout=PIPE, bufsize=0)
-        assert self._process.stdout.readline() == b"waits\n"
+        super().__init__(daemon=True)
+        self._kind, self._folder, self._in, self._end = kind, folder, Event(), Event()
+        self.start()
+
+    def run(self):
+        with gpu_turn(alone=self._kind == "alone", folder=self._folder):
+            self._in.set()
+            self._end.wait()
 
     def is_in(self, within_s):
         """Return whether it has its turn, after some time at most."""
-        return bool(select([self._process.stdout], [], [], within_s)[0])
+        return self._in.wait(within_s)
 
     def leave(self):
         """End its turn, or its wish for one."""
-        self._process.communicate(b"\n")
+        self._end.set()
 
 
 @pytest.fixture
 def others(tmp_path):
-    """Return a function that starts a process that wants a turn."""
+    """Return a function that starts somebody who wants a turn."""
     made = []
 
     def start(kind):
@@ -52,8 +48,7 @@ def others(tmp_path):
 
     yield start
     for each in made:
-        each._process.kill()
-        each._process.communicate()
+        each.leave()
 
 
 def test_others_share_and_one_that_is_alone_waits_for_them_and_goes_before_those_that_come_later(others):
@@ -76,11 +71,14 @@ def test_others_share_and_one_that_is_alone_waits_for_them_and_goes_before_those
 def test_a_turn_ends_with_an_error_and_with_a_killed_process(others, tmp_path):
     with pytest.raises(ValueError, match="in a test"), gpu_turn(alone=True, folder=tmp_path):
         raise ValueError("in a test")
-    killed = others("alone")
-    assert killed.is_in(60)
-    killed._process.kill()
-    next_one = others("alone")
-    assert next_one.is_in(60)
+    code = "import sys, pathlib, time; from tests.support.gpu_turns import gpu_turn\n"
+    code += "with gpu_turn(alone=True, folder=pathlib.Path(sys.argv[1])): print('in', flush=True), time.sleep(600)"
+    with Popen([sys.executable, "-c", code, tmp_path], stdout=PIPE, cwd=ROOT) as killed:
+        assert killed.stdout.readline() == b"in\n"
+        waiting = others("alone")
+        assert not waiting.is_in(WAITING_S)
+        killed.kill()
+    assert waiting.is_in(60)
 
 
 TESTS = """

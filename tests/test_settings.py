@@ -1,13 +1,14 @@
 """Settings: arguments over environment over defaults, and every field on its way to a handle."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.every_setting import FIELDS, arguments, partly, set_variables
+from tests.support.every_setting import EVERY, FIELDS, TEXTS, arguments, partly, set_variables
 from tests.support.problems import make_problem
 from ucudnn.errors import SettingsError
 from ucudnn.handle import Handle
@@ -26,61 +27,15 @@ def test_defaults():
     assert settings.total_workspace_bytes is None
 
 
-ENVIRONMENT = {
-    "UCUDNN_BATCH_SIZE_POLICY": "all",
-    "UCUDNN_DEFAULT_WORKSPACE_LIMIT": "8MiB",
-    "UCUDNN_TOTAL_WORKSPACE_SIZE": "125829120",
-    "UCUDNN_BENCHMARK_DEVICES": "0,2",
-    "UCUDNN_DATABASE": "times.sqlite",
-    "UCUDNN_BACKEND": "replay:h200",
-    "UCUDNN_SOLVER": "glpk",
-    "UCUDNN_SOLVER_TIME_LIMIT": "2.5",
-    "UCUDNN_CUDNN_LIBRARY": "/opt/libcudnn.so.9",
-    "UCUDNN_SLABS": "0",
-    "UCUDNN_REMEASURE": "1",
-    "UCUDNN_PLANS": "plans.json",
-    "UCUDNN_STRICT": "1",
-}
-EXPECTED = {
-    "policy": BatchSizePolicy.ALL,
-    "workspace_limit_bytes": 8 * 2**20,
-    "total_workspace_bytes": 120 * 2**20,
-    "benchmark_devices": (0, 2),
-    "database": "times.sqlite",
-    "backend": "replay:h200",
-    "solver": SolverName.GLPK,
-    "solver_time_limit_seconds": 2.5,
-    "cudnn_library": "/opt/libcudnn.so.9",
-    "slabs": False,
-    "remeasure": True,
-    "plans": "plans.json",
-    "strict": True,
-}
+ENVIRONMENT = {variable: TEXTS[field] for field, variable in VARIABLES.items()}
 
 
-def test_environment_over_defaults():
-    assert set(ENVIRONMENT) == set(VARIABLES.values())
-    settings = Settings.load(ENVIRONMENT)
-    assert {field: getattr(settings, field) for field in VARIABLES} == EXPECTED
-
-
-def test_the_process_environment_is_read(monkeypatch):
-    monkeypatch.setenv("UCUDNN_SOLVER", "HiGHS")
-    assert Settings.load().solver is SolverName.HIGHS
-
-
-def test_arguments_over_environment():
-    settings = Settings.load(
-        ENVIRONMENT, policy="undivided", workspace_limit_bytes=5, solver=SolverName.CBC, backend=None
-    )
-    assert settings.policy is BatchSizePolicy.UNDIVIDED
-    assert settings.workspace_limit_bytes == 5
-    assert settings.solver is SolverName.CBC
-    assert settings.backend == "replay:h200"
-
-
-def test_empty_variables_count_as_absent():
-    assert Settings.load(dict.fromkeys(ENVIRONMENT, "")) == Settings()
+def test_environment_over_defaults_and_arguments_over_both():
+    assert Settings.load(ENVIRONMENT) == EVERY
+    given = {"policy": "undivided", "workspace_limit_bytes": 5, "solver": SolverName.CBC, "backend": None}
+    expected = replace(EVERY, policy=BatchSizePolicy.UNDIVIDED, workspace_limit_bytes=5, solver=SolverName.CBC)
+    assert Settings.load(ENVIRONMENT, **given) == expected
+    assert Settings.load(dict.fromkeys(ENVIRONMENT, "")) == Settings(), "an empty variable counts as absent"
 
 
 def test_all_devices():
@@ -122,6 +77,9 @@ def test_a_bad_argument_is_named_too():
         Settings.load({}, solver_time_limit_seconds=[3])
     with pytest.raises(SettingsError, match=r"unknown settings \['limit'\]"):
         Settings.load({}, limit=5)
+    for field, value in (("database", 5), ("database", b"x"), ("cudnn_library", 1.0), ("backend", 5)):
+        with pytest.raises(SettingsError, match=rf"^{field}={re.escape(repr(value))} is no "):
+            Settings.load({}, **{field: value})
 
 
 def test_a_field_goes_by_the_name_of_its_argument_as_well():
@@ -183,14 +141,6 @@ def test_a_handle_with_other_settings_measures_as_the_first_one_does():
 def test_groups_of_settings_need_a_total():
     with pytest.raises(SettingsError, match="groups"):
         Handle.from_settings(Settings(backend="cpu", database="off"), groups=[["a", "b"]])
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("database", 5), ("database", b"x"), ("cudnn_library", 1.0), ("backend", 5)]
-)
-def test_arguments_of_a_wrong_type_are_refused(field, value):
-    with pytest.raises(SettingsError, match=rf"^{field}={re.escape(repr(value))} is no "):
-        Settings.load({}, **{field: value})
 
 
 def test_paths_and_numbers_of_devices_are_accepted():

@@ -63,22 +63,12 @@ def test_examples():
     assert [format_ms(time) for time in (0.0412, 12.34, 99.96, 23456)] == ["0.0412 ms", "12.3 ms", "100 ms", "23.5 s"]
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        "9" * 5000,
-        "1" + "0" * 400 + ".5MiB",
-        "9" * 25 + "MiB",
-        "1." + "0" * 5000,
-        1 << 63,
-        pytest.param(10**5000, id="digits"),
-        "٣MiB",
-    ],
-)
-def test_sizes_that_no_memory_has_are_refused_in_a_short_line(size):
-    with pytest.raises(InvalidSizeError) as refused:
-        parse_bytes(size)
-    assert len(str(refused.value)) < 400
+def test_sizes_that_no_memory_has_are_refused_in_a_short_line():
+    texts = ("9" * 5000, "1" + "0" * 400 + ".5MiB", "9" * 25 + "MiB", "1." + "0" * 5000, "٣MiB")
+    for size in (*texts, 1 << 63, 10**5000):
+        with pytest.raises(InvalidSizeError) as refused:
+            parse_bytes(size)
+        assert len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", '=HYPERLINK("x","y")'])
