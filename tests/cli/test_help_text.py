@@ -1,10 +1,7 @@
 """Help keeps names whole and explains words; a shell completes names."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,27 +12,6 @@ from typer.testing import CliRunner
 from ucudnn.cli.help_text import CommandLine
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.networks.tables import CSV_HEADER, NETWORKS
-
-
-def ucudnn(*arguments, **variables):
-    return subprocess.run(
-        [sys.executable, "-m", "ucudnn", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **variables},
-    )
-
-
-def completed(line, shell="bash"):
-    """Return what a shell is offered for the last word of a line."""
-    words = line.split(" ")
-    variables = {"_UCUDNN_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    if shell != "bash":
-        variables |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    result = ucudnn(**variables)
-    assert result.stderr == ""
-    return result.stdout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,21 +134,35 @@ def test_help_says_which_mini_batch_is_taken(call, command, default):
     assert default in " ".join(call(*command, "--help")[1].split())
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_commands_and_values(shell):
-    assert "plan" in completed("ucudnn pl", shell)
-    networks = completed("ucudnn plan resn", shell)
+@pytest.fixture(params=["bash", "zsh", "fish"])
+def completed(request, call, monkeypatch):
+    """Return a function that returns what a shell is offered for the last word of a line."""
+
+    def offered(line):
+        variables = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_TYPER_COMPLETE_ARGS": line}
+        variables |= {"_UCUDNN_COMPLETE": f"complete_{request.param}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return call()[1]
+
+    return offered
+
+
+def test_shells_complete_commands_and_values(completed):
+    assert "plan" in completed("ucudnn pl")
+    networks = completed("ucudnn plan resn")
     assert "resnet50" in networks
     assert "alexnet" not in networks
-    assert "powerOfTwo" in completed("ucudnn plan alexnet --policy p", shell)
-    assert "checkpoint,vdnn-ext-all-p" in completed("ucudnn memory plan resnet50 --policy checkpoint,vdnn-ext", shell)
+    assert "powerOfTwo" in completed("ucudnn plan alexnet --policy p")
+    assert "checkpoint,vdnn-ext-all-p" in completed("ucudnn memory plan resnet50 --policy checkpoint,vdnn-ext")
 
 
-def test_a_shells_completion_can_be_installed():
+def test_a_shells_completion_can_be_installed(call, monkeypatch):
     # The shell is named, because a test may run without one above it.
-    result = ucudnn("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
-    assert result.returncode == 0
-    assert "_UCUDNN_COMPLETE" in result.stdout
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    status, out, _ = call("--show-completion", "bash")
+    assert status == 0
+    assert "_UCUDNN_COMPLETE" in out
 
 
 def test_options_go_by_the_names_of_python_too(call):

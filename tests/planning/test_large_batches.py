@@ -18,7 +18,7 @@ from ucudnn.settings import Settings
 from ucudnn.solvers.sums import MOST_DENSE, MOST_PARTS
 from ucudnn.workspace.spare import own_bytes, parts_in_tail
 
-LARGE = [MOST_DENSE + 1, 10**8, 2**31 - 1]
+LARGE = [MOST_DENSE + 1, 2**31 - 1]
 POLICIES = [each for each in BatchSizePolicy if each is not BatchSizePolicy.ALL]
 MOST_BYTES = 32 << 20  # of which a few configurations of up to 65,536 parts take the most
 

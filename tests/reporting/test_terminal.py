@@ -20,13 +20,22 @@ from ucudnn.reporting.terminal import (
 PLAN = [sys.executable, "-m", "ucudnn", "plan", "alexnet", "--profile", "h200"]
 
 
-@pytest.mark.parametrize("extra", [[], ["--json"], ["--csv"]])
+FULL = ("> /dev/full", "No space left on device")
+
+
 @pytest.mark.parametrize(
-    ("target", "reason"),
-    [("> /dev/full", "No space left on device"), (">&-", "it is closed"), ("| true", "Broken pipe")],
+    ("extra", "target", "reason"),
+    [
+        ("", *FULL),
+        ("--json", *FULL),
+        ("--csv", ">&-", "it is closed"),
+        ("", ">&-", "it is closed"),
+        ("", "| true", "Broken pipe"),
+        ("--json", "| true", "Broken pipe"),
+    ],
 )
 def test_an_output_that_cannot_be_written_ends_in_one_line(extra, target, reason):
-    command = " ".join([*PLAN, *extra])
+    command = " ".join([*PLAN, extra])
     shell = f"{command} {target}"
     if target == "| true":  # the reader is gone before the first line
         shell = f"(sleep 0.2; {command}; echo status $? >&2) {target}"
@@ -36,10 +45,10 @@ def test_an_output_that_cannot_be_written_ends_in_one_line(extra, target, reason
     assert (status == ["status 2"]) if target == "| true" else (done.returncode == 2 and not status)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["memory", "plan", "--help"], ["--show-completion", "bash"]])
+@pytest.mark.parametrize("arguments", ["memory plan --help", "--show-completion bash"])
 def test_help_that_cannot_be_written_ends_in_one_line_too(arguments):
-    command = " ".join([sys.executable, "-m", "ucudnn", *arguments])
-    done = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True)
+    command = f"{sys.executable} -m ucudnn {arguments} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == "error: standard output cannot be written: No space left on device\n"
     assert done.returncode == 2
 

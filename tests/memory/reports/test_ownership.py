@@ -44,7 +44,7 @@ def test_owners_say_what_wrote_them_and_where():
 
 
 @pytest.mark.parametrize("name", shipped_steps())
-def test_owners_and_their_groups_add_up_to_the_peak(name):
+def test_owners_and_their_groups_add_up_to_the_peak_and_to_the_memory_at_every_operation(name):
     graph = open_step(name)
     liveness = measure_liveness(graph, device_costs(load_device("h200"), graph))
     owners = owners_at(liveness, liveness.peak_place)
@@ -54,12 +54,6 @@ def test_owners_and_their_groups_add_up_to_the_peak(name):
         assert sum(each.size for each in groups) == liveness.peak_bytes
         assert sum(each.storages for each in groups) == len(owners)
         assert len(groups) <= 10
-
-
-@pytest.mark.parametrize("name", shipped_steps())
-def test_memory_over_time_adds_up_at_every_operation(name):
-    graph = open_step(name)
-    liveness = measure_liveness(graph, device_costs(load_device("h200"), graph))
     found = memory_over_time(liveness, 5)
     series = [*found.staying.values(), *found.saved.values(), *found.rest.values()]
     totals = [live + scratch for live, scratch in zip(liveness.live_bytes, liveness.scratch_bytes, strict=True)]
