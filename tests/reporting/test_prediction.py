@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.decisions import Runner
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
 from ucudnn.backends.cpu.backend import CpuBackend
@@ -11,7 +12,6 @@ from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import decide
 from ucudnn.problem import Operation
-from ucudnn.reporting.kernel_report import report_kernel
 from ucudnn.reporting.prediction import execute_all
 from ucudnn.settings import Settings
 
@@ -20,20 +20,6 @@ KERNELS = [
     for name, operation in (("one", Operation.FORWARD), ("two", Operation.BACKWARD_DATA))
 ]
 SETTINGS = [Settings(workspace_limit_bytes=1 << 20), Settings(total_workspace_bytes=1 << 20)]
-
-
-class Runner:
-    """Executes nothing: a layer takes as many times its prediction as it is told, run by run."""
-
-    def __init__(self, **factors):
-        self.factors = factors
-        self.ran = []
-
-    def __call__(self, decision):
-        layer = decision.kernel.layer
-        self.ran.append(layer)
-        factor = self.factors[layer].pop(0)
-        return report_kernel(decision, executed_ms=decision.configuration.time_ms * factor, undivided_executed_ms=None)
 
 
 def execute(settings, run):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.decisions import slower
+from tests.support.decisions import Runner, slower
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
 from tests.support.reference import reference_convolution
@@ -12,24 +12,10 @@ from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.errors import ReentryError
 from ucudnn.handle import Handle
 from ucudnn.problem import Operation
-from ucudnn.reporting.kernel_report import report_kernel
 from ucudnn.reporting.run_report import execute_entries
 
 FORWARD, DATA = make_problem(), make_problem(operation=Operation.BACKWARD_DATA)
 LIMITS = [{"workspace_limit": 1 << 20}, {"total_workspace": 1 << 20}]
-
-
-class Runner:
-    """Executes nothing: a kernel takes as many times its prediction as it is told, run by run."""
-
-    def __init__(self, **factors):
-        self.factors = factors
-        self.ran = []
-
-    def __call__(self, decision):
-        name = decision.kernel.operation.name.lower()
-        self.ran.append(name)
-        return report_kernel(decision, executed_ms=decision.configuration.time_ms * self.factors[name].pop(0))
 
 
 @pytest.fixture(params=LIMITS, ids=["WR", "WD"])
@@ -47,36 +33,34 @@ def measured_by(handle, call):
 
 
 def test_predictions_that_hold_are_left_alone(handle):
-    run = Runner(forward=[1.1], backward_data=[0.9])
+    run = Runner(one=[1.1], two=[0.9])
     found, measured = measured_by(handle, lambda: execute_entries(handle.plans, run))
     assert [each.first_predicted_ms for each in found.values()] == [None, None]
     assert measured == 0
 
 
 def test_a_far_prediction_is_measured_planned_and_executed_again(handle):
-    run = Runner(forward=[1.0, 1.0], backward_data=[30.0, 1.0])
+    run = Runner(one=[1.0, 1.0], two=[30.0, 1.0])
     _, two = handle._entries.values()
     before = two.decision
     found, measured = measured_by(handle, lambda: execute_entries(handle.plans, run))
     assert measured > 0
-    assert run.ran.count("backward_data") == 2
+    assert run.ran.count("two") == 2
     assert two.decision is not before
     assert [each.first_predicted_ms for each in found.values()] == [None, before.configuration.time_ms]
     assert found[two].micro_batched_ms == two.decision.configuration.time_ms
 
 
 def test_a_kernel_that_is_far_twice_is_measured_again_once(handle):
-    run = Runner(forward=[1.0, 1.0], backward_data=[30.0, 30.0])
+    run = Runner(one=[1.0, 1.0], two=[30.0, 30.0])
     found = execute_entries(handle.plans, run)
-    assert run.ran.count("backward_data") == 2
+    assert run.ran.count("two") == 2
     assert [each.is_far for each in found.values()] == [False, True]
 
 
 def test_ranks_that_measure_together_measure_nothing_for_one_of_them(handle, monkeypatch):
     monkeypatch.setattr(Benchmark, "collective", True)
-    found, measured = measured_by(
-        handle, lambda: execute_entries(handle.plans, Runner(forward=[1.0], backward_data=[30.0]))
-    )
+    found, measured = measured_by(handle, lambda: execute_entries(handle.plans, Runner(one=[1.0], two=[30.0])))
     assert measured == 0
     assert [each.is_far for each in found.values()] == [False, True]
 
