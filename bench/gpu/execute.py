@@ -101,14 +101,7 @@ class Rig:
             kernels.append(execute(decision, self.backend, self._repeats))
             script.note(".", end="")
         script.note("")
-        return report_decisions(
-            decisions,
-            kernels,
-            network=case.network,
-            policy=case.policy,
-            backend=self.backend.name,
-            conditions=self.backend.conditions(),
-        )
+        return report_decisions(decisions, kernels, self.backend, network=case.network, policy=case.policy)
 
     def _undivided(self, kernel: Kernel, settings: Settings) -> Configuration | None:
         try:

@@ -67,16 +67,7 @@ def test_tables_are_at_most_100_columns_wide(network, replay, capsys):
     backend = replay(network)
     decisions = decide(load_network(network).kernels(), Benchmark(backend), Settings())
     reports = [report_kernel(decision) for decision in decisions.kernels]
-    print_report(
-        report_decisions(
-            decisions,
-            reports,
-            network=network,
-            policy="powerOfTwo",
-            backend=backend.name,
-            conditions={"device": "H200"},
-        )
-    )
+    print_report(report_decisions(decisions, reports, backend, network=network, policy="powerOfTwo"))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert len(lines) == len(decisions.kernels) + 6

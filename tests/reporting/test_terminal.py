@@ -6,11 +6,10 @@ from io import StringIO
 
 import pytest
 
-from ucudnn.benchmarking.storage.database import MachineSummary
 from ucudnn.reporting.terminal import (
     ProgressLines,
-    print_cache,
     print_error,
+    print_lines,
     print_note,
     print_table,
     print_text,
@@ -65,7 +64,7 @@ def test_what_looks_like_an_emoji_or_markup_is_printed_as_it_is(capsys):
     print_error(text)
     print_note(text)
     print_table(text, ["layer"], [[text]], [text], text=["layer"])
-    print_cache(text, [])
+    print_lines([text])
     out, error = capsys.readouterr()
     assert error == f"error: {text}\n{text}\n"
     assert out.count(text) == 4
@@ -89,9 +88,8 @@ def test_names_with_control_characters_command_no_terminal(monkeypatch, where):
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", error)
     name = "a\x1b[2Jb\x07\x9bc\ud800"
-    machine = MachineSummary({"device": name, "driver": name}, 1, 2, 3, "then", "now")
     print_table(name, ["layer", name], [["x", name], [name, "y" * 200]], [name], text=["layer", name], cut=name)
-    print_cache(name, [machine])
+    print_lines([name] * 3)
     print_note(name)
     with progress(name, 1) as step:
         step(1, name)

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.database import Database, MachineSummary
+from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import DatabaseOption, JsonOption, option, settings_of
 from ucudnn.errors import InvalidValueError
 from ucudnn.networks.tables import load_network
-from ucudnn.reporting.terminal import print_cache, print_json, print_text
+from ucudnn.reporting.terminal import print_json, print_lines, print_text
 
 _MOST_DAYS = 36_525  # a hundred years
 
@@ -32,7 +33,9 @@ def show(context: typer.Context, database: DatabaseOption = None, as_json: JsonO
     if as_json:
         print_json({"path": str(opened.path), "machines": [asdict(each) for each in summaries]})
     else:
-        print_cache(str(opened.path), summaries)
+        print_lines([str(opened.path), *(line for each in summaries for line in _lines(each))])
+        if not summaries:
+            print_lines(["nothing is in it"])
 
 
 @cache.command()
@@ -94,9 +97,14 @@ def clear(
     print_text(f"{opened.prune(None)} measurements deleted from {opened.path}")
 
 
-def _opened_to_change(context: typer.Context) -> Database:
-    """Return the database, which must exist and be sound: no command here creates a file or moves one."""
-    path = settings_of(context).database
-    with closing(open_database(path, read_only=True)) as found:
-        found.refuse_damage()
-    return open_database(path)
+def _lines(machine: MachineSummary) -> tuple[str, str]:
+    conditions = ", ".join(f"{key} {value}" for key, value in machine.conditions.items() if key != "device")
+    return (
+        f"{machine.conditions.get('device', '')} ({conditions})",
+        f"  {machine.measurements} measurements of {machine.problems} problems, {machine.failures} failures,"
+        f" {machine.first} to {machine.last}",
+    )
+
+
+def _opened(context: typer.Context, access: Access) -> Database:
+    return open_database(settings_of(context).database, access)

@@ -40,14 +40,15 @@ from ucudnn.cli.subject import Subject, network_on, open_measured
 from ucudnn.cli.torch_model import time_model
 from ucudnn.errors import BackendError, InvalidNetworkError
 from ucudnn.planning.concurrency import Groups
-from ucudnn.planning.decision import Decisions, decide
+from ucudnn.planning.decision import Decision, Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan, encode_plans, load_plans
 from ucudnn.profiles.format import count_records, encode_profile, load_profile, refuse_other_conditions
 from ucudnn.profiles.measurement import Effort
-from ucudnn.reporting.kernel_report import report_kernel
+from ucudnn.reporting.kernel_report import KernelReport, report_kernel
 from ucudnn.reporting.machine_load import MachineLoad
 from ucudnn.reporting.output_file import check_output, write_whole
-from ucudnn.reporting.prediction import execute_all, runner
+from ucudnn.reporting.plan_timing import execute
+from ucudnn.reporting.prediction import execute_all
 from ucudnn.reporting.recording_file import add_recording
 from ucudnn.reporting.terminal import Steps, print_note, print_report, print_text, progress
 from ucudnn.settings import Settings
@@ -157,7 +158,13 @@ def time(
     _save(decisions, subject, planning.save_plans)
     load = MachineLoad()
     with progress("executing", len(decisions.kernels)) as step:
-        run = runner(computing, repeats, step)
+
+        def run(decision: Decision) -> KernelReport:
+            step(0, str(decision.kernel))
+            report = execute(decision, computing, repeats)
+            step(1, "")
+            return report
+
         decisions, reports = execute_all(
             subject.network.kernels(), decisions, benchmark, settings, groups, run, _loaded(subject, settings)
         )

@@ -1,6 +1,6 @@
 """The network that a command is about, and the backend that computes or replays it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 from ucudnn.backends import open_backend
@@ -72,15 +72,8 @@ class Subject:
         self, decisions: Decisions, kernels: list[KernelReport], settings: Settings, other_cpus: float | None = None
     ) -> Report:
         """Return the report of decisions about the network, whose kernels were predicted or executed."""
-        report = report_decisions(
-            decisions,
-            kernels,
-            network=self.network.name,
-            policy=settings.policy.value,
-            backend=self.backend.name,
-            conditions=self.backend.conditions(),
-        )
-        return replace(report, other_cpus=other_cpus)
+        name, policy = self.network.name, settings.policy.value
+        return report_decisions(decisions, kernels, self.backend, network=name, policy=policy, other_cpus=other_cpus)
 
 
 def network_on(backend: Backend, name: str, batch: int | None, variant: Variant | None = None) -> Network:

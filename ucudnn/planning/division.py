@@ -104,15 +104,15 @@ def divide_workspace(
     # Only kernels of a single layer are in groups. The layers of any other kernel run alone, one by one.
     counts = [1 if groups else kernel.count for kernel in kernels]
     sets = _sets_of(kernels, desirable, concurrent_sets(kernels, groups), counts)
-    neediest = max(sets, key=lambda each: each.program.required_bytes, default=None)
-    if neediest is not None and neediest.program.required_bytes > total_bytes:
+    neediest = max(sets, key=lambda each: each[1].required_bytes, default=None)
+    if neediest is not None and neediest[1].required_bytes > total_bytes:
         raise _infeasible(kernels, desirable, neediest, total_bytes)
     limit = settings.solver_time_limit_seconds
     solved = {
         program: divide(program.choices, total_bytes, settings.solver, time_limit_seconds=limit)
-        for program in dict.fromkeys(each.program for each in sets)
+        for program in dict.fromkeys(program for _, program in sets)
     }
-    divisions = [solved[each.program] for each in sets]
+    divisions = [solved[program] for _, program in sets]
     handed_out = {program: program.handed_out(division) for program, division in solved.items()}
     assignments = _assignments(kernels, sets, handed_out, grouped=bool(groups))
     time_ms = fsum(each.configuration.time_ms * each.count for taken in assignments for each in taken)
@@ -157,12 +157,8 @@ class _Program:
         return tuple(taken)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ConcurrentSet:
-    """Branches that may run at the same time, with the program that divides a workspace among them."""
-
-    branches: Branches
-    program: _Program
+_ConcurrentSet = tuple[Branches, _Program]
+"""Branches that may run at the same time, with the program that divides a workspace among them."""
 
 
 def _sets_of(
@@ -183,7 +179,7 @@ def _sets_of(
             programs[shape] = _program_of(
                 [members for members, _ in shape], [count for _, count in shape], branches, desirable
             )
-        found.append(_ConcurrentSet(branches=branches, program=programs[shape]))
+        found.append((branches, programs[shape]))
     return found
 
 
@@ -218,9 +214,9 @@ def _assignments(
 ) -> tuple[tuple[Assignment, ...], ...]:
     """Return for each kernel the configurations that its layers get, with segments one behind another in each set."""
     found: list[tuple[Assignment, ...]] = [()] * len(kernels)
-    for set_index, each in enumerate(sets):
+    for set_index, (branches, program) in enumerate(sets):
         offset = 0
-        for branch, (indices, taken) in enumerate(zip(each.branches, handed_out[each.program], strict=True)):
+        for branch, (indices, taken) in enumerate(zip(branches, handed_out[program], strict=True)):
             size = sum(bundle.workspace_bytes * count for bundle, count in taken)
             segment = Segment(set_index=set_index, branch=branch, offset_bytes=offset, size_bytes=size)
             offset += size
@@ -240,16 +236,17 @@ def _assignments(
 def _infeasible(
     kernels: Sequence[Kernel], desirable: Sequence[DesirableSet], neediest: _ConcurrentSet, total_bytes: int
 ) -> InfeasibleError:
-    indices = [index for branch in neediest.branches for index in branch]
+    branches, program = neediest
+    indices = [index for branch in branches for index in branch]
     largest = max(indices, key=lambda index: desirable[index][0].workspace_bytes)
     which = "all kernels together" if len(indices) == len(kernels) else "kernels that may run at the same time"
     return InfeasibleError(
         f"a total workspace of {exact_bytes(total_bytes)} is too small: {which} need at least"
-        f" {exact_bytes(neediest.program.required_bytes)}, {kernels[largest]} alone"
+        f" {exact_bytes(program.required_bytes)}, {kernels[largest]} alone"
         f" {exact_bytes(desirable[largest][0].workspace_bytes)}",
         kernel=str(kernels[largest]),
         limit_bytes=total_bytes,
-        required_bytes=neediest.program.required_bytes,
+        required_bytes=program.required_bytes,
     )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.kernel import Kernel
 from ucudnn.planning.concurrency import Groups
@@ -11,7 +10,6 @@ from ucudnn.planning.decision import Decision, Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
 from ucudnn.planning.replanning import requests_behind
 from ucudnn.reporting.kernel_report import KernelReport
-from ucudnn.reporting.plan_timing import execute
 from ucudnn.settings import Settings
 
 Execution = Callable[[Decision], KernelReport]
@@ -49,15 +47,3 @@ def execute_all(
         else:
             found.append(run(decision) if same is None else reports[same])
     return again, found
-
-
-def runner(backend: ComputeBackend, repeats: int, step: Callable[[int, str], None]) -> Execution:
-    """Return what executes a decision and moves a progress bar on."""
-
-    def run(decision: Decision) -> KernelReport:
-        step(0, str(decision.kernel))
-        report = execute(decision, backend, repeats)
-        step(1, "")
-        return report
-
-    return run

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import fsum
 
+from ucudnn.backends.base import Backend
 from ucudnn.planning.choices import Origin, describe_origins
 from ucudnn.planning.decision import Decisions, Method
 from ucudnn.planning.division import GROUPED, Alternative
@@ -220,12 +221,12 @@ class Report:
 def report_decisions(
     decisions: Decisions,
     kernels: Sequence[KernelReport],
+    backend: Backend,
     *,
-    network: str,
+    network: str = "",
     policy: str,
-    backend: str,
-    conditions: Mapping[str, str],
     changed: int = 0,
+    other_cpus: float | None = None,
 ) -> Report:
     """Return the report of decisions and of their kernels; `Report` says what the arguments are."""
     batches = {each.kernel.problem.batch for each in decisions.kernels}
@@ -237,8 +238,8 @@ def report_decisions(
         method=decisions.method,
         limit_bytes=decisions.limit_bytes,
         policy=policy,
-        backend=backend,
-        conditions=conditions,
+        backend=backend.name,
+        conditions=backend.conditions(),
         kernels=tuple(kernels),
         benchmark_seconds=decisions.benchmark_seconds,
         solver_seconds=decisions.solver_seconds,
@@ -247,6 +248,7 @@ def report_decisions(
         solvers=() if division is None else division.methods if timed else (_NO_SOLVER,),
         alternatives=() if division is None or not timed else division.alternatives,
         changed=changed,
+        other_cpus=other_cpus,
     )
 
 

@@ -21,6 +21,7 @@ def report_run(
     backend: Backend,
     policy: str,
     executed: Mapping[Entry, KernelReport] | None = None,
+    other_cpus: float | None = None,
 ) -> Report:
     """Return the report of the kernels that a program ran.
 
@@ -30,6 +31,7 @@ def report_run(
         backend: the backend that ran the kernels.
         policy: the batch-size policy.
         executed: the reports of kernels that were executed for this report.
+        other_cpus: how many CPUs other programs used meanwhile; None if it is not known.
     """
     run = [(each.decision, each) for each in entries if each.decision is not None]
     first = {id(decision) for each in decided for decision in each.kernels}
@@ -44,11 +46,10 @@ def report_run(
     return report_decisions(
         merged,
         [_report_entry(decision, entry, (executed or {}).get(entry)) for decision, entry in run],
-        network="",
+        backend,
         policy=policy,
-        backend=backend.name,
-        conditions=backend.conditions(),
         changed=sum(id(decision) not in first for decision, _ in run),
+        other_cpus=other_cpus,
     )
 
 
@@ -65,8 +66,7 @@ def report_plans(plans: KernelPlans, backend: Backend, policy: str, repeats: int
         return report_run(plans.decided(), plans.entries.values(), backend, policy)
     load = MachineLoad()
     executed = execute_entries(plans, partial(execute, backend=backend, repeats=repeats))
-    report = report_run(plans.decisions, plans.entries.values(), backend, policy, executed)
-    return replace(report, other_cpus=load.others())
+    return report_run(plans.decisions, plans.entries.values(), backend, policy, executed, load.others())
 
 
 def execute_entries(plans: KernelPlans, run: Execution) -> dict[Entry, KernelReport]:

@@ -7,7 +7,7 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO, TextIOWrapper
 from time import monotonic
@@ -22,7 +22,6 @@ from rich.table import Table
 from ucudnn.errors import OutputError
 
 if TYPE_CHECKING:
-    from ucudnn.benchmarking.storage.database import MachineSummary
     from ucudnn.reporting.report import Report
 
 _WIDTH = 100  # of a table in a file or a pipe
@@ -86,20 +85,9 @@ def print_table(
     _write(printed.getvalue())
 
 
-def print_cache(path: str, machines: "Sequence[MachineSummary]") -> None:
-    """Print how many measurements a database holds for each machine."""
-    console = _console(text := StringIO())
-    lines = [path]
-    for each in machines:
-        conditions = ", ".join(f"{key} {value}" for key, value in each.conditions.items() if key != "device")
-        lines += [
-            f"{each.conditions.get('device', '')} ({conditions})",
-            f"  {each.measurements} measurements of {each.problems} problems, {each.failures} failures,"
-            f" {each.first} to {each.last}",
-        ]
-    for line in lines if machines else [*lines, "nothing is in it"]:
-        console.print(_shown(line), highlight=False, markup=False, soft_wrap=True)
-    _write(text.getvalue())
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines as they are, but for control characters, as in tables."""
+    _write("\n".join(_shown(line) for line in lines))
 
 
 def print_text(text: str) -> None:
