@@ -6,9 +6,9 @@ from itertools import combinations
 import pytest
 from matplotlib import rc_context
 from matplotlib.colors import to_rgb
-from matplotlib.text import Text
 
 from ucudnn.errors import InvalidValueError
+from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.plots import MemoryPicture, draw_front, draw_memory
 from ucudnn.plots.bands import _thickest, front_figure, memory_figure
 from ucudnn.plots.style import GIB, STYLE
@@ -75,34 +75,20 @@ def test_names_inside_lie_in_their_band():
         assert low < label.get_position()[1] < high
 
 
-def test_fronts_are_labelled_lines_from_small_peaks_to_large_ones():
-    fronts = {
-        "stock": [(8 * GIB, 10.0)],
-        "checkpoint": [(6 * GIB, 12.0), (4 * GIB, 15.0)],
-    }
-    figure = front_figure({**fronts, "none": []}, [("floor 2 GiB", 2 * GIB)], "title")
+def test_fronts_are_lines_from_small_peaks_to_large_ones_with_their_names_beside_the_picture():
+    fronts = {"stock": [(8 * GIB, 10.0)], "none": [], "checkpoint": [(6 * GIB, 12.0), (4 * GIB, 15.0)]}
+    fronts |= {name: [(20 * GIB, 900.0)] for name in POLICIES if name not in fronts}
+    figure = front_figure(fronts, [("floor 2 GiB", 2 * GIB)], "title")
     (axes,) = figure.axes
-    assert {"stock", "checkpoint", "floor 2 GiB"} == {*texts(figure)}
+    assert texts(figure) == ["floor 2 GiB"]
     assert [[*line.get_xdata()] for line in axes.lines][1] == [4.0, 6.0]
-
-
-def test_names_of_policies_cover_neither_each_other_nor_a_point():
-    near = {f"vdnn-ext-all-{index}": [((20 + index % 3) * GIB, 900.0 + 25 * index)] for index in range(9)}
-    lines = {
-        "swap-capped": [((12 + 2 * index) * GIB, 1200.0 - 90 * index) for index in range(9)],
-        "stock": [(31 * GIB, 300.0)],
-    }
-    figure = front_figure(near | lines, [("floor", 12 * GIB)], "title")
+    assert [each.get_text() for each in figure.legends[0].texts] == [name for name in fronts if name != "none"]
     figure.draw_without_rendering()
-    (axes,) = figure.axes
-    names = [each for each in axes.texts if each.get_text() != "floor"]
-    boxes = [Text.get_window_extent(each) for each in names]
-    assert len(boxes) == 11
-    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
-    points = [axes.transData.transform(each) for line in axes.lines[:11] for each in line.get_xydata()]
-    assert len(points) == 19
-    assert not any(box.contains(*point) for box in boxes for point in points)
-    assert all(axes.get_window_extent().contains(*corner) for box in boxes for corner in box.corners())
+    legend = figure.legends[0].get_window_extent()
+    assert not legend.overlaps(axes.get_window_extent())
+    assert all(figure.bbox.contains(*corner) for corner in legend.corners())
+    looks = [(line.get_color(), line.get_marker()) for line in axes.lines[:-1]]
+    assert len({*looks}) == len(looks) == len(POLICIES)
 
 
 def test_nothing_to_draw_is_an_error(tmp_path):

@@ -1,10 +1,9 @@
 """Bands of memory over time, one for each owner; and time against peak, by policy."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import dist, fsum
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from ucudnn.plots.style import GIB, draw_marks, draw_phases, name_aside, new_figure
@@ -13,21 +12,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_Point = tuple[float, float]
-
 _STAYING = ("#333333", "#6b6b6b", "#9a9a9a", "#c4c4c4")  # what is there during the whole step, at the bottom
 _LAYERS = ("#08306b", "#2171b5", "#6baed6", "#9ecae1", "#c6dbef")  # what is saved, by layer
 _REST = ("#009E73", "#E69F00", "#D55E00", "#CC79A7")  # what comes and goes
 _DARK = {*_STAYING[:2], *_LAYERS[:2], "#009E73", "#D55E00"}
 _FAMILIES = ("#333333", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9")  # one for each kind of policy
-_SHAPES = "osD^vP*X<>"  # within a kind
-_BESIDE = 0.012  # of the width, from the end of a line to its name
-_APART_Y = 0.042  # of the height: names that are nearer overlap
-_SIDE_LETTER = 0.0115  # of the width
-_MARGIN = 0.006  # of both, around a name
-_SAMPLED = 0.015  # of both, between the points of a line that a name may cover
-_MOST_STEPS = 20  # of half a name's height, up and down
-_COVERS_POINT, _COVERS_NAME, _COVERS_LEADER, _COVERS_LINE, _OUTSIDE = 10.0, 10.0, 2.0, 1.0, 100.0
+_SHAPES = "osD^vP*X<>"  # of one color
 _LEAST_INSIDE = 0.055  # of the height: a band is labelled inside if it is thicker
 _LEAST_NAMED = 0.008  # of the height: a thinner band has no name
 _LETTER = 0.0105  # of the width
@@ -161,95 +151,19 @@ def front_figure(
         marks: lines across the picture: text and bytes.
         title: stands above the picture.
     """
-    figure, axes = new_figure(title)
-    drawn = {name: sorted(points, key=lambda each: each[0]) for name, points in fronts.items() if points}
+    figure, axes = new_figure(title, 4.6)
+    drawn = {name: sorted(points) for name, points in fronts.items() if points}
     families = [*dict.fromkeys(name.partition("-")[0] for name in drawn)]
-    shapes = dict.fromkeys(families, 0)
-    ends: list[tuple[float, float, str, str]] = []
+    shapes = {color: cycle(_SHAPES) for color in _FAMILIES}
     for name, points in drawn.items():
-        family = name.partition("-")[0]
-        color = _FAMILIES[families.index(family) % len(_FAMILIES)]
-        shape, shapes[family] = _SHAPES[shapes[family] % len(_SHAPES)], shapes[family] + 1
+        color = _FAMILIES[families.index(name.partition("-")[0]) % len(_FAMILIES)]
         xs, ys = [peak / GIB for peak, _ in points], [time_ms for _, time_ms in points]
-        axes.plot(xs, ys, f"{shape}-", color=color, linewidth=1, markersize=4.5, markerfacecolor="none")
-        ends.append((ys[0], xs[0], name, color))
+        style: Any = {"color": color, "linewidth": 1, "markersize": 4.5, "markerfacecolor": "none"}
+        axes.plot(xs, ys, f"{next(shapes[color])}-", label=name, **style)
     axes.set(xlabel="peak in GiB", ylabel="time of a step in ms")
-    axes.set_xlim(0, 1.16 * max(x for _, x, _, _ in ends))
-    axes.set_ylim(0, 1.25 * axes.dataLim.y1)
-    _label_ends(axes, ends, [size / GIB for _, size in marks])
+    axes.set(xlim=(0, 1.08 * axes.dataLim.x1), ylim=(0, 1.15 * axes.dataLim.y1))
     for text, size in marks:
         axes.axvline(size / GIB, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
         axes.annotate(text, (size / GIB, 0), (4, 4), textcoords="offset points")
+    figure.legend(loc="outside lower center", ncols=4)
     return figure
-
-
-def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]], marks: Sequence[float]) -> None:
-    """Write names beside the ends of lines, each where it covers neither points nor names, and few lines."""
-    width, height = axes.get_xlim()[1], axes.get_ylim()[1]
-    data: list[Any] = [line.get_xydata() for line in axes.lines]
-    lines = [[(float(x) / width, float(y) / height) for x, y in points] for points in data]
-    taken = [(point, _COVERS_POINT) for line in lines for point in line]
-    segments = [segment for line in lines for segment in pairwise(line)]
-    segments += [((x / width, 0.0), (x / width, 1.0)) for x in marks]
-    taken += [(point, _COVERS_LINE) for segment in segments for point in _between(*segment)]
-    names: list[_Place] = []
-    for y, x, name, color in sorted(ends):
-        places = _places((x / width, y / height), _SIDE_LETTER * len(name))
-        place = min(places, key=lambda each: each.cost(taken, names))
-        names.append(place)
-        taken += [(point, _COVERS_NAME) for point in place.inside()]
-        taken += [(point, _COVERS_LEADER) for point in place.leader()]
-        line = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3} if place.far else None
-        at = (place.left * width, place.middle * height)
-        axes.annotate(name, (x, y), at, va="center", color=color, size=8, arrowprops=line)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A place for a name beside a point, in shares of the width and the height of the picture."""
-
-    point: _Point
-    left: float
-    right: float
-    middle: float
-    far: bool
-
-    def covers(self, point: _Point) -> bool:
-        """Whether a point lies under the name."""
-        beside = self.left - _MARGIN < point[0] < self.right + _MARGIN
-        return beside and abs(point[1] - self.middle) < _APART_Y / 2 + _MARGIN
-
-    def inside(self) -> list[_Point]:
-        """Return points under the name."""
-        rows = [self.middle + step * _APART_Y / 2 for step in (-1, 0, 1)]
-        return [point for row in rows for point in _between((self.left, row), (self.right, row))]
-
-    def leader(self) -> list[_Point]:
-        """Return points of the line from the name to its point; none where the name stands beside it."""
-        nearest = min(max(self.point[0], self.left), self.right), self.middle
-        return _between(nearest, self.point)[1:-2] if self.far else []
-
-    def cost(self, taken: Sequence[tuple[_Point, float]], names: Sequence["_Place"]) -> float:
-        """Return how bad the place is: what the name covers, other names that its line crosses, and its distance."""
-        outside = self.left < 0 or self.right > 1 or not _APART_Y < self.middle < 1 - _APART_Y
-        covered = fsum(weight for point, weight in taken if self.covers(point))
-        crossed = sum(name.covers(point) for point in self.leader() for name in names)
-        away = dist(((self.left + self.right) / 2, 2 * self.middle), (self.point[0], 2 * self.point[1]))
-        return _OUTSIDE * outside + covered + _COVERS_LEADER * crossed + away
-
-
-def _places(point: _Point, width: float) -> Iterator[_Place]:
-    """Yield places for a name of a width to the right and to the left of a point, at its height, above and below."""
-    x, y = point
-    for step in range(-_MOST_STEPS, _MOST_STEPS + 1):
-        for aside in (_BESIDE, 4 * _BESIDE):
-            for left in (x + aside, x - aside - width):
-                far = abs(step) > 1 or aside > _BESIDE
-                yield _Place(point, left, left + width, y + step * _APART_Y / 2, far)
-
-
-def _between(one: _Point, other: _Point) -> list[_Point]:
-    """Return points of the line from one point to another, its ends among them."""
-    steps = max(1, round(dist(one, other) / _SAMPLED))
-    shares = [step / steps for step in range(steps + 1)]
-    return [(one[0] + share * (other[0] - one[0]), one[1] + share * (other[1] - one[1])) for share in shares]
