@@ -133,36 +133,32 @@ def test_time_divides_a_total_too(ucudnn, layers):
     assert "executed: undivided" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["plan", "lenet"], "network 'lenet' is neither known nor a file"),
-        (["plan", "alexnet", "--profile", "b200"], "profile 'b200' is neither a file"),
-        (["plan", "alexnet", "--profile", "h200", "--batch", "0"], "batch 0 must be 1 or more"),
-        (
-            ["plan", "alexnet", "--profile", "h200", "--batch", "100"],
-            "at mini-batches of 1, 2, 4, 8, 16, 32, 64, 128, 256, and not of 100",
-        ),
-        (["plan", "alexnet", "--profile", "h200", "--branches"], "--branches has no effect without --total-workspace"),
-        (
-            ["plan", "alexnet", "--profile", "h200", "--total-workspace", "64MiB", "--branches"],
-            "--branches: alexnet has none; inception3 does",
-        ),
-        (["plan", "alexnet", "--profile", "h200", "--solver-time-limit", "0"], "must be more than 0 seconds"),
-        (["plan", "alexnet", "--profile", "h200", "--dtype", "int8"], "--dtype='int8' is not known"),
-        (["plan", "alexnet", "--profile", "h200", "--layout", "CHWN"], "--layout='CHWN' is not known: give first"),
-        (["plan", "alexnet", "--profile", "h200", "--dtype", "float64"], "has no Forward"),
-        (["plan", "alexnet", "--profile", "h200", "--policy", "half"], "policy='half' is not known"),
-        (["plan", "alexnet", "--profile", "h200", "--candidates", "all"], "candidates='all' is not known"),
-        (["plan", "alexnet", "--profile", "h200", "--workspace", "64MoB"], "size '64MoB' cannot be read"),
-        (["plan", "alexnet", "--backend", "gpu"], "backend='gpu' is not known"),
-        (["time", "alexnet", "--backend", "replay:h200"], "plans but cannot execute"),
-        (["plan", "alexnet", "--tiles", "4"], "No such option: --tiles"),
-        (["plan"], "Missing argument"),
-    ],
-)
-def test_bad_input_ends_with_status_2_and_one_clear_message(call, arguments, message):
-    status, out, error = call(*arguments)
+BAD = """
+plan lenet | network 'lenet' is neither known nor a file
+plan alexnet --profile b200 | profile 'b200' is neither a file
+PLAN --batch 0 | batch 0 must be 1 or more
+PLAN --batch 100 | at mini-batches of 1, 2, 4, 8, 16, 32, 64, 128, 256, and not of 100
+PLAN --branches | --branches has no effect without --total-workspace
+PLAN --total-workspace 64MiB --branches | --branches: alexnet has none; inception3 does
+PLAN --solver-time-limit 0 | must be more than 0 seconds
+PLAN --dtype int8 | --dtype='int8' is not known
+PLAN --layout CHWN | --layout='CHWN' is not known: give first
+PLAN --dtype float64 | has no Forward
+PLAN --policy half | policy='half' is not known
+PLAN --candidates all | candidates='all' is not known
+PLAN --workspace 64MoB | size '64MoB' cannot be read
+plan alexnet --backend gpu | backend='gpu' is not known
+time alexnet --backend replay:h200 | plans but cannot execute
+plan alexnet --tiles 4 | No such option: --tiles
+plan | Missing argument
+cache show --database off | the database is off: give --database PATH
+"""
+
+
+@pytest.mark.parametrize("line", BAD.strip().splitlines())
+def test_bad_input_ends_with_status_2_and_one_clear_message(call, line):
+    arguments, message = line.split(" | ")
+    status, out, error = call(*arguments.replace("PLAN", "plan alexnet --profile h200").split())
     assert status == 2
     assert message in error
     assert "Traceback" not in error
@@ -202,6 +198,11 @@ def test_profile_records_and_plan_replays(ucudnn, layers, tmp_path, database):
     assert len(Path(out).read_text()) >= len(before) * 0.9
 
 
+def rows_of(database):
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute("SELECT COUNT(*) FROM measurements").fetchone()[0]
+
+
 def test_profiles_move_between_databases(ucudnn, layers, tmp_path, database):
     other, moved = str(tmp_path / "other.db"), str(tmp_path / "moved.json")
     quick = ["--backend", "cpu", "--database", database]
@@ -212,8 +213,7 @@ def test_profiles_move_between_databases(ucudnn, layers, tmp_path, database):
     )
     assert exported == imported > 0
     ucudnn("plan", layers, "--backend", "cpu", "--database", other, "--json")
-    with closing(sqlite3.connect(other)) as connection:  # nothing was measured, so nothing is newer than the import
-        assert connection.execute("SELECT COUNT(*) FROM measurements").fetchone() == (imported,)
+    assert rows_of(other) == imported, "nothing was measured"
 
 
 def test_a_profile_of_another_machine_is_refused_before_anything_is_measured(call, ucudnn, layers, database, tmp_path):
@@ -221,11 +221,11 @@ def test_a_profile_of_another_machine_is_refused_before_anything_is_measured(cal
     options = ["--backend", "cpu", "--policy", "undivided", "--out", str(out), "--database", database]
     ucudnn("profile", layers, *options)
     out.write_text(out.read_text().replace('"cpus": "', '"cpus": "9'))
-    before = Path(database).stat().st_mtime_ns, out.read_text()
+    before = rows_of(database), out.read_text()
     status, _, error = call("profile", layers, "--batch", "2", *options)
     assert status == 2
     assert "record to another file" in error
-    assert (Path(database).stat().st_mtime_ns, out.read_text()) == before
+    assert (rows_of(database), out.read_text()) == before
 
 
 def test_planning_is_instant_after_a_first_time(ucudnn, layers, database):
@@ -253,12 +253,6 @@ def test_cache_shows_checks_prunes_and_clears(call, ucudnn, monkeypatch, layers,
     assert call("cache", "clear", "--database", database)[0] == 1
     assert f"{machine['measurements'] + machine['failures']} measurements deleted" in cache("clear", "--yes")
     assert "nothing is in it" in cache("show")
-
-
-def test_a_database_that_is_off_cannot_be_shown(call):
-    status, _, error = call("cache", "show", "--database", "off")
-    assert status == 2
-    assert "the database is off: give --database PATH" in error
 
 
 def test_plans_are_saved_and_loaded(plan, tmp_path):

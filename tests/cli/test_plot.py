@@ -92,29 +92,29 @@ def test_a_network_from_a_csv_file(plot, tmp_path):
     assert "IMPLICIT_GEMM" in text(tmp_path / "picture.svg")
 
 
-OUT = ["--out", "picture.png"]
-CONV2 = [*ALEXNET, "--layer", "conv2"]
+BAD = """
+layers ALEXNET --out picture.txt | picture.txt is no name of a picture: it must end in .pdf
+layers ALEXNET --out none/picture.png | there is no folder none
+desirable ALEXNET --layer conv9 OUT | --layer='conv9' is not in alexnet: give one of conv1
+configurations CONV2 --operation Sideways OUT | --operation='Sideways' is not known
+configurations CONV2 --policy all OUT | and not of 255: choose one of these, and a policy that tries no others
+layers ALEXNET --workspace 64_apples OUT | size '64_apples' cannot be read
+layers densenet121 --profile h200 OUT | recorded were the layers of alexnet
+division ALEXNET --total-workspace 1MiB --branches OUT | alexnet has none; inception3 does
+"""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["layers", *ALEXNET, "--out", "picture.txt"], "picture.txt is no name of a picture: it must end in .pdf"),
-        (["layers", *ALEXNET, "--out", "none/picture.png"], "there is no folder none"),
-        (["desirable", *ALEXNET, "--layer", "conv9", *OUT], "--layer='conv9' is not in alexnet: give one of conv1"),
-        (["configurations", *CONV2, "--operation", "Sideways", *OUT], "--operation='Sideways' is not known"),
-        (
-            ["configurations", *CONV2, "--policy", "all", *OUT],
-            "and not of 255: choose one of these, and a policy that tries no others, such as powerOfTwo",
-        ),
-        (["layers", *ALEXNET, "--workspace", "64 apples", *OUT], "size '64 apples' cannot be read"),
-        (["layers", "densenet121", "--profile", "h200", *OUT], "recorded were the layers of alexnet"),
-        (["division", *ALEXNET, "--total-workspace", "1MiB", "--branches", *OUT], "alexnet has none; inception3 does"),
-    ],
-)
-def test_bad_input_ends_in_one_line_and_leaves_the_old_picture(plot, tmp_path, arguments, message):
+def typed(line):
+    """Return the words of a line in which names stand for several words."""
+    line = line.replace("CONV2", "ALEXNET --layer conv2").replace("ALEXNET", " ".join(ALEXNET))
+    return line.replace("OUT", "--out picture.png").split()
+
+
+@pytest.mark.parametrize("line", BAD.strip().splitlines())
+def test_bad_input_ends_in_one_line_and_leaves_the_old_picture(plot, tmp_path, line):
+    arguments, message = line.split(" | ")
     (tmp_path / "picture.png").write_bytes(b"old")
-    status, out, error = plot(*arguments)
+    status, out, error = plot(*typed(arguments))
     assert (status, out, error.count("\n")) == (2, "", 1)
     assert error.startswith("error: ")
     assert message in error
@@ -124,8 +124,8 @@ def test_bad_input_ends_in_one_line_and_leaves_the_old_picture(plot, tmp_path, a
 def test_without_matplotlib_nothing_is_measured(plot, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(plot_commands, "open_benchmark", lambda *arguments, **options: pytest.fail("measured"))
-    for arguments in (["layers", *ALEXNET], ["desirable", *CONV2], ["configurations", *CONV2]):
-        assert plot(*arguments, *OUT) == (2, "", "error: pictures need matplotlib: pip install 'ucudnn[plot]'\n")
+    for line in ("layers ALEXNET OUT", "desirable CONV2 OUT", "configurations CONV2 OUT"):
+        assert plot(*typed(line)) == (2, "", "error: pictures need matplotlib: pip install 'ucudnn[plot]'\n")
 
 
 @pytest.mark.parametrize("possible", [True, False])

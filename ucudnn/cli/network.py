@@ -11,31 +11,9 @@ from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.measurer import Progress, ProgressListener
 from ucudnn.benchmarking.recording import record, record_requests
 from ucudnn.benchmarking.storage.store import open_database
+from ucudnn.cli import options
 from ucudnn.cli.help_text import CommandLine
-from ucudnn.cli.options import (
-    COMPLETE_NETWORK,
-    NETWORK_HELP,
-    PLAN,
-    RECORD,
-    TIME,
-    BackendOption,
-    BatchOption,
-    CandidatesOption,
-    DatabaseOption,
-    DevicesOption,
-    LimitOptions,
-    MeasuringOptions,
-    NetworkArgument,
-    OutputOptions,
-    PlanningOptions,
-    PolicyOption,
-    ProfileOption,
-    SlabsOption,
-    VariantOptions,
-    VariantsOptions,
-    option,
-    settings_of,
-)
+from ucudnn.cli.options import option, settings_of
 from ucudnn.cli.subject import Subject, network_on, open_measured
 from ucudnn.cli.torch_model import time_model
 from ucudnn.errors import BackendError, InvalidNetworkError
@@ -61,15 +39,15 @@ commands = CommandLine()
 def plan(
     context: typer.Context,
     *,
-    network: NetworkArgument,
-    batch: BatchOption = None,
-    limits: LimitOptions,
-    profile: ProfileOption = None,
-    candidates: CandidatesOption = None,
-    computed: VariantOptions,
-    planning: PlanningOptions,
-    measuring: MeasuringOptions,
-    output: OutputOptions,
+    network: options.NetworkArgument,
+    batch: options.BatchOption = None,
+    limits: options.LimitOptions,
+    profile: options.ProfileOption = None,
+    candidates: options.CandidatesOption = None,
+    computed: options.VariantOptions,
+    planning: options.PlanningOptions,
+    measuring: options.MeasuringOptions,
+    output: options.OutputOptions,
 ) -> None:
     """Show the configuration of each kernel of a network, and the predicted times.
 
@@ -79,7 +57,7 @@ def plan(
 
         ucudnn plan resnet50 --profile h200 --total-workspace 2544MiB
     """
-    settings = settings_of(context, PLAN)
+    settings = settings_of(context, options.PLAN)
     if planning.save_plans is not None:
         check_output(planning.save_plans)
     subject = Subject.open(network, batch, computed.variant(), settings, candidates)
@@ -96,8 +74,8 @@ def plan(
 def time(
     context: typer.Context,
     *,
-    network: NetworkArgument,
-    batch: BatchOption = None,
+    network: options.NetworkArgument,
+    batch: options.BatchOption = None,
     torch: Annotated[
         bool,
         option(
@@ -108,10 +86,10 @@ def time(
         ),
     ] = False,
     shape: Annotated[str, option("CxHxW", "With --torch: the shape of one sample of the model's input.")] = "3x224x224",
-    limits: LimitOptions,
-    candidates: CandidatesOption = None,
-    computed: VariantOptions,
-    planning: PlanningOptions,
+    limits: options.LimitOptions,
+    candidates: options.CandidatesOption = None,
+    computed: options.VariantOptions,
+    planning: options.PlanningOptions,
     strict: Annotated[
         bool | None,
         option(
@@ -122,10 +100,10 @@ def time(
             show_default=False,
         ),
     ] = None,
-    measuring: MeasuringOptions,
+    measuring: options.MeasuringOptions,
     repeats: Annotated[int, option("N", "Runs of each plan; the median counts.", min=1)] = 3,
     time_limit: Annotated[float, option("MS", "Time for one measurement of the benchmark.", min=0)] = 50.0,
-    output: OutputOptions,
+    output: options.OutputOptions,
 ) -> None:
     """Benchmark a network's convolutions, plan them, run them undivided and micro-batched, and compare.
 
@@ -140,7 +118,7 @@ def time(
 
         ucudnn time --torch torchvision:resnet50 --shape 3x224x224 --batch 64
     """
-    settings = settings_of(context, TIME)
+    settings = settings_of(context, options.TIME)
     variant = computed.variant()
     effort = Effort(repeats=repeats, time_limit_ms=time_limit)
     if planning.save_plans is not None:
@@ -177,7 +155,8 @@ def profile(
     context: typer.Context,
     *,
     network: Annotated[
-        str | None, typer.Argument(metavar="[NETWORK]", help=NETWORK_HELP, autocompletion=COMPLETE_NETWORK)
+        str | None,
+        typer.Argument(metavar="[NETWORK]", help=options.NETWORK_HELP, autocompletion=options.COMPLETE_NETWORK),
     ] = None,
     out: Annotated[Path | None, option("FILE", "Record NETWORK to a file, or add it to one; .gz compresses.")] = None,
     import_from: Annotated[
@@ -186,18 +165,18 @@ def profile(
     export_to: Annotated[
         Path | None, option("FILE", "Write this machine's measurements to a profile.", "--export")
     ] = None,
-    batch: BatchOption = None,
-    policy: PolicyOption = None,
-    backend: BackendOption = None,
-    candidates: CandidatesOption = None,
-    computed: VariantsOptions,
+    batch: options.BatchOption = None,
+    policy: options.PolicyOption = None,
+    backend: options.BackendOption = None,
+    candidates: options.CandidatesOption = None,
+    computed: options.VariantsOptions,
     every: Annotated[
         bool, option(None, "Also keep what another algorithm beats in both time and workspace.", "--every")
     ] = False,
-    slabs: SlabsOption = None,
-    database: DatabaseOption = None,
-    devices: DevicesOption = None,
-    measuring: MeasuringOptions,
+    slabs: options.SlabsOption = None,
+    database: options.DatabaseOption = None,
+    devices: options.DevicesOption = None,
+    measuring: options.MeasuringOptions,
 ) -> None:
     """Record a network's convolutions on this machine, to plan for it on any other.
 
@@ -211,7 +190,7 @@ def profile(
 
         ucudnn profile --import mine.json
     """
-    settings = settings_of(context, RECORD)
+    settings = settings_of(context, options.RECORD)
     if import_from is not None:
         given = load_profile(import_from)
         count = open_database(settings.database).import_profile(given)

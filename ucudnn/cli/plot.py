@@ -11,23 +11,9 @@ import typer
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.recording import NO_LIMIT
 from ucudnn.benchmarking.request import Request
+from ucudnn.cli import options
 from ucudnn.cli.help_text import CommandLine
-from ucudnn.cli.options import (
-    PLOT,
-    WORKSPACE,
-    BackendOption,
-    BatchOption,
-    BranchesOption,
-    CandidatesOption,
-    DatabaseOption,
-    NetworkArgument,
-    PolicyOption,
-    ProfileOption,
-    VariantOptions,
-    WorkspaceOption,
-    option,
-    settings_of,
-)
+from ucudnn.cli.options import option, settings_of
 from ucudnn.cli.subject import Subject
 from ucudnn.errors import InfeasibleError, InvalidNetworkError
 from ucudnn.kernel import Kernel
@@ -61,12 +47,12 @@ _PoliciesOption = Annotated[
 class _SubjectOptions:
     """Which network is drawn, besides its name."""
 
-    batch: BatchOption = None
-    backend: BackendOption = None
-    profile: ProfileOption = None
-    candidates: CandidatesOption = None
-    computed: VariantOptions
-    database: DatabaseOption = None
+    batch: options.BatchOption = None
+    backend: options.BackendOption = None
+    profile: options.ProfileOption = None
+    candidates: options.CandidatesOption = None
+    computed: options.VariantOptions
+    database: options.DatabaseOption = None
 
     def open(self, network: str, settings: Settings) -> Subject:
         """Return the network and its backend."""
@@ -86,11 +72,11 @@ plot = CommandLine(
 def layers(
     context: typer.Context,
     *,
-    network: NetworkArgument,
+    network: options.NetworkArgument,
     out: _OutOption,
     workspace: Annotated[
         list[str] | None,
-        option("SIZE", f"Limit for each kernel; may be repeated; default: {', '.join(_LIMITS)}.", *WORKSPACE),
+        option("SIZE", f"Limit for each kernel; may be repeated; default: {', '.join(_LIMITS)}.", *options.WORKSPACE),
     ] = None,
     policy: _PoliciesOption = None,
     subject: _SubjectOptions,
@@ -104,7 +90,7 @@ def layers(
     """
     check_picture(out)
     ways = [
-        _without_total(settings_of(context, PLOT, policy=each, workspace_limit_bytes=limit))
+        _without_total(settings_of(context, options.PLOT, policy=each, workspace_limit_bytes=limit))
         for limit in workspace or _LIMITS
         for each in policy or _POLICIES
     ]
@@ -119,14 +105,14 @@ def layers(
 def desirable(
     context: typer.Context,
     *,
-    network: NetworkArgument,
+    network: options.NetworkArgument,
     layer: _LayerOption,
     out: _OutOption,
     operation: _OperationOption = Operation.FORWARD.value,
     workspace: Annotated[
-        str | None, option("SIZE", "Largest workspace shown; default: all there are.", *WORKSPACE)
+        str | None, option("SIZE", "Largest workspace shown; default: all there are.", *options.WORKSPACE)
     ] = None,
-    policy: PolicyOption = None,
+    policy: options.PolicyOption = None,
     subject: _SubjectOptions,
 ) -> None:
     """Draw the desirable set of one kernel.
@@ -138,7 +124,7 @@ def desirable(
         ucudnn plot desirable alexnet --layer conv2 --profile h200 --out conv2.png
     """
     check_picture(out)
-    settings = settings_of(context, PLOT, workspace_limit_bytes=NO_LIMIT if workspace is None else workspace)
+    settings = settings_of(context, options.PLOT, workspace_limit_bytes=NO_LIMIT if workspace is None else workspace)
     planner = _Planner(subject.open(network, settings), settings)
     kernel = planner.kernel(layer, operation)
     # WD chooses from the whole desirable set, so that this measures all of it.
@@ -154,11 +140,11 @@ def desirable(
 def configurations(
     context: typer.Context,
     *,
-    network: NetworkArgument,
+    network: options.NetworkArgument,
     layer: _LayerOption,
     out: _OutOption,
     operation: _OperationOption = Operation.FORWARD.value,
-    workspace: WorkspaceOption = None,
+    workspace: options.WorkspaceOption = None,
     policy: _PoliciesOption = None,
     subject: _SubjectOptions,
 ) -> None:
@@ -170,7 +156,7 @@ def configurations(
         ucudnn plot configurations alexnet --layer conv2 --profile h200 --out conv2.png
     """
     check_picture(out)
-    ways = [_without_total(settings_of(context, PLOT, policy=each)) for each in policy or _POLICIES]
+    ways = [_without_total(settings_of(context, options.PLOT, policy=each)) for each in policy or _POLICIES]
     planner = _Planner(subject.open(network, ways[0]), ways[0])
     kernel = planner.kernel(layer, operation)
     decided = planner.decisions({way.policy.value: way for way in ways}, [kernel])
@@ -183,11 +169,11 @@ def configurations(
 def division(
     context: typer.Context,
     *,
-    network: NetworkArgument,
+    network: options.NetworkArgument,
     total_workspace: Annotated[str, option("SIZE", "Total that is divided, such as 120MiB.")],
     out: _OutOption,
-    branches: BranchesOption = False,
-    policy: PolicyOption = None,
+    branches: options.BranchesOption = False,
+    policy: options.PolicyOption = None,
     subject: _SubjectOptions,
 ) -> None:
     """Draw where the workspace goes, and what it buys.
@@ -200,7 +186,7 @@ def division(
         ucudnn plot division alexnet --profile h200 --total-workspace 120MiB --out division.png
     """
     check_picture(out)
-    settings = settings_of(context, PLOT)
+    settings = settings_of(context, options.PLOT)
     opened = subject.open(network, settings)
     groups = opened.groups(branches)
     planner = _Planner(opened, settings)
