@@ -1,29 +1,21 @@
 """Bands of memory over time, one for each owner; and time against peak, by policy."""
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from ucudnn.plots.style import GIB, draw_marks, draw_phases, name_aside, new_figure
+from ucudnn.plots.style import GIB, Look, add_legend, draw_marks, draw_phases, new_figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _STAYING = ("#333333", "#6b6b6b", "#9a9a9a", "#c4c4c4")  # what is there during the whole step, at the bottom
 _LAYERS = ("#08306b", "#2171b5", "#6baed6", "#9ecae1", "#c6dbef")  # what is saved, by layer
 _REST = ("#009E73", "#E69F00", "#D55E00", "#CC79A7")  # what comes and goes
-_DARK = {*_STAYING[:2], *_LAYERS[:2], "#009E73", "#D55E00"}
 _FAMILIES = ("#333333", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9")  # one for each kind of policy
 _SHAPES = "osD^vP*X<>"  # of one color
-_LEAST_INSIDE = 0.055  # of the height: a band is labelled inside if it is thicker
 _LEAST_NAMED = 0.008  # of the height: a thinner band has no name
-_LETTER = 0.0105  # of the width
-_PLACES = 80  # that are tried for a label
-_STEP = 0.055  # of the height, between labels beside the picture
-_LONG = 0.01  # of the time, so that the end of a line can be seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +58,8 @@ def memory_figure(picture: MemoryPicture, title: str = "") -> "Figure":
     axes.stackplot(
         picture.times_ms, series, step="post", colors=[color for *_, color in bands], linewidth=0.3, edgecolor="white"
     )
-    height, end = max(totals) * 1.13, picture.times_ms[-1]
+    height, end, thin = max(totals) * 1.13, picture.times_ms[-1], max(totals) * _LEAST_NAMED
     axes.set(xlim=(0, end), ylim=(0, height), xlabel="time in ms", ylabel="memory in GiB")
-    _label_bands(axes, picture.times_ms, series, bands)
     highest = max(range(len(totals)), key=totals.__getitem__)
     at = picture.times_ms[highest]
     axes.annotate(
@@ -81,64 +72,9 @@ def memory_figure(picture: MemoryPicture, title: str = "") -> "Figure":
     axes.plot([at], [totals[highest]], "v", color="black", markersize=4, clip_on=False)
     draw_marks(axes, picture.marks)
     draw_phases([axes], picture.phases, end, height, -9)
+    seen = [Look(name, color) for (name, _, color), values in zip(bands, series, strict=True) if max(values) > thin]
+    add_legend(figure, seen[::-1], "outside right center")  # from the top, as the bands lie
     return figure
-
-
-def _label_bands(
-    axes: "Axes",
-    times: Sequence[float],
-    series: Sequence[Sequence[float]],
-    bands: Sequence[tuple[str, Sequence[int], str]],
-) -> None:
-    """Write the name of each band into it, or beside the picture with a line to it."""
-    height, end = axes.get_ylim()[1], times[-1]
-    below = [0.0] * len(times)
-    beside: list[tuple[float, float, str, str]] = []  # place, where the line ends, text, color
-    for (name, _, color), values in zip(bands, series, strict=True):
-        above = [low + value for low, value in zip(below, values, strict=True)]
-        room, middle, center = _roomiest(times, below, above, _LETTER * len(name) * end)
-        if room > _LEAST_INSIDE * height:
-            shade = "white" if color in _DARK else "black"
-            axes.text(middle, center, name, ha="center", va="center", color=shade, size=7.5)
-        elif max(values) > _LEAST_NAMED * height:
-            first, last = _thickest(times, values)
-            at = max(first, last - 1)
-            beside.append(((below[at] + above[at]) / 2, times[last], name, color))
-        below = above
-    place = 0.0
-    for center, middle, name, color in sorted(beside):
-        place = max(place + _STEP * height, center)
-        name_aside(axes, name, (middle, center), (end * 1.03, place), color)
-
-
-def _roomiest(
-    times: Sequence[float], below: Sequence[float], above: Sequence[float], width: float
-) -> tuple[float, float, float]:
-    """Return how high the highest box of a width is that lies inside a band, and its center."""
-    best = 0.0, 0.0, 0.0
-    for step in range(_PLACES):
-        left = step * (times[-1] - width) / (_PLACES - 1)
-        window = slice(max(0, bisect_right(times, left) - 1), bisect_left(times, left + width) or 1)
-        low, high = max(below[window]), min(above[window])
-        best = max(best, (high - low, left + width / 2, (low + high) / 2))
-    return best
-
-
-def _thickest(times: Sequence[float], values: Sequence[float]) -> tuple[int, int]:
-    """Return a time, from one index to another, during which a band is nearly as thick as it gets: the last long one.
-
-    Names stand to the right of the picture, so a line from the last one crosses the fewest other bands.
-    """
-    most, best, begin = max(values), (0, 0), None
-    enough = _LONG * times[-1]
-    for index, value in enumerate(values):
-        if value >= 0.75 * most and begin is None:
-            begin = index
-        if begin is not None and (value < 0.75 * most or index == len(values) - 1):
-            if times[index] - times[begin] >= min(enough, times[best[1]] - times[best[0]]):
-                best = begin, index
-            begin = None
-    return best
 
 
 def front_figure(

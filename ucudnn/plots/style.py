@@ -144,13 +144,10 @@ def beside_labels(figure: "Figure", axes: "Axes", end: float, labels: Iterable[t
     left, right = axes.get_xlim()
     right += 0.02 * (right - left)
     for (center, text, color), place in zip(given, places, strict=True):
-        name_aside(axes, text, (end, center), (right, place), color)
-
-
-def name_aside(axes: "Axes", text: str, point: tuple[float, float], place: tuple[float, float], color: Any) -> None:
-    """Write a name at a place beside the axes, with a line to its point."""
-    line = {"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkA": 2, "shrinkB": 0, "relpos": (0, 0.5)}
-    axes.annotate(text, point, place, va="center", size=7.5, annotation_clip=False, arrowprops=line)
+        line = {"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkA": 2, "shrinkB": 0, "relpos": (0, 0.5)}
+        axes.annotate(
+            text, (end, center), (right, place), va="center", size=7.5, annotation_clip=False, arrowprops=line
+        )
 
 
 def draw_marks(axes: "Axes", marks: Sequence[tuple[str, int]]) -> None:
