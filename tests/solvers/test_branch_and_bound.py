@@ -133,51 +133,30 @@ def test_of_equal_divisions_a_later_choice_gets_the_bytes():
     assert found.counts == [{0: 1}, {0: 1}, {1: 1}, {0: 1}]
 
 
-TIED = [
-    ([((0, 2), (9.0, 8.0)), ((0, 4, 5), (16.0, 13.0, 12.0))], [4, 24], 56),
-    (
-        [
-            ((0, 12, 13, 16, 23, 30), (22.0, 21.0, 20.0, 19.0, 16.0, 15.0)),
-            ((0, 1), (9.0, 7.0)),
-            ((0, 8, 11, 15), (17.0, 16.0, 14.0, 13.0)),
-            ((0, 11, 17, 18), (17.0, 16.0, 14.0, 13.0)),
-        ],
-        [3, 3, 1, 2],
-        122,
-    ),
-    (
-        [
-            ((0, 2), (17.0, 15.0)),
-            ((0, 2), (18.0, 16.0)),
-            ((0, 1, 2, 11), (48.0, 44.0, 39.0, 33.0)),
-            ((0, 7, 8, 10, 11, 14), (58.0, 54.0, 52.0, 50.0, 49.0, 46.0)),
-        ],
-        [1, 2, 1, 3],
-        15,
-    ),
-    ([((0, 7, 9), (11.0, 9.0, 6.0)), ((0, 2), (9.0, 8.0)), ((0, 4, 6), (9.0, 8.0, 7.0))], [19, 15, 20], 296),
-    ([((0, 11, 12, 20), (47.0, 45.0, 41.0, 40.0)), ((0, 1, 6, 12, 18), (43.0, 38.0, 35.0, 31.0, 29.0))], [23, 27], 53),
-    ([((0, 3, 4), (11.0, 10.0, 9.0)), ((0, 1, 8, 11, 13), (23.0, 20.0, 17.0, 16.0, 14.0))], [7, 7], 93),
-    (
-        [
-            ((0, 1), (947.0, 802.0)),
-            ((0, 1, 2, 7, 15), (4534.0, 4500.0, 4389.0, 4168.0, 3963.0)),
-            ((0, 1), (958.0, 904.0)),
-        ],
-        [20, 6, 8],
-        57,
-    ),
-    (
-        [
-            ((0, 520), (842.0, 809.0)),
-            ((0, 132, 812, 1298, 2134, 2542), (4731.0, 4489.0, 4208.0, 4200.0, 4143.0, 4119.0)),
-            ((0, 681, 778, 959), (2976.0, 2926.0, 2779.0, 2399.0)),
-        ],
-        [1, 1, 1],
-        723,
-    ),
-]
-"""Divisions of which several are equally fast, and some whose moves compete for kernels."""
+TIED = """
+0 2/9 8 x4|0 4 5/16 13 12 x24|56
+0 12 13 16 23 30/22 21 20 19 16 15 x3|0 1/9 7 x3|0 8 11 15/17 16 14 13 x1|0 11 17 18/17 16 14 13 x2|122
+0 2/17 15 x1|0 2/18 16 x2|0 1 2 11/48 44 39 33 x1|0 7 8 10 11 14/58 54 52 50 49 46 x3|15
+0 7 9/11 9 6 x19|0 2/9 8 x15|0 4 6/9 8 7 x20|296
+0 11 12 20/47 45 41 40 x23|0 1 6 12 18/43 38 35 31 29 x27|53
+0 3 4/11 10 9 x7|0 1 8 11 13/23 20 17 16 14 x7|93
+0 1/947 802 x20|0 1 2 7 15/4534 4500 4389 4168 3963 x6|0 1/958 904 x8|57
+0 520/842 809 x1|0 132 812 1298 2134 2542/4731 4489 4208 4200 4143 4119 x1|0 681 778 959/2976 2926 2779 2399 x1|723
+"""
+"""Divisions of which several are equally fast, and some whose moves compete for kernels.
+
+A front is its bytes/its milliseconds x its kernels. The total stands at the end.
+"""
+
+
+def parsed(line):
+    *rows, total = line.split("|")
+    fronts, counts = [], []
+    for row in rows:
+        sizes, times, count = row.replace("x", "/").split("/")
+        fronts.append((tuple(map(int, sizes.split())), tuple(map(float, times.split()))))
+        counts.append(int(count))
+    return fronts, counts, int(total)
 
 
 def assert_the_latest(division):
@@ -190,9 +169,9 @@ def assert_the_latest(division):
         assert lateness_of(fronts, found.counts) == lateness
 
 
-@pytest.mark.parametrize("division", TIED)
-def test_the_fewest_bytes_and_the_latest_choices_break_ties(division):
-    assert_the_latest(division)
+@pytest.mark.parametrize("line", TIED.strip().splitlines())
+def test_the_fewest_bytes_and_the_latest_choices_break_ties(line):
+    assert_the_latest(parsed(line))
 
 
 @given(tied_divisions())

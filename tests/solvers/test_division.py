@@ -335,12 +335,6 @@ def test_what_fits_altogether_needs_no_solver():
     assert division.time_ms == pytest.approx(12.0)
 
 
-def test_unavailable_solver_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(integer_program._ENGINES, SolverName.GUROBI, ())
-    with pytest.raises(SolverUnavailableError, match="solver 'gurobi' is not installed: pip install gurobipy"):
-        integer_program._engine(integer_program._import_pulp(), SolverName.GUROBI)
-
-
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("total", TOTALS)
 def test_equals_the_papers_program_in_glpk(network, total, recorded_choices):

@@ -210,19 +210,18 @@ def test_no_solver_stops_before_the_optimum_or_writes_to_standard_output(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_engine_gets_its_time_limit_where_there_is_one():
+def test_an_engine_gets_its_time_limit_and_without_any_solver_the_preferred_one_is_advised(monkeypatch):
     pulp = integer_program._import_pulp()
     limits = [integer_program._engine(pulp, SolverName.HIGHS, seconds)[1].timeLimit for seconds in (2.5, None)]
     assert limits == [2.5, None]
-
-
-def test_without_any_solver_the_preferred_one_is_advised(monkeypatch):
-    pulp = integer_program._import_pulp()
     monkeypatch.setattr(pulp, "listSolvers", list)
-    with pytest.raises(SolverUnavailableError, match=r"'auto' is not installed: pip install highspy, or choose"):
-        integer_program._engine(pulp, SolverName.AUTO)
-    with pytest.raises(SolverUnavailableError, match=r"'cplex' is not installed: pip install cplex, or choose"):
-        integer_program._engine(pulp, SolverName.CPLEX)
+    for name, advice in (
+        ("auto", "pip install highspy"),
+        ("cplex", "pip install cplex"),
+        ("gurobi", "pip install guro"),
+    ):
+        with pytest.raises(SolverUnavailableError, match=rf"'{name}' is not installed: {advice}"):
+            integer_program._engine(pulp, SolverName(name))
 
 
 def test_the_cbc_of_a_package_is_found_outside_its_environment(monkeypatch):

@@ -39,11 +39,3 @@ def test_every_bundle_is_what_it_says(given_fronts):
     for small, large in pairwise(bundles):
         assert small.workspace_bytes < large.workspace_bytes
         assert small.time_ms > large.time_ms
-
-
-@given(fronts, st.integers(1, 3))
-def test_kernels_alike_share_what_one_of_them_gets(front, count):
-    bundles = bundled([front] * count)
-    assert [bundle.parts for bundle in bundles] == [(each,) * count for each in front]
-    assert [bundle.workspace_bytes for bundle in bundles] == [each.workspace_bytes for each in front]
-    assert [bundle.time_ms for bundle in bundles] == [pytest.approx(each.time_ms * count) for each in front]
