@@ -79,12 +79,8 @@ class Subject:
 def network_on(backend: Backend, name: str, batch: int | None, variant: Variant | None = None) -> Network:
     """Return a network at the mini-batch size that all commands take where none is typed.
 
-    Args:
-        backend: computes it, or replays it.
-        name: a known network, or the path of a CSV file.
-        batch: mini-batch size; None for the network's own, for _CPU_BATCH where NumPy computes a known network, or for
-            the largest that was recorded where a recording lacks the network's own.
-        variant: data type, math mode and layout, in which a recording may have other sizes; None for the usual ones.
+    That is the network's own, _CPU_BATCH where NumPy computes a known network, or the largest that was recorded where
+    a recording lacks the network's own. It may have other sizes in another data type, math mode or layout.
     """
     if batch is None and backend.name == "cpu" and name in NETWORKS:
         batch = _CPU_BATCH

@@ -51,17 +51,9 @@ def time_model(
 def record_model(
     model: str, options: RecordedOptions, measure: str, tell: Callable[[str], None]
 ) -> tuple[StepGraph, Costs | None]:
-    """Return the training step of a model, and what was measured of it.
+    """Return the training step of a model, 'module:callable', and what was measured of it on a device.
 
-    Args:
-        model: 'module:callable', which returns the model.
-        options: how it is trained.
-        measure: the device on which it is measured, 'cuda' or 'cpu'; 'auto' for a GPU where there is one; 'none'.
-        tell: a function that is called with what is about to be done.
-
-    Raises:
-        BackendUnavailableError: if PyTorch is not installed, or it has no such device.
-        UcudnnError, MemoryError: as `ucudnn.memory.torch.record.record_measured`.
+    `measure` is 'cuda' or 'cpu'; 'auto' for a GPU where there is one; 'none'. `tell` hears what is about to be done.
     """
     with _loading():
         from ucudnn.memory.torch.record import measuring_device, record, record_measured

@@ -54,8 +54,8 @@ def load_network(name: str, batch: int | None = None) -> Network:
         batch: mini-batch size; None for the size in the paper or in the file.
 
     Raises:
-        InvalidNetworkError: if there is neither a network nor a file of this name, or the file is no table of layers.
-        InvalidProblemError: if the sizes of a layer do not make a convolution.
+        InvalidNetworkError, InvalidProblemError: if there is neither, the file is no table of layers, or a layer no
+            convolution.
     """
     if name in _TABLES:
         default_batch, rows = _TABLES[name]

@@ -126,8 +126,7 @@ def choices_of(request: ChoiceRequest, benchmark: Benchmark, solver: SolverClock
 
     Raises:
         InfeasibleError: if nothing fits; the message names the kernel and its need.
-        MeasurementError: if no algorithm of a kernel could be measured, or checked.
-        PlanFileError: if a loaded plan does not fit the kernel's limit, or the backend does not know its algorithms.
+        MeasurementError, PlanFileError: if no algorithm of a kernel could be measured, or a loaded plan does not fit.
     """
     kernels, asked = request.kernels, request.asked
     found: list[Choices | None] = [None] * len(kernels)

@@ -124,11 +124,7 @@ def by_rule(
 ) -> Configuration | None:
     """Return what heuristic mode takes, with a float32 sum instead of one that rounds often, or of none, if it fits.
 
-    Args:
-        found: what it takes without a float32 sum.
-        asked: the request for a sum, or None.
-        benchmark: has the heuristic mode.
-        failed: algorithms not to choose.
+    `found` is what it takes without a float32 sum. Algorithms that `failed` are not chosen.
     """
     if asked is None or not (found is None or rounds_often(found)):
         return found

@@ -39,12 +39,7 @@ _HATCHES = ("////", "....", "xxxx", "----", "\\\\\\\\", "oooo", "//--")
 
 
 def new_figure(title: str, height: float = 4.0) -> tuple["Figure", "Axes"]:
-    """Return a figure of half a page, with its axes.
-
-    Args:
-        title: stands above the figure.
-        height: in inches.
-    """
+    """Return a figure of half a page with a title, and of so many inches in height, with its axes."""
     from matplotlib.figure import Figure  # pyplot would add state and windows
 
     figure = Figure(figsize=(7.0, height), dpi=150, layout="constrained")
@@ -124,11 +119,7 @@ def add_legend(figure: "Figure", looks: Iterable[Look], place: Any, columns: int
 def beside_labels(figure: "Figure", axes: "Axes", end: float, labels: Iterable[tuple[float, str, Any]]) -> None:
     """Write names to the right of the axes, each with a line to its place, so far apart that all can be read.
 
-    Args:
-        figure: the figure.
-        axes: its axes, whose limits are set.
-        end: x at which the lines begin.
-        labels: for each name y, text and color of its line, from the bottom.
+    A label is y, text and the color of its line, from the bottom. Lines begin at x = `end`. The axes have limits.
     """
     low, high = axes.get_ylim()
     given = sorted(labels, key=lambda each: each[0])  # stable, so that names at one place keep their order

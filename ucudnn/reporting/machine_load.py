@@ -35,11 +35,7 @@ def read_cpu_seconds() -> CpuSeconds | None:
 
 @final
 class MachineLoad:
-    """Counts from its creation on.
-
-    Args:
-        read: returns the seconds so far.
-    """
+    """Counts from its creation on; `read` returns the seconds so far."""
 
     def __init__(self, read: Callable[[], CpuSeconds | None] = read_cpu_seconds) -> None:
         self._read = read

@@ -23,13 +23,9 @@ EXPLANATIONS: Mapping[str, str] = {
 
 
 def html_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str] = ()) -> str:
-    """Return a table as HTML.
+    """Return a table as HTML, with lines below it.
 
-    Args:
-        title: stands above the table; '' for none.
-        columns: the headings; one that is in EXPLANATIONS shows its explanation under the mouse.
-        rows: a cell for each column, as text.
-        lines: what stands below the table.
+    A heading that is in EXPLANATIONS shows its explanation under the mouse.
     """
     heads = "".join(
         f'<th style="text-align:left" title="{escape(EXPLANATIONS.get(column, ""))}">{escape(column)}</th>'

@@ -214,12 +214,7 @@ class ProgressLines:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Steps]:
-    """Show a progress bar on standard error, or a line there now and then if that is no terminal.
-
-    Args:
-        title: stands before the bar.
-        total: the number of steps.
-    """
+    """Show a progress bar on standard error, or a line there now and then if that is no terminal."""
     console = Console(stderr=True, emoji=False)
     if not console.is_terminal:
         yield ProgressLines(title, total)

@@ -167,14 +167,9 @@ def compare_policies(
     policies: Iterable[str],
     progress: Progress = lambda _: None,
 ) -> PolicyComparison:
-    """Return what policies make of a step within a budget.
+    """Return what policies make of a step within a budget; without one, each makes its plan without a bound.
 
-    Args:
-        graph: the step.
-        costs: its costs on a device.
-        budget: bytes; None asks each policy for its plan without a bound.
-        policies: their names; 'auto' for the fastest.
-        progress: a function that is called with what is about to be done.
+    'auto' stands for the fastest policy. `progress` is called with what is about to be done.
 
     Raises:
         InvalidValueError: if there is no such policy.

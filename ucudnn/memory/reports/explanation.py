@@ -188,9 +188,7 @@ def explain(
         progress: a function that is called with what is about to be done.
 
     Raises:
-        BudgetError: if the budget is 0, and the step takes memory.
-        InvalidValueError: if there is no such policy.
-        StepGraphError: if the step has no operations.
+        BudgetError, InvalidValueError, StepGraphError: if the budget is 0, there is no such policy, or no operation.
     """
     if not graph.operations:
         raise StepGraphError(f"{graph.name} has no operations, so that nothing can be explained")
