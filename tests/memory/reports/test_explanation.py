@@ -67,7 +67,9 @@ def test_an_explanation_is_json_and_says_what_it_looks_for():
     assert answer["budget_bytes"] == load_device("h200").memory_bytes
     assert answer["smallest_budgets"][FLOOR] == answer["floor"]["bytes"]
     assert sum(each["bytes"] for each in answer["peak"]["owners"]) == answer["peak"]["bytes"]
+    assert {*answer["peak"]["owners"][0]} == {"name", "what", "operation", "layer", "source", "bytes"}
     assert {"what", "operation", "layer", "source"} == {*answer["peak"]["by"]}
+    assert {*answer["peak"]["by"]["layer"][0]} == {"name", "storages", "bytes"}
     assert answer["largest_batches"].keys() == {"floor", "stock", "checkpoint"}
     assert told == [f"looking for the largest mini-batch of policy {name}" for name in ("stock", "checkpoint")]
 

@@ -271,4 +271,5 @@ def _largest(fits: Callable[[int], bool], graph: StepGraph, least: int | None, b
 
 def _values(owner: MemoryOwner | OwnerGroup) -> dict[str, Any]:
     values = asdict(owner)
-    return {**values, "bytes": values.pop("size")}
+    values["bytes"] = values.pop("size")
+    return values
