@@ -1,5 +1,6 @@
 """`ucudnn cache`: commands that show, check, prune and clear the database of measurements."""
 
+from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -7,12 +8,9 @@ from typing import Annotated
 import typer
 
 from ucudnn.benchmarking.storage.database import Database, MachineSummary
-from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import DatabaseOption, JsonOption, option, settings_of
-from ucudnn.errors import InvalidValueError
-from ucudnn.networks.tables import load_network
 from ucudnn.reporting.terminal import print_json, print_lines, print_text
 
 _MOST_DAYS = 36_525  # a hundred years
@@ -52,25 +50,9 @@ def check(context: typer.Context, database: DatabaseOption = None) -> None:
 def prune(
     context: typer.Context,
     older_than: Annotated[
-        int | None,
-        option(
-            "DAYS",
-            "Delete measurements older than this; default: 90, or any age with --network or --problem.",
-            min=0,
-            max=_MOST_DAYS,
-        ),
-    ] = None,
-    network: Annotated[
-        list[str] | None, option("NETWORK", "Delete those of a network's layers; may be repeated.")
-    ] = None,
-    problem: Annotated[
-        list[str] | None,
-        option(
-            "TEXT",
-            "Delete those of problems with TEXT in their name, such as 'Forward 16x3x224x224', at any mini-batch; may"
-            " be repeated.",
-        ),
-    ] = None,
+        int,
+        option("DAYS", "Delete measurements older than this.", min=0, max=_MOST_DAYS),
+    ] = 90,
     database: DatabaseOption = None,
 ) -> None:
     """Delete old measurements.
@@ -106,5 +88,9 @@ def _lines(machine: MachineSummary) -> tuple[str, str]:
     )
 
 
-def _opened(context: typer.Context, access: Access) -> Database:
-    return open_database(settings_of(context).database, access)
+def _opened_to_change(context: typer.Context) -> Database:
+    """Return the database, which must exist and be sound: no command here creates a file or moves one."""
+    path = settings_of(context).database
+    with closing(open_database(path, read_only=True)) as found:
+        found.refuse_damage()
+    return open_database(path)

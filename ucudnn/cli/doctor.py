@@ -189,7 +189,7 @@ def _database(path: str | None) -> Diagnosis:
     try:
         file = default_path() if path is None else Path(path)
         file.stat()
-        database = open_database(path, Access.READ)
+        database = open_database(path, read_only=True)
         wrong = database.check()
         count = sum(each.measurements for each in database.machines())
     except DatabaseError as error:

@@ -179,7 +179,7 @@ def plan_step(
     pictures.draw(found.rows[0], costs)
     if pictures.plot is not None:
         dots = {row.policy: [(row.done.peak_bytes, row.done.time_ms)] for row in found.rows if row.done is not None}
-        draw_front(dots, pictures.plot, marks=_marks(found.floor_bytes, found.budget_bytes), title=found.title())
+        draw_front(dots, pictures.plot, marks=_marks(found.floor_bytes, found.budget), title=found.title())
     output.show(
         found, lambda: print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
     )

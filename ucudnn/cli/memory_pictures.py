@@ -78,8 +78,8 @@ class PictureOptions:
 
 def _queues(plan: MemoryPlan, done: Simulation) -> QueuePicture:
     marks = [(f"peak {format_bytes(done.peak_bytes)}", done.peak_bytes)]
-    if plan.budget_bytes is not None and plan.budget_bytes < _NEAR * done.peak_bytes:
-        marks.append((f"budget {format_bytes(plan.budget_bytes)}", plan.budget_bytes))
+    if plan.budget is not None and plan.budget < _NEAR * done.peak_bytes:
+        marks.append((f"budget {format_bytes(plan.budget)}", plan.budget))
     return QueuePicture(
         lanes=plan_lanes(plan, done),
         memory=done.memory,

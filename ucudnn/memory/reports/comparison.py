@@ -88,7 +88,7 @@ class PolicyComparison:
 
     def title(self) -> str:
         """Return what is compared, as one line."""
-        budget = "" if self.budget_bytes is None else f", within {format_bytes(self.budget_bytes)}"
+        budget = "" if self.budget is None else f", within {format_bytes(self.budget)}"
         return step_title(self.graph, self.costs) + budget
 
     def headings(self) -> list[str]:
