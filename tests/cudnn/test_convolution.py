@@ -259,7 +259,7 @@ def on_host(opened, monkeypatch):
     """Let the functions on arrays use a handle on host memory, because `get_handle` needs a GPU."""
     micro = opened()
     monkeypatch.setattr(cupyx_functions, "get_handle", lambda: micro.address)
-    monkeypatch.setattr(cupyx_functions._HANDLES, "limit_bytes", None)
+    monkeypatch.setattr(cupyx_functions, "_limit", {})
     return micro
 
 

@@ -121,7 +121,7 @@ def test_the_perf_of_an_algorithm_has_public_fields():
 
 
 def test_named_functions_take_positions_and_keywords():
-    function = named("f", "first second", lambda *arguments: arguments, "Return them.")
+    function = named("f(first second)", lambda *arguments: arguments, "Return them.")
     assert function(1, 2) == function(1, second=2) == function(second=2, first=1) == (1, 2)
     with pytest.raises(TypeError, match=r"f\(first, second\): missing a required argument: 'second'"):
         function(1)

@@ -10,7 +10,7 @@ cuDNN itself answers for handles that `create` did not make, and for convolution
 # ruff: noqa: N815, N816  # names are those of cuDNN and CuPy
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import iter_unpack
 from typing import NamedTuple, cast, final
@@ -28,7 +28,7 @@ from ucudnn.cudnn.constants import (
 )
 from ucudnn.cudnn.handles import MicroHandle, micro_handle
 from ucudnn.cudnn.loading import call
-from ucudnn.cudnn.signatures import named
+from ucudnn.cudnn.signatures import c_name, named
 from ucudnn.errors import CudnnError
 from ucudnn.problem import Operation
 
@@ -141,12 +141,10 @@ def choose(
     Raises:
         CudnnError: CUDNN_STATUS_NOT_SUPPORTED if a plain handle has no algorithm within the limit.
     """
-    answer = ask(handle, operation, in_order(operation, *descriptors))
-    if answer is not None:
-        micro, found = answer
-        micro.register(found, limit, deterministic=deterministic)
-        return _virtual(found, 2)[deterministic]
-    for perf in _get_plain(operation, handle, *descriptors, 16):
+    virtual = _virtual(handle, operation, descriptors, 2, limit, deterministic=deterministic)
+    if virtual:
+        return virtual[deterministic]
+    for perf in _plain(f"cudnnGetConvolution{operation.value}Algorithm_v7", (handle, *descriptors), 16):
         fits = limit is None or perf.memory <= limit
         if perf.status == CUDNN_STATUS_SUCCESS and fits and (perf.determinism or not deterministic):
             return perf
@@ -157,7 +155,21 @@ def choose(
     )
 
 
-def _virtual(found: DescribedProblem, count: int) -> list[CuDNNAlgoPerf]:
+def _virtual(
+    handle: int,
+    operation: Operation,
+    descriptors: tuple[int, int, int, int],
+    count: int,
+    limit: int | None = None,
+    *,
+    deterministic: bool = False,
+) -> list[CuDNNAlgoPerf]:
+    """Register a kernel, and return its virtual algorithms; none if cuDNN must answer."""
+    answer = ask(handle, operation, in_order(operation, *descriptors))
+    if answer is None:
+        return []
+    micro, found = answer
+    micro.register(found, limit, deterministic=deterministic)
     kinds = ((VIRTUAL, CUDNN_NON_DETERMINISTIC), (VIRTUAL_DETERMINISTIC, CUDNN_DETERMINISTIC))
     return [
         CuDNNAlgoPerf(number, CUDNN_STATUS_SUCCESS, _NOT_MEASURED, 0, determinism, found.math_type)
@@ -165,74 +177,52 @@ def _virtual(found: DescribedProblem, count: int) -> list[CuDNNAlgoPerf]:
     ]
 
 
-def _answer(
-    name: str,
-    operation: Operation,
-    handle: int,
-    descriptors: tuple[int, int, int, int],
-    count: int,
-    limit: int | None,
-    plain: Callable[[], list[CuDNNAlgoPerf]],
-) -> list[CuDNNAlgoPerf]:
-    if count < 1:
-        raise CudnnError(CUDNN_STATUS_BAD_PARAM, f"CUDNN_STATUS_BAD_PARAM from {name}: requestedAlgoCount is {count}")
-    answer = ask(handle, operation, in_order(operation, *descriptors))
-    if answer is None:
-        return plain()
-    micro, found = answer
-    micro.register(found, limit)
-    return _virtual(found, count)
-
-
-def _perfs(function: str, arguments: Iterable[int], count: int, *workspace: int) -> list[CuDNNAlgoPerf]:
+def _plain(function: str, arguments: Sequence[int], count: int, *workspace: int) -> list[CuDNNAlgoPerf]:
+    """Return what cuDNN's own function answers."""
     results = array("b", bytes(count * _PERF_BYTES))
     returned = call(function, *arguments, count, results.buffer_info()[0], *workspace)
     return [CuDNNAlgoPerf(*each) for each in iter_unpack(_PERF, results[: returned * _PERF_BYTES])]
 
 
-def _get_plain(operation: Operation, *arguments: int) -> list[CuDNNAlgoPerf]:
-    *inputs, count = arguments
-    return _perfs(f"cudnnGetConvolution{operation.value}Algorithm_v7", inputs, count)
+def _bad_param(name: str, what: str) -> CudnnError:
+    return CudnnError(CUDNN_STATUS_BAD_PARAM, f"CUDNN_STATUS_BAD_PARAM from {name}: {what}")
 
 
-def _lister(name: str, operation: Operation, function: str, descriptors: str) -> Callable[..., list[CuDNNAlgoPerf]]:
+def _lister(
+    operation: Operation, descriptors: str, form: str = "findConvolution{}Algorithm"
+) -> Callable[..., list[CuDNNAlgoPerf]]:
     """Return a function find...Algorithm or get...Algorithm_v7, which state no limit."""
+    name = form.format(operation.value)
+    function = f"cudnn{name[0].upper()}{name[1:]}"
 
     def body(handle: int, a: int, b: int, c: int, d: int, count: int) -> list[CuDNNAlgoPerf]:
-        return _answer(
-            name, operation, handle, (a, b, c, d), count, None, lambda: _perfs(function, (handle, a, b, c, d), count)
-        )
+        if count < 1:
+            raise _bad_param(name, f"requestedAlgoCount is {count}")
+        return _virtual(handle, operation, (a, b, c, d), count) or _plain(function, (handle, a, b, c, d), count)
 
-    return named(name, f"handle {descriptors} requestedAlgoCount", body, _LIST.format(operation.value, function))
+    return named(f"{name}(handle {descriptors} requestedAlgoCount)", body, _LIST.format(operation.value, function))
 
 
-def _finder(name: str, operation: Operation, parameters: str) -> Callable[..., list[CuDNNAlgoPerf]]:
+def _finder(operation: Operation, tensors: str, suffix: str = "") -> Callable[..., list[CuDNNAlgoPerf]]:
     """Return a function find...AlgorithmEx, in which workSpaceSizeInBytes states the limit."""
-    function = f"cudnnFindConvolution{operation.value}AlgorithmEx"
+    name, function = (f"{verb}Convolution{operation.value}AlgorithmEx" for verb in ("find", "cudnnFind"))
+    name += suffix
 
     def body(handle: int, *arguments: int) -> list[CuDNNAlgoPerf]:
         *inputs, count, workspace, size = arguments
         first, _, second, _, convolution, written, _ = inputs
-        return _answer(
-            name,
-            operation,
-            handle,
-            (first, second, convolution, written),
-            count,
-            size,
-            lambda: _perfs(function, (handle, *inputs), count, workspace, size),
-        )
+        if count < 1:
+            raise _bad_param(name, f"requestedAlgoCount is {count}")
+        virtual = _virtual(handle, operation, (first, second, convolution, written), count, size)
+        return virtual or _plain(function, (handle, *inputs), count, workspace, size)
 
-    return named(
-        name,
-        f"handle {parameters} requestedAlgoCount workSpace workSpaceSizeInBytes",
-        body,
-        _LIST.format(operation.value, function),
-    )
+    declaration = f"{name}(handle {tensors} requestedAlgoCount workSpace workSpaceSizeInBytes)"
+    return named(declaration, body, _LIST.format(operation.value, function))
 
 
-def _picker(name: str, operation: Operation, descriptors: str) -> Callable[..., int]:
+def _picker(operation: Operation, descriptors: str) -> Callable[..., int]:
     """Return a function get...Algorithm_v6, which cuDNN 8 removed; get...Algorithm_v7 answers for it."""
+    name = f"getConvolution{operation.value}Algorithm_v6"
 
     def body(handle: int, a: int, b: int, c: int, d: int, preference: int, limit: int) -> int:
         limits = {
@@ -241,22 +231,23 @@ def _picker(name: str, operation: Operation, descriptors: str) -> Callable[..., 
             CUDNN_CONVOLUTION_FWD_SPECIFY_WORKSPACE_LIMIT: limit,
         }
         if preference not in limits:
-            raise CudnnError(CUDNN_STATUS_BAD_PARAM, f"CUDNN_STATUS_BAD_PARAM from {name}: preference is {preference}")
+            raise _bad_param(name, f"preference is {preference}")
         return choose(handle, operation, (a, b, c, d), limits[preference], deterministic=False).algo
 
-    return named(name, f"handle {descriptors} preference memoryLimitInbytes", body, _PICK.format(operation.value))
+    return named(f"{name}(handle {descriptors} preference memoryLimitInbytes)", body, _PICK.format(operation.value))
 
 
-def _sizer(name: str, operation: Operation, descriptors: str) -> Callable[..., int]:
+def _sizer(operation: Operation, descriptors: str) -> Callable[..., int]:
     """Return a function get...WorkspaceSize."""
-    function = f"cudnnGetConvolution{operation.value}WorkspaceSize"
+    name = f"getConvolution{operation.value}WorkspaceSize"
+    function = c_name(name)
 
     def body(handle: int, a: int, b: int, c: int, d: int, algorithm: int) -> int:
         if ask(handle, operation, in_order(operation, a, b, c, d)) is not None:
             return 0
         return cast("int", call(function, handle, a, b, c, d, algorithm))
 
-    return named(name, f"handle {descriptors} algo", body, _SIZE.format(operation.value, function))
+    return named(f"{name}(handle {descriptors} algo)", body, _SIZE.format(operation.value, function))
 
 
 _LIST = """Return algorithms for {} as a list of CuDNNAlgoPerf, fastest first ({}).
@@ -279,76 +270,26 @@ Raises:
     CudnnError: if cuDNN does not have the algorithm for these descriptors.
 """
 
+_GET = "getConvolution{}Algorithm_v7"
 _FORWARD, _DATA, _FILTER = Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER
 
-findConvolutionForwardAlgorithm = _lister(
-    "findConvolutionForwardAlgorithm", _FORWARD, "cudnnFindConvolutionForwardAlgorithm", "xDesc wDesc convDesc yDesc"
-)
-findConvolutionForwardAlgorithmEx = _finder(
-    "findConvolutionForwardAlgorithmEx", _FORWARD, "xDesc x wDesc w convDesc yDesc y"
-)
-findConvolutionForwardAlgorithmEx_v7 = _finder(
-    "findConvolutionForwardAlgorithmEx_v7", _FORWARD, "xDesc x wDesc w convDesc yDesc y"
-)
-getConvolutionForwardAlgorithm_v6 = _picker(
-    "getConvolutionForwardAlgorithm_v6", _FORWARD, "srcDesc filterDesc convDesc destDesc"
-)
-getConvolutionForwardAlgorithm_v7 = _lister(
-    "getConvolutionForwardAlgorithm_v7",
-    _FORWARD,
-    "cudnnGetConvolutionForwardAlgorithm_v7",
-    "srcDesc filterDesc convDesc destDesc",
-)
-getConvolutionForwardWorkspaceSize = _sizer(
-    "getConvolutionForwardWorkspaceSize", _FORWARD, "srcDesc filterDesc convDesc destDesc"
-)
+findConvolutionForwardAlgorithm = _lister(_FORWARD, "xDesc wDesc convDesc yDesc")
+findConvolutionForwardAlgorithmEx = _finder(_FORWARD, "xDesc x wDesc w convDesc yDesc y")
+findConvolutionForwardAlgorithmEx_v7 = _finder(_FORWARD, "xDesc x wDesc w convDesc yDesc y", "_v7")
+getConvolutionForwardAlgorithm_v6 = _picker(_FORWARD, "srcDesc filterDesc convDesc destDesc")
+getConvolutionForwardAlgorithm_v7 = _lister(_FORWARD, "srcDesc filterDesc convDesc destDesc", _GET)
+getConvolutionForwardWorkspaceSize = _sizer(_FORWARD, "srcDesc filterDesc convDesc destDesc")
 
-findConvolutionBackwardFilterAlgorithm = _lister(
-    "findConvolutionBackwardFilterAlgorithm",
-    _FILTER,
-    "cudnnFindConvolutionBackwardFilterAlgorithm",
-    "xDesc dyDesc convDesc dwDesc",
-)
-findConvolutionBackwardFilterAlgorithmEx = _finder(
-    "findConvolutionBackwardFilterAlgorithmEx", _FILTER, "xDesc x dyDesc dy convDesc dwDesc dw"
-)
-findConvolutionBackwardFilterAlgorithmEx_v7 = _finder(
-    "findConvolutionBackwardFilterAlgorithmEx_v7", _FILTER, "xDesc x dyDesc dy convDesc dwDesc dw"
-)
-getConvolutionBackwardFilterAlgorithm_v6 = _picker(
-    "getConvolutionBackwardFilterAlgorithm_v6", _FILTER, "srcDesc diffDesc convDesc filterDesc"
-)
-getConvolutionBackwardFilterAlgorithm_v7 = _lister(
-    "getConvolutionBackwardFilterAlgorithm_v7",
-    _FILTER,
-    "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
-    "srcDesc diffDesc convDesc gradDesc",
-)
-getConvolutionBackwardFilterWorkspaceSize = _sizer(
-    "getConvolutionBackwardFilterWorkspaceSize", _FILTER, "srcDesc diffDesc convDesc filterDesc"
-)
+findConvolutionBackwardFilterAlgorithm = _lister(_FILTER, "xDesc dyDesc convDesc dwDesc")
+findConvolutionBackwardFilterAlgorithmEx = _finder(_FILTER, "xDesc x dyDesc dy convDesc dwDesc dw")
+findConvolutionBackwardFilterAlgorithmEx_v7 = _finder(_FILTER, "xDesc x dyDesc dy convDesc dwDesc dw", "_v7")
+getConvolutionBackwardFilterAlgorithm_v6 = _picker(_FILTER, "srcDesc diffDesc convDesc filterDesc")
+getConvolutionBackwardFilterAlgorithm_v7 = _lister(_FILTER, "srcDesc diffDesc convDesc gradDesc", _GET)
+getConvolutionBackwardFilterWorkspaceSize = _sizer(_FILTER, "srcDesc diffDesc convDesc filterDesc")
 
-findConvolutionBackwardDataAlgorithm = _lister(
-    "findConvolutionBackwardDataAlgorithm",
-    _DATA,
-    "cudnnFindConvolutionBackwardDataAlgorithm",
-    "wDesc dyDesc convDesc dxDesc",
-)
-findConvolutionBackwardDataAlgorithmEx = _finder(
-    "findConvolutionBackwardDataAlgorithmEx", _DATA, "wDesc w dyDesc dy convDesc dxDesc dx"
-)
-findConvolutionBackwardDataAlgorithmEx_v7 = _finder(
-    "findConvolutionBackwardDataAlgorithmEx_v7", _DATA, "wDesc w dyDesc dy convDesc dxDesc dx"
-)
-getConvolutionBackwardDataAlgorithm_v6 = _picker(
-    "getConvolutionBackwardDataAlgorithm_v6", _DATA, "filterDesc diffDesc convDesc gradDesc"
-)
-getConvolutionBackwardDataAlgorithm_v7 = _lister(
-    "getConvolutionBackwardDataAlgorithm_v7",
-    _DATA,
-    "cudnnGetConvolutionBackwardDataAlgorithm_v7",
-    "filterDesc diffDesc convDesc gradDesc",
-)
-getConvolutionBackwardDataWorkspaceSize = _sizer(
-    "getConvolutionBackwardDataWorkspaceSize", _DATA, "filterDesc diffDesc convDesc gradDesc"
-)
+findConvolutionBackwardDataAlgorithm = _lister(_DATA, "wDesc dyDesc convDesc dxDesc")
+findConvolutionBackwardDataAlgorithmEx = _finder(_DATA, "wDesc w dyDesc dy convDesc dxDesc dx")
+findConvolutionBackwardDataAlgorithmEx_v7 = _finder(_DATA, "wDesc w dyDesc dy convDesc dxDesc dx", "_v7")
+getConvolutionBackwardDataAlgorithm_v6 = _picker(_DATA, "filterDesc diffDesc convDesc gradDesc")
+getConvolutionBackwardDataAlgorithm_v7 = _lister(_DATA, "filterDesc diffDesc convDesc gradDesc", _GET)
+getConvolutionBackwardDataWorkspaceSize = _sizer(_DATA, "filterDesc diffDesc convDesc gradDesc")

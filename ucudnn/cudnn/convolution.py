@@ -62,22 +62,8 @@ def convolutionForward(
             micro.convolve(found, srcData, filterData, destData, alpha=alpha, beta=beta, deterministic=deterministic)
             return
     follow_current_stream(handle)
-    call(
-        "cudnnConvolutionForward",
-        handle,
-        alpha,
-        srcDesc,
-        srcData,
-        filterDesc,
-        filterData,
-        convDesc,
-        algo,
-        workSpace,
-        workSpaceSizeInBytes,
-        beta,
-        destDesc,
-        destData,
-    )
+    inputs = (srcDesc, srcData, filterDesc, filterData, convDesc, algo, workSpace, workSpaceSizeInBytes)
+    call("cudnnConvolutionForward", handle, alpha, *inputs, beta, destDesc, destData)
 
 
 def convolutionBackwardFilter_v3(
@@ -97,25 +83,8 @@ def convolutionBackwardFilter_v3(
 ) -> None:
     """Compute grad = alpha * (gradient of the filters) + beta * grad (cudnnConvolutionBackwardFilter).
 
-    See `convolutionForward`. beta is applied once, not once for each micro-batch.
-
-    Args:
-        handle: address of the handle.
-        alpha: address of a host scalar.
-        srcDesc: descriptor of the input.
-        srcData: address of the input on the GPU.
-        diffDesc: descriptor of the output's gradient.
-        diffData: address of the output's gradient.
-        convDesc: descriptor of the convolution.
-        algo: number of the algorithm.
-        workSpace: address of the workspace.
-        workSpaceSizeInBytes: size of the workspace.
-        beta: address of a host scalar; at 0 grad is not read.
-        gradDesc: filter descriptor of the filters' gradient.
-        gradData: address of the filters' gradient.
-
-    Raises:
-        UcudnnError: as `convolutionForward`.
+    src is the input, and diff the gradient of the output. beta is applied once, not once for each micro-batch.
+    Arguments and errors are those of `convolutionForward`.
     """
     micro = micro_handle(handle)
     if micro is not None:
@@ -125,22 +94,8 @@ def convolutionBackwardFilter_v3(
             micro.convolve(found, srcData, gradData, diffData, alpha=alpha, beta=beta, deterministic=deterministic)
             return
     follow_current_stream(handle)
-    call(
-        "cudnnConvolutionBackwardFilter",
-        handle,
-        alpha,
-        srcDesc,
-        srcData,
-        diffDesc,
-        diffData,
-        convDesc,
-        algo,
-        workSpace,
-        workSpaceSizeInBytes,
-        beta,
-        gradDesc,
-        gradData,
-    )
+    inputs = (srcDesc, srcData, diffDesc, diffData, convDesc, algo, workSpace, workSpaceSizeInBytes)
+    call("cudnnConvolutionBackwardFilter", handle, alpha, *inputs, beta, gradDesc, gradData)
 
 
 def convolutionBackwardData_v3(
@@ -160,25 +115,7 @@ def convolutionBackwardData_v3(
 ) -> None:
     """Compute grad = alpha * (gradient of the input) + beta * grad (cudnnConvolutionBackwardData).
 
-    See `convolutionForward`.
-
-    Args:
-        handle: address of the handle.
-        alpha: address of a host scalar.
-        filterDesc: descriptor of the filters.
-        filterData: address of the filters on the GPU.
-        diffDesc: descriptor of the output's gradient.
-        diffData: address of the output's gradient.
-        convDesc: descriptor of the convolution.
-        algo: number of the algorithm.
-        workSpace: address of the workspace.
-        workSpaceSizeInBytes: size of the workspace.
-        beta: address of a host scalar; at 0 grad is not read.
-        gradDesc: tensor descriptor of the input's gradient.
-        gradData: address of the input's gradient.
-
-    Raises:
-        UcudnnError: as `convolutionForward`.
+    diff is the gradient of the output. Arguments and errors are those of `convolutionForward`.
     """
     micro = micro_handle(handle)
     if micro is not None:
@@ -188,19 +125,5 @@ def convolutionBackwardData_v3(
             micro.convolve(found, gradData, filterData, diffData, alpha=alpha, beta=beta, deterministic=deterministic)
             return
     follow_current_stream(handle)
-    call(
-        "cudnnConvolutionBackwardData",
-        handle,
-        alpha,
-        filterDesc,
-        filterData,
-        diffDesc,
-        diffData,
-        convDesc,
-        algo,
-        workSpace,
-        workSpaceSizeInBytes,
-        beta,
-        gradDesc,
-        gradData,
-    )
+    inputs = (filterDesc, filterData, diffDesc, diffData, convDesc, algo, workSpace, workSpaceSizeInBytes)
+    call("cudnnConvolutionBackwardData", handle, alpha, *inputs, beta, gradDesc, gradData)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 from operator import index
 from threading import get_ident
-from typing import Any, final
+from typing import Any
 
 from ucudnn.cudnn.algorithms import choose
 from ucudnn.cudnn.constants import CUDNN_CROSS_CORRELATION, CUDNN_TENSOR_NCHW
@@ -50,38 +50,8 @@ _FILTERS = {Operation.FORWARD: 1, Operation.BACKWARD_DATA: 0, Operation.BACKWARD
 _SCALARS = {code: (array(code, [1.0]), array(code, [0.0])) for code in "fd"}  # one and zero, at fixed addresses
 
 
-@final
-class ThreadHandles:
-    """The handles behind convolutions on arrays, one for each GPU and thread, and the limit that they share.
-
-    Attributes:
-        limit_bytes: limit that `set_max_workspace_size` set; None before.
-    """
-
-    def __init__(self) -> None:
-        self.limit_bytes: int | None = None
-        self._handles: dict[tuple[int, int], int] = {}
-
-    def current(self) -> int:
-        """Return the handle of the current GPU and thread; it is created at its first use.
-
-        Raises:
-            UcudnnError: as `create`.
-        """
-        from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module  # imported here because it loads CuPy
-
-        key = (cupy_module().cuda.runtime.getDevice(), get_ident())
-        if key not in self._handles:
-            self._handles[key] = create()
-        return self._handles[key]
-
-    def reset(self) -> None:
-        """Destroy all handles; none may be computing."""
-        while self._handles:
-            destroy(self._handles.popitem()[1])
-
-
-_HANDLES = ThreadHandles()
+_handles: dict[tuple[int, int], int] = {}  # by GPU and thread
+_limit: dict[str, int] = {}  # 'bytes', if `set_max_workspace_size` set them
 
 
 def get_handle() -> int:
@@ -90,12 +60,18 @@ def get_handle() -> int:
     Raises:
         UcudnnError: as `create`.
     """
-    return _HANDLES.current()
+    from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module  # imported here because it loads CuPy
+
+    key = (cupy_module().cuda.runtime.getDevice(), get_ident())
+    if key not in _handles:
+        _handles[key] = create()
+    return _handles[key]
 
 
 def reset_handles() -> None:
     """Destroy the handles of all GPUs and threads; none may be computing."""
-    _HANDLES.reset()
+    while _handles:
+        destroy(_handles.popitem()[1])
 
 
 def get_max_workspace_size() -> int:
@@ -104,13 +80,12 @@ def get_max_workspace_size() -> int:
     Raises:
         SettingsError: if UCUDNN_DEFAULT_WORKSPACE_LIMIT cannot be read.
     """
-    limit = _HANDLES.limit_bytes
-    return Settings.load().workspace_limit_bytes if limit is None else limit
+    return _limit["bytes"] if _limit else Settings.load().workspace_limit_bytes
 
 
 def set_max_workspace_size(size: int) -> None:
     """Set the limit in bytes of each kernel's workspace for later calls."""
-    _HANDLES.limit_bytes = int(size)
+    _limit["bytes"] = int(size)
 
 
 def convolution_forward(
@@ -170,24 +145,8 @@ def convolution_backward_filter(
 ) -> None:
     """Compute gW, the gradient of the filters (cudnnConvolutionBackwardFilter).
 
-    Args:
-        x: input, as in `convolution_forward`.
-        gy: gradient of the output, shaped as y there.
-        gW: gradient of the filters, C-contiguous, shaped as W there; overwritten.
-        pad: zeros on either side, for each spatial dimension.
-        stride: distance between applications of the filter, for each spatial dimension.
-        dilation: distance between taps of the filter, for each spatial dimension.
-        groups: channel groups.
-        deterministic: whether results must repeat bit for bit.
-        auto_tune: has no effect.
-        tensor_core: 'always', 'auto' or 'never'.
-        d_layout: format of x and gy.
-        w_layout: format of gW.
-
-    Raises:
-        ValueError: if gW is not C-contiguous, or arrays lie on different GPUs.
-        TypeError: if cuDNN has no such data type.
-        UcudnnError: as `ucudnn.cudnn.convolutionForward`.
+    gy is the gradient of the output, and gW, which is overwritten, must be C-contiguous. With `deterministic` results
+    repeat bit for bit. Other arguments, shapes and errors are those of `convolution_forward`.
     """
     parameters = (pad, stride, dilation, groups, tensor_core, d_layout, w_layout)
     _convolve(Operation.BACKWARD_FILTER, x, gy, gW, None, deterministic, parameters)
@@ -213,25 +172,9 @@ def convolution_backward_data(
 
     The names are those of a deconvolution with input x and output y (cudnnConvolutionBackwardData, cudnnAddTensor).
 
-    Args:
-        W: filters, shape (K, C / groups, kernel...), as in `convolution_forward`.
-        x: gradient of the convolution's output, shape (N, K, output...).
-        b: C elements to add to y, or None.
-        y: gradient of the convolution's input, C-contiguous, shape (N, C, spatial...); overwritten.
-        pad: zeros on either side, for each spatial dimension.
-        stride: distance between applications of the filter, for each spatial dimension.
-        dilation: distance between taps of the filter, for each spatial dimension.
-        groups: channel groups.
-        deterministic: whether results must repeat bit for bit.
-        auto_tune: has no effect.
-        tensor_core: 'always', 'auto' or 'never'.
-        d_layout: format of x and y.
-        w_layout: format of W.
-
-    Raises:
-        ValueError: if y is not C-contiguous, or arrays lie on different GPUs.
-        TypeError: if cuDNN has no such data type.
-        UcudnnError: as `ucudnn.cudnn.convolutionForward`.
+    So x has the shape (N, K, output...), b C elements, and y, which is overwritten and must be C-contiguous, the shape
+    (N, C, spatial...). With `deterministic` results repeat bit for bit. Other arguments and errors are those of
+    `convolution_forward`.
     """
     parameters = (pad, stride, dilation, groups, tensor_core, d_layout, w_layout)
     _convolve(Operation.BACKWARD_DATA, W, x, y, b, deterministic, parameters)
@@ -269,7 +212,7 @@ def _convolve(
     one, zero = (each.buffer_info()[0] for each in _SCALARS["d" if str(first.dtype) == "float64" else "f"])
     handle = get_handle()
     try:
-        perf = choose(handle, operation, (a, b, convolution.value, c), _HANDLES.limit_bytes, bool(deterministic))
+        perf = choose(handle, operation, (a, b, convolution.value, c), _limit.get("bytes"), bool(deterministic))
         workspace = _workspace(perf.memory)
         at = workspace.ptr if workspace is not None else 0
         inputs = (a, first.data.ptr, b, second.data.ptr, convolution.value, perf.algo, at, perf.memory)

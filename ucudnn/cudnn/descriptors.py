@@ -1,7 +1,8 @@
 """Descriptors of tensors, filters and convolutions, and their contents.
 
 The contents of a descriptor that this package created are read once after it was set, and kept until it is set again or
-destroyed. The contents of other descriptors are read at every use.
+destroyed. The contents of other descriptors are read at every use. All functions raise CudnnError if cuDNN returns an
+error status.
 """
 # ruff: noqa: N802, N803  # names and parameters are those of cuDNN and CuPy
 
@@ -129,11 +130,7 @@ def createTensorDescriptor() -> int:
 
 
 def setTensor4dDescriptor(tensorDesc: int, format: int, dataType: int, n: int, c: int, h: int, w: int) -> None:
-    """Describe a dense tensor of n x c x h x w elements in a CUDNN_TENSOR_ format (cudnnSetTensor4dDescriptor).
-
-    Raises:
-        CudnnError: if the arguments do not make a tensor.
-    """
+    """Describe a dense tensor of n x c x h x w elements in a CUDNN_TENSOR_ format (cudnnSetTensor4dDescriptor)."""
     TENSORS.changed(tensorDesc)
     call("cudnnSetTensor4dDescriptor", tensorDesc, format, dataType, n, c, h, w)
 
@@ -150,36 +147,20 @@ def setTensor4dDescriptorEx(
     hStride: int,
     wStride: int,
 ) -> None:
-    """Describe a tensor of n x c x h x w elements by its strides in elements (cudnnSetTensor4dDescriptorEx).
-
-    Raises:
-        CudnnError: if the arguments do not make a tensor.
-    """
+    """Describe a tensor of n x c x h x w elements by its strides in elements (cudnnSetTensor4dDescriptorEx)."""
     TENSORS.changed(tensorDesc)
     call("cudnnSetTensor4dDescriptorEx", tensorDesc, dataType, n, c, h, w, nStride, cStride, hStride, wStride)
 
 
 def getTensor4dDescriptor(tensorDesc: int) -> tuple[int, ...]:
-    """Return (dataType, n, c, h, w, nStride, cStride, hStride, wStride) (cudnnGetTensor4dDescriptor).
-
-    Raises:
-        CudnnError: if the tensor has more than four dimensions.
-    """
+    """Return (dataType, n, c, h, w, nStride, cStride, hStride, wStride) (cudnnGetTensor4dDescriptor)."""
     return cast("tuple[int, ...]", call("cudnnGetTensor4dDescriptor", tensorDesc))
 
 
 def setTensorNdDescriptor(tensorDesc: int, dataType: int, nbDims: int, dimA: int, strideA: int) -> None:
-    """Describe a tensor by sizes and strides in elements (cudnnSetTensorNdDescriptor).
+    """Describe a tensor by nbDims C ints at each of two addresses (cudnnSetTensorNdDescriptor).
 
-    Args:
-        tensorDesc: the descriptor.
-        dataType: one of CUDNN_DATA_.
-        nbDims: number of dimensions, including N and C.
-        dimA: address of nbDims C ints, the sizes (N, C, spatial...).
-        strideA: address of nbDims C ints, the strides.
-
-    Raises:
-        CudnnError: if the arguments do not make a tensor.
+    dimA has the sizes (N, C, spatial...), and strideA the strides in elements.
     """
     TENSORS.changed(tensorDesc)
     call("cudnnSetTensorNdDescriptor", tensorDesc, dataType, nbDims, dimA, strideA)
@@ -197,21 +178,13 @@ def createFilterDescriptor() -> int:
 
 
 def setFilter4dDescriptor_v4(filterDesc: int, dataType: int, format: int, k: int, c: int, h: int, w: int) -> None:
-    """Describe k filters of c x h x w in a CUDNN_TENSOR_ format; c counts one group (cudnnSetFilter4dDescriptor).
-
-    Raises:
-        CudnnError: if the arguments do not make filters.
-    """
+    """Describe k filters of c x h x w in a CUDNN_TENSOR_ format; c counts one group (cudnnSetFilter4dDescriptor)."""
     FILTERS.changed(filterDesc)
     call("cudnnSetFilter4dDescriptor", filterDesc, dataType, format, k, c, h, w)
 
 
 def setFilterNdDescriptor_v4(filterDesc: int, dataType: int, format: int, nbDims: int, filterDimA: int) -> None:
-    """Describe filters by nbDims C ints (K, C / groups, kernel...) at an address (cudnnSetFilterNdDescriptor).
-
-    Raises:
-        CudnnError: if the arguments do not make filters.
-    """
+    """Describe filters by nbDims C ints (K, C / groups, kernel...) at an address (cudnnSetFilterNdDescriptor)."""
     FILTERS.changed(filterDesc)
     call("cudnnSetFilterNdDescriptor", filterDesc, dataType, format, nbDims, filterDimA)
 
@@ -220,9 +193,6 @@ def getFilterNdDescriptor(wDesc: int, nbDimsRequested: int) -> tuple[int, int, i
     """Return (dataType, format, nbDims, sizes) (cudnnGetFilterNdDescriptor).
 
     The sizes have nbDimsRequested entries, which are 0 after the last dimension.
-
-    Raises:
-        CudnnError: if cuDNN reports an error.
     """
     sizes, address = _numbers(nbDimsRequested)
     data_type, layout, count = call("cudnnGetFilterNdDescriptor", wDesc, nbDimsRequested, address)
@@ -241,11 +211,7 @@ def createConvolutionDescriptor() -> int:
 
 
 def setConvolutionMathType(convDesc: int, mathType: int) -> None:
-    """Set the math type (cudnnSetConvolutionMathType); all types but CUDNN_FMA_MATH allow TF32.
-
-    Raises:
-        CudnnError: if there is no such type.
-    """
+    """Set the math type (cudnnSetConvolutionMathType); all types but CUDNN_FMA_MATH allow TF32."""
     CONVOLUTIONS.changed(convDesc)
     call("cudnnSetConvolutionMathType", convDesc, mathType)
 
@@ -269,56 +235,27 @@ def getConvolutionGroupCount(convDesc: int) -> int:
 def setConvolution2dDescriptor_v4(
     convDesc: int, pad_h: int, pad_w: int, u: int, v: int, dilation_h: int, dilation_w: int, mode: int
 ) -> None:
-    """Describe a 2-D convolution that accumulates in float32; see `setConvolution2dDescriptor_v5`.
-
-    Raises:
-        CudnnError: if the arguments do not make a convolution.
-    """
+    """Describe a 2-D convolution that accumulates in float32; see `setConvolution2dDescriptor_v5`."""
     setConvolution2dDescriptor_v5(convDesc, pad_h, pad_w, u, v, dilation_h, dilation_w, mode, CUDNN_DATA_FLOAT)
 
 
 def setConvolution2dDescriptor_v5(
-    convDesc: int,
-    pad_h: int,
-    pad_w: int,
-    u: int,
-    v: int,
-    dilation_h: int,
-    dilation_w: int,
-    mode: int,
-    computeType: int,
+    convDesc: int, pad_h: int, pad_w: int, u: int, v: int, dilation_h: int, dilation_w: int, mode: int, computeType: int
 ) -> None:
     """Describe a 2-D convolution by padding, strides u and v, and dilation (cudnnSetConvolution2dDescriptor).
 
     Micro-batches compute convolutions of mode CUDNN_CROSS_CORRELATION that accumulate in CUDNN_DATA_FLOAT, or doubles
     in CUDNN_DATA_DOUBLE. cuDNN itself computes others.
-
-    Raises:
-        CudnnError: if the arguments do not make a convolution.
     """
     CONVOLUTIONS.changed(convDesc)
-    call(
-        "cudnnSetConvolution2dDescriptor",
-        convDesc,
-        pad_h,
-        pad_w,
-        u,
-        v,
-        dilation_h,
-        dilation_w,
-        mode,
-        computeType,
-    )
+    sizes = (pad_h, pad_w, u, v, dilation_h, dilation_w)
+    call("cudnnSetConvolution2dDescriptor", convDesc, *sizes, mode, computeType)
 
 
 def setConvolutionNdDescriptor_v3(
     convDesc: int, arrayLength: int, padA: int, filterStrideA: int, dilationA: int, mode: int, dataType: int
 ) -> None:
-    """Describe a convolution by arrayLength C ints at each of three addresses (cudnnSetConvolutionNdDescriptor).
-
-    Raises:
-        CudnnError: if the arguments do not make a convolution.
-    """
+    """Describe a convolution by arrayLength C ints at each of three addresses (cudnnSetConvolutionNdDescriptor)."""
     CONVOLUTIONS.changed(convDesc)
     call("cudnnSetConvolutionNdDescriptor", convDesc, arrayLength, padA, filterStrideA, dilationA, mode, dataType)
 

@@ -1,26 +1,34 @@
-"""Functions with the names and parameters of C functions, made from rows of a table."""
+"""Functions with the names and parameters of C functions, made from declarations such as 'destroy(handle)'."""
 
+import re
 from collections.abc import Callable
 from inspect import Parameter, Signature
+from operator import index
 from typing import Any, TypeVar
+
+from ucudnn.backends.cudnn.api.declarations import DECLARATIONS
+from ucudnn.cudnn.handles import follow_current_stream
+from ucudnn.cudnn.loading import library
 
 Returned = TypeVar("Returned")
 
+_RAISES = "\n\nRaises:\n    CudnnError: if cuDNN reports an error."
 
-def named(name: str, parameters: str, body: Callable[..., Returned], doc: str) -> Callable[..., Returned]:
+
+def named(declaration: str, body: Callable[..., Returned], doc: str) -> Callable[..., Returned]:
     """Return a function with a name, and with parameters that may be given by keyword.
 
     Args:
-        name: name of the function.
-        parameters: names of its parameters, separated by blanks.
+        declaration: its name, and in brackets the names of its parameters, separated by blanks.
         body: called with the arguments in the order of the parameters.
         doc: docstring of the function.
 
     Returns:
         The function; `inspect.signature` and `help` show its parameters.
     """
-    signature = Signature([Parameter(each, Parameter.POSITIONAL_OR_KEYWORD) for each in parameters.split()])
-    count = len(signature.parameters)
+    name, *parameters = re.findall(r"\w+", declaration)
+    signature = Signature([Parameter(each, Parameter.POSITIONAL_OR_KEYWORD) for each in parameters])
+    count = len(parameters)
 
     def call(*arguments: Any, **keywords: Any) -> Returned:
         if keywords or len(arguments) != count:
@@ -34,3 +42,40 @@ def named(name: str, parameters: str, body: Callable[..., Returned], doc: str) -
     call.__doc__ = doc
     vars(call)["__signature__"] = signature  # where `inspect` looks for it
     return call
+
+
+def c_name(name: str) -> str:
+    """Return the name of cuDNN's function behind one of CuPy's, whose name may end in the version that changed it."""
+    return "cudnn" + name[0].upper() + re.sub(r"_v\d$", "", name[1:])
+
+
+def calls(declaration: str, summary: str, function: str = "") -> Callable[..., Any]:
+    """Return a function that calls cuDNN's with its arguments; integers may be NumPy's.
+
+    Args:
+        declaration: as for `named`.
+        summary: the first line of its docstring, without the name of cuDNN's function.
+        function: name of cuDNN's function, unless `c_name` tells it.
+    """
+    name, *parameters = re.findall(r"\w+", declaration)
+    function = function or c_name(name)
+    inputs = [letter for letter in DECLARATIONS[function] if letter.islower()]
+    if len(inputs) != len(parameters):
+        raise AssertionError(f"{declaration} does not take {inputs} as {function}")
+    casts = [float if letter in "fd" else index for letter in inputs]
+
+    def body(*arguments: Any) -> Any:
+        return library().call(function, *[cast(each) for cast, each in zip(casts, arguments, strict=True)])
+
+    return named(declaration, body, f"{summary} ({function}).{_RAISES}")
+
+
+def computes(declaration: str, summary: str) -> Callable[..., None]:
+    """Return such a function that computes on CuPy's current stream; its first parameter is the handle."""
+    compute = calls(declaration, summary)
+
+    def body(handle: int, *arguments: Any) -> None:
+        follow_current_stream(handle)
+        compute(handle, *arguments)
+
+    return named(declaration, body, compute.__doc__ or "")
