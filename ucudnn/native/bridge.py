@@ -21,8 +21,9 @@ from ucudnn.backends.cudnn.api.described import (
 )
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
-from ucudnn.native.planner import NativePlanner, PlanRequest
+from ucudnn.native.planner import NativePlanner
 from ucudnn.native.report_file import report_path, write_report
+from ucudnn.native.steps import PlanRequest, StepStruct
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.settings import report_file
 
@@ -44,18 +45,6 @@ class QuestionStruct(ctypes.Structure):
         *((name, c_int32 * _DIMENSIONS) for name in ("x_size", "x_stride", "w_size", "y_size", "y_stride")),
         *((name, c_int32 * _SPATIAL) for name in ("padding", "stride", "dilation")),
         *((name, c_int32) for name in ("mode", "compute_type", "math_type", "groups", "unused")),
-    )
-
-
-class StepStruct(ctypes.Structure):
-    """One call of cuDNN (src/planner.hpp)."""
-
-    _fields_ = (
-        *((name, c_int32) for name in ("kind", "algorithm", "accumulates", "unused")),
-        ("start", c_int64),
-        *((name, c_uint64) for name in ("x_offset", "y_offset", "workspace_bytes")),
-        *((name, c_void_p) for name in ("plan", "x_descriptor", "w_descriptor", "convolution", "y_descriptor")),
-        ("name", c_char_p),
     )
 
 
@@ -163,8 +152,7 @@ class Bridge:
                 most_bytes=wanted.most_bytes,
             )
             prepared = planner.plan(plan_request)
-            told_steps = [_step(step) for step in prepared.steps]
-            steps = (StepStruct * len(told_steps))(*told_steps)
+            steps = (StepStruct * len(prepared.steps))(*prepared.steps)
             told = answer.contents
             told.count = len(steps)
             told.steps = ctypes.cast(steps, POINTER(StepStruct))
@@ -175,7 +163,7 @@ class Bridge:
             told.calls = ctypes.cast(prepared.calls.buffer_info()[0], POINTER(c_uint64))
             if prepared.segment is not None:
                 told.divided, told.offset_bytes = 1, prepared.segment.offset_bytes
-            self._kept.setdefault(plan_request.handle, {})[told.token] = steps, told_steps, prepared
+            self._kept.setdefault(plan_request.handle, {})[told.token] = steps, prepared
             self._tell(plan_request.handle, answer, prepared.text)
 
         return self._guarded(wanted.handle, answer, body)
@@ -299,21 +287,3 @@ def _problem(question: QuestionStruct, alignment: int | None = None) -> Convolut
         raise UnsupportedProblemError(f"{_OPERATIONS[question.operation].value} {found}")
     problem = found.deterministic if question.deterministic else found.problem
     return problem if alignment is None else replace(problem, alignment=alignment)
-
-
-def _step(step: Any) -> StepStruct:
-    told = StepStruct(
-        kind=0 if step.number is None else 1,
-        algorithm=step.number or 0,
-        accumulates=step.accumulates,
-        start=step.start,
-        x_offset=step.x_offset_bytes,
-        y_offset=step.y_offset_bytes,
-        workspace_bytes=step.workspace_bytes,
-        name=step.algorithm.encode(),
-    )
-    if step.number is None:
-        (told.plan,) = step.descriptors
-    else:
-        told.x_descriptor, told.w_descriptor, told.convolution, told.y_descriptor = step.descriptors
-    return told

@@ -12,7 +12,7 @@ The workspace limit of a kernel:
 from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import final
 
 from ucudnn.backends import candidates_of, open_backend
 from ucudnn.backends.base import Scaling
@@ -25,7 +25,7 @@ from ucudnn.execution.recovery import MOST_FAILURES, Recovery, given_up, is_last
 from ucudnn.kernel import Kernel
 from ucudnn.native.ledger import Ledger
 from ucudnn.native.registry import KernelRegistry
-from ucudnn.native.steps import NativeStep, StepRequest, native_steps
+from ucudnn.native.steps import PlanRequest, Recipe, StepStruct, native_steps
 from ucudnn.planning.decision import Decision, decide
 from ucudnn.planning.plan_file import NO_PLANS, load_plans
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
@@ -36,62 +36,24 @@ from ucudnn.workspace.stream_order import Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """A request for a plan.
-
-    Attributes:
-        handle: number of the handle.
-        cudnn: address of the handle's cudnnHandle_t.
-        problem: the problem with the alignment of its tensors.
-        scaling: alpha and beta.
-        start: first sample to compute; those before it are computed already.
-        failed: an algorithm that cuDNN failed to run, or ''.
-        most_bytes: the most workspace that fits into memory.
-    """
-
-    handle: int
-    cudnn: int
-    problem: ConvolutionProblem
-    scaling: Scaling
-    start: int
-    failed: str
-    most_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NativePlan:
     """A plan for a handle.
 
     Attributes:
         steps: the calls.
+        keeps: what must live as long as the calls.
         workspace_bytes: workspace of the calls.
         segment: the part of the divided workspace under WD; else None.
         text: the decision as text for people.
         calls: 64 bits that count the calls of the kernel; they live as long as the plan.
     """
 
-    steps: Sequence[NativeStep]
+    steps: Sequence[StepStruct]
+    keeps: Sequence[Recipe]
     workspace_bytes: int
     segment: Segment | None
     text: str
     calls: "array[int]"
-
-
-@final
-class _Chosen(NamedTuple):
-    """A configuration for a request.
-
-    Attributes:
-        key: names the kernel in the ledger.
-        configuration: the configuration.
-        room_bytes: its workspace limit.
-        segment: its segment under WD; else None.
-    """
-
-    key: Hashable
-    configuration: Configuration
-    room_bytes: int
-    segment: Segment | None
 
 
 @final
@@ -187,19 +149,23 @@ class NativePlanner:
         if request.failed:
             self._fail(request, request.failed, f"cuDNN failed to run {request.failed}")
         for _ in range(MOST_FAILURES):
-            chosen = self._choose(request)
+            key, configuration, limit, segment = self._choose(request)
             try:
-                steps_for = StepRequest(self._backend.library, request.cudnn, problem, request.scaling, request.start)
-                steps = native_steps(steps_for, chosen.configuration, chosen.room_bytes)
+                steps, keeps = native_steps(self._backend.library, request, configuration, limit)
             except StepError as error:
                 if problem.deterministic and not is_lasting(error):
                     raise
                 self._fail(request, error.algorithm, str(error))
                 continue
             need = max((step.workspace_bytes for step in steps), default=0)
-            text = f"{problem}: {chosen.configuration}, workspace {exact_bytes(need)}"
-            calls = self._ledger.calls(chosen.key)
-            return NativePlan(steps=steps, workspace_bytes=need, segment=chosen.segment, text=text, calls=calls)
+            return NativePlan(
+                steps=steps,
+                keeps=keeps,
+                workspace_bytes=need,
+                segment=segment,
+                text=f"{problem}: {configuration}, workspace {exact_bytes(need)}",
+                calls=self._ledger.calls(key),
+            )
         raise given_up(problem)
 
     def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:
@@ -215,10 +181,11 @@ class NativePlanner:
             return None
         return self._settings.workspace_limit_bytes if self._fixed or stated is None else stated
 
-    def _choose(self, request: PlanRequest) -> _Chosen:
+    def _choose(self, request: PlanRequest) -> tuple[Hashable, Configuration, int, Segment | None]:
+        """Return the key of a kernel in the ledger, its configuration, workspace limit, and segment under WD."""
         problem = request.problem
         key, decision, limit = self._decision(request)
-        configuration, segment = decision.configuration, decision.segment
+        configuration = decision.configuration
         if problem.deterministic and configuration.workspace_bytes > request.most_bytes:
             raise BackendError(
                 f"{problem}: no room for a workspace of {exact_bytes(configuration.workspace_bytes)}, and a plan that"
@@ -235,7 +202,7 @@ class NativePlanner:
             alpha, beta = request.scaling
             reason = f"{' and '.join(sorted(unfit))} failed"
             self._ledger.replaced(key, configuration, reason, f"alpha {alpha} and beta {beta}")
-        return _Chosen(key, configuration, limit, segment)
+        return key, configuration, limit, decision.segment
 
     def _rest(self, request: PlanRequest, limit: int) -> Configuration:
         """Return a configuration of the samples from the first missing one on, without algorithms that are unfit."""
