@@ -131,12 +131,7 @@ def choose(
 ) -> CuDNNAlgoPerf:
     """Return the algorithm to use within a workspace limit, which is then the kernel's limit.
 
-    Args:
-        handle: address of the handle.
-        operation: the operation.
-        descriptors: the four descriptors in cuDNN's order of arguments.
-        limit: workspace limit in bytes; None to state none.
-        deterministic: whether results must repeat bit for bit.
+    The descriptors are in cuDNN's order of arguments. Results of a deterministic algorithm repeat bit for bit.
 
     Raises:
         CudnnError: CUDNN_STATUS_NOT_SUPPORTED if a plain handle has no algorithm within the limit.

@@ -52,11 +52,7 @@ _MOST_DIMENSIONS = 8  # CUDNN_DIM_MAX
 
 @final
 class DescriptorCache(Generic[Facts]):
-    """Contents of descriptors by their addresses.
-
-    Args:
-        read: reads the contents of a descriptor from cuDNN.
-    """
+    """Contents of descriptors by their addresses; `read` reads one from cuDNN."""
 
     def __init__(self, read: Callable[[int], Facts]) -> None:
         self._read = read

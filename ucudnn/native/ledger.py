@@ -43,13 +43,9 @@ class Ledger:
     def decide(
         self, key: Hashable, decision: Decision, limit_bytes: int | None = None, made: Decisions | None = None
     ) -> None:
-        """Take a decision.
+        """Take a decision; the one that holds already changes nothing.
 
-        Args:
-            key: names the kernel.
-            decision: the decision; the one that holds already changes nothing.
-            limit_bytes: the kernel's limit under WR; None under WD.
-            made: under WR, the decisions of which this is one.
+        Under WR, `limit_bytes` is the kernel's limit, and `made` has the decisions of which this is one.
         """
         line = self._lines.setdefault(key, _Line(decision, limit_bytes))
         before = line.entry.decision
@@ -93,11 +89,7 @@ class Ledger:
     ) -> list[Report]:
         """Return a report for each limit, that of the division first.
 
-        Args:
-            backend: the backend that planned.
-            policy: the batch-size policy.
-            divided: under WD, the latest division.
-            now: under WD, the decisions that hold, by the keys of their kernels.
+        Under WD, `divided` is the latest division, and `now` has the decisions that hold, by the keys of their kernels.
         """
         for name, decision in now.items():
             self.decide(name, decision)

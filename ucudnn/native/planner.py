@@ -58,11 +58,7 @@ class NativePlan:
 
 @final
 class NativePlanner:
-    """Plans for the handles of one GPU.
-
-    Args:
-        device: number of the GPU.
-        cudnn_library: the cuDNN that the program uses.
+    """Plans for the handles of one GPU, given by its number, with the cuDNN that the program uses.
 
     Attributes:
         generation: a number that grows whenever earlier plans are out of date.

@@ -24,10 +24,7 @@ _Key = tuple[int, ConvolutionProblem]
 
 @final
 class KernelRegistry:
-    """Kernels and the latest division.
-
-    Args:
-        loaded: plans from a file.
+    """Kernels and the latest division, for which plans were perhaps loaded from a file.
 
     Attributes:
         divisions: number of divisions so far.

@@ -29,12 +29,9 @@ def report_path(text: str) -> str:
 
 
 def write_report(path: str, reports: Reports, refused: Mapping[str, int]) -> None:
-    """Write a report: as JSON to a path that ends in .json, else as text.
+    """Write a report to what `report_path` returns: as JSON to a path that ends in .json, else as text.
 
-    Args:
-        path: as `report_path` returns it.
-        reports: the reports.
-        refused: how many kernels were left to plain cuDNN, by reason.
+    `refused` tells how many kernels were left to plain cuDNN, by reason.
 
     Raises:
         OutputError: if it cannot be written.

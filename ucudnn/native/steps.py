@@ -98,11 +98,7 @@ def native_steps(
 ) -> tuple[list[StepStruct], list[Recipe]]:
     """Return the calls of a configuration in order, and what must live as long as they do.
 
-    Args:
-        library: cuDNN, the one that the program uses.
-        request: what the calls are for.
-        configuration: computes the problem, or its samples from `request.start` on.
-        room_bytes: the most workspace that a call may need.
+    The configuration computes the samples from `request.start` on, within a workspace of `room_bytes`.
 
     Raises:
         StepError: if an algorithm cannot compute its part, or needs more workspace with this alpha and beta.

@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _run(program, module=bool(given.module))
         finally:
             if given.report:
-                _report(on)
+                sys.stdout.flush()
+                sys.stderr.write(f"{on.report()}\n")  # standard output is the program's
             if given.save_plans is not None:
                 _save(on, given.save_plans)
 
@@ -144,11 +145,6 @@ def _log(level: int) -> None:
     logger.addHandler(handler)
     logger.setLevel(level)
     logger.propagate = False
-
-
-def _report(on: Enabled) -> None:
-    sys.stdout.flush()
-    sys.stderr.write(f"{on.report()}\n")  # standard output is the program's
 
 
 def _save(on: Enabled, path: Path) -> None:

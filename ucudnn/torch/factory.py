@@ -58,12 +58,8 @@ _DIVIDED = 4  # candidates in micro-batches: within a stated limit they are the 
 def open_interceptor(backend: str | None, options: Mapping[str, Any]) -> AnyInterceptor:
     """Return an interceptor with the given options: of handles, or one that tunes; see `tunes`.
 
-    Args:
-        backend: 'auto', 'cudnn' or 'cudnn:CANDIDATES' for tensors on GPUs, 'cpu' for tensors on the CPU; None for the
-            value of UCUDNN_BACKEND.
-        options: other arguments of `Handle`; for one that tunes, only `cudnn_library`, `database` and `trial_share`,
-            the largest part of the time that trials may lose. For others also `tune` and `memory_limit`; see
-            `stated_interceptor`.
+    The backend and the options are those of `enable`. An interceptor that tunes takes only `cudnn_library`, `database`
+    and `trial_share` of them.
 
     Raises:
         SettingsError: if an option is not known, or has an invalid value.
@@ -100,7 +96,10 @@ def stated_interceptor(
         PlanFileError, BackendUnavailableError: as `interceptor_of`.
     """
     share = _share(trial_share)
-    limit_bytes = None if memory_limit is None else _memory_limit(memory_limit)
+    try:
+        limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    except InvalidSizeError as error:
+        raise SettingsError(f"memory_limit: {error}") from error
     on_gpu = settings.backend.partition(":")[0] in _ON_GPUS
     if limit_bytes is not None:
         if not on_gpu:
@@ -109,12 +108,8 @@ def stated_interceptor(
             settings = replace(settings, workspace_limit_bytes=limit_bytes)
     if tune not in (None, _FIRST, _PROGRAM):
         raise SettingsError(f"tune={tune!r} is not known: give one of {_FIRST}, {_PROGRAM}")
-    asked = sorted(
-        [
-            *(settings.called(name) for name in _MEASURING_SETTINGS & set(settings.names)),
-            *(name for name, value in measuring.items() if value is not None),
-        ]
-    )
+    asked = [settings.called(name) for name in _MEASURING_SETTINGS & set(settings.names)]
+    asked = sorted(asked + [name for name, value in measuring.items() if value is not None])
     if tune == _PROGRAM and (asked or not on_gpu):
         what = f"takes no {', '.join(asked)}" if asked else f"needs an NVIDIA GPU, not backend={settings.backend!r}"
         raise SettingsError(f"tune={_PROGRAM!r} chooses kernels in the program: it {what}")
@@ -133,17 +128,10 @@ def interceptor_of(
     memory_limit_bytes: int | None = None,
     measures: bool = True,
 ) -> Interceptor:
-    """Return an interceptor whose handles have the given settings.
+    """Return an interceptor whose handles have the given settings; other arguments are as for `Handle.from_settings`.
 
-    Nothing of CUDA is touched, because the program says which GPU a process uses.
-
-    Args:
-        settings: the settings; every field counts.
-        groups: as for `Handle`, as are the effort and the listener.
-        effort: how much time one measurement may take.
-        listener: receives the progress of the benchmarks.
-        memory_limit_bytes: limit of live bytes and workspace together on each GPU; None for none.
-        measures: as for `Handle.from_settings`.
+    Nothing of CUDA is touched, because the program says which GPU a process uses. A memory limit bounds live bytes and
+    workspace together on each GPU.
 
     Raises:
         SettingsError: if the backend does not execute, or a setting does not go with PyTorch.
@@ -178,11 +166,7 @@ def interceptor_of(
 
 
 def open_device(settings: Settings, ordinal: int) -> ComputeBackend:
-    """Return the backend that computes on tensors of a device.
-
-    Args:
-        settings: the candidates and the cuDNN library of GPUs.
-        ordinal: number of the GPU, which must be the calling thread's current one; -1 for the CPU.
+    """Return the backend that computes on tensors of the CPU, for -1, or of the calling thread's current GPU.
 
     Raises:
         SettingsError: if the backend of the settings does not execute.
@@ -207,11 +191,7 @@ def tunes(backend: str | None, options: Mapping[str, Any]) -> bool:
 
     A limit of 'auto' is as much workspace as the peak of PyTorch's own steps leaves at each call. It is the default on
     GPUs. Who states anything else that belongs to planning before the first run, as an option or as a variable, means
-    that: then the limit is the one that is stated, or 64 MiB. So it is on the CPU.
-
-    Args:
-        backend: as for `open_interceptor`.
-        options: as for `open_interceptor`; an option of None counts as absent.
+    that: then the limit is the one that is stated, or 64 MiB. So it is on the CPU. An option of None counts as absent.
     """
     limit = options.get("workspace_limit")
     if limit is not None:
@@ -275,13 +255,6 @@ def _share(share: object) -> float:
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise SettingsError(f"trial_share={share!r} is no part of the time: give a number from 0 to 1")
     return float(share)
-
-
-def _memory_limit(limit: int | str) -> int:
-    try:
-        return parse_bytes(limit)
-    except InvalidSizeError as error:
-        raise SettingsError(f"memory_limit: {error}") from error
 
 
 def _memory_of(limit_bytes: int, ordinal: int) -> MemoryLimit:

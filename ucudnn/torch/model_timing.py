@@ -96,11 +96,12 @@ def find_factory(name: str) -> Callable[[], torch.nn.Module]:
 
 
 @contextmanager
-def running(name: str) -> Iterator[None]:
+def running(name: str, refusal: Callable[[Exception | SystemExit], str] | None = None) -> Iterator[None]:
     """Say in one line what the user's own code raised, and where, so that a command does not end in a traceback.
 
     Args:
-        name: of the code.
+        name: of the code, and of what needs its memory.
+        refusal: says what is wrong, given the error; by default, that the code fails, and where.
 
     Raises:
         InvalidNetworkError: if the code raises anything but an error of ucudnn or a lack of memory.
@@ -111,23 +112,12 @@ def running(name: str) -> Iterator[None]:
     except (UcudnnError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        refuse_lack_of_memory(error, name)
-        raise InvalidNetworkError(f"{name} fails: {_place_of(error)}") from error
-
-
-def refuse_lack_of_memory(error: BaseException, name: str) -> None:
-    """Raise a MemoryError in the place of PyTorch's own errors, of which that of a CPU's allocator has no class.
-
-    Args:
-        error: any error.
-        name: of what needs the memory.
-
-    Raises:
-        MemoryError: if the error is a lack of memory.
-    """
-    if isinstance(error, torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error):
-        line = str(error).partition("\n")[0].partition(_CPU_ALLOCATOR)
-        raise MemoryError(f"{name}: {(line[2] or line[0]).strip()}") from error
+        # PyTorch has no class for the error of a CPU's allocator.
+        if isinstance(error, torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error):
+            line = str(error).partition("\n")[0].partition(_CPU_ALLOCATOR)
+            raise MemoryError(f"{name}: {(line[2] or line[0]).strip()}") from error
+        said = f"{name} fails: {_place_of(error)}" if refusal is None else refusal(error)
+        raise InvalidNetworkError(said) from error
 
 
 def _place_of(error: BaseException) -> str:
@@ -142,12 +132,8 @@ def time_step(
 ) -> Summary:
     """Run a model forward and backward, and return the plans and times of its convolutions.
 
-    Args:
-        step: the model and its input.
-        settings: how its convolutions are planned.
-        effort: how much time one measurement of the benchmark may take.
-        repeats: how often each plan, and on GPUs PyTorch's own kernel, is timed; the median counts.
-        save_to: file to which the plans are written, or None.
+    Each plan, and on GPUs PyTorch's own kernel, is timed `repeats` times, of which the median counts. `effort` limits
+    the time of one measurement of the benchmark. The plans are written to the file `save_to`, if there is one.
 
     Raises:
         InvalidNetworkError: if there is no such model, or it does not take such an input.
@@ -207,14 +193,13 @@ def called(name: str, model: torch.nn.Module, x: torch.Tensor) -> Any:
         InvalidNetworkError: if it raises anything but an error of ucudnn or a lack of memory.
         MemoryError: if a device or this machine has too little memory for it.
     """
-    try:
-        return model(x)
-    except (UcudnnError, MemoryError):
-        raise
-    except (Exception, SystemExit) as error:  # whatever a model's own lines raise
-        refuse_lack_of_memory(error, f"{name} at a mini-batch of {len(x)}")
+
+    def refusal(error: Exception | SystemExit) -> str:
         line = str(error).partition("\n")[0]
-        raise InvalidNetworkError(f"{name} does not take {'x'.join(map(str, x.shape))}: {line}") from error
+        return f"{name} does not take {'x'.join(map(str, x.shape))}: {line}"
+
+    with running(f"{name} at a mini-batch of {len(x)}", refusal):
+        return model(x)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
@@ -70,9 +71,9 @@ class LayerSummary:
     def row(self) -> tuple[str, ...]:
         """Return the row of the layer, with the columns of `Summary.columns`."""
         measured = () if self.measured_ms is None else (_ms(self.measured_ms),)
-        stock: tuple[str, ...] = ()
+        baseline: tuple[str, ...] = ()
         if self.pytorch_ms is not None and self.pytorch_workspace_bytes is not None:
-            stock = (_ms(self.pytorch_ms), format_bytes(self.pytorch_workspace_bytes))
+            baseline = (_ms(self.pytorch_ms), format_bytes(self.pytorch_workspace_bytes))
         what = self.problem.removeprefix(f"{self.operation} ")
         name = self.layer if self.layers < 2 else f"{self.layer} and {self.layers - 1} more"
         return (
@@ -83,7 +84,7 @@ class LayerSummary:
             "-" if self.planned_ms is None else _ms(self.planned_ms),
             *measured,
             format_workspace(self.workspace_bytes, self.spare_bytes),
-            *stock,
+            *baseline,
         )
 
 
@@ -135,9 +136,9 @@ class Summary:
     def columns(self) -> tuple[str, ...]:
         """Return the headings of the table."""
         measured = ("measured",) if any(each.measured_ms is not None for each in self.layers) else ()
-        stock = any(each.pytorch_ms is not None for each in self.layers)
+        has_baseline = any(each.pytorch_ms is not None for each in self.layers)
         columns = ("layer", "operation", "calls", "configuration", "planned ms", *measured, "workspace")
-        return (*columns, "PyTorch ms", "PyTorch workspace") if stock else columns
+        return (*columns, "PyTorch ms", "PyTorch workspace") if has_baseline else columns
 
     def to_dict(self) -> dict[str, object]:
         """Return the summary as one JSON object."""
@@ -205,11 +206,10 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
     """
     reports: dict[str, Report] = {}
     layers: list[LayerSummary] = []
-    left: dict[str, int] = {}
+    left: Counter[str] = Counter()
     tuned: list[TuningReport] = []
     for number, interceptor in enumerate(interceptors):
-        for reason, count in interceptor.fallbacks.counts().items():
-            left[reason] = left.get(reason, 0) + count
+        left.update(interceptor.fallbacks.counts())
         if isinstance(interceptor, AutoInterceptor):
             tuned += [report_tuning(str(device), tuner) for device, tuner in interceptor.tuners().items()]
         own = _planned(interceptor)
@@ -232,7 +232,7 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
     return Summary(
         reports=reports,
         layers=tuple(layers),
-        left=left,
+        left=dict(left),
         bound=sum(each.bound_calls() for each in planned) + sum(each.calls for each in tuned),
         looked_up=sum(each.looked_up_calls() for each in planned),
         past_limits=tuple(each.fallbacks.past_limit() for each in planned),

@@ -22,10 +22,7 @@ _WARMUP = 2  # torch.backends.cudnn.benchmark measures in the first call
 
 @final
 class AtenKernels:
-    """PyTorch's own kernels of OPERATORS.
-
-    Args:
-        key: the dispatch key for which they are registered: 'CUDA' or 'CPU'.
+    """PyTorch's own kernels of OPERATORS, for the dispatch key 'CUDA' or 'CPU'.
 
     Raises:
         BackendUnavailableError: if PyTorch is too old.
@@ -63,12 +60,7 @@ class AtenKernels:
         lists = [list(each) for each in (problem.stride, problem.padding, problem.dilation)]
         geometry = (*lists, False, [0] * len(problem.spatial), problem.groups)
         if problem.operation is Operation.FORWARD:
-            flags = (
-                torch.backends.cudnn.benchmark,
-                problem.deterministic,
-                True,
-                problem.math is MathMode.TF32,
-            )
+            flags = (torch.backends.cudnn.benchmark, problem.deterministic, True, problem.math is MathMode.TF32)
             bias = x.new_zeros(problem.filters) if problem.biased else None
             return lambda: self.forward(x, w, bias, *geometry, *flags)
         data = problem.operation is Operation.BACKWARD_DATA

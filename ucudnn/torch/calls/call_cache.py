@@ -1,7 +1,7 @@
 """What becomes of PyTorch's calls, decided once for all calls that look the same: which kernels, or which fallback."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import NamedTuple, final
 
 import torch
@@ -21,13 +21,7 @@ _NATIVE = ("CudaDepthwise2d", "CudaDepthwise3d")
 
 @final
 class Flags(NamedTuple):
-    """PyTorch's flags, as they are when a convolution is called.
-
-    Attributes:
-        math: whether float32 may be multiplied as TF32.
-        deterministic: whether only deterministic algorithms may run.
-        enabled: `torch.backends.cudnn.enabled`.
-    """
+    """PyTorch's flags, as they are when a convolution is called."""
 
     math: MathMode
     deterministic: bool
@@ -53,6 +47,7 @@ FusedCallOf = Callable[[ConvolutionProblem], FusedCall]
 
 
 @final
+@dataclass(slots=True, eq=False)
 class CachedCall:
     """What becomes of calls that look the same.
 
@@ -68,31 +63,16 @@ class CachedCall:
         gradient_strides: the same, of the gradients of input and weight.
     """
 
-    __slots__ = (
-        *("bias_as", "format", "fused", "gradient_strides", "input_gradient", "output", "output_strides"),
-        *("reason", "weight_gradient"),
-    )
-
-    def __init__(
-        self,
-        reason: str = "",
-        *,
-        memory_format: torch.memory_format | None = None,
-        output: KernelCall | None = None,
-        input_gradient: KernelCall | None = None,
-        weight_gradient: KernelCall | None = None,
-        bias_as: tuple[Sizes, Sizes] = ((), ()),
-        fused: FusedCall | None = None,
-    ) -> None:
-        self.reason = reason
-        self.format = memory_format
-        self.output = output
-        self.input_gradient = input_gradient
-        self.weight_gradient = weight_gradient
-        self.bias_as = bias_as
-        self.fused = fused
-        self.output_strides: Sizes | None = None
-        self.gradient_strides: tuple[Sizes | None, Sizes | None] = (None, None)
+    reason: str = ""
+    _: KW_ONLY
+    format: torch.memory_format | None = None
+    output: KernelCall | None = None
+    input_gradient: KernelCall | None = None
+    weight_gradient: KernelCall | None = None
+    bias_as: tuple[Sizes, Sizes] = ((), ())
+    fused: FusedCall | None = None
+    output_strides: Sizes | None = None
+    gradient_strides: tuple[Sizes | None, Sizes | None] = (None, None)
 
     @property
     def lies_as_computed(self) -> bool:
@@ -116,14 +96,13 @@ def forward_call(
     if not bias_fits(bias, x, call):
         return CachedCall("the bias does not fit")
     biased = biased_problem(bias, call)
-    made = CachedCall(
-        memory_format=missing_format(call, x, weight),
+    return CachedCall(
+        format=missing_format(call, x, weight),
         output=kernel_call_of(call.forward, 0),
         bias_as=bias_form(bias, x.dim()),
         fused=None if biased is None or fused_call_of is None else fused_call_of(biased),
+        output_strides=_other(ChosenForm(x, weight, geometry).output_strides(call.out_shape), call.out_shape, call),
     )
-    made.output_strides = _other(ChosenForm(x, weight, geometry).output_strides(call.out_shape), call.out_shape, call)
-    return made
 
 
 def backward_call(
@@ -143,13 +122,12 @@ def backward_call(
         return CachedCall("the gradient is of another shape or type")
     input_gradient = kernel_call_of(call.backward_input, 0) if output_mask[0] else None
     later_bytes = 0 if input_gradient is None else input_gradient.output_bytes
-    made = CachedCall(
-        memory_format=missing_format(call, grad, x, weight),
+    return CachedCall(
+        format=missing_format(call, grad, x, weight),
         input_gradient=input_gradient,
         weight_gradient=kernel_call_of(call.backward_weight, later_bytes) if output_mask[1] else None,
+        gradient_strides=backward_strides(grad, x, weight, geometry, call),
     )
-    made.gradient_strides = backward_strides(grad, x, weight, geometry, call)
-    return made
 
 
 def backward_strides(
@@ -193,12 +171,7 @@ def asked_convolution(
 ) -> TorchConvolution | str:
     """Return the convolution that is asked for, or why it is left to PyTorch.
 
-    Args:
-        x: input of the convolution.
-        weight: its filters.
-        geometry: its other arguments.
-        flags: PyTorch's flags.
-        native: whether convolutions count that PyTorch computes by its own depth-wise kernels.
+    With `native`, convolutions count that PyTorch computes by its own depth-wise kernels.
     """
     if x.dtype is not weight.dtype or x.device != weight.device:
         return "input and weight differ in type or device"

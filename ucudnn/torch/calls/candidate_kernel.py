@@ -26,10 +26,7 @@ _Addresses = tuple[int, int | BiasedFilters, int]
 class TunedKernel:
     """Computes a problem by a fixed configuration; it never takes another one.
 
-    Args:
-        problem: the problem at mini-batch size, for tensors that are aligned to 16 bytes.
-        configuration: its configuration.
-        backend: prepares and launches it.
+    The problem is at mini-batch size, for tensors that are aligned to 16 bytes.
 
     Attributes:
         configuration: its configuration.
@@ -77,13 +74,8 @@ class TunedKernel:
     def run(self, x: Any, w: Any, y: Any, bias: Any = None) -> bool:
         """Compute one of three tensors from the two others, and return whether that was done; it may fail.
 
-        It is not done in a capture, or if a tensor is aligned to less than 16 bytes.
-
-        Args:
-            x: input or its gradient; like w and y, dense in the problem's layout.
-            w: filters or their gradient.
-            y: output or its gradient.
-            bias: the bias, dense; not read unless the kernel adds it.
+        It is not done in a capture, or if a tensor is aligned to less than 16 bytes. Tensors are dense in the problem's
+        layout; the bias is read only if the kernel adds it.
         """
         return self.run_at(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias.data_ptr() if self.fuses else 0)
 

@@ -24,11 +24,6 @@ class ChosenForm:
     * cuDNN's gradients ask again, each from the two tensors that it reads, of which one could be of both formats.
     * All others return tensors in this format.
 
-    Args:
-        x: input of the convolution.
-        weight: its filters.
-        geometry: its other arguments.
-
     Attributes:
         backend: name of PyTorch's kernels.
         on_cudnn: whether they are cuDNN's.

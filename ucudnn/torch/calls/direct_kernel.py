@@ -59,14 +59,10 @@ class DirectKernel:
 
 
 def direct_kernel(plan: Plan, backend: Backend) -> DirectKernel | None:
-    """Return a planned kernel as executions of cuDNN's plans.
+    """Return a planned kernel as executions of cuDNN's plans, given the backend that has prepared it.
 
-    Args:
-        plan: its plan.
-        backend: has prepared it. Its handle of cuDNN is set to the thread's current stream.
-
-    Returns:
-        The kernel; None if it is more than executions of plans, or if the current stream is not the default one.
+    The backend's handle of cuDNN is set to the thread's current stream. None is returned if the kernel is more than
+    executions of plans, or if that stream is not the default one.
     """
     if plan.total is not None or not isinstance(backend, CudnnBackend):
         return None
@@ -77,12 +73,13 @@ def direct_kernel(plan: Plan, backend: Backend) -> DirectKernel | None:
             parts = [_part(plan, step) for step in plan.steps]
     except BackendError:
         return None
-    if None in parts:
+    direct = [each for each in parts if each is not None]
+    if len(direct) < len(parts):
         return None
     return DirectKernel(
         library=backend.library,
         handle=backend.cudnn_handle,
-        parts=[each for each in parts if each is not None],
+        parts=direct,
         workspace_bytes=plan.workspace_bytes,
         other_stream=backend.other_stream,
         most_bytes=backend.most_bytes,

@@ -13,9 +13,6 @@ from ucudnn.errors import BackendError
 
 _LOG = logging.getLogger(__name__)
 
-ReadMemory = Callable[[int], tuple[int, int]]
-"""Returns the bytes that are requested on a GPU now, and their peak since its statistics were last reset."""
-
 _Made = TypeVar("_Made", bound="torch.Tensor | Sequence[torch.Tensor | None]")
 
 
@@ -35,6 +32,12 @@ class PastLimit:
     most_bytes: int = 0
 
 
+def requested_bytes(ordinal: int) -> tuple[int, int]:
+    """Return the bytes that are requested on a GPU now, and their peak."""
+    stats = torch.cuda.memory_stats(ordinal)  # empty before the allocator's first use
+    return int(stats.get("requested_bytes.all.current", 0)), int(stats.get("requested_bytes.all.peak", 0))
+
+
 @final
 class Fallbacks:
     """Convolutions that were left to PyTorch.
@@ -42,16 +45,15 @@ class Fallbacks:
     Args:
         limit_bytes: the workspace limit, beyond which memory is counted.
         strict: whether a failure is an error, and not left to PyTorch.
-        read: returns the memory of a GPU.
-
-    Attributes:
-        strict: whether a failure is an error.
+        read: returns the bytes that are requested on a GPU now, and their peak since its statistics were last reset.
     """
 
-    def __init__(self, limit_bytes: int = 0, *, strict: bool = False, read: ReadMemory | None = None) -> None:
+    def __init__(
+        self, limit_bytes: int = 0, *, strict: bool = False, read: Callable[[int], tuple[int, int]] = requested_bytes
+    ) -> None:
         self.strict = strict
         self._limit_bytes = limit_bytes
-        self._read = _read if read is None else read
+        self._read = read
         self._counts: Counter[str] = Counter()
         self._past = PastLimit()
         self._lock = new_lock(LockLevel.INNERMOST)
@@ -73,22 +75,18 @@ class Fallbacks:
         if self.strict:
             raise BackendError(f"{reason} (without `strict`, PyTorch's own kernel would compute this, past the limit)")
 
-    def run(self, ordinal: int, stock: Callable[[], _Made]) -> _Made:
+    def run(self, ordinal: int, baseline: Callable[[], _Made]) -> _Made:
         """Run PyTorch's own kernel after a failure, and count what it takes beyond the limit.
 
         PyTorch's statistics of peak memory belong to the program, so they are not reset. The memory of a call is known
-        only if the call sets a new peak.
-
-        Args:
-            ordinal: number of the GPU; -1 for the CPU, whose memory PyTorch does not count.
-            stock: runs the kernel.
+        only if the call sets a new peak. PyTorch does not count the memory of the CPU, whose number is -1.
         """
         if ordinal < 0:
-            made = stock()
+            made = baseline()
             self._count(None)
             return made
         before, peak_before = self._read(ordinal)
-        made = stock()
+        made = baseline()
         _, peak = self._read(ordinal)
         outputs = [made] if isinstance(made, torch.Tensor) else [each for each in made if each is not None]
         own = sum(each.numel() * each.element_size() for each in outputs)
@@ -113,8 +111,3 @@ class Fallbacks:
                 seen=past.seen + (held_bytes is not None),
                 most_bytes=max(past.most_bytes, (held_bytes or 0) - self._limit_bytes),
             )
-
-
-def _read(ordinal: int) -> tuple[int, int]:
-    stats = torch.cuda.memory_stats(ordinal)  # empty before the allocator's first use
-    return int(stats.get("requested_bytes.all.current", 0)), int(stats.get("requested_bytes.all.peak", 0))

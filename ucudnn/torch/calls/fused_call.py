@@ -1,9 +1,7 @@
 """A convolution with its bias in one kernel, where the handle has a plan whose engines add the bias."""
 
 import logging
-from array import array
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -14,50 +12,32 @@ from ucudnn.configuration import Configuration
 from ucudnn.errors import PlanFileError, UcudnnError
 from ucudnn.execution.kernel_plans import KernelPlans
 from ucudnn.execution.launcher import BoundKernel, Launcher
-from ucudnn.execution.plan import Plan
 from ucudnn.handle import Handle
 from ucudnn.kernel import KernelKey
-from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls import fused_choice
 from ucudnn.torch.calls.added_bias import is_fused
-from ucudnn.torch.calls.direct_kernel import DirectKernel, direct_kernel
+from ucudnn.torch.calls.direct_kernel import DirectKernel
+from ucudnn.torch.calls.kernel_call import LOW_BITS, MOST_BOUND, PlannedCall
 from ucudnn.torch.device.gpu import capturing, current_device
 from ucudnn.workspace.spare import tail_step
 
 _LOG = logging.getLogger(__name__)
-_LOW_BITS = MOST_ALIGNMENT - 1
-_MOST_BOUND = 1 << 10
 
 _Addresses = tuple[int, int, int, int]
 """Of x, w, y and the bias."""
 
 
 @final
-class FusedCall:
+class FusedCall(PlannedCall):
     """The forward kernel of one layer with a bias on one GPU; off unless there is a plan whose engines add it.
 
     Such a plan was adopted, loaded, or measured before the first run. While it is off, the plan without the bias
     computes, and PyTorch adds the bias. It is looked up again when plans were adopted or loaded, never in a capture.
-
-    Args:
-        problem: the problem with its bias, for tensors that are aligned to 16 bytes.
-        layer: name of the layer, or ''.
-        ordinal: number of the GPU.
-        open_handle: returns the handle of the GPU, and opens it first if necessary.
-        planned_anew: called after a launch by a plan that `direct` has not been asked about, and when it goes off.
-
-    Attributes:
-        problem: the problem with its bias.
-        filters: addresses of the filters that it was given in the longer way, the first ones of many.
-        bound: number of calls on addresses that recurred, with nothing left to look up.
-        native_calls: what `Launcher.lend` has returned last; None before.
-        looked_up: number of calls that were launched in the longer way.
+    The problem is for tensors that are aligned to 16 bytes. `planned_anew` is also called when the kernel goes off.
     """
 
-    __slots__ = (
-        *("_bound", "_configuration", "_epoch", "_launched", "_launcher", "_layer", "_lent", "_open_handle"),
-        *("_ordinal", "_planned_anew", "_plans", "bound", "native_calls", "filters", "looked_up", "problem"),
-    )
+    __slots__ = ("_bound", "_configuration", "_epoch", "_launched", "_launcher", "_plans")
 
     def __init__(
         self,
@@ -67,22 +47,13 @@ class FusedCall:
         open_handle: Callable[[], Handle],
         planned_anew: Callable[[], None] = lambda: None,
     ) -> None:
-        self.problem = problem
-        self.filters: set[int] = set()
-        self.bound = 0
-        self.looked_up = 0
-        self.native_calls: array[int] | None = None
-        self._layer = layer
-        self._ordinal = ordinal
-        self._open_handle = open_handle
-        self._planned_anew = planned_anew
-        self._lent: Plan | None = None
+        super().__init__(problem, layer, ordinal, open_handle, planned_anew)
         self._plans: KernelPlans | None = None
         self._epoch = 0
         self._launcher: Launcher | None = None
         self._launched = False
         self._configuration: Configuration | None = None
-        self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(_MOST_BOUND)  # None after one launch
+        self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(MOST_BOUND)  # None after one launch
 
     @property
     def is_on(self) -> bool:
@@ -94,26 +65,13 @@ class FusedCall:
 
     def direct(self) -> DirectKernel | None:
         """Return the kernel as the gate computes it; None if it is off, not launched yet, or no call of cuDNN alone."""
-        lent = self._launcher.lend() if self.is_on and self._launcher is not None else None
-        if lent is None:
-            return None
-        self._lent = lent[0]
-        with torch.cuda.device(self._ordinal):
-            found = direct_kernel(lent[0], self._open_handle().backend)
-        self.native_calls = lent[1]
-        return None if found is None else replace(found, calls=lent[1])
+        return self._direct(self._launcher) if self.is_on and self._launcher is not None else None
 
     def run(self, x: Any, w: Any, y: Any, bias: Any) -> bool:
         """Compute y = conv(x, w) + bias, and return whether that was done.
 
         It is not done while it is off, if a tensor is aligned to less than 16 bytes, if its first launch would be in a
-        capture, or if no algorithm is left that runs.
-
-        Args:
-            x: input, (N, C, spatial...); like w and y, dense in the problem's layout.
-            w: filters, (K, C / groups, kernel...).
-            y: output, (N, K, output...).
-            bias: the bias, K elements, dense.
+        capture, or if no algorithm is left that runs. All tensors are dense, in the problem's layout.
 
         Raises:
             PlanFileError: if a file of plans has one that cannot be used.
@@ -158,11 +116,10 @@ class FusedCall:
     def _launch(self, addresses: _Addresses) -> bool:
         """Compute the kernel in the longer way, and return whether that was done."""
         launcher, (x, w, y, bias) = self._launcher, addresses
-        if launcher is None or (x | w | y | bias) & _LOW_BITS or not (self._launched or not capturing()):
+        if launcher is None or (x | w | y | bias) & LOW_BITS or not (self._launched or not capturing()):
             return False
         filters = BiasedFilters(w, bias)
-        if len(self.filters) < _MOST_BOUND:
-            self.filters.add(w)
+        self._note_filters(w)
         try:
             launcher(x, filters, y)
         except (UcudnnError, MemoryError, RuntimeError) as error:

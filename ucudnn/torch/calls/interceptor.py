@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 
@@ -17,7 +17,7 @@ from ucudnn.torch.calls.call_cache import ONE_DIMENSION, CachedCall, Flags, back
 from ucudnn.torch.calls.chosen_form import cpu_settings
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.fused_call import FusedCall
-from ucudnn.torch.calls.kernel_call import KernelCall
+from ucudnn.torch.calls.kernel_call import KernelCall, PlannedCall
 from ucudnn.torch.calls.layer_names import LayerNames
 from ucudnn.torch.calls.layer_owners import LayerOwners, shapes_of
 from ucudnn.torch.calls.problem import Geometry
@@ -33,40 +33,29 @@ _enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
 # This one counts if both are set, and then torch.backends.cudnn.allow_tf32 cannot be read.
 _precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
-OpenHandle = Callable[[int], Handle]
-"""Opens the handle of the current GPU, given its number; of the CPU, given -1."""
-
-
-class _KernelCallKey(NamedTuple):
-    """What tells kernel calls apart; the fields are arguments of `KernelCall`."""
-
-    problem: ConvolutionProblem
-    layer: str
-    ordinal: int
-    later_bytes: int
-
 
 @final
 class Interceptor:
     """Takes PyTorch's convolutions to handles, one for each device.
 
     Args:
-        open_handle: opens the handle of a device.
+        open_handle: opens the handle of the current GPU, given its number; of the CPU, given -1.
         device_type: 'cuda' or 'cpu'.
         aten: PyTorch's own kernels, which compute what is left to PyTorch.
         fallbacks: counts what is left to PyTorch; None for one that leaves every failure to PyTorch.
 
     Attributes:
-        device_type: 'cuda' or 'cpu'.
-        aten: PyTorch's own kernels.
         names: names of layers.
-        fallbacks: the convolutions that were left to PyTorch.
         has_unlent: whether there are calls or plans that `cached_calls` and `KernelCall.direct` have not been asked
             about since this was set to False.
     """
 
     def __init__(
-        self, open_handle: OpenHandle, device_type: str, aten: AtenKernels, fallbacks: Fallbacks | None = None
+        self,
+        open_handle: Callable[[int], Handle],
+        device_type: str,
+        aten: AtenKernels,
+        fallbacks: Fallbacks | None = None,
     ) -> None:
         self.device_type = device_type
         self.aten = aten
@@ -80,7 +69,8 @@ class Interceptor:
         self._when_planned = self._planned_anew  # one for all kernels, of which there may be thousands
         self._lock = new_lock(LockLevel.FACE)
         self._calls: BoundedDict[tuple[Any, ...], CachedCall] = BoundedDict(_MOST_CALLS)
-        self._kernel_calls: BoundedDict[_KernelCallKey, KernelCall] = BoundedDict(_MOST_CALLS)
+        # By the arguments that tell calls apart.
+        self._kernel_calls: BoundedDict[tuple[ConvolutionProblem, str, int, int], KernelCall] = BoundedDict(_MOST_CALLS)
         self._fused_calls: BoundedDict[tuple[ConvolutionProblem, str, int], FusedCall] = BoundedDict(_MOST_CALLS)
 
     def operators(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -104,17 +94,15 @@ class Interceptor:
     def problems(self) -> list[ConvolutionProblem]:
         """Return each problem that a program has asked for so far."""
         fused = [call.problem for call in list(self._fused_calls.values()) if call.looked_up]
-        return list(dict.fromkeys([*(key.problem for key in list(self._kernel_calls)), *fused]))
+        return list(dict.fromkeys([*(call.problem for call in list(self._kernel_calls.values())), *fused]))
 
     def owners(self) -> dict[str, tuple[str, ...]]:
         """Return the layers that asked for each convolution, by its shapes, as far as they are known without names."""
         filters: dict[str, set[int]] = {}
-        for key, call in list(self._kernel_calls.items()):
-            known = filters.setdefault(shapes_of(key.problem), set())
-            if key.problem.operation is not Operation.BACKWARD_FILTER:  # a gradient lies elsewhere than the filters
+        for call in self._all_calls():
+            known = filters.setdefault(shapes_of(call.problem), set())
+            if call.problem.operation is not Operation.BACKWARD_FILTER:  # a gradient lies elsewhere than the filters
                 known |= call.filters
-        for fused in list(self._fused_calls.values()):
-            filters.setdefault(shapes_of(fused.problem), set()).update(fused.filters)
         return self._owners.names(filters)
 
     def bound_calls(self) -> int:
@@ -170,7 +158,8 @@ class Interceptor:
             kernel_call_of = partial(self._kernel_call, name, ordinal)
             fused_call_of = None if ordinal < 0 else partial(self._fused_call, name, ordinal)
             call = forward_call(x, weight, bias, Geometry(*geometry), flags, kernel_call_of, fused_call_of)
-            self._note_owner(call)
+            if call.output is not None:
+                self._owners.note(call.output.problem)
             self._keep(key, call)
         kernel = call.output
         if kernel is not None:
@@ -187,11 +176,11 @@ class Interceptor:
             del out, near, filters  # the kernel may have failed because memory is short
         else:
             self._leave(call)
-        stock = partial(
+        baseline = partial(
             self.aten.forward, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
             benchmark, deterministic, enabled, allow_tf32,
         )  # fmt: skip
-        return stock() if kernel is None else self.fallbacks.run(ordinal, stock)
+        return baseline() if kernel is None else self.fallbacks.run(ordinal, baseline)
 
     def backward(
         self,
@@ -235,15 +224,15 @@ class Interceptor:
             found = _gradients(call, grad, x, weight, transposed, output_mask if now is None else now)
             if found is not None:
                 return found
-        stock = partial(
+        baseline = partial(
             self.aten.backward,
             *(grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups),
             output_mask if now is None else now,
         )
-        return stock() if call.reason else self.fallbacks.run(ordinal, stock)
+        return baseline() if call.reason else self.fallbacks.run(ordinal, baseline)
 
-    def _all_calls(self) -> list[KernelCall | FusedCall]:
-        return [*self._kernel_calls.values(), *self._fused_calls.values()]
+    def _all_calls(self) -> list[PlannedCall]:
+        return [*list(self._kernel_calls.values()), *list(self._fused_calls.values())]
 
     def _keep(self, key: tuple[Any, ...], call: CachedCall) -> None:
         self._calls[key] = call
@@ -253,10 +242,6 @@ class Interceptor:
     def _planned_anew(self) -> None:
         self.has_unlent = True
 
-    def _note_owner(self, call: CachedCall) -> None:
-        if call.output is not None:
-            self._owners.note(call.output.problem)
-
     def _leave(self, call: CachedCall) -> None:
         """Count a call that is left to PyTorch as it is; refuse it if PyTorch would compute it past the limit."""
         if call.reason == ONE_DIMENSION:  # by cuDNN
@@ -264,7 +249,7 @@ class Interceptor:
         self.fallbacks.add(call.reason)
 
     def _kernel_call(self, layer: str, ordinal: int, problem: ConvolutionProblem, later_bytes: int) -> KernelCall:
-        key = _KernelCallKey(problem, layer, ordinal, later_bytes)
+        key = (problem, layer, ordinal, later_bytes)
         found = self._kernel_calls.get(key)
         if found is None:
             opens, planned = self._opening(ordinal), self._when_planned
@@ -296,25 +281,15 @@ class Interceptor:
 def _gradients(
     call: CachedCall, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, transposed: bool, wanted: list[bool]
 ) -> Gradients | None:
-    """Return the gradients of input, weight and bias, or None if a kernel fails.
-
-    Args:
-        call: computes the gradients of input and weight.
-        grad: gradient of the output.
-        x: input of the convolution.
-        weight: filters.
-        transposed: whether the convolution is transposed.
-        wanted: which of the gradients of input, weight and bias are computed.
-    """
+    """Return those gradients of input, weight and bias that are wanted, or None if a kernel fails."""
     form = call.format
     grad_bias = grad.sum(dim=[0, *range(2, grad.dim())]) if wanted[2] else None
     if form is not None:
         grad = grad.contiguous(memory_format=form)
     grad_x, grad_weight = None, None
     kernel, later = call.weight_gradient, call.input_gradient
-    if (
-        kernel is not None and wanted[1]
-    ):  # first, because its workspace may use the memory that the other gradient gets afterwards
+    # This one is first, because its workspace may use the memory that the other gradient gets afterwards.
+    if kernel is not None and wanted[1]:
         near = x if form is None else x.contiguous(memory_format=form)
         grad_weight = kernel.new()
         if not (kernel.run(grad, grad_weight, near) if transposed else kernel.run(near, grad_weight, grad)):

@@ -1,6 +1,5 @@
 """One kernel of one layer: from PyTorch's tensors to a handle, or back to PyTorch if the handle fails."""
 
-import logging
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,10 +20,13 @@ from ucudnn.torch.calls.output_form import OutputForm
 from ucudnn.torch.device.fast_tensors import Sizes
 from ucudnn.torch.device.gpu import capturing, current_device
 
-_LOG = logging.getLogger(__name__)
-_LOW_BITS = MOST_ALIGNMENT - 1  # of addresses, which tell how they are aligned
+LOW_BITS = MOST_ALIGNMENT - 1
+"""The bits of addresses that tell how they are aligned."""
+
+MOST_BOUND = 1 << 10
+"""A training step gives the same addresses again, a few for each layer that shares the kernel."""
+
 _MOST_SKIPPED = 1 << 10
-_MOST_BOUND = 1 << 10  # a training step gives the same addresses again, a few for each layer that shares the kernel
 
 _Addresses = tuple[int, int, int]
 """Of x, w and y."""
@@ -35,21 +37,14 @@ _Launch = Callable[[Any, Any, Any], None]
 IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: call it once before"
 
 
-@final
-class KernelCall:
-    """One kernel of one layer on one device.
-
-    A kernel that fails is tried again later, less and less often until it runs, because memory may have become free by
-    then, or ranks may have been initialized.
+class PlannedCall:
+    """One kernel of one layer on one device, and how it is computed by its plan.
 
     Args:
         problem: the problem that the kernel computes.
         layer: name of the layer, or ''.
         ordinal: number of the GPU; -1 for the CPU.
         open_handle: returns the handle of the device, and opens it first if necessary.
-        fallbacks: counts what is left to PyTorch.
-        later_bytes: size of a tensor that PyTorch allocates right after this kernel has run: the kernel's workspace
-            may exceed the limit by as much, because the peak of memory stays what it is.
         planned_anew: called after a launch by a plan that `direct` has not been asked about.
 
     Attributes:
@@ -58,14 +53,62 @@ class KernelCall:
         bound: number of calls on addresses that recurred, with nothing left to look up.
         native_calls: what `Launcher.lend` has returned last, which kernel calls may share; None before.
         looked_up: number of calls that were launched in the longer way.
-        output_bytes: size of the tensor that the kernel writes.
     """
 
     __slots__ = (
-        *("_bound", "_failures", "_fallbacks", "_form", "_later_bytes", "_launches", "_layer", "_lent"),
-        *("_open_handle", "_ordinal", "_planned_anew", "_skip", "bound", "native_calls", "filters", "looked_up"),
-        *("output_bytes", "problem"),
+        *("_layer", "_lent", "_open_handle", "_ordinal", "_planned_anew"),
+        *("bound", "native_calls", "filters", "looked_up", "problem"),
     )
+
+    def __init__(
+        self,
+        problem: ConvolutionProblem,
+        layer: str,
+        ordinal: int,
+        open_handle: Callable[[], Handle],
+        planned_anew: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.problem = problem
+        self.filters: set[int] = set()
+        self.bound = 0
+        self.looked_up = 0
+        self.native_calls: array[int] | None = None
+        self._layer = layer
+        self._ordinal = ordinal
+        self._open_handle = open_handle
+        self._planned_anew = planned_anew
+        self._lent: Plan | None = None
+
+    def _note_filters(self, address: int) -> None:
+        if len(self.filters) < MOST_BOUND:  # copies of weights may lie elsewhere at each step
+            self.filters.add(address)
+
+    def _direct(self, launcher: Launcher) -> DirectKernel | None:
+        """Return the plan of a launcher as the gate computes it; None before the first launch, or if it cannot."""
+        lent = launcher.lend()
+        if lent is None:
+            return None
+        self._lent, self.native_calls = lent
+        with torch.cuda.device(self._ordinal):
+            found = direct_kernel(self._lent, self._open_handle().backend)
+        return None if found is None else replace(found, calls=self.native_calls)
+
+
+@final
+class KernelCall(PlannedCall):
+    """A kernel that PyTorch computes where the handle fails.
+
+    It is tried again later, less and less often until it runs, because memory may have become free by then, or ranks
+    may have been initialized.
+
+    PyTorch allocates a tensor of `later_bytes` right after the kernel has run. The kernel's workspace may exceed the
+    limit by as much, because the peak of memory stays what it is.
+
+    Attributes:
+        output_bytes: size of the tensor that the kernel writes.
+    """
+
+    __slots__ = ("_bound", "_failures", "_fallbacks", "_form", "_later_bytes", "_launches", "_skip", "output_bytes")
 
     def __init__(
         self,
@@ -77,22 +120,13 @@ class KernelCall:
         later_bytes: int = 0,
         planned_anew: Callable[[], None] = lambda: None,
     ) -> None:
-        self.problem = problem
-        self.filters: set[int] = set()
-        self._layer = layer
-        self._ordinal = ordinal
-        self._open_handle = open_handle
+        super().__init__(problem, layer, ordinal, open_handle, planned_anew)
         self._fallbacks = fallbacks
         self._later_bytes = later_bytes
-        self._planned_anew = planned_anew
-        self._lent: Plan | None = None
         self._launches: dict[int, _Launch] = {}  # by the low bits of the addresses
-        self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(_MOST_BOUND)  # None after one launch
-        self.native_calls: array[int] | None = None
+        self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(MOST_BOUND)  # None after one launch
         self._failures = 0
         self._skip = 0
-        self.bound = 0
-        self.looked_up = 0
         self._form = OutputForm(problem, ordinal)
         self.output_bytes = self._form.size_bytes
 
@@ -104,14 +138,7 @@ class KernelCall:
     def direct(self) -> DirectKernel | None:
         """Return the kernel as the gate computes it; None if it has no plan yet, or is more than calls of cuDNN."""
         launch = self._launches.get(0)
-        lent = launch.lend() if isinstance(launch, Launcher) else None
-        if lent is None:
-            return None
-        self._lent = lent[0]
-        with torch.cuda.device(self._ordinal):
-            found = direct_kernel(lent[0], self._open_handle().backend)
-        self.native_calls = lent[1]
-        return None if found is None else replace(found, calls=lent[1])
+        return self._direct(launch) if isinstance(launch, Launcher) else None
 
     def new(self) -> torch.Tensor:
         """Return a new tensor for the output."""
@@ -120,16 +147,13 @@ class KernelCall:
     def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> bool:
         """Compute one of three tensors from the two others, and return whether that was done.
 
-        Args:
-            x: input or its gradient, (N, C, spatial...); like w and y, dense in the problem's layout.
-            w: filters or their gradient, (K, C / groups, kernel...).
-            y: output or its gradient, (N, K, output...).
+        All are dense in the problem's layout.
         """
         if self._ordinal < 0:
             self._note_filters(w.data_ptr())
             return self._launch(0, *(array_of(each, self.problem) for each in (x, w, y)))
         at_x, at_w, at_y = addresses = x.data_ptr(), w.data_ptr(), y.data_ptr()
-        low_bits = (at_x | at_w | at_y) & _LOW_BITS
+        low_bits = (at_x | at_w | at_y) & LOW_BITS
         if current_device() != self._ordinal:
             with torch.cuda.device(self._ordinal):
                 return self._launch(low_bits, at_x, at_w, at_y)
@@ -142,10 +166,6 @@ class KernelCall:
         launch = self._launches.get(low_bits) if addresses in self._bound else None
         self._bound[addresses] = launch.bind(*addresses) if isinstance(launch, Launcher) else None
         return done
-
-    def _note_filters(self, address: int) -> None:
-        if len(self.filters) < _MOST_BOUND:  # copies of weights may lie elsewhere at each step
-            self.filters.add(address)
 
     def _launch(self, low_bits: int, x: Any, w: Any, y: Any) -> bool:
         """Compute the kernel on addresses or arrays, and return whether that was done; it is planned first."""

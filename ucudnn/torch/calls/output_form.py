@@ -16,30 +16,11 @@ _WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD
 
 @final
 class OutputForm:
-    """Makes tensors for the output of a problem on one device.
-
-    Args:
-        problem: the problem.
-        ordinal: number of the GPU; -1 for the CPU.
-
-    Attributes:
-        sizes: its sizes.
-        strides: its strides.
-        memory_format: the order of its dimensions in memory.
-        elements: number of its elements.
-        size_bytes: size of the output.
-    """
+    """Makes tensors for the output of a problem on the GPU of a number, or on the CPU for -1."""
 
     __slots__ = (
-        "_device",
-        "_dtype",
-        "_new_here",
-        "_ordinal",
-        "elements",
-        "memory_format",
-        "size_bytes",
-        "sizes",
-        "strides",
+        *("_device", "_dtype", "_new_here", "_ordinal"),
+        *("elements", "memory_format", "size_bytes", "sizes", "strides"),
     )
 
     def __init__(self, problem: ConvolutionProblem, ordinal: int) -> None:

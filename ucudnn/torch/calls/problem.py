@@ -124,20 +124,7 @@ def convolution_of(
     """Return a convolution, or None if ucudnn does not compute it.
 
     It does not if the convolution is empty, has a type that cuDNN has not, or has shapes that PyTorch will refuse.
-
-    Args:
-        x_shape: shape of the input, channels first.
-        w_shape: shape of the weight, channels first.
-        dtype: type of both.
-        stride: like the other lists, one value for each dimension, or one for all.
-        padding: zeros at both ends.
-        dilation: distance of the kernel's elements.
-        transposed: whether the convolution is transposed.
-        output_padding: size that a transposed convolution adds at one end of its output.
-        groups: number of groups.
-        memory_format: of all tensors.
-        math: whether float32 may be multiplied as TF32.
-        deterministic: whether only deterministic algorithms may run.
+    Shapes have channels first, whatever the memory format, and lists one value for each dimension, or one for all.
     """
     known = _KNOWN.get(dtype)
     dimensions = len(x_shape) - 2
