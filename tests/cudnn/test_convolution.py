@@ -14,22 +14,18 @@ from ucudnn.errors import BackendError
 from ucudnn.problem import Operation
 
 KIB = 2**10
-FIND = {
-    Operation.FORWARD: "findConvolutionForwardAlgorithm",
-    Operation.BACKWARD_DATA: "findConvolutionBackwardDataAlgorithm",
-    Operation.BACKWARD_FILTER: "findConvolutionBackwardFilterAlgorithm",
-}
+FORWARD = Operation.FORWARD
+
+
+FIND, FIND_EX = "findConvolution{}Algorithm", "findConvolution{}AlgorithmEx"
+GET_V6, GET_V7, GET_SIZE = (f"getConvolution{{}}{name}" for name in ("Algorithm_v6", "Algorithm_v7", "WorkspaceSize"))
 
 
 def function(operation, form):
-    """Return a function of an operation: 'find', 'findEx', 'findEx_v7', 'get_v6', 'get_v7' or 'size'."""
-    if form.startswith("find"):
-        return getattr(cudnn, FIND[operation] + form.removeprefix("find"))
-    name = FIND[operation].replace("find", "get")
-    return getattr(cudnn, name.replace("Algorithm", "WorkspaceSize") if form == "size" else name + form[3:])
+    return getattr(cudnn, form.format(operation.value))
 
 
-def find_ex(operation, layer, handle, count, size, form="findEx_v7"):
+def find_ex(operation, layer, handle, count, size, form=FIND_EX + "_v7"):
     first, second, convolution, written = layer.descriptors(operation)
     return function(operation, form)(handle, first, 0, second, 0, convolution, written, 0, count, 0, size)
 
@@ -50,8 +46,12 @@ def opened():
         cudnn.destroy(address)
 
 
-def problem_of(micro, layer, operation):
+def problem_of(micro, layer, operation=FORWARD):
     return micro.described(operation, layer.x, layer.w, layer.convolution, layer.y).problem
+
+
+def calls_of(handle):
+    return [kernel.calls for kernel in handle.report().kernels]
 
 
 @pytest.mark.parametrize("operation", Operation)
@@ -68,26 +68,26 @@ def problem_of(micro, layer, operation):
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (0.5, 1.0), (-2.0, 0.25)])
 def test_results_are_those_of_the_convolution(opened, layer, operation, sizes, alpha, beta):
     micro, layer = opened(), layer(**sizes)
-    problem = problem_of(micro, layer, operation)
+    problem, written = problem_of(micro, layer, operation), WRITTEN[operation]
     held = {name: each.astype(np.float64) for name, each in layer.arrays.items()}
-    expected = alpha * reference_convolution(problem, **held) + beta * held[WRITTEN[operation]]
+    expected = alpha * reference_convolution(problem, **held) + beta * held[written]
     if beta == 0:
-        layer.arrays[WRITTEN[operation]].fill(np.nan)
+        layer.arrays[written].fill(np.nan)
     layer.run(micro.address, operation, alpha=alpha, beta=beta)
     tolerance = 1e-10 if problem.dtype.itemsize == 8 else 1e-4
-    np.testing.assert_allclose(layer.arrays[WRITTEN[operation]], expected, atol=tolerance * np.abs(expected).max())
-    for name in set("xwy") - {WRITTEN[operation]}:
+    np.testing.assert_allclose(layer.arrays[written], expected, atol=tolerance * np.abs(expected).max())
+    for name in set("xwy") - {written}:
         np.testing.assert_array_equal(layer.arrays[name], held[name])
 
 
 def test_a_descriptor_that_was_set_anew_changes_the_problem(opened, layer):
     micro, layer = opened(), layer()
-    layer.run(micro.address, Operation.FORWARD)
+    layer.run(micro.address, FORWARD)
     whole = layer.arrays["y"].copy()
     layer.arrays["y"].fill(7)
     cudnn.setTensor4dDescriptor(layer.x, 0, 0, 5, *layer.arrays["x"].shape[1:])
     cudnn.setTensor4dDescriptor(layer.y, 0, 0, 5, *layer.arrays["y"].shape[1:])
-    layer.run(micro.address, Operation.FORWARD)
+    layer.run(micro.address, FORWARD)
     np.testing.assert_allclose(layer.arrays["y"][:5], whole[:5], rtol=1e-4, atol=1e-5)
     assert (layer.arrays["y"][5:] == 7).all()
 
@@ -96,36 +96,38 @@ def test_a_descriptor_that_was_set_anew_changes_the_problem(opened, layer):
 def test_every_form_answers_with_virtual_algorithms(opened, layer, operation):
     micro, layer = opened(), layer()
     cudnn.setConvolutionMathType(layer.convolution, cudnn.CUDNN_TENSOR_OP_MATH)
-    descriptors = layer.descriptors(operation)
+    descriptors, get_v7 = layer.descriptors(operation), function(operation, GET_V7)
     lists = [
-        function(operation, "find")(micro.address, *descriptors, 2),
-        function(operation, "get_v7")(micro.address, *descriptors, requestedAlgoCount=2),
-        find_ex(operation, layer, micro.address, 2, 64 * KIB, "findEx"),
-        find_ex(operation, layer, micro.address, 2, 64 * KIB, "findEx_v7"),
+        function(operation, FIND)(micro.address, *descriptors, 2),
+        get_v7(micro.address, *descriptors, requestedAlgoCount=2),
+        find_ex(operation, layer, micro.address, 2, 64 * KIB, FIND_EX),
+        find_ex(operation, layer, micro.address, 2, 64 * KIB, FIND_EX + "_v7"),
+        get_v7(micro.address, *descriptors, 8),
     ]
-    expected = [cudnn.CuDNNAlgoPerf(0, 0, -1.0, 0, 0, 1), cudnn.CuDNNAlgoPerf(1, 0, -1.0, 0, 1, 1)]
-    assert lists == [expected] * 4
-    assert function(operation, "get_v7")(micro.address, *descriptors, 1) == expected[:1]
-    assert function(operation, "get_v7")(micro.address, *descriptors, 8) == expected
-    assert function(operation, "size")(micro.address, *descriptors, 0) == 0
-    assert [kernel.calls for kernel in micro.handle.report().kernels] == []
+    expected = [
+        cudnn.CuDNNAlgoPerf(algo=0, status=0, time=-1.0, memory=0, determinism=0, mathType=1),
+        cudnn.CuDNNAlgoPerf(1, 0, -1.0, 0, 1, 1),
+    ]
+    assert lists == [expected] * 5
+    assert get_v7(micro.address, *descriptors, 1) == expected[:1]
+    assert function(operation, GET_SIZE)(micro.address, *descriptors, 0) == 0
+    assert calls_of(micro.handle) == []
     layer.run(micro.address, operation)
-    assert [kernel.calls for kernel in micro.handle.report().kernels] == [1]
+    assert calls_of(micro.handle) == [1]
 
 
-@pytest.mark.parametrize("form", ["find", "get_v7"])
-@pytest.mark.parametrize("count", [0, -1])
-def test_a_count_below_one_is_a_bad_parameter(opened, layer, form, count):
+@pytest.mark.parametrize(
+    ("form", "arguments", "message"),
+    [
+        *((form, (count,), f"requestedAlgoCount is {count}") for form in (FIND, GET_V7) for count in (0, -1)),
+        (GET_V6, (3, 0), "preference is 3"),
+    ],
+)
+def test_a_bad_parameter_is_named(opened, layer, form, arguments, message):
     micro, layer = opened(), layer()
-    with pytest.raises(cudnn.CuDNNError, match=f"BAD_PARAM from .*: requestedAlgoCount is {count}") as caught:
-        function(Operation.FORWARD, form)(micro.address, *layer.descriptors(Operation.FORWARD), count)
+    with pytest.raises(cudnn.CuDNNError, match=f"BAD_PARAM from {form.format('Forward')}: {message}") as caught:
+        function(FORWARD, form)(micro.address, *layer.descriptors(FORWARD), *arguments)
     assert caught.value.status == cudnn.CUDNN_STATUS_BAD_PARAM
-
-
-def test_an_unknown_preference_is_a_bad_parameter(opened, layer):
-    micro, layer = opened(), layer()
-    with pytest.raises(cudnn.CuDNNError, match="BAD_PARAM from getConvolutionForwardAlgorithm_v6: preference is 3"):
-        cudnn.getConvolutionForwardAlgorithm_v6(micro.address, *layer.descriptors(Operation.FORWARD), 3, 0)
 
 
 def test_null_scalars_are_an_error(opened, layer):
@@ -146,12 +148,11 @@ def test_a_limit_that_the_caller_states_is_kept(opened, layer, operation, monkey
     find_ex(operation, layer, micro.address, 1, 32 * KIB)
     layer.run(micro.address, operation)
     handle = micro.handle_for(problem)
-    assert handle.settings.workspace_limit_bytes == 32 * KIB
-    assert handle.workspace_bytes <= 32 * KIB
+    assert handle.workspace_bytes <= handle.settings.workspace_limit_bytes == 32 * KIB
     assert micro.handle.report().kernels == ()
-    function(operation, "get_v6")(micro.address, *layer.descriptors(operation), 2, 48 * KIB)
+    function(operation, GET_V6)(micro.address, *layer.descriptors(operation), 2, 48 * KIB)
     assert micro.handle_for(problem).settings.workspace_limit_bytes == 48 * KIB
-    function(operation, "get_v6")(micro.address, *layer.descriptors(operation), 1, 48 * KIB)
+    function(operation, GET_V6)(micro.address, *layer.descriptors(operation), 1, 48 * KIB)
     assert micro.handle_for(problem) is micro.handle  # PREFER_FASTEST states none
     assert micro.handle.settings.workspace_limit_bytes == 1024 * KIB
 
@@ -159,8 +160,8 @@ def test_a_limit_that_the_caller_states_is_kept(opened, layer, operation, monkey
 def test_kernels_of_one_limit_share_a_handle(opened, layer):
     micro, layers = opened(), [layer(), layer(filters=3)]
     for each in layers:
-        find_ex(Operation.FORWARD, each, micro.address, 1, 32 * KIB)
-    first, second = (micro.handle_for(problem_of(micro, each, Operation.FORWARD)) for each in layers)
+        find_ex(FORWARD, each, micro.address, 1, 32 * KIB)
+    first, second = (micro.handle_for(problem_of(micro, each)) for each in layers)
     assert first is second
     assert first.backend is micro.handle.backend
 
@@ -171,13 +172,12 @@ def test_no_workspace_is_always_honoured(opened, layer, variable, fixed, monkeyp
     if variable:
         monkeypatch.setenv(variable, "1MiB")
     micro, layer = opened(fixed=fixed), layer()
-    descriptors = layer.descriptors(Operation.FORWARD)
-    algo = cudnn.getConvolutionForwardAlgorithm_v6(
-        micro.address, *descriptors, cudnn.CUDNN_CONVOLUTION_FWD_NO_WORKSPACE, 8 * KIB
-    )
-    handle = micro.handle_for(problem_of(micro, layer, Operation.FORWARD))
+    descriptors = layer.descriptors(FORWARD)
+    no_workspace = cudnn.CUDNN_CONVOLUTION_FWD_NO_WORKSPACE
+    algo = cudnn.getConvolutionForwardAlgorithm_v6(micro.address, *descriptors, no_workspace, 8 * KIB)
+    handle = micro.handle_for(problem_of(micro, layer))
     assert handle is not micro.handle
-    layer.run(micro.address, Operation.FORWARD, algo=algo)
+    layer.run(micro.address, FORWARD, algo=algo)
     assert handle.workspace_bytes == micro.handle.workspace_bytes == 0
 
 
@@ -189,7 +189,7 @@ def test_a_total_rules_over_limits_of_callers(opened, layer, monkeypatch):
         assert micro.handle_for(problem_of(micro, layer, operation)) is micro.handle
     for operation in Operation:
         layer.run(micro.address, operation)
-    assert [kernel.calls for kernel in micro.handle.report().kernels] == [1, 1, 1]
+    assert calls_of(micro.handle) == [1, 1, 1]
     assert micro.handle.workspace_bytes <= 256 * KIB
 
 
@@ -197,13 +197,13 @@ def test_the_limit_of_an_adopted_handle_rules(layer):
     handle = Handle(backend=AddressBackend(), workspace_limit="64KiB")
     address = cudnn.adopt(handle)
     layer = layer()
-    find_ex(Operation.FORWARD, layer, address, 1, 16 * KIB)
-    layer.run(address, Operation.FORWARD)
-    assert [kernel.calls for kernel in handle.report().kernels] == [1]
+    find_ex(FORWARD, layer, address, 1, 16 * KIB)
+    layer.run(address, FORWARD)
+    assert calls_of(handle) == [1]
     cudnn.destroy(address)
     assert micro_handle(address) is None
-    layer.run(cudnn.adopt(handle), Operation.FORWARD)  # the handle outlives its address
-    assert [kernel.calls for kernel in handle.report().kernels] == [2]
+    layer.run(cudnn.adopt(handle), FORWARD)  # the handle outlives its address
+    assert calls_of(handle) == [2]
     cudnn.destroy(address)
 
 
@@ -213,19 +213,10 @@ def test_a_handle_that_does_not_compute_with_cudnn_cannot_be_adopted():
 
 
 @pytest.mark.parametrize(
-    ("operation", "algo", "deterministic"),
-    [
-        (Operation.FORWARD, 0, False),
-        (Operation.FORWARD, 1, True),
-        (Operation.BACKWARD_DATA, 0, False),
-        (Operation.BACKWARD_DATA, 1, True),
-        (Operation.BACKWARD_FILTER, 0, False),
-        (Operation.BACKWARD_FILTER, 1, True),
-        (Operation.BACKWARD_FILTER, 3, False),
-    ],
+    ("operation", "algo"), [*((each, algo) for each in Operation for algo in (0, 1)), (Operation.BACKWARD_FILTER, 3)]
 )
-def test_numbers_of_deterministic_algorithms_request_determinism(opened, layer, operation, algo, deterministic):
-    micro, layer = opened(), layer()
+def test_numbers_of_deterministic_algorithms_request_determinism(opened, layer, operation, algo):
+    micro, layer, deterministic = opened(), layer(), algo == 1
     layer.run(micro.address, operation, algo=algo)
     problems = [entry.kernel.problem for entry in micro.handle._entries.values()]
     assert [problem.deterministic for problem in problems] == [deterministic]
@@ -235,12 +226,11 @@ def test_a_stream_stays_until_a_function_computes(opened, layer):
     micro, layer = opened(), layer()
     streams = micro.handle.backend.streams
     cudnn.setStream(micro.address, 77)
-    find_ex(Operation.FORWARD, layer, micro.address, 1, 32 * KIB)
+    find_ex(FORWARD, layer, micro.address, 1, 32 * KIB)
     assert streams == [77]
-    layer.run(micro.address, Operation.FORWARD)
-    assert streams == [77, None]
-    layer.run(micro.address, Operation.FORWARD)
-    assert streams == [77, None]
+    for _ in range(2):
+        layer.run(micro.address, FORWARD)
+        assert streams == [77, None]
 
 
 def test_calls_left_to_cudnn_are_counted_and_logged_once(opened, layer, caplog):
@@ -248,7 +238,7 @@ def test_calls_left_to_cudnn_are_counted_and_logged_once(opened, layer, caplog):
     cudnn.setConvolution2dDescriptor_v5(layer.convolution, 1, 1, 1, 1, 1, 1, cudnn.CUDNN_CONVOLUTION, 0)
     with caplog.at_level(logging.WARNING, "ucudnn"):
         for _ in range(3):
-            assert micro.described(Operation.FORWARD, layer.x, layer.w, layer.convolution, layer.y) is None
+            assert micro.described(FORWARD, layer.x, layer.w, layer.convolution, layer.y) is None
     assert list(micro.plain.values()) == [3]
     (record,) = caplog.records
     assert "left to plain cuDNN, not in micro-batches: Forward a convolution that flips" in record.getMessage()
@@ -276,7 +266,7 @@ def test_convolutions_of_arrays(on_host, layer, operation, last):
     x, w, y = (device(np.moveaxis(layer.arrays[name], 1, -1) if last else layer.arrays[name]) for name in "xwy")
     common = ((1, 1), (1, 1), (1, 1), 2)
     keywords = {"auto_tune": False, "tensor_core": "auto", "d_layout": int(last), "w_layout": int(last)}
-    if operation is Operation.FORWARD:
+    if operation is FORWARD:
         cudnn.convolution_forward(x, w, None, y, *common, **keywords)
     elif operation is Operation.BACKWARD_DATA:
         cudnn.convolution_backward_data(w, y, None, x, *common, deterministic=True, **keywords)
@@ -296,7 +286,7 @@ def test_inputs_that_are_not_contiguous_are_copied(on_host, layer):
     assert not strange.flags.c_contiguous
     keywords = {"auto_tune": True, "tensor_core": "never"}
     cudnn.convolution_forward(strange, w, None, y, (1, 1), (1, 1), (1, 1), 1, **keywords)
-    expected = reference_convolution(problem_of(on_host, layer, Operation.FORWARD), **layer.arrays)
+    expected = reference_convolution(problem_of(on_host, layer), **layer.arrays)
     np.testing.assert_allclose(y, expected, atol=1e-10)
     with pytest.raises(ValueError, match="not C-contiguous"):
         cudnn.convolution_forward(x, w, None, y[:, ::2], (1, 1), (1, 1), (1, 1), 1, **keywords)
@@ -326,6 +316,5 @@ def test_the_limit_of_arrays(on_host, layer, monkeypatch):
     layer = layer(x=(16, 8, 16, 16))
     x, w, y = (device(layer.arrays[name]) for name in "xwy")
     cudnn.convolution_forward(x, w, None, y, (1, 1), (1, 1), (1, 1), 1, auto_tune=True, tensor_core="auto")
-    handle = on_host.handle_for(problem_of(on_host, layer, Operation.FORWARD))
-    assert handle.settings.workspace_limit_bytes == 32 * KIB
-    assert handle.workspace_bytes <= 32 * KIB
+    handle = on_host.handle_for(problem_of(on_host, layer))
+    assert handle.workspace_bytes <= handle.settings.workspace_limit_bytes == 32 * KIB

@@ -7,10 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
-from ucudnn.errors import BackendError, UcudnnError, UnsupportedProblemError  # noqa: E402
+from ucudnn.errors import UcudnnError, UnsupportedProblemError  # noqa: E402
 from ucudnn.torch.__main__ import main  # noqa: E402
 from ucudnn.torch.calls.fallbacks import Fallbacks, PastLimit  # noqa: E402
-from ucudnn.torch.calls.kernel_call import KernelCall  # noqa: E402
 
 F = torch.nn.functional
 MIB = 1 << 20
@@ -23,27 +22,34 @@ def broken(monkeypatch):
 
 
 def convolve():
-    """Run one convolution forward and backward."""
-    x = torch.randn(2, 3, 5, 5, requires_grad=True)
-    F.conv2d(x, torch.randn(2, 3, 3, 3, requires_grad=True)).sum().backward()
+    """Run one convolution forward and backward, and compare with PyTorch's in float64."""
+    x, w = torch.randn(2, 3, 5, 5, requires_grad=True), torch.randn(2, 3, 3, 3, requires_grad=True)
+    out = F.conv2d(x, w)
+    torch.testing.assert_close(out, F.conv2d(x.double(), w.double()).float())
+    out.sum().backward()
 
 
-def test_failures_are_counted_beside_the_reasons(broken):
+def test_failures_are_counted_beside_the_reasons(broken, caplog):
     with enable_on_cpu() as on:
         for _ in range(3):
             convolve()
     summary = on.report()
-    assert summary.past_limits == (PastLimit(calls=6),)  # forward and backward, three times
-    assert summary.to_dict()["past_limits"] == [{"calls": 6, "seen": 0, "most_bytes": 0}]
-    assert "past the limit in PyTorch's own kernels after failures: 6, how far is not known" in str(summary)
+    assert summary.past_limits == (PastLimit(calls=9),)  # forward twice and backward, three times
+    assert summary.to_dict()["past_limits"] == [{"calls": 9, "seen": 0, "most_bytes": 0}]
+    assert "past the limit in PyTorch's own kernels after failures: 9, how far is not known" in str(summary)
+    assert caplog.text.count("left to PyTorch") == len(summary.left) - 1, "once for each reason, but for later trials"
 
 
-def test_without_failures_there_is_no_such_line():
-    with enable_on_cpu() as on:
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_cudnn_would_not_compute_is_left_to_pytorch_and_is_no_failure(strict):
+    with enable_on_cpu(strict=strict) as on:
         convolve()
-        F.conv2d(torch.empty(0, 3, 5, 5), torch.randn(2, 3, 3, 3))  # empty: left to PyTorch, which computes nothing
-    assert on.report().past_limits == (PastLimit(),)
-    assert "past the limit" not in str(on.report())
+        assert F.conv2d(torch.empty(0, 3, 5, 5), torch.randn(2, 3, 3, 3)).shape == (0, 2, 3, 3)
+    summary = on.report()
+    assert (summary.calls, sum(summary.left.values())) == (4, 1)
+    assert summary.past_limits == (PastLimit(),)
+    assert "left to PyTorch: 1" in str(summary)
+    assert "past the limit" not in str(summary)
 
 
 def test_a_strict_program_fails_every_time_and_computes_nothing(broken):
@@ -69,22 +75,6 @@ def test_a_type_that_the_backend_has_not_is_an_error_for_a_strict_program():
     x, w = torch.ones(1, 3, 5, 5, dtype=torch.bfloat16), torch.ones(2, 3, 3, 3, dtype=torch.bfloat16)
     with enable_on_cpu(strict=True), pytest.raises(UnsupportedProblemError, match="float16, float32 and float64, not"):
         F.conv2d(x, w)
-
-
-def test_what_cudnn_would_not_compute_is_left_to_pytorch_all_the_same():
-    with enable_on_cpu(strict=True) as on:
-        assert F.conv2d(torch.empty(0, 3, 5, 5), torch.randn(2, 3, 3, 3)).shape == (0, 2, 3, 3)
-    assert sum(on.report().left.values()) == 1
-
-
-def test_nothing_is_left_to_pytorch_in_a_capture_of_a_strict_program(monkeypatch):
-    with enable_on_cpu() as on:
-        F.conv2d(torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3))
-    (problem,) = on._interceptor.problems()
-    kernel = KernelCall(problem, "", 0, None, Fallbacks(strict=True))  # GPU 0 need not exist
-    monkeypatch.setattr("ucudnn.torch.calls.kernel_call.capturing", lambda: True)
-    with pytest.raises(BackendError, match=r"call it once before \(without `strict`, PyTorch's own kernel"):
-        kernel._launch(0, 0, 0, 0)
 
 
 class Memory:

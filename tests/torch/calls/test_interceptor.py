@@ -1,81 +1,69 @@
 """Convolutions of CPU tensors through a handle: the same outputs and gradients as from PyTorch's own kernels."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.support.torch_cases import CASES, asked, assert_close, drawn, enable_on_cpu, modules, outcome  # noqa: E402
 from ucudnn.problem import MathMode, Operation  # noqa: E402
 
 F = torch.nn.functional
+BFLOAT16 = torch.bfloat16
 
 
 @pytest.mark.parametrize("index", CASES)
-def test_outputs_and_gradients_equal_pytorchs(index):
+def test_outputs_and_gradients_of_both_orders_equal_pytorchs(index):
     module, shape = modules()[index]
     module, x = module.double(), drawn(shape)
     expected = outcome(module, x)
     with enable_on_cpu(workspace_limit="64KiB", policy="all") as on:
         assert_close(outcome(module, x), expected)
         assert on.report().calls == 3
-        assert on.report().left == {}
-    assert_close(outcome(module, x), expected)
-    assert on.report().calls == 3  # nothing is counted after the end
-
-
-@pytest.mark.parametrize("index", CASES)
-def test_gradients_of_gradients_are_exact(index):
-    module, shape = modules()[index]
-    module, x = module.double(), drawn(shape)
-    with enable_on_cpu():
         assert gradcheck(module, (x,))
         assert gradgradcheck(module, (x,))
+        assert on.report().left == {}
+        calls = on.report().calls
+    assert_close(outcome(module, x), expected)
+    assert on.report().calls == calls, "nothing is counted after the end"
 
 
-@pytest.mark.parametrize("mask", [(False, True, True), (True, False, False), (False, False, True)])
-def test_only_gradients_that_are_wanted_are_computed(mask):
-    x, w, b = (
-        drawn(shape).requires_grad_(wanted)
-        for shape, wanted in zip(((2, 3, 5, 5), (4, 3, 3, 3), (4,)), mask, strict=True)
-    )
-    F.conv2d(x, w, b).sum().backward()
-    expected = [each.grad for each in (x, w, b)]
-    for each in (x, w, b):
-        each.grad = None
+@pytest.mark.parametrize("dtype", [torch.float64, BFLOAT16], ids=["here", "left to PyTorch"])
+@pytest.mark.parametrize(
+    "mask", [(False, True, True), (True, False, False), (False, False, True), (True, True, False)]
+)
+def test_only_gradients_that_are_wanted_are_computed(mask, dtype):
+    shapes = (2, 3, 5, 5), (4, 3, 3, 3), (4,)
+    operands = [torch.randn(each).to(dtype).requires_grad_(wanted) for each, wanted in zip(shapes, mask, strict=True)]
+
+    def gradients():
+        for each in operands:
+            each.grad = None
+        F.conv2d(*operands).sum().backward()
+        return [each.grad for each in operands]
+
+    expected = gradients()
     with enable_on_cpu() as on:
-        F.conv2d(x, w, b).sum().backward()
-    assert on.report().calls == 1 + sum(mask[:2])
-    for each, other in zip((x, w, b), expected, strict=True):
-        assert (each.grad is None) == (other is None)
-        if other is not None:
-            torch.testing.assert_close(each.grad, other)
+        found = gradients()
+    assert [each is not None for each in found] == list(mask)
+    torch.testing.assert_close([each for each in found if each is not None], [e for e in expected if e is not None])
+    computed = on.report().calls, sum(on.report().left.values())
+    assert computed == ((0, 1 + any(mask[:2])) if dtype is BFLOAT16 else (1 + sum(mask[:2]), 0))
 
 
-@pytest.mark.parametrize(("dimensions", "memory_format"), [(2, torch.channels_last), (3, torch.channels_last_3d)])
-def test_channels_last_stays_channels_last(dimensions, memory_format):
-    make = (torch.nn.Conv2d, torch.nn.Conv3d)[dimensions - 2]
+@pytest.mark.parametrize(("conv", "layout"), [(torch.nn.Conv2d, "NHWC"), (torch.nn.Conv3d, "NDHWC")])
+def test_channels_last_is_computed_as_channels_last(conv, layout):
+    memory_format = torch.channels_last if layout == "NHWC" else torch.channels_last_3d
     # PyTorch puts channels first in three dimensions of float64.
-    module = torch.nn.Sequential(make(4, 6, 3), make(6, 3, 2)).to(memory_format=memory_format)
-    x = drawn((2, 4, *(6,) * dimensions)).float().detach().requires_grad_()
-    expected = outcome(module, x)
+    module = torch.nn.Sequential(conv(4, 6, 3), conv(6, 3, 2)).to(memory_format=memory_format)
     with enable_on_cpu() as on:
-        found = outcome(module, x)
-    assert_close(found, expected)
-    assert found[0].stride() == expected[0].stride()
-    assert found[0].is_contiguous(memory_format=memory_format)
-    assert {kernel.problem.split()[-1] for report in on.report().reports.values() for kernel in report.kernels} == {
-        "NHWC" if dimensions == 2 else "NDHWC"
-    }
-
-
-def test_inputs_may_be_views():
-    x = drawn((4, 9, 10, 3)).permute(0, 3, 1, 2)[:, :, ::2, 1:]
-    w = drawn((3, 4, 3, 3)).transpose(0, 1)
-    expected = F.conv2d(x, w)
-    with enable_on_cpu():
-        torch.testing.assert_close(F.conv2d(x, w), expected)
+        outcome(module, torch.randn(2, 4, *(6,) * (len(layout) - 2), requires_grad=True))
+    assert {layer.problem.split()[-1] for layer in on.report().layers} == {layout}
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
@@ -110,48 +98,45 @@ def test_function_transforms_give_the_same_gradients():
         torch.testing.assert_close(each(w, x), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_compiled_module_needs_no_graph_break():
+@pytest.mark.parametrize(
+    ("wrap", "calls"),
+    [
+        (lambda module: torch.compile(module, fullgraph=True, backend="aot_eager"), 6),
+        (lambda module: lambda x: checkpoint(module, x, use_reentrant=False), 7),
+    ],
+    ids=["compiled without a graph break", "checkpointed, so the first layer runs twice"],
+)
+def test_a_wrapped_module_gives_the_same(wrap, calls):
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3)).double()
     x = drawn((2, 3, 8, 8))
-    expected = outcome(module, x)
+
+    def trained(call):
+        module.zero_grad()
+        x.grad = None
+        out = call(x)
+        out.square().sum().backward()
+        return [out.detach(), x.grad, *(each.grad for each in module.parameters())]
+
+    expected = trained(module)
     with enable_on_cpu() as on:
-        found = outcome(torch.compile(module, fullgraph=True, backend="aot_eager"), x)
-        assert on.report().calls == 6
-    assert_close(found, expected)
+        assert_close(trained(wrap(module)), expected)
+        assert on.report().calls == calls
 
 
-def test_threads_share_a_handle():
-    from concurrent.futures import ThreadPoolExecutor
+def test_threads_share_a_handle_and_plan_at_the_same_time():
+    together = Barrier(4)
+    cases = [(torch.nn.Conv2d(3, channels, 3).double(), drawn((2, 3, 6, 6))) for channels in (2, 3, 4, 5)]
+    expected = [outcome(*case) for case in cases]
 
-    module = torch.nn.Conv2d(3, 4, 3).double()
-    inputs = [drawn((2, 3, 8, 8)) for _ in range(8)]
-    expected = [module(x).detach() for x in inputs]
-    with enable_on_cpu() as on, ThreadPoolExecutor(4) as pool:
-        assert_close([each.detach() for each in pool.map(module, inputs)], expected)
-    assert on.report().calls == 8
-
-
-def test_threads_may_plan_forward_and_backward_at_the_same_time():
-    from threading import Barrier, Thread
-
-    cases = {channels: (torch.nn.Conv2d(3, channels, 3).double(), drawn((2, 3, 6, 6))) for channels in (2, 3, 4, 5)}
-    expected = {channels: outcome(*case) for channels, case in cases.items()}
-    together, found = Barrier(len(cases)), {}
-
-    def work(channels):
+    def work(case):
         together.wait(120)
-        found[channels] = outcome(*cases[channels])
+        return [outcome(*case) for _ in range(2)]
 
-    with enable_on_cpu() as on:
-        threads = [Thread(target=work, args=(channels,), daemon=True) for channels in cases]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert not any(thread.is_alive() for thread in threads)
-    for channels, each in expected.items():
-        assert_close(found[channels], each)
-    assert on.report().calls == 12
+    with enable_on_cpu() as on, ThreadPoolExecutor(4) as pool:
+        for found, each in zip(pool.map(work, cases, timeout=120), expected, strict=True):
+            for one in found:
+                assert_close(one, each)
+    assert on.report().calls == 24
 
 
 @pytest.mark.parametrize(
@@ -165,21 +150,14 @@ def test_threads_may_plan_forward_and_backward_at_the_same_time():
     ],
     ids=["defaults", "cudnn.deterministic", "use_deterministic_algorithms", "allow_tf32", "conv.fp32_precision"],
 )
-def test_pytorchs_flags_are_obeyed_forward_and_backward(flags, turn, deterministic, math):
+def test_pytorchs_flags_are_obeyed_forward_and_backward_also_between_two_calls(flags, turn, deterministic, math):
     x, w = torch.randn(2, 3, 5, 5, requires_grad=True), torch.randn(2, 3, 3, 3, requires_grad=True)
-    turn(flags)
     with enable_on_cpu() as on:
         F.conv2d(x, w).sum().backward()
-    assert asked(on) == dict.fromkeys(Operation, (deterministic, math))
-
-
-def test_a_flag_may_change_between_two_calls(flags):
-    x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
-    with enable_on_cpu() as on:
-        F.conv2d(x, w)
-        flags.allow_tf32 = False
-        F.conv2d(x, w)
-    assert {each.math for each in on._interceptor.problems()} == {MathMode.TF32, MathMode.FMA}
+        assert asked(on) == dict.fromkeys(Operation, (False, MathMode.TF32))
+        turn(flags)
+        F.conv2d(x, w).sum().backward()
+    assert asked(on) == dict.fromkeys(Operation, (deterministic, math)), "the problems of the later call are last"
 
 
 def refused(*arguments):
@@ -231,59 +209,9 @@ def test_operators_may_be_called_directly():
 
 
 def test_autocast_gives_the_same_output():
-    module = torch.nn.Conv2d(3, 4, 3)
-    x = torch.randn(2, 3, 8, 8)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    module, x = torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
+    with torch.autocast("cpu", dtype=BFLOAT16):
         expected = module(x)
         with enable_on_cpu() as on:
-            found = module(x)
-    assert found.dtype is torch.bfloat16
-    torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(module(x), expected)
     assert sum(on.report().left.values()) == 1  # the CPU backend has no bfloat16
-
-
-@pytest.mark.parametrize("mask", [(True, True), (True, False), (False, True)])
-def test_gradients_may_be_left_to_pytorch(mask):
-    x, w, b = (torch.randn(shape, dtype=torch.bfloat16) for shape in ((2, 3, 5, 5), (4, 3, 3, 3), (4,)))
-    x.requires_grad_(mask[0])
-    w.requires_grad_(mask[1])
-    with enable_on_cpu() as on:
-        F.conv2d(x, w, b).sum().backward()
-    assert [x.grad is not None, w.grad is not None] == list(mask)
-    assert on.report().calls == 0
-    assert sum(on.report().left.values()) == 2
-
-
-def test_a_checkpointed_layer_runs_forward_twice():
-    from torch.utils.checkpoint import checkpoint
-
-    module, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Tanh()).double(), drawn((2, 3, 6, 6))
-    expected = outcome(module, x)
-    with enable_on_cpu() as on:
-        assert_close(outcome(Checkpointed(module, checkpoint), x), expected)
-    assert on.report().calls == 4
-
-
-class Checkpointed(torch.nn.Module):
-    """A module that is computed again in the backward pass."""
-
-    def __init__(self, inner, checkpoint):
-        super().__init__()
-        self.inner, self.checkpoint = inner, checkpoint
-
-    def forward(self, x):
-        return self.checkpoint(self.inner, x, use_reentrant=False)
-
-
-@pytest.mark.parametrize("channels", [(1, 8), (8, 1), (1, 1)])
-@pytest.mark.parametrize("of_input", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("of_weight", [torch.contiguous_format, torch.channels_last])
-def test_the_output_has_pytorchs_strides_where_one_channel_is_first_and_last(channels, of_input, of_weight):
-    x = torch.randn(2, channels[0], 5, 6).to(memory_format=of_input)
-    w = torch.randn(channels[1], channels[0], 3, 3).to(memory_format=of_weight)
-    expected = F.conv2d(x, w)
-    with enable_on_cpu() as enabled:
-        found = F.conv2d(x, w)
-    assert enabled.report().calls == 1
-    assert found.stride() == expected.stride()
-    torch.testing.assert_close(found, expected)
