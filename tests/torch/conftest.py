@@ -32,6 +32,21 @@ def flags():
         yield cudnn
 
 
+@pytest.fixture
+def timed(monkeypatch, capsys):
+    """Return a function that runs `ucudnn time --torch`, and returns its exit status, output and errors."""
+    from ucudnn.cli import app
+
+    def run(model, *arguments):
+        quick = ("--repeats", "1", "--time-limit", "1")
+        monkeypatch.setattr(sys, "argv", ["ucudnn", "time", "--torch", model, *quick, *arguments])
+        with pytest.raises(SystemExit) as end:
+            app.main()
+        return end.value.code, *capsys.readouterr()
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def toolchain(tmp_path_factory):
     return open_toolchain(shared_folder(tmp_path_factory, "stand_in"))

@@ -39,8 +39,8 @@ def run(capsys, *arguments):
     """Run a program in this process; return its exit status, output and errors."""
     with pytest.raises(SystemExit) as end:
         main([str(each) for each in arguments])
-    out, errors = capsys.readouterr()
-    return end.value.code, out, errors
+    assert process_overrides.interceptor is None
+    return end.value.code, *capsys.readouterr()
 
 
 def test_options_after_the_program_belong_to_the_program(program, capsys):
@@ -48,15 +48,12 @@ def test_options_after_the_program_belong_to_the_program(program, capsys):
     assert code == 3
     assert out == "['3', '--workspace', '-m', '--report'] 27.0 32.0\n"
     assert "convolutions through ucudnn: 2, left to PyTorch: 0" in errors
-    assert process_overrides.interceptor is None
 
 
 def test_a_module_runs_as_python_runs_it(program, capsys, monkeypatch):
     monkeypatch.setenv("UCUDNN_BACKEND", "cpu")
     sys.path.insert(0, str(program.parent))
-    code, out, errors = run(capsys, "-m", "program", "2", "--help")
-    assert (code, out) == (2, "['2', '--help'] 27.0 32.0\n")
-    assert errors == ""
+    assert run(capsys, "-m", "program", "2", "--help") == (2, "['2', '--help'] 27.0 32.0\n", "")
 
 
 @pytest.mark.parametrize(
@@ -94,11 +91,8 @@ def package(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "missing"),
     [
-        ("nowhere", "nowhere"),
-        ("nowhere.train", "nowhere.train"),
-        ("whole_package.nowhere", "whole_package.nowhere"),
+        *((name, name) for name in ("nowhere", "nowhere.train", "whole_package.nowhere", ".train")),
         ("whole_package", "whole_package.__main__"),
-        (".train", ".train"),
         ("", "''"),
     ],
 )
@@ -106,18 +100,13 @@ def test_a_module_that_is_not_there_is_named(capsys, module, missing):
     code, _, errors = run(capsys, "-m", module)
     assert code == 2
     assert errors == f"error: there is no module {missing} in this folder, nor among what is installed\n"
-    assert process_overrides.interceptor is None
 
 
 @pytest.mark.usefixtures("package")
-def test_a_package_is_imported_with_the_arguments_of_its_module(capsys):
+def test_a_package_is_imported_as_python_does(capsys):
     main(["-m", "whole_package.train", "--epochs", "3"])
     assert capsys.readouterr().out == "['--epochs', '3']\ntrained\n"
-
-
-@pytest.mark.usefixtures("package")
-def test_what_a_module_lacks_is_an_error_of_the_program():
-    with pytest.raises(ModuleNotFoundError, match="nothing_like_this"):
+    with pytest.raises(ModuleNotFoundError, match="nothing_like_this"):  # an error of the program
         main(["-m", "broken_package.train"])
 
 
@@ -131,15 +120,16 @@ def test_the_help_shows_examples_and_is_no_wider_than_the_terminal(capsys, monke
         assert text in out
 
 
+def python(path, *arguments):
+    """Run Python with a path of modules."""
+    environment = {**os.environ, "UCUDNN_BACKEND": "cpu", "PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=path[0])
+
+
 def test_a_program_runs_in_a_process_of_its_own(program):
-    done = subprocess.run(
-        [sys.executable, "-m", "ucudnn.torch", "--verbose", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "UCUDNN_BACKEND": "cpu", "PYTHONPATH": str(ROOT)},
-        check=True,
-    )
-    assert done.stdout == "[] 27.0 32.0\n"
+    done = python([ROOT], "-m", "ucudnn.torch", "--verbose", program)
+    assert (done.returncode, done.stdout) == (0, "[] 27.0 32.0\n")
     assert done.stderr.count("ucudnn.handle: planned ") == 2
     assert "planned Forward 2x3x6x6 * 4x3x3x3 float32 NCHW: " in done.stderr
 
@@ -147,30 +137,28 @@ def test_a_program_runs_in_a_process_of_its_own(program):
 @pytest.mark.parametrize("arguments", [["-m", "ucudnn.torch", "script.py"], ["-c", "import ucudnn.torch"]])
 def test_without_pytorch_the_package_says_what_to_install(tmp_path, arguments):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch')\n")
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    done = python([tmp_path, ROOT], *arguments)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert "ucudnn.torch needs PyTorch 2.10 or newer: pip install 'ucudnn[torch]'" in last
     assert "Traceback" not in done.stderr or "-c" in arguments
 
 
-def test_a_program_without_a_limit_is_tuned_and_one_with_options_of_limits_is_not(program, monkeypatch, capsys):
+def test_options_that_are_typed_reach_the_interceptor(program, monkeypatch, capsys):
     monkeypatch.setattr("ucudnn.torch.factory._refuse_without_gpu", lambda: None)
     seen = []
     monkeypatch.setattr("ucudnn.torch.__main__.turn_on", lambda made: seen.append(made) or Enabled(made, None))
-    for options in ([], ["--database", "off"], ["--remeasure"], ["--backend", "cpu"], ["--workspace", "1MiB"]):
+    for options, kind, limit_bytes in (
+        ([], AutoInterceptor, None),
+        (["--database", "off"], AutoInterceptor, None),
+        (["--remeasure"], Interceptor, 64 << 20),
+        (["--backend", "cpu"], Interceptor, 64 << 20),
+        (["--workspace", "1MiB"], AutoInterceptor, 1 << 20),
+        (["--memory-limit", "1GiB"], AutoInterceptor, 1 << 30),
+        (["--workspace", "1MiB", "--tune", "first"], Interceptor, 1 << 20),
+    ):
         run(capsys, *options, program)
-    assert [type(each) for each in seen] == [AutoInterceptor] * 2 + [Interceptor] * 2 + [AutoInterceptor]
-    assert [each.planned is None for each in (seen[0], seen[-1])] == [True, False]
-
-
-def test_limits_that_are_typed_reach_the_interceptor(program, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("ucudnn.torch.factory._refuse_without_gpu", lambda: None)
-    seen = []
-    monkeypatch.setattr("ucudnn.torch.__main__.turn_on", lambda made: seen.append(made) or Enabled(made, None))
-    run(capsys, "--memory-limit", "1GiB", program)
-    run(capsys, "--workspace", "1MiB", "--tune", "first", program)
-    assert seen[0].planned.fallbacks._limit_bytes == 1 << 30
-    assert isinstance(seen[1], Interceptor)
+        made = seen.pop()
+        assert isinstance(made, kind), options
+        planned = made if kind is Interceptor else made.planned
+        assert (planned and planned.fallbacks._limit_bytes) == limit_bytes, options

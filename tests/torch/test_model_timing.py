@@ -7,9 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ucudnn.cli import app  # noqa: E402
 from ucudnn.cli.torch_model import time_model  # noqa: E402
 from ucudnn.errors import BackendUnavailableError, InvalidNetworkError  # noqa: E402
+from ucudnn.networks.variants import Variant  # noqa: E402
+from ucudnn.profiles.measurement import Effort  # noqa: E402
+from ucudnn.settings import Settings  # noqa: E402
 from ucudnn.torch.model_timing import find_factory, parse_shape  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
@@ -20,36 +22,23 @@ def small():
     return n.Sequential(n.Conv2d(3, 4, 3), n.ReLU(), n.ConvTranspose2d(4, 2, 2, stride=2))
 
 
-def headed():
-    """Return a model whose output is a dict."""
+class Headed(torch.nn.Module):
+    """A model whose output is a dict."""
 
-    class Headed(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.trunk = torch.nn.Conv1d(2, 3, 3)
+    def __init__(self):
+        super().__init__()
+        self.trunk = torch.nn.Conv1d(2, 3, 3)
 
-        def forward(self, x):
-            return {"out": (self.trunk(x), "not a tensor")}
-
-    return Headed()
+    def forward(self, x):
+        return {"out": (self.trunk(x), "not a tensor")}
 
 
 NAME = f"{__name__}:small"
+ONCE = ("--backend", "cpu", "--shape", "3x8x8")
 
 
-ONCE = ("--repeats", "1", "--time-limit", "1", "--backend", "cpu", "--shape", "3x8x8")
-
-
-def time(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["ucudnn", "time", "--torch", *arguments])
-    with pytest.raises(SystemExit) as end:
-        app.main()
-    out, errors = capsys.readouterr()
-    return end.value.code, out, errors
-
-
-def test_a_model_is_timed(monkeypatch, capsys):
-    code, out, _ = time(monkeypatch, capsys, NAME, *ONCE, "--batch", "4", "--workspace", "64KiB")
+def test_a_model_is_timed(timed):
+    code, out, _ = timed(NAME, *ONCE, "--batch", "4", "--workspace", "64KiB")
     assert code == 0
     rows = [line.split() for line in out.splitlines()]
     kernels_of = [row[:2] for row in rows if row[1] in ("Forward", "BackwardData", "BackwardFilter")]
@@ -62,20 +51,20 @@ def test_a_model_is_timed(monkeypatch, capsys):
     assert process_overrides.interceptor is None
 
 
-def test_the_times_of_a_model_as_json_and_csv(monkeypatch, capsys):
-    code, out, _ = time(monkeypatch, capsys, NAME, *ONCE, "--json", "--dtype", "float64", "--layout", "last")
+def test_the_times_of_a_model_as_json_and_csv(timed):
+    code, out, _ = timed(NAME, *ONCE, "--json", "--dtype", "float64", "--layout", "last")
     assert code == 0
     answer = json.loads(out)
     assert answer["calls"] == 5
     assert all(each["measured_ms"] > 0 for each in answer["layers"])
     assert all(each["problem"].endswith("float64 NHWC") for each in answer["layers"])
-    code, out, _ = time(monkeypatch, capsys, NAME, *ONCE, "--csv")
+    code, out, _ = timed(NAME, *ONCE, "--csv")
     assert code == 0
     assert len(out.splitlines()) == 6
 
 
-def test_a_models_output_may_be_nested(monkeypatch, capsys):
-    code, out, _ = time(monkeypatch, capsys, f"{__name__}:headed", *ONCE[:-1], "2x9")
+def test_a_models_output_may_be_nested(timed):
+    code, out, _ = timed(f"{__name__}:Headed", *ONCE[:-1], "2x9")
     assert code == 0
     assert "trunk  Forward" in out
 
@@ -95,10 +84,6 @@ def test_a_models_output_may_be_nested(monkeypatch, capsys):
     ],
 )
 def test_an_error_says_why_something_is_no_model(name, shape, error):
-    from ucudnn import Effort
-    from ucudnn.networks.variants import Variant
-    from ucudnn.settings import Settings
-
     with pytest.raises(InvalidNetworkError, match=error):
         time_model(name, shape, None, Variant(), Settings.load({}, backend="cpu"), Effort(repeats=1, time_limit_ms=1))
 
@@ -124,17 +109,13 @@ def test_a_package_may_keep_its_models_in_a_module_of_that_name(monkeypatch, tmp
 
 def test_without_pytorch_time_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ucudnn.torch.model_timing", None)
-    from ucudnn import Effort
-    from ucudnn.networks.variants import Variant
-    from ucudnn.settings import Settings
-
     with pytest.raises(BackendUnavailableError, match=r"pip install 'ucudnn\[torch\]'"):
         time_model(NAME, "3x8x8", None, Variant(), Settings(), Effort())
 
 
 @pytest.mark.parametrize("batch", ["0", "-1", "2147483648", "9" * 30])
-def test_a_batch_that_is_no_size_is_refused(monkeypatch, capsys, batch):
-    code, out, error = time(monkeypatch, capsys, NAME, *ONCE, "--batch", batch)
+def test_a_batch_that_is_no_size_is_refused(timed, batch):
+    code, out, error = timed(NAME, *ONCE, "--batch", batch)
     assert (code, out) == (2, "")
     assert "is no mini-batch size: give 1 to 2147483647" in error
 
@@ -150,15 +131,15 @@ def test_a_batch_that_is_no_size_is_refused(monkeypatch, capsys, batch):
         ("plain", ("--shape", "3x2147483647x2147483647"), "an input of 2x3x2147483647x2147483647 fails: "),
     ],
 )
-def test_whatever_a_model_raises_ends_in_one_line_and_status_2(monkeypatch, capsys, name, arguments, message):
-    code, out, error = time(monkeypatch, capsys, f"tests.support.broken_models:{name}", *ONCE, *arguments)
+def test_whatever_a_model_raises_ends_in_one_line_and_status_2(timed, name, arguments, message):
+    code, out, error = timed(f"tests.support.broken_models:{name}", *ONCE, *arguments)
     assert (code, out) == (2, "")
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_what_a_model_prints_is_not_among_the_data(monkeypatch, capsys):
-    code, out, error = time(monkeypatch, capsys, "tests.support.broken_models:Printing", *ONCE, "--json")
+def test_what_a_model_prints_is_not_among_the_data(timed):
+    code, out, error = timed("tests.support.broken_models:Printing", *ONCE, "--json")
     assert code == 0, error
     assert json.loads(out)["reports"]
     assert "a model's own words" in error

@@ -34,9 +34,7 @@ def test_outputs_and_gradients_of_both_orders_equal_pytorchs(index):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, BFLOAT16], ids=["here", "left to PyTorch"])
-@pytest.mark.parametrize(
-    "mask", [(False, True, True), (True, False, False), (False, False, True), (True, True, False)]
-)
+@pytest.mark.parametrize("mask", [(False, True, True), (True, False, False), (False, False, True), (True, True, False)])
 def test_only_gradients_that_are_wanted_are_computed(mask, dtype):
     shapes = (2, 3, 5, 5), (4, 3, 3, 3), (4,)
     operands = [torch.randn(each).to(dtype).requires_grad_(wanted) for each, wanted in zip(shapes, mask, strict=True)]
