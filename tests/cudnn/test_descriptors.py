@@ -19,25 +19,21 @@ from ucudnn.cudnn.loading import library
 pytestmark = pytest.mark.usefixtures("libcudnn")
 
 
-@pytest.fixture
-def tensor(libcudnn):
-    made = libcudnn.createTensorDescriptor()
-    yield made
-    libcudnn.destroyTensorDescriptor(made)
+def made(kind):
+    """Return a fixture of a descriptor."""
+
+    @pytest.fixture
+    def descriptor(libcudnn):
+        descriptor = getattr(libcudnn, f"create{kind}Descriptor")()
+        yield descriptor
+        getattr(libcudnn, f"destroy{kind}Descriptor")(descriptor)
+
+    return descriptor
 
 
-@pytest.fixture
-def filters(libcudnn):
-    made = libcudnn.createFilterDescriptor()
-    yield made
-    libcudnn.destroyFilterDescriptor(made)
-
-
-@pytest.fixture
-def convolution(libcudnn):
-    made = libcudnn.createConvolutionDescriptor()
-    yield made
-    libcudnn.destroyConvolutionDescriptor(made)
+tensor, filters, convolution = made("Tensor"), made("Filter"), made("Convolution")
+operation, reduction = made("OpTensor"), made("ReduceTensor")
+activation, pooling, dropout = made("Activation"), made("Pooling"), made("Dropout")
 
 
 @pytest.fixture
@@ -77,13 +73,11 @@ def test_a_tensor_of_four_dimensions(libcudnn, tensor):
     assert TENSORS[tensor].strides == (100, 20, 5, 1)
 
 
-def test_numpy_integers_are_integers(libcudnn, tensor, read_back):
+def test_numpy_integers_are_integers(libcudnn, tensor, pooling, read_back):
     libcudnn.setTensor4dDescriptor(np.uint64(tensor), 0, 0, *np.array([2, 3, 4, 5]))
     assert TENSORS[np.uint64(tensor)].sizes == (2, 3, 4, 5)
-    pooling = libcudnn.createPoolingDescriptor()
     libcudnn.setPooling2dDescriptor_v4(pooling, np.int64(0), 0, *np.array([3, 2, 1, 0, 2, 1]))
     assert read_back("cudnnGetPooling2dDescriptor", pooling) == (0, 0, 3, 2, 1, 0, 2, 1)
-    libcudnn.destroyPoolingDescriptor(pooling)
 
 
 def test_a_tensor_of_five_dimensions(libcudnn, tensor):
@@ -125,61 +119,42 @@ def test_a_convolution_of_three_dimensions(libcudnn, convolution):
     assert facts.compute_type == 1
 
 
-def test_facts_are_forgotten_with_their_descriptor(libcudnn):
-    tensor = libcudnn.createTensorDescriptor()
+def test_facts_are_forgotten_with_their_descriptor_and_those_of_one_made_elsewhere_at_once(libcudnn):
+    tensor, call = libcudnn.createTensorDescriptor(), library().call
+    assert TENSORS[tensor].sizes == ()
     libcudnn.setTensor4dDescriptor(tensor, 0, 0, 2, 3, 4, 5)
     assert TENSORS[tensor].sizes == (2, 3, 4, 5)
     libcudnn.destroyTensorDescriptor(tensor)
-    other = library().call("cudnnCreateTensorDescriptor")  # most likely at the same address
-    library().call("cudnnSetTensor4dDescriptor", other, 0, 0, 6, 7, 8, 9)
-    assert TENSORS[other].sizes == (6, 7, 8, 9)
-    library().call("cudnnDestroyTensorDescriptor", other)
+    other = call("cudnnCreateTensorDescriptor")  # most likely at the same address
+    for batch in (6, 7):
+        call("cudnnSetTensor4dDescriptor", other, 0, 0, batch, 7, 8, 9)
+        assert TENSORS[other].sizes == (batch, 7, 8, 9)
+    call("cudnnDestroyTensorDescriptor", other)
 
 
-def test_a_descriptor_made_elsewhere_is_read_at_every_use():
-    cudnn = library()
-    tensor = cudnn.call("cudnnCreateTensorDescriptor")
-    for batch in (2, 3):
-        cudnn.call("cudnnSetTensor4dDescriptor", tensor, 0, 0, batch, 3, 4, 5)
-        assert TENSORS[tensor].sizes == (batch, 3, 4, 5)
-    cudnn.call("cudnnDestroyTensorDescriptor", tensor)
+derived = made("Tensor")
 
 
-def test_a_descriptor_that_was_not_set_has_no_dimensions(tensor):
-    assert TENSORS[tensor].sizes == ()
-
-
-def test_derived_descriptors_are_read_again(libcudnn, tensor):
-    derived = libcudnn.createTensorDescriptor()
+def test_derived_descriptors_are_read_again(libcudnn, tensor, derived):
     libcudnn.setTensor4dDescriptor(tensor, 0, 2, 2, 3, 4, 5)
     libcudnn.setTensor4dDescriptor(derived, 0, 0, 1, 1, 1, 1)
     assert TENSORS[derived].sizes == (1, 1, 1, 1)
     libcudnn.deriveBNTensorDescriptor(derived, xDesc=tensor, mode=libcudnn.CUDNN_BATCHNORM_SPATIAL)
     assert (TENSORS[derived].data_type, TENSORS[derived].sizes) == (0, (1, 3, 1, 1))
-    libcudnn.destroyTensorDescriptor(derived)
 
 
-def test_other_descriptors_keep_what_was_set(libcudnn, read_back):
-    operation = libcudnn.createOpTensorDescriptor()
+def test_other_descriptors_keep_what_was_set(libcudnn, read_back, operation, reduction, activation, pooling, dropout):
     libcudnn.setOpTensorDescriptor(operation, libcudnn.CUDNN_OP_TENSOR_MAX, 0, 1)
     assert libcudnn.getOpTensorDescriptor(operation) == (3, 0, 1)
-    libcudnn.destroyOpTensorDescriptor(operation)
-    reduction = libcudnn.createReduceTensorDescriptor()
     libcudnn.setReduceTensorDescriptor(reduction, libcudnn.CUDNN_REDUCE_TENSOR_AVG, 0, 1, 0, 0)
     assert libcudnn.getReduceTensorDescriptor(reduction) == (5, 0, 1, 0, 0)
-    libcudnn.destroyReduceTensorDescriptor(reduction)
-    activation = libcudnn.createActivationDescriptor()
     libcudnn.setActivationDescriptor(activation, libcudnn.CUDNN_ACTIVATION_CLIPPED_RELU, 1, reluCeiling=6.0)
     assert read_back("cudnnGetActivationDescriptor", activation) == (3, 1, 6.0)
-    libcudnn.destroyActivationDescriptor(activation)
-    pooling = libcudnn.createPoolingDescriptor()
     window, pad, stride = ints(3, 2, 2), ints(1, 0, 0), ints(2, 2, 1)
     libcudnn.setPoolingNdDescriptor_v4(pooling, 1, 0, 3, at(window), at(pad), at(stride))
     read = [ints(0, 0, 0) for _ in range(3)]
     assert read_back("cudnnGetPoolingNdDescriptor", pooling, 3, *map(at, read)) == (1, 0, 3)
     assert read == [window, pad, stride]
-    libcudnn.destroyPoolingDescriptor(pooling)
-    libcudnn.destroyDropoutDescriptor(libcudnn.createDropoutDescriptor())
 
 
 def test_the_reserve_of_dropout_depends_on_its_tensor(libcudnn, tensor):

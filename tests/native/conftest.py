@@ -2,12 +2,13 @@
 
 import json
 import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
-from tests.support.paths import NATIVE, alone_in, shared_folder
+from tests.support.paths import NATIVE, ROOT, alone_in, shared_folder
 from tests.support.reference import reference_convolution
 from tests.support.toolchain import environment, open_toolchain
 from ucudnn.native import build
@@ -49,18 +50,11 @@ class Run:
     errors: str = ""
 
     def problem(self, operation):
-        a = self.arguments
-        return ConvolutionProblem(
-            operation=operation,
-            batch=a["n"],
-            channels=a["c"],
-            spatial=(a["h"], a["w"]),
-            filters=a["k"],
-            kernel=(a["r"], a["r"]),
-            padding=(a["pad"],) * 2,
-            stride=(a["stride"],) * 2,
-            groups=a["groups"],
-        )
+        sizes = {"batch": "n", "channels": "c", "filters": "k", "groups": "groups"}
+        pairs = {"spatial": "hw", "kernel": "rr", "padding": ["pad"] * 2, "stride": ["stride"] * 2}
+        one_each = {field: self.arguments[name] for field, name in sizes.items()}
+        two_each = {field: tuple(self.arguments[name] for name in names) for field, names in pairs.items()}
+        return ConvolutionProblem(operation=operation, **one_each, **two_each)
 
     def check(self, *, iterations=1):
         """Compare all results with a reference in float64."""
@@ -85,11 +79,35 @@ class Run:
 NAMES = ("x", "w", "y", "dx", "dw", "dy")
 
 
-@pytest.fixture
-def run(libraries, toolchain, tmp_path, driver):
-    """Return a function that runs the driver; arguments are sizes and options, `env` sets variables."""
+@pytest.fixture(scope="session")
+def process(libraries):
+    """Return a function that runs a command with variables, beside the stand-ins for cuDNN and CuPy."""
 
-    def go(*, env=None, ok=True, **arguments):
+    def run_command(command, **variables):
+        env = environment(libraries) | variables
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=ROOT, timeout=600)
+
+    return run_command
+
+
+@pytest.fixture(scope="session")
+def computes_in_python(libraries, process):
+    """Return a function that runs a Python program of this folder on both libraries; the program says it computed."""
+
+    def run_program(name, *words, **variables):
+        both = libraries / "libcudnn.so.9", libraries / build.LIBRARY
+        done = process([sys.executable, NATIVE / f"{name}.py", *both, *words], **variables)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "computed\n", "")
+
+    return run_program
+
+
+@pytest.fixture
+def run(process, tmp_path, linked):
+    """Return a function that runs the driver; arguments are sizes and options, `env` sets variables."""
+    driver = linked("driver")
+
+    def go(*, env=None, **arguments):
         arguments = {"alpha": 1, "beta": 0, "limit": 3000, **SIZES, **arguments}
         result = Run(arguments)
         dtype = np.float64 if arguments.get("double") else np.float32
@@ -105,16 +123,9 @@ def run(libraries, toolchain, tmp_path, driver):
         result.before = {name: rng.uniform(-1, 1, shapes[name]).astype(dtype) for name in NAMES}
         (tmp_path / "in").write_bytes(b"".join(result.before[name].tobytes() for name in NAMES))
         words = [f"{key}={value}" for key, value in arguments.items()]
-        done = subprocess.run(
-            [driver, *words, f"in={tmp_path / 'in'}", f"out={tmp_path / 'out'}"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment(libraries) | (env or {}),
-            timeout=600,
-        )
+        done = process([driver, *words, f"in={tmp_path / 'in'}", f"out={tmp_path / 'out'}"], **(env or {}))
         result.errors = done.stderr
-        assert (done.returncode == 0) is ok, done.stderr
+        assert done.returncode == 0, done.stderr
         for line in done.stdout.splitlines():
             record = json.loads(line)
             if "iteration" in record:
@@ -124,11 +135,10 @@ def run(libraries, toolchain, tmp_path, driver):
                 result.calls[-1].append(record)
             else:
                 result.other |= record
-        if ok:
-            values = np.fromfile(tmp_path / "out", dtype)
-            for name in NAMES:
-                size = int(np.prod(shapes[name]))
-                result.tensors[name], values = values[:size].reshape(shapes[name]), values[size:]
+        values = np.fromfile(tmp_path / "out", dtype)
+        for name in NAMES:
+            size = int(np.prod(shapes[name]))
+            result.tensors[name], values = values[:size].reshape(shapes[name]), values[size:]
         return result
 
     return go
@@ -146,34 +156,12 @@ def linked(libraries, toolchain):
 
 
 @pytest.fixture(scope="session")
-def computes(libraries, linked):
-    """Return a function that compiles a program, which prints that it computed.
+def computes(process, linked):
+    """Return a function that runs a compiled program with words and variables, and returns what it says on stderr."""
 
-    What it returns runs the program with the words of a command line and with variables, and returns what the program
-    says on stderr.
-    """
+    def run_program(name, *words, **variables):
+        done = process([linked(name), *words], **variables)
+        assert (done.returncode, done.stdout) == (0, "computed\n"), done.stderr
+        return done.stderr
 
-    def compiled(name):
-        program = linked(name)
-
-        def run_program(*words, **variables):
-            done = subprocess.run(
-                [program, *words],
-                capture_output=True,
-                text=True,
-                check=False,
-                env=environment(libraries) | variables,
-                timeout=600,
-            )
-            assert (done.returncode, done.stdout) == (0, "computed\n"), done.stderr
-            return done.stderr
-
-        return run_program
-
-    return compiled
-
-
-@pytest.fixture(scope="session")
-def driver(linked):
-    """Return the program."""
-    return linked("driver")
+    return run_program

@@ -42,9 +42,10 @@ def compilations(tmp_path):
     return len(path.read_text()) if path.exists() else 0
 
 
-def test_a_library_that_nobody_else_can_change_is_taken(folder, toolchain, compiler, tmp_path):
-    assert build.build(folder, toolchain.headers, compiler) == folder / build.LIBRARY
-    assert compilations(tmp_path) == 0
+def test_a_library_that_nobody_else_can_change_is_taken_unless_headers_differ(folder, toolchain, compiler, tmp_path):
+    for headers, compiled in ((toolchain.headers, 0), ([*toolchain.headers, tmp_path], 1)):
+        assert build.build(folder, headers, compiler) == folder / build.LIBRARY
+        assert compilations(tmp_path) == compiled
 
 
 @needs_root
@@ -63,15 +64,17 @@ def test_a_library_that_another_user_can_change_is_compiled_again(folder, toolch
 
 
 @needs_root
-@pytest.mark.parametrize("has_other_owner", [True, False])
-def test_a_folder_that_another_user_can_change_is_refused(folder, toolchain, compiler, has_other_owner, capsys):
-    if has_other_owner:
-        os.chown(folder, OTHER, OTHER)
-    else:
-        folder.chmod(0o777)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda folder: os.chown(folder, OTHER, OTHER), "belongs to another user"),
+        (lambda folder: folder.chmod(0o777), "can be changed by other users: `chmod go-w "),
+    ],
+)
+def test_a_folder_that_another_user_can_change_is_refused(folder, toolchain, compiler, change, reason, capsys):
+    change(folder)
     given = [f"--include={each}" for each in toolchain.headers]
     assert main(["--libs", "--folder", str(folder), "--compiler", compiler, *given]) == 2
-    reason = "belongs to another user" if has_other_owner else "can be changed by other users: `chmod go-w "
     said = capsys.readouterr().err
     assert f"ucudnn: {folder} {reason}" in said
     assert "--folder" in said

@@ -37,37 +37,35 @@ def test_micro_batches_give_what_a_reference_gives(run, arguments, env):
     assert "plain" not in done.errors
 
 
-def test_undivided_is_one_call(run):
-    done = run(env={"UCUDNN_BATCH_SIZE_POLICY": "undivided"})
+@pytest.mark.parametrize(
+    ("arguments", "env", "batches", "algorithm"),
+    [
+        ({}, {"UCUDNN_BATCH_SIZE_POLICY": "undivided"}, [8], 0),  # the other one needs more than the limit
+        ({}, {}, [4, 4], 1),  # the caller's limit is the workspace of 4 samples
+        ({}, {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": "2KiB"}, [2, 2, 2, 2], 1),  # it wins over the caller's
+        ({"preference": 1}, {}, [8], 1),  # no limit is stated, and the default holds
+        ({"limit": 6000, "room": 1600}, {}, [2, 2, 2, 2], 1),  # memory has no room
+    ],
+    ids=["undivided", "stated", "of the environment", "default", "no room"],
+)
+def test_the_limit_that_rules_holds(run, arguments, env, batches, algorithm):
+    done = run(**arguments, env=env)
     done.check()
-    assert [done.batches(operation) for operation in Operation] == [[8], [8], [8]]
-    assert {call["algorithm"] for call in done.calls[0]} == {0}  # the other algorithm needs more than the limit
-
-
-def test_a_limit_that_the_caller_states_holds(run):
-    done = run(limit=3000)  # 4 samples' workspace
-    assert done.batches(FORWARD) == [4, 4]
-    assert 0 < done.iterations[0]["allocated"] <= 3 * 3000
+    assert done.batches(FORWARD) == batches
+    assert {call["algorithm"] for call in done.calls[0] if call["operation"] == 0} == {algorithm}
     assert done.iterations[0]["sizes"] == [0, 0, 0]  # the workspace that the caller must allocate
+    allocated = done.iterations[0]["allocated"]
+    assert (allocated > 0) == (algorithm > 0)
+    assert allocated <= 3 * (672 * max(batches) * algorithm + 300)
     assert done.other["left"] == 0
 
 
-def test_a_limit_holds_for_candidates_without_tf32(run):
-    done = run(limit=3000, limit_then=1600, repeats=3, env={"UCUDNN_BACKEND": "cudnn:legacy-fma"})
+@pytest.mark.parametrize("env", [{}, {"UCUDNN_BACKEND": "cudnn:legacy-fma"}], ids=["any", "without TF32"])
+def test_another_limit_makes_another_plan(run, env):
+    done = run(limit=3000, limit_then=1600, repeats=3, env=env)
     done.check(iterations=3)
     assert [done.batches(FORWARD, iteration)[0] for iteration in range(3)] == [4, 2, 2]
     assert done.iterations[2]["allocated"] <= 3 * 3000
-
-
-def test_the_environments_limit_wins_over_the_callers(run):
-    done = run(limit=3000, env={"UCUDNN_DEFAULT_WORKSPACE_LIMIT": "2KiB"})
-    assert done.batches(FORWARD) == [2, 2, 2, 2]
-
-
-def test_without_a_stated_limit_the_default_holds(run):
-    done = run(preference=1)
-    assert done.batches(FORWARD) == [8]
-    assert {call["algorithm"] for call in done.calls[0]} == {1}
 
 
 @pytest.mark.parametrize("env", [{}, {"UCUDNN_TOTAL_WORKSPACE_SIZE": "1MiB"}], ids=["WR", "WD"])
@@ -76,12 +74,6 @@ def test_no_workspace_is_honoured(run, env):
     done.check()
     assert {call["algorithm"] for call in done.calls[0]} == {0}
     assert done.iterations[0]["allocated"] == 0
-
-
-def test_another_limit_makes_another_plan(run):
-    done = run(limit=3000, limit_then=1600, repeats=3)
-    done.check(iterations=3)
-    assert [done.batches(FORWARD, iteration)[0] for iteration in range(3)] == [4, 2, 2]
 
 
 def test_each_kernel_is_planned_once(run):
@@ -140,7 +132,7 @@ def test_destroyed_layers_leave_their_part_of_the_total(run):
 
 
 def test_threads_have_handles_of_their_own(computes):
-    assert computes("threads")() == ""
+    assert computes("threads") == ""
 
 
 def test_divided_segments_are_waited_for_on_another_stream(run):
@@ -171,12 +163,6 @@ def test_an_algorithm_that_fails_is_replaced_from_its_first_missing_sample_on(ru
     assert forward[:fail] == [(1, 4)] * fail
     assert {algorithm for algorithm, _ in forward[fail:]} == {0}
     assert sum(batch for _, batch in forward) == 8  # nothing is computed twice
-
-
-def test_less_workspace_is_used_if_memory_has_no_room(run):
-    done = run(limit=6000, room=1600)
-    done.check()
-    assert done.batches(FORWARD) == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(

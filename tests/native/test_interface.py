@@ -1,22 +1,19 @@
 """The header, the structures that C++ and Python share, Python processes, and `python -m ucudnn.native`."""
 
 import ctypes
-import shutil
 import subprocess
-import sys
 from threading import Event, RLock
 from time import sleep
 
 import pytest
 
 from tests.support.paths import NATIVE
-from tests.support.toolchain import environment
+from tests.support.problems import make_problem
 from ucudnn.backends.cudnn.algorithms import compile_ahead
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.native import bridge, build
 from ucudnn.native.__main__ import main
 from ucudnn.native.registry import groups_apart
-from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.settings import is_set
 
 PROGRAM = """
@@ -64,12 +61,12 @@ def test_the_header_itself_names_nothing_deprecated(toolchain, tmp_path):
     toolchain.compile(tmp_path / "program.cpp", tmp_path / "program.o", "-Wall", "-Werror", "-c")
 
 
-def test_two_parts_of_a_program_include_the_header(toolchain, libraries, tmp_path):
+def test_two_parts_of_a_program_include_the_header(toolchain, libraries, process, tmp_path):
     (tmp_path / "one.cpp").write_text("#include <ucudnn.hpp>\nint two(); int main() { return two(); }\n")
     (tmp_path / "two.cpp").write_text("#include <ucudnn.hpp>\nint two() { return UcudnnHandle_t() != nullptr; }\n")
     links = [str(tmp_path / "two.cpp"), f"-L{libraries}", "-lucudnn", "-l:libcudnn.so.9"]
     program = toolchain.compile(tmp_path / "one.cpp", tmp_path / "program", *links)
-    assert subprocess.run([program], env=environment(libraries), check=False).returncode == 0
+    assert process([program]).returncode == 0
 
 
 def test_the_c_interface_compiles_as_c(toolchain, tmp_path):
@@ -136,27 +133,9 @@ def test_the_end_of_a_process_waits_for_threads(monkeypatch):
     own.stop()  # nothing is left
 
 
-@pytest.mark.parametrize("destroys", [True, False])
-def test_a_python_process_plans_by_itself(libraries, destroys):
-    command = [sys.executable, NATIVE / "in_python.py", libraries / "libcudnn.so.9", libraries / build.LIBRARY]
-    if destroys:
-        command.append("destroy")
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(libraries), check=False)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "computed", "")
-
-
 @pytest.mark.parametrize("ahead_ms", [0, 5, 20, 60])
-def test_a_thread_with_pythons_lock_makes_its_handle_while_another_thread_connects(libraries, ahead_ms):
-    command = [sys.executable, NATIVE / "in_two_threads.py", libraries / "libcudnn.so.9", libraries / build.LIBRARY]
-    done = subprocess.run(
-        [*command, str(ahead_ms)],
-        capture_output=True,
-        text=True,
-        env=environment(libraries),
-        check=False,
-        timeout=600,  # else it hangs
-    )
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "computed", "")
+def test_a_thread_with_pythons_lock_makes_its_handle_while_another_thread_connects(computes_in_python, ahead_ms):
+    computes_in_python("in_two_threads", str(ahead_ms))  # else it hangs
 
 
 def test_the_library_is_compiled_once(libraries, toolchain, capsys):
@@ -167,15 +146,6 @@ def test_the_library_is_compiled_once(libraries, toolchain, capsys):
     printed = capsys.readouterr().out
     assert f"-I{build.INCLUDE}" in printed
     assert "-lucudnn" in printed
-
-
-def test_it_is_compiled_again_for_other_headers(libraries, toolchain, tmp_path):
-    for file in libraries.glob(f"{build.LIBRARY}*"):
-        shutil.copy2(file, tmp_path)
-    built = build.build(tmp_path, toolchain.headers)
-    before = built.stat().st_mtime_ns
-    assert before == (libraries / build.LIBRARY).stat().st_mtime_ns
-    assert build.build(tmp_path, [*toolchain.headers, tmp_path]).stat().st_mtime_ns > before
 
 
 def test_a_missing_compiler_is_named(toolchain, tmp_path, capsys):
@@ -196,17 +166,14 @@ def test_missing_headers_are_named(monkeypatch, tmp_path, capsys):
     assert "no_such_header.h was not found: give its folder with --include" in capsys.readouterr().err
 
 
-def folder_with(path, *names):
-    for name in names:
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_text("")
-    return path
-
-
 def test_a_folder_without_the_headers_that_others_include_is_passed_over(monkeypatch, tmp_path):
-    cudnn = folder_with(tmp_path / "cudnn", "cudnn.h")
-    partial = folder_with(tmp_path / "partial", "cuda_runtime_api.h")  # as the wheel without that of crt/
-    whole = folder_with(tmp_path / "whole", "cuda_runtime_api.h", "crt/host_defines.h")
+    cudnn, partial, whole, apart = (tmp_path / name for name in ("cudnn", "partial", "whole", "apart"))
+    for file in (cudnn / "cudnn.h", partial / "cuda_runtime_api.h", whole / "cuda_runtime_api.h"):
+        file.parent.mkdir()
+        file.write_text("")
+    for folder in (whole, apart):  # the wheel without that of crt/ is partial
+        (folder / "crt").mkdir(parents=True)
+        (folder / "crt" / "host_defines.h").write_text("")
     monkeypatch.setattr(build, "_wheel", lambda package, kind: [cudnn if package == "cudnn" else partial])
     monkeypatch.setattr(build, "_toolkits", lambda: [whole])
     for name in ("_CUDNN", "_CUDA", "_OLDER_CUDA"):
@@ -216,8 +183,7 @@ def test_a_folder_without_the_headers_that_others_include_is_passed_over(monkeyp
     monkeypatch.setattr(build, "_toolkits", list)
     with pytest.raises(BackendUnavailableError, match=rf"{partial} has cuda_runtime_api.h, but not crt/host_defines.h"):
         build.header_folders()
-    assert build.header_folders([partial, tmp_path / "whole"]) == [partial, whole, cudnn]
-    apart = folder_with(tmp_path / "apart", "crt/host_defines.h")
+    assert build.header_folders([partial, whole]) == [partial, whole, cudnn]
     assert build.header_folders([partial, apart]) == [partial, apart, cudnn]
 
 
@@ -259,12 +225,9 @@ def test_the_header_and_libpython_are_found(capsys):
     ("x_stride", "y_stride", "groups"), [(0, 0, 1), (2, 2, 2), (3, 3, 3), (2, 1, 1), (1.5, 1.5, 1)]
 )
 def test_strides_tell_the_number_of_groups(x_stride, y_stride, groups):
-    plain = ConvolutionProblem(
-        operation=Operation.FORWARD, batch=2, channels=2, spatial=(4, 4), filters=2, kernel=(1, 1)
-    )
+    plain = make_problem()
     strides = {"x_batch_stride": int(x_stride * plain.x_sample), "y_batch_stride": int(y_stride * plain.y_sample)}
-    values = {name: getattr(plain, name) for name in ("operation", "batch", "channels", "spatial", "filters", "kernel")}
-    assert groups_apart(ConvolutionProblem(**values, **strides)) == groups
+    assert groups_apart(make_problem(**strides)) == groups
 
 
 def test_settings_that_are_set_are_told_from_defaults(monkeypatch):

@@ -1,14 +1,8 @@
 """The report of a C++ program: what its handles computed, and what was left to plain cuDNN."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-
-from tests.support.paths import NATIVE
-from tests.support.toolchain import environment
-from ucudnn.native import build
 
 
 @pytest.fixture
@@ -110,24 +104,16 @@ def test_a_full_disk_is_told_and_changes_nothing(run):
     assert done.errors == "ucudnn: the report was not written: /dev/full cannot be written: No space left on device\n"
 
 
-@pytest.mark.parametrize("destroys", [True, False])
-def test_a_python_process_writes_it_too(libraries, tmp_path, destroys):
+@pytest.mark.parametrize("words", [("destroy",), ()], ids=["destroys", "leaves it to the end"])
+def test_a_python_process_plans_by_itself_and_writes_it_too(computes_in_python, tmp_path, words):
     path = tmp_path / "report.json"
-    command = [sys.executable, NATIVE / "in_python.py", libraries / "libcudnn.so.9", libraries / build.LIBRARY]
-    done = subprocess.run(
-        [*command, *(["destroy"] if destroys else [])],
-        capture_output=True,
-        text=True,
-        env=environment(libraries) | {"UCUDNN_REPORT": str(path)},
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "computed", "")
+    computes_in_python("in_python", *words, UCUDNN_REPORT=str(path))
     ((report,),) = json.loads(path.read_text())["reports"].values()
     assert [each["calls"] for each in report["kernels"]] == [1]
 
 
 def test_it_is_written_on_demand_and_not_by_a_forked_child(computes, tmp_path):
     now, later = tmp_path / "now.json", tmp_path / "later.json"
-    assert computes("reports")(str(now), UCUDNN_REPORT=str(later)) == ""
+    assert computes("reports", str(now), UCUDNN_REPORT=str(later)) == ""
     first, last = (json.loads(path.read_text())["reports"]["cuda:0"][0]["kernels"][0] for path in (now, later))
     assert (first["calls"], last["calls"]) == (1, 3)

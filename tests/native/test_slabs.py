@@ -1,29 +1,20 @@
 """Slabs through the whole cuDNN backend, on a stand-in for cuDNN that computes on host memory."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
-from tests.support.paths import NATIVE, ROOT
-from tests.support.toolchain import environment
+from tests.support.paths import NATIVE
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["takes gaps", "refuses gaps"])
-def test_results_are_right_within_the_limit(libraries, refuses):
+def test_results_are_right_within_the_limit(libraries, process, refuses):
     names, rows = set(), []
     for seed in range(3):
-        command = [sys.executable, NATIVE / "in_slabs.py", libraries / "libcudnn.so.9", str(seed), str(int(refuses))]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment(libraries) | {"UCUDNN_CUDNN_LIBRARY": str(libraries / "libcudnn.so.9")},
-            cwd=ROOT,
-            timeout=600,
-        )
+        stub = str(libraries / "libcudnn.so.9")
+        command = [sys.executable, NATIVE / "in_slabs.py", stub, str(seed), str(int(refuses))]
+        done = process(command, UCUDNN_CUDNN_LIBRARY=stub)
         assert done.returncode == 0, done.stderr[-2000:]
         rows += [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) > 30
