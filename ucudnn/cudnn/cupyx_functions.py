@@ -195,10 +195,14 @@ def _convolve(
     """Run one operation; arrays come in cuDNN's order, inputs before the output."""
     pad, stride, dilation, groups, tensor_core, d_layout, w_layout = parameters
     check_contiguous(written)
-    _check_device(first, second, written, bias)
+    devices = [each.data.device.id for each in (first, second, written, bias) if each is not None]
+    if len(set(devices)) > 1:
+        raise ValueError(f"arrays lie on different GPUs: {devices}")
+    if tensor_core not in ("always", "auto", "never"):
+        raise ValueError(f"tensor_core is {tensor_core!r}: give 'always', 'auto' or 'never'")
     first, second = _contiguous(first), _contiguous(second)
     data_type = get_data_type(first.dtype)
-    tensor_cores = _asks_for_tensor_cores(tensor_core, first.dtype)
+    tensor_cores = tensor_core != "never" and str(first.dtype) == "float16"
     # Descriptors are remembered, and 0.0 would find that of 0.
     lists = (tuple(map(index, each)) for each in (pad, stride, dilation))
     convolution = convolution_descriptor(data_type, *lists, CUDNN_CROSS_CORRELATION, tensor_cores, index(groups))
@@ -237,18 +241,6 @@ def _workspace(size_bytes: int) -> Any:
     from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module  # imported here because it loads CuPy
 
     return cupy_module().cuda.alloc(size_bytes)
-
-
-def _asks_for_tensor_cores(tensor_core: str, dtype: Any) -> bool:
-    if tensor_core not in ("always", "auto", "never"):
-        raise ValueError(f"tensor_core is {tensor_core!r}: give 'always', 'auto' or 'never'")
-    return tensor_core != "never" and str(dtype) == "float16"
-
-
-def _check_device(*arrays: Array | None) -> None:
-    devices = [each.data.device.id for each in arrays if each is not None]
-    if len(set(devices)) > 1:
-        raise ValueError(f"arrays lie on different GPUs: {devices}")
 
 
 def _contiguous(arr: Array) -> Array:

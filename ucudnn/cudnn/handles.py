@@ -178,7 +178,9 @@ def create() -> int:
         SettingsError: if an environment variable has a wrong value.
     """
     named = Settings.load().backend
-    return _add(Handle(backend=named if named.partition(":")[0] == "cudnn" else "cudnn"), fixed=False)
+    micro = MicroHandle(Handle(backend=named if named.partition(":")[0] == "cudnn" else "cudnn"), fixed=False)
+    _HANDLES[micro.address] = micro
+    return micro.address
 
 
 def adopt(handle: Handle) -> int:
@@ -190,11 +192,7 @@ def adopt(handle: Handle) -> int:
     Raises:
         BackendError: if the handle does not compute with cuDNN.
     """
-    return _add(handle, fixed=True)
-
-
-def _add(handle: Handle, *, fixed: bool) -> int:
-    micro = MicroHandle(handle, fixed=fixed)
+    micro = MicroHandle(handle, fixed=True)
     _HANDLES[micro.address] = micro
     return micro.address
 

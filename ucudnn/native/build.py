@@ -60,25 +60,22 @@ def header_folders(given: Sequence[Path] = ()) -> list[Path]:
         candidates = [*given]
         for _, package, folders in choices:
             candidates += [*_wheel(package, "include"), *map(Path, folders), *sorted(_toolkits())]
-        folder = next((each for each in candidates if not _missing(each, names)), None)
-        if folder is None:
-            raise BackendUnavailableError(_not_found(candidates, names))
-        if folder not in found:
-            found.append(folder)
+        partial = ""
+        for folder in candidates:
+            missing = [name for name in names if not (folder / name).exists()]
+            if not missing:
+                if folder not in found:
+                    found.append(folder)
+                break
+            if len(missing) < len(names):
+                there = ", ".join(name for name in names if name not in missing)
+                partial = partial or f"{folder} has {there}, but not {', '.join(missing)}"
+        else:
+            what = partial or f"{names[0]} was not found"
+            raise BackendUnavailableError(
+                f"{what}: give its folder with --include, or install NVIDIA's cuDNN and CUDA packages"
+            )
     return found
-
-
-def _missing(folder: Path, names: Sequence[str]) -> list[str]:
-    return [name for name in names if not (folder / name).exists()]
-
-
-def _not_found(candidates: Sequence[Path], names: Sequence[str]) -> str:
-    partial = next((each for each in candidates if len(_missing(each, names)) < len(names)), None)
-    what = f"{names[0]} was not found"
-    if partial is not None:
-        there = ", ".join(name for name in names if (partial / name).exists())
-        what = f"{partial} has {there}, but not {', '.join(_missing(partial, names))}"
-    return f"{what}: give its folder with --include, or install NVIDIA's cuDNN and CUDA packages"
 
 
 def compile_flags(headers: Sequence[Path] = ()) -> list[str]:
@@ -115,17 +112,11 @@ def _link(link: Path, target: Path) -> None:
 
 
 def build(folder: Path, headers: Sequence[Path] = (), compiler: str | None = None) -> Path:
-    """Compile the library into a folder, unless it is there and has the same sources, Python and headers.
+    """Return the library in a folder; it is compiled, unless it is there and has the same sources, Python and headers.
 
     A library that another user than root could have written is not taken, but compiled again.
 
-    Args:
-        folder: folder of the library.
-        headers: folders of cuDNN's and CUDA's headers; () searches for them.
-        compiler: compiler of C++17; None for the first one that is found.
-
-    Returns:
-        The file of the library.
+    Folders of headers and the compiler of C++17 are searched for, unless they are given.
 
     Raises:
         BackendUnavailableError: if a compiler or headers are missing, if it cannot be compiled, if others can change

@@ -188,10 +188,15 @@ class NativePlanner:
                 " repeats its results does not depend on what memory is free"
             )
         limit = min(limit, request.most_bytes)
-        unfit = self._unfit.get((problem, request.scaling), set()) & {p.algorithm for p in configuration.parts}
+        all_unfit = self._unfit.get((problem, request.scaling), set())
+        unfit = all_unfit & {part.algorithm for part in configuration.parts}
         need = configuration.workspace_bytes
         if request.start or need > limit or unfit:
-            configuration = self._rest(request, limit)
+            # Only the samples from the first missing one on are computed by it.
+            rest = self._recovery.rest(problem, request.start, limit, all_unfit)
+            if rest is None:
+                raise BackendError(f"{problem}: no algorithm is left that computes it within {exact_bytes(limit)}")
+            configuration = rest
         if not request.start and need > limit:
             self._ledger.replaced(key, configuration, f"there was no room for a workspace of {exact_bytes(need)}")
         elif not request.start and unfit:
@@ -199,15 +204,6 @@ class NativePlanner:
             reason = f"{' and '.join(sorted(unfit))} failed"
             self._ledger.replaced(key, configuration, reason, f"alpha {alpha} and beta {beta}")
         return key, configuration, limit, decision.segment
-
-    def _rest(self, request: PlanRequest, limit: int) -> Configuration:
-        """Return a configuration of the samples from the first missing one on, without algorithms that are unfit."""
-        problem = request.problem
-        unfit = self._unfit.get((problem, request.scaling), set())
-        rest = self._recovery.rest(problem, request.start, limit, unfit)
-        if rest is None:
-            raise BackendError(f"{problem}: no algorithm is left that computes it within {exact_bytes(limit)}")
-        return rest
 
     def _decision(self, request: PlanRequest) -> tuple[Hashable, Decision, int]:
         """Return the key of a kernel, its decision, and its workspace limit."""

@@ -37,17 +37,16 @@ def write_report(path: str, reports: Reports, refused: Mapping[str, int]) -> Non
         OutputError: if it cannot be written.
         OSError: if stderr cannot be written.
     """
-    content = _json(reports, refused) if path.endswith(".json") else _text(reports, refused)
+    if path.endswith(".json"):
+        found = {f"cuda:{device}": [each.to_dict() for each in own] for device, own in reports.items()}
+        content = json.dumps({"reports": found, "left": dict(refused)}, indent=1) + "\n"
+    else:
+        content = _text(reports, refused)
     if path != STDERR:
         write_whole(Path(path), content.encode())
     elif sys.stderr is not None:
         sys.stderr.write(content)
         sys.stderr.flush()
-
-
-def _json(reports: Reports, refused: Mapping[str, int]) -> str:
-    found = {f"cuda:{device}": [each.to_dict() for each in own] for device, own in reports.items()}
-    return json.dumps({"reports": found, "left": dict(refused)}, indent=1) + "\n"
 
 
 def _text(reports: Reports, refused: Mapping[str, int]) -> str:

@@ -47,11 +47,7 @@ class ModelStep:
 
 
 def parse_shape(text: str, least: int = 2) -> tuple[int, ...]:
-    """Return the shape of one sample from '3x224x224'.
-
-    Args:
-        text: the shape.
-        least: the least number of dimensions: 2 for what a convolution takes, 1 for vectors too.
+    """Return the shape of one sample from '3x224x224', with at least 2 dimensions for a convolution, or 1 for vectors.
 
     Raises:
         InvalidNetworkError: if it cannot be read.

@@ -198,23 +198,23 @@ class Summary:
 
 
 def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats: int = 0) -> Summary:
-    """Return what went through interceptors.
-
-    Args:
-        interceptors: those whose handles report.
-        repeats: how often each plan, and PyTorch's own kernel, is timed; 0 reports only what was planned.
-    """
+    """Return what went through interceptors; each plan, and PyTorch's own kernel, is timed `repeats` times."""
     reports: dict[str, Report] = {}
     layers: list[LayerSummary] = []
     left: Counter[str] = Counter()
     tuned: list[TuningReport] = []
+    planned: list[Interceptor] = []  # those that compute by the plans of handles
     for number, interceptor in enumerate(interceptors):
         left.update(interceptor.fallbacks.counts())
+        own: Interceptor | None
         if isinstance(interceptor, AutoInterceptor):
             tuned += [report_tuning(str(device), tuner) for device, tuner in interceptor.tuners().items()]
-        own = _planned(interceptor)
+            own = interceptor.planned
+        else:
+            own = interceptor
         if own is None:
             continue
+        planned.append(own)
         problems = {str(problem): problem for problem in own.problems()}
         owners = own.owners()
         with process_overrides.gates_aside() if repeats else nullcontext():
@@ -228,7 +228,6 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
                 if aten is not None and each.problem in problems:
                     layer = _with_pytorch(layer, aten, device, problems[each.problem], repeats)
                 layers.append(layer)
-    planned = [each for each in map(_planned, interceptors) if each is not None]
     return Summary(
         reports=reports,
         layers=tuple(layers),
@@ -238,11 +237,6 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
         past_limits=tuple(each.fallbacks.past_limit() for each in planned),
         tuned=tuple(tuned),
     )
-
-
-def _planned(interceptor: Interceptor | AutoInterceptor) -> Interceptor | None:
-    """Return what computes by the plans of handles; None if PyTorch's own kernels compute."""
-    return interceptor.planned if isinstance(interceptor, AutoInterceptor) else interceptor
 
 
 def _past(past: PastLimit) -> str:

@@ -13,7 +13,7 @@ from tests.support.tuned_program import LATER, LIMIT, product, python_calls, tak
 from ucudnn.handle import save_plans  # noqa: E402
 from ucudnn.planning.choices import Origin  # noqa: E402
 from ucudnn.problem import WITH_BIAS  # noqa: E402
-from ucudnn.torch.calls.added_bias import is_fused  # noqa: E402
+from ucudnn.torch.calls.fused_choice import is_fused  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps import step_comparison  # noqa: E402
 from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402

@@ -19,8 +19,8 @@ from tests.support.tuned_program import (  # noqa: E402
 )
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
 from ucudnn.problem import WITH_BIAS, Operation  # noqa: E402
-from ucudnn.torch.calls.added_bias import is_fused  # noqa: E402
 from ucudnn.torch.calls.direct_kernel import direct_kernel  # noqa: E402
+from ucudnn.torch.calls.fused_choice import is_fused  # noqa: E402
 from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.gate.call_gate import CallGate  # noqa: E402
 from ucudnn.torch.overrides import Overrides, process_overrides  # noqa: E402

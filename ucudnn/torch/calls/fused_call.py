@@ -16,8 +16,8 @@ from ucudnn.handle import Handle
 from ucudnn.kernel import KernelKey
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls import fused_choice
-from ucudnn.torch.calls.added_bias import is_fused
 from ucudnn.torch.calls.direct_kernel import DirectKernel
+from ucudnn.torch.calls.fused_choice import is_fused
 from ucudnn.torch.calls.kernel_call import LOW_BITS, MOST_BOUND, PlannedCall
 from ucudnn.torch.device.gpu import capturing, current_device
 from ucudnn.workspace.spare import tail_step

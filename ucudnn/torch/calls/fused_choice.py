@@ -1,5 +1,6 @@
-"""Whether an engine that adds a bias takes less than a convolution and PyTorch's addition, measured before both run."""
+"""Who adds the bias of a convolution: an engine that computes the convolution, or another kernel if that is faster."""
 
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
@@ -11,11 +12,27 @@ from ucudnn.configuration import Configuration
 from ucudnn.handle import Handle
 from ucudnn.kernel import KernelKey
 from ucudnn.planning.choices import Origin
-from ucudnn.torch.calls.added_bias import is_fused
+from ucudnn.problem import ConvolutionProblem
 
 _WORTH_FUSING = 0.97  # of the time of both kernels: less may be noise
 _SAMPLES, _CALLS = 9, 8
 _LEAD_MS = 0.5  # in which the host queues the calls of a sample
+
+
+def is_fused(configuration: Configuration) -> bool:
+    """Return whether the engines of a configuration add the bias themselves, in each part."""
+    calls = [each for part in configuration.parts for each in part.slabs or (part,)]
+    return not any(each.algorithm.endswith(ADDED) for each in calls)
+
+
+def without_addition(
+    problem: ConvolutionProblem, configuration: Configuration
+) -> tuple[ConvolutionProblem, Configuration]:
+    """Return what is left to compute if the caller adds the bias, where another kernel would add it."""
+    if not problem.biased or not all(part.algorithm.endswith(ADDED) for part in configuration.parts):
+        return problem, configuration
+    parts = (replace(part, algorithm=part.algorithm.removesuffix(ADDED)) for part in configuration.parts)
+    return problem.without_bias(), replace(configuration, parts=tuple(parts))
 
 
 def measured_with_bias(handle: Handle, key: KernelKey, out: torch.Tensor, bias: torch.Tensor) -> Configuration | None:

@@ -82,11 +82,11 @@ class _NamingHooks:
         self._names = names
         self.name = name
 
-    def enter(self, module: torch.nn.Module, inputs: Any) -> None:
+    def enter(self, *_: Any) -> None:
         if self._names is not None and not torch.compiler.is_compiling():
             self._names.enter(self.name)
 
-    def leave(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+    def leave(self, *_: Any) -> None:
         if self._names is not None and not torch.compiler.is_compiling():
             self._names.leave()
 

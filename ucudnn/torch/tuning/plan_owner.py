@@ -16,8 +16,8 @@ from ucudnn.handle import Handle
 from ucudnn.kernel import KernelKey
 from ucudnn.planning.choices import Origin
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.torch.calls.added_bias import without_addition
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
+from ucudnn.torch.calls.fused_choice import without_addition
 from ucudnn.torch.device.stated_headroom import StatedRoom
 from ucudnn.torch.trials.call_site import CallSite
 
