@@ -12,21 +12,22 @@ from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
-F = torch.nn.functional
+
+def convolve(dtype=torch.float32):
+    torch.nn.functional.conv2d(torch.ones(2, 3, 5, 5, dtype=dtype), torch.ones(2, 3, 3, 3, dtype=dtype))
 
 
 def test_contexts_may_be_nested_and_disable_ends_all():
-    x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
     with enable_on_cpu() as outer:
-        F.conv2d(x, w)
+        convolve()
         with enable_on_cpu() as inner:
-            F.conv2d(x, w)
-            F.conv2d(x, w)
-        F.conv2d(x, w)
+            convolve()
+            convolve()
+        convolve()
         assert (outer.report().calls, inner.report().calls) == (2, 2)
         assert ucudnn.torch.report().calls == 2
         ucudnn.torch.disable()
-        F.conv2d(x, w)
+        convolve()
         assert outer.report().calls == 2
     assert ucudnn.torch.report().calls == 0
 
@@ -45,25 +46,22 @@ def test_pytorchs_kernels_are_registered_again_at_the_end():
 
 
 def test_a_nested_context_leaves_calls_to_pytorch_not_to_the_outer_one():
-    x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
     with enable_on_cpu() as outer, enable_on_cpu(workspace_limit="1KiB") as inner:
-        F.conv2d(x, w.double().to(torch.float16).float())
-        F.conv2d(x.bfloat16(), w.bfloat16())
+        convolve()
+        convolve(torch.bfloat16)
     assert outer.report().calls + sum(outer.report().left.values()) == 0
     assert inner.report().calls == 1
 
 
 def test_an_interceptor_is_kept_if_a_captured_graph_uses_its_memory():
     backend = FaultyBackend()
-    x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
     for captures in (False, True):
-        made = Interceptor(
-            lambda _: Handle(backend=backend, effort=QUICK), "cpu", process_overrides.aten_kernels("cpu")
-        )
+        aten = process_overrides.aten_kernels("cpu")
+        made = Interceptor(lambda _: Handle(backend=backend, effort=QUICK), "cpu", aten)
         process_overrides.use(made)
-        F.conv2d(x, w)
+        convolve()
         backend.captures = captures
-        F.conv2d(x, w)
+        convolve()
         backend.captures = False
         ucudnn.torch.disable()
         assert (made in process_overrides._kept) is captures

@@ -9,13 +9,14 @@ from tests.support.torch_cases import enable_on_cpu  # noqa: E402
 from ucudnn.reporting.table import EXPLANATIONS  # noqa: E402
 from ucudnn.torch.summary import Summary  # noqa: E402
 
-F = torch.nn.functional
+
+def convolve():
+    return torch.nn.functional.conv2d(torch.ones(4, 3, 9, 9), torch.ones(4, 3, 3, 3))
 
 
 def test_a_report_with_measured_times():
-    x, w = torch.randn(4, 3, 9, 9), torch.randn(4, 3, 3, 3)
     with enable_on_cpu() as on:
-        F.conv2d(x, w)
+        convolve()
         plain, measured = on.report(), on.report(repeats=2)
     (layer,) = measured.layers
     assert plain.layers[0].measured_ms is None
@@ -28,24 +29,22 @@ def test_a_report_with_measured_times():
 
 
 def test_a_kernel_far_from_its_prediction_is_measured_again_and_named():
-    x, w = torch.randn(4, 3, 9, 9), torch.randn(4, 3, 3, 3)
     with enable_on_cpu() as on:
-        expected = F.conv2d(x, w)
+        expected = convolve()
         (handle,) = on._interceptor.handles().values()
         (entry,) = handle._entries.values()
         entry.decide(slower(entry.decision, 1e6))
         stale = entry.decision.configuration.time_ms
         summary = on.report(repeats=1)
-        torch.testing.assert_close(F.conv2d(x, w), expected)
+        torch.testing.assert_close(convolve(), expected)
     assert summary.layers[0].planned_ms < stale / 100
     assert "measured again, because predictions were far from executed times" in str(summary)
     assert summary.reports["cpu"].kernels[0].first_predicted_ms == stale
 
 
 def test_a_summary_in_a_notebook_explains_each_of_its_columns():
-    x, w = torch.randn(4, 3, 9, 9), torch.randn(4, 3, 3, 3)
     with enable_on_cpu() as on:
-        F.conv2d(x, w)
+        convolve()
         summary = on.report(repeats=1)
     assert set(summary.columns()) <= {*EXPLANATIONS}
     page = summary._repr_html_()

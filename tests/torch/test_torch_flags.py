@@ -7,15 +7,11 @@ torch = pytest.importorskip("torch")
 from tests.support.torch_flags import kept_torch_flags  # noqa: E402
 
 
-def precisions():
-    backends = torch.backends
-    return {
-        "allow_tf32": backends.cudnn.allow_tf32,
-        "conv": backends.cudnn.conv.fp32_precision,
-        "rnn": backends.cudnn.rnn.fp32_precision,
-        "matmul": torch.get_float32_matmul_precision(),
-        "cuda matmul": backends.cuda.matmul.fp32_precision,
-    }
+def flags():
+    backends, cudnn = torch.backends, torch.backends.cudnn
+    precisions = cudnn.allow_tf32, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+    precisions += torch.get_float32_matmul_precision(), backends.cuda.matmul.fp32_precision
+    return precisions, cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(
@@ -25,20 +21,13 @@ def precisions():
         lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
         lambda: torch.set_float32_matmul_precision("high"),
         lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+        lambda: setattr(torch.backends.cudnn, "deterministic", True),
+        lambda: torch.use_deterministic_algorithms(True),
     ],
-    ids=["cudnn.allow_tf32", "conv.fp32_precision", "float32_matmul_precision", "matmul.allow_tf32"],
 )
-def test_precisions_are_restored_whichever_way_they_were_set(change):
-    before = precisions()
+def test_flags_are_restored_whichever_way_they_were_set(change):
+    before = flags()
     with kept_torch_flags():
         change()
-    assert precisions() == before
-
-
-def test_determinism_and_benchmarks_are_restored():
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
-    with kept_torch_flags():
-        cudnn.benchmark, cudnn.deterministic = True, True
-        torch.use_deterministic_algorithms(True)
-    assert (cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()) == before
+    assert flags() == before

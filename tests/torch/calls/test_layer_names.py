@@ -1,5 +1,9 @@
 """Converted modules: their convolutions have the names of the module tree, however their weights come and go."""
 
+import copy
+import io
+
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,15 +17,20 @@ from ucudnn.torch.overrides import process_overrides  # noqa: E402
 F = torch.nn.functional
 
 
+def convert(module, **options):
+    """Convert a module, and return its interceptor."""
+    ucudnn.torch.convert(module, backend="cpu", effort=QUICK, **options)
+    return process_overrides.converted[-1]
+
+
 def test_only_the_converted_module_is_computed_here_with_the_names_of_its_layers():
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3))).double()
     other = torch.nn.Conv2d(3, 2, 3).double()
     x = drawn((2, 3, 8, 8))
     expected = outcome(module, x), outcome(other, x)
-    ucudnn.torch.convert(module, backend="cpu", total_workspace="1MiB", effort=QUICK)
+    converted = convert(module, total_workspace="1MiB")
     assert_close(outcome(module, x), expected[0])
     assert_close(outcome(other, x), expected[1])
-    (converted,) = process_overrides.converted
     (report,) = converted.reports().values()
     assert report.method.value == "WD"
     assert sorted((kernel.layer, kernel.operation) for kernel in report.kernels) == sorted(
@@ -31,33 +40,22 @@ def test_only_the_converted_module_is_computed_here_with_the_names_of_its_layers
 
 
 def test_copies_of_a_converted_module_are_converted_and_loaded_ones_are_not():
-    import copy
-    import io
-
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).double()
     x = drawn((2, 3, 6, 6))
     expected = module(x).detach()
-    ucudnn.torch.convert(module, backend="cpu", effort=QUICK)
-    (converted,) = process_overrides.converted
-
-    def calls():
-        return sum(kernel.calls for report in converted.reports().values() for kernel in report.kernels)
-
+    convert(module)
     torch.testing.assert_close(copy.deepcopy(module)(x).detach(), expected)
-    assert calls() == 1
+    assert ucudnn.torch.report().calls == 1
     stored = io.BytesIO()
     torch.save(module, stored)
     stored.seek(0)
     torch.testing.assert_close(torch.load(stored, weights_only=False)(x).detach(), expected)
-    assert calls() == 1
+    assert ucudnn.torch.report().calls == 1
 
 
 def test_memory_of_a_weight_that_is_gone_has_no_name():
-    import numpy as np
-
     module, memory = torch.nn.Conv2d(3, 4, 3), np.zeros((4, 3, 3, 3), np.float32)
-    ucudnn.torch.convert(module, backend="cpu", effort=QUICK)
-    (converted,) = process_overrides.converted
+    converted = convert(module)
     module.weight.data = torch.from_numpy(memory)
     module(torch.randn(1, 3, 5, 5))
     assert converted.names.of(module.weight.data) == "Conv2d"
@@ -81,7 +79,7 @@ def test_weights_of_a_converted_module_may_be_parametrized_or_lazy():
     counted = Counted()
     torch.nn.utils.parametrize.register_parametrization(module[1], "weight", counted)
     before = counted.calls
-    ucudnn.torch.convert(module, backend="cpu", effort=QUICK)
+    convert(module)
     F.conv2d(torch.randn(1, 3, 5, 5), torch.randn(2, 3, 3, 3))  # of no module, while a lazy weight has no memory yet
     module(drawn((2, 3, 8, 8))).sum().backward()
     assert counted.calls == before + 1
@@ -91,7 +89,7 @@ def test_weights_of_a_converted_module_may_be_parametrized_or_lazy():
 
 def test_a_converted_module_may_be_moved_and_compiled():
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 2, 3))
-    ucudnn.torch.convert(module, backend="cpu", effort=QUICK)
+    convert(module)
     module.double()  # moves the weights
     x = drawn((2, 3, 8, 8))
     expected = [F.conv2d(F.conv2d(x, *module[0].parameters()), *module[1].parameters()).detach()]
