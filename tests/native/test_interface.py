@@ -16,44 +16,11 @@ from ucudnn.native.__main__ import main
 from ucudnn.native.registry import groups_apart
 from ucudnn.settings import is_set
 
-PROGRAM = """
-#include <ucudnn.hpp>
-cudnnStatus_t run(UcudnnHandle_t &handle, cudaStream_t stream) {
-  UcudnnHandle_t none = nullptr, copy = handle, *many = new UcudnnHandle_t[3];
-  delete[] many;
-  cudnnHandle_t plain = copy;
-  cudnnConvolutionFwdAlgo_t forward = {};
-  cudnnConvolutionBwdDataAlgo_t data = {};
-  cudnnConvolutionBwdFilterAlgo_t filter = {};
-  cudnnConvolutionFwdAlgoPerf_t perf;
-  cudnnTensorDescriptor_t t = nullptr;
-  cudnnFilterDescriptor_t f = nullptr;
-  cudnnConvolutionDescriptor_t c = nullptr;
-  size_t size;
-  int count;
-  if (none == nullptr && !plain) cudnnCreate(&handle);
-  cudnnSetStream(handle, stream);
-  cudnnGetStream(handle, &stream);
-  cudnnAddTensor(handle, nullptr, t, nullptr, nullptr, t, nullptr);
-  cudnnGetConvolutionForwardAlgorithm(handle, t, f, c, t, CUDNN_CONVOLUTION_FWD_PREFER_FASTEST, 0, &forward);
-  cudnnGetConvolutionBackwardDataAlgorithm(handle, f, t, c, t, CUDNN_CONVOLUTION_BWD_DATA_NO_WORKSPACE, 0, &data);
-  cudnnGetConvolutionBackwardFilterAlgorithm(handle, t, t, c, f,
-      CUDNN_CONVOLUTION_BWD_FILTER_SPECIFY_WORKSPACE_LIMIT, 8, &filter);
-  cudnnGetConvolutionForwardAlgorithm_v7(handle, t, f, c, t, 1, &count, &perf);
-  cudnnFindConvolutionForwardAlgorithm(handle, t, f, c, t, 1, &count, &perf);
-  cudnnFindConvolutionForwardAlgorithmEx(handle, t, nullptr, f, nullptr, c, t, nullptr, 1, &count, &perf, nullptr, 0);
-  cudnnGetConvolutionBackwardDataWorkspaceSize(handle, f, t, c, t, data, &size);
-  cudnnConvolutionBackwardFilter(handle, &size, t, nullptr, t, nullptr, c, filter, nullptr, 0, &size, f, nullptr);
-  return cudnnDestroy(handle);
-}
-"""
-
 
 @pytest.mark.parametrize("standard", ["c++11", "c++17", "c++20"])
 def test_the_header_compiles_against_cudnns(toolchain, tmp_path, standard):
-    (tmp_path / "program.cpp").write_text(PROGRAM)
     strict = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-c"]
-    toolchain.compile(tmp_path / "program.cpp", tmp_path / "program.o", f"-std={standard}", *strict)
+    toolchain.compile(NATIVE / "header.cpp", tmp_path / "program.o", f"-std={standard}", *strict)
 
 
 def test_the_header_itself_names_nothing_deprecated(toolchain, tmp_path):
@@ -80,8 +47,7 @@ def test_structures_have_the_same_layout_in_cpp_and_python(toolchain, tmp_path):
     program = toolchain.compile(NATIVE / "layout.cpp", tmp_path / "layout", f"-I{build.SOURCES}")
     lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
     told = {}
-    for line in lines:
-        structure, name, offset, size = line.split()
+    for structure, name, offset, size in map(str.split, lines):
         told.setdefault(structure, {})[name] = int(offset), int(size)
     assert told.pop("version")["-"] == (bridge.VERSION, 0)
     assert set(told) == {"Question", "Step", "Request", "Answer", "Callbacks"}
@@ -124,8 +90,7 @@ def test_the_end_of_a_process_waits_for_threads(monkeypatch):
         ended.set()
 
     for name in ("_listing", "_building"):
-        started.clear()
-        ended.clear()
+        started.clear(), ended.clear()
         getattr(own, name).submit(work)
         started.wait()
         own.stop()
@@ -214,11 +179,10 @@ def test_help_shows_how_to_build_a_program_and_is_no_wider_than_the_terminal(cap
 
 
 def test_the_header_and_libpython_are_found(capsys):
-    assert main(["--include-dir"]) == 0
-    assert capsys.readouterr().out.strip() == str(build.INCLUDE)
     assert (build.INCLUDE / "ucudnn.hpp").exists()
-    assert main(["--libpython"]) == 0
-    assert capsys.readouterr().out.strip() == str(build.libpython() or "")
+    for option, path in (("--include-dir", build.INCLUDE), ("--libpython", build.libpython() or "")):
+        assert main([option]) == 0
+        assert capsys.readouterr().out.strip() == str(path)
 
 
 @pytest.mark.parametrize(

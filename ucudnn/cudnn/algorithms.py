@@ -55,11 +55,8 @@ __all__ = [
 ]
 
 
-VIRTUAL = 0
-"""The virtual algorithm: the fastest configuration within the limit."""
-
-VIRTUAL_DETERMINISTIC = 1
-"""The virtual algorithm that repeats its results bit for bit."""
+VIRTUAL, VIRTUAL_DETERMINISTIC = range(2)
+"""The virtual algorithms: the fastest configuration within the limit, and one that repeats its results bit for bit."""
 
 _NOT_DETERMINISTIC = {
     Operation.FORWARD: {VIRTUAL},

@@ -145,10 +145,6 @@ def check_contiguous(arr: Array) -> None:
         raise ValueError(f"strides {arr.strides} of an array {arr.shape} are not C-contiguous: copy the array first")
 
 
-def _ints(values: Sequence[int]) -> "array[int]":
-    return array("i", values)
-
-
 def _channels_first(format: int, shape: Sizes) -> Sizes:
     """Return a shape in cuDNN's order for all formats: (N, C, spatial...)."""
     if format not in (CUDNN_TENSOR_NCHW, CUDNN_TENSOR_NHWC):
@@ -157,43 +153,30 @@ def _channels_first(format: int, shape: Sizes) -> Sizes:
 
 
 def _tensor(data_type: int, format: int, shape: Sizes) -> Descriptor:
-    sizes = _ints(_channels_first(format, shape))
-    strides = _ints(_channels_first(format, tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))))
+    sizes = array("i", _channels_first(format, shape))
+    strides = array("i", _channels_first(format, tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))))
     descriptor = Descriptor(createTensorDescriptor(), destroyTensorDescriptor)
     setTensorNdDescriptor(descriptor.value, data_type, len(sizes), sizes.buffer_info()[0], strides.buffer_info()[0])
     return descriptor
 
 
 def _filter(data_type: int, format: int, shape: Sizes) -> Descriptor:
-    sizes = _ints(_channels_first(format, shape))
+    sizes = array("i", _channels_first(format, shape))
     descriptor = Descriptor(createFilterDescriptor(), destroyFilterDescriptor)
     setFilterNdDescriptor_v4(descriptor.value, data_type, format, len(sizes), sizes.buffer_info()[0])
     return descriptor
 
 
 def _convolution(
-    data_type: int,
-    pad: Sizes,
-    stride: Sizes,
-    dilation: Sizes,
-    mode: int,
-    tensor_cores: bool,
-    groups: int,
+    data_type: int, pad: Sizes, stride: Sizes, dilation: Sizes, mode: int, tensor_cores: bool, groups: int
 ) -> Descriptor:
     if not len(pad) == len(stride) == len(dilation):
         raise ValueError(f"pad {pad}, stride {stride} and dilation {dilation} differ in length")
     accumulation = CUDNN_DATA_DOUBLE if data_type == CUDNN_DATA_DOUBLE else CUDNN_DATA_FLOAT
-    pads, strides, dilations = (_ints(each) for each in (pad, stride, dilation))
+    pads, strides, dilations = (array("i", each) for each in (pad, stride, dilation))
     descriptor = Descriptor(createConvolutionDescriptor(), destroyConvolutionDescriptor)
-    setConvolutionNdDescriptor_v3(
-        descriptor.value,
-        len(pad),
-        pads.buffer_info()[0],
-        strides.buffer_info()[0],
-        dilations.buffer_info()[0],
-        mode,
-        accumulation,
-    )
+    pads_at, strides_at, dilations_at = (each.buffer_info()[0] for each in (pads, strides, dilations))
+    setConvolutionNdDescriptor_v3(descriptor.value, len(pad), pads_at, strides_at, dilations_at, mode, accumulation)
     if tensor_cores:
         setConvolutionMathType(descriptor.value, CUDNN_TENSOR_OP_MATH)
     setConvolutionGroupCount(descriptor.value, groups)

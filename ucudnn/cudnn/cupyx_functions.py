@@ -60,9 +60,7 @@ def get_handle() -> int:
     Raises:
         UcudnnError: as `create`.
     """
-    from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module  # imported here because it loads CuPy
-
-    key = (cupy_module().cuda.runtime.getDevice(), get_ident())
+    key = (_cuda().runtime.getDevice(), get_ident())
     if key not in _handles:
         _handles[key] = create()
     return _handles[key]
@@ -217,7 +215,7 @@ def _convolve(
     handle = get_handle()
     try:
         perf = choose(handle, operation, (a, b, convolution.value, c), _limit.get("bytes"), bool(deterministic))
-        workspace = _workspace(perf.memory)
+        workspace = _cuda().alloc(perf.memory) if perf.memory else None  # only plain cuDNN asks for one
         at = workspace.ptr if workspace is not None else 0
         inputs = (a, first.data.ptr, b, second.data.ptr, convolution.value, perf.algo, at, perf.memory)
         _CONVOLVE[operation](handle, one, *inputs, zero, c, written.data.ptr)
@@ -234,13 +232,10 @@ def _convolve(
         raise
 
 
-def _workspace(size_bytes: int) -> Any:
-    """Return GPU memory for an algorithm of plain cuDNN, or None if it needs no workspace."""
-    if not size_bytes:
-        return None
+def _cuda() -> Any:
     from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module  # imported here because it loads CuPy
 
-    return cupy_module().cuda.alloc(size_bytes)
+    return cupy_module().cuda
 
 
 def _contiguous(arr: Array) -> Array:

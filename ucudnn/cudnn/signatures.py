@@ -50,12 +50,9 @@ def c_name(name: str) -> str:
 
 
 def calls(declaration: str, summary: str, function: str = "") -> Callable[..., Any]:
-    """Return a function that calls cuDNN's with its arguments; integers may be NumPy's.
+    """Return a function that calls cuDNN's, which `c_name` tells unless it is given; integers may be NumPy's.
 
-    Args:
-        declaration: as for `named`.
-        summary: the first line of its docstring, without the name of cuDNN's function.
-        function: name of cuDNN's function, unless `c_name` tells it.
+    The summary begins its docstring, which also names cuDNN's function.
     """
     name, *parameters = re.findall(r"\w+", declaration)
     function = function or c_name(name)

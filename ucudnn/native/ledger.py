@@ -16,20 +16,13 @@ from ucudnn.reporting.run_report import report_run
 
 @final
 class _Line:
-    """A kernel.
-
-    Attributes:
-        entry: its decision and replacements.
-        limit_bytes: its limit under WR; None under WD.
-        calls: the entry's numbers of native calls; C++ counts in the first.
-        failed: why its configuration was given up, until there is another one; else ''.
-    """
+    """A kernel."""
 
     def __init__(self, decision: Decision, limit_bytes: int | None) -> None:
         self.entry = Entry(decision.kernel)
-        self.limit_bytes = limit_bytes
-        self.calls = self.entry.count_natively()
-        self.failed = ""
+        self.limit_bytes = limit_bytes  # under WR; None under WD
+        self.calls = self.entry.count_natively()  # C++ counts in the first number
+        self.failed = ""  # why its configuration was given up, until there is another one
 
 
 @final

@@ -37,12 +37,9 @@ from ucudnn.workspace.stream_order import Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativePlan:
-    """A plan for a handle.
+    """A plan for a handle, whose calls need what it keeps.
 
     Attributes:
-        steps: the calls.
-        keeps: what must live as long as the calls.
-        workspace_bytes: workspace of the calls.
         segment: the part of the divided workspace under WD; else None.
         text: the decision as text for people.
         calls: 64 bits that count the calls of the kernel; they live as long as the plan.

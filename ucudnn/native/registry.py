@@ -34,7 +34,7 @@ class KernelRegistry:
 
     def __init__(self, loaded: LoadedPlans = NO_PLANS) -> None:
         self._loaded = loaded
-        self._numbers: Iterator[int] = count(1)
+        self._names: Iterator[str] = (f"#{number}" for number in count(1))
         self._registered: set[_Key] = set()
         self._waiting: list[tuple[int, str, ConvolutionProblem]] = []  # registered by a handle, not computed yet
         self._taken: dict[_Key, str] = {}
@@ -51,7 +51,7 @@ class KernelRegistry:
         """
         if (handle, problem) not in self._registered:
             self._registered.add((handle, problem))
-            self._waiting += [(handle, self._name(), problem) for _ in range(groups_apart(problem))]
+            self._waiting += [(handle, next(self._names), problem) for _ in range(groups_apart(problem))]
 
     def forget(self, handle: int) -> list[str]:
         """Forget the kernels of a handle, and return their names; the next division reuses their segments."""
@@ -100,9 +100,6 @@ class KernelRegistry:
         self._decided[name] = replace(decision, segment=segment)
         return name
 
-    def _name(self) -> str:
-        return f"#{next(self._numbers)}"
-
     def _take(self, handle: int, problem: ConvolutionProblem) -> str:
         """Return the name of a kernel that is computed for the first time, that of a registered one if possible."""
         plain = replace(problem, alignment=MOST_ALIGNMENT, deterministic=False)
@@ -114,7 +111,7 @@ class KernelRegistry:
             if plain != problem:
                 self._decided.pop(name, None)  # it is less aligned than it was registered
         else:
-            name = self._name()
+            name = next(self._names)
         self._taken[handle, problem] = name
         return name
 

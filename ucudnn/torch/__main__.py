@@ -4,7 +4,8 @@ import argparse
 import logging
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ucudnn.command_line import NoEffect, WholeWords, read_settings
 from ucudnn.errors import UcudnnError
 from ucudnn.reporting.output_file import check_output
 from ucudnn.reporting.terminal import print_error
-from ucudnn.torch import Enabled, turn_on
+from ucudnn.torch import turn_on
 from ucudnn.torch.factory import open_interceptor, stated_interceptor, tunes
 from ucudnn.torch.overrides import AnyInterceptor
 
@@ -70,13 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.program and not Path(program[0]).exists():
         parser.error(f"{program[0]} is not there")
     _log(logging.INFO if given.verbose else logging.WARNING)
-    try:
+    with _ended_by_errors():
         if given.save_plans is not None:
             check_output(given.save_plans)
         on = turn_on(_opened(given))
-    except UcudnnError as error:
-        print_error(str(error))
-        sys.exit(2)
     with on:
         try:
             _run(program, module=bool(given.module))
@@ -85,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 sys.stdout.flush()
                 sys.stderr.write(f"{on.report()}\n")  # standard output is the program's
             if given.save_plans is not None:
-                _save(on, given.save_plans)
+                with _ended_by_errors():
+                    on.save_plans(given.save_plans)
 
 
 def _opened(given: argparse.Namespace) -> AnyInterceptor:
@@ -94,15 +93,10 @@ def _opened(given: argparse.Namespace) -> AnyInterceptor:
     if tunes(given.backend, options):
         return open_interceptor(given.backend, options)
     tune = given.tune or ("first" if given.save_plans is not None else None)  # a file of plans is for measured ones
-    return stated_interceptor(read_settings(_typed(given), _NO_EFFECT), tune=tune, memory_limit=given.memory_limit)
-
-
-def _typed(given: argparse.Namespace) -> dict[str, object]:
-    """Return the values of the options that were typed, by name."""
     typed = {f"--{name.replace('_', '-')}": value for name, value in vars(given).items() if value is not None}
     if given.slabs is False:
         typed["--no-slabs"] = typed.pop("--slabs")
-    return typed
+    return stated_interceptor(read_settings(typed, _NO_EFFECT), tune=tune, memory_limit=given.memory_limit)
 
 
 def _run(program: Sequence[str], *, module: bool) -> None:
@@ -147,9 +141,10 @@ def _log(level: int) -> None:
     logger.propagate = False
 
 
-def _save(on: Enabled, path: Path) -> None:
+@contextmanager
+def _ended_by_errors() -> Iterator[None]:
     try:
-        on.save_plans(path)
+        yield
     except UcudnnError as error:
         print_error(str(error))
         sys.exit(2)

@@ -56,7 +56,8 @@ class AtenKernels:
             return median(_elapsed_ms(run) for _ in range(repeats)), held
 
     def _call(self, problem: ConvolutionProblem) -> Callable[[], Any]:
-        x, w, y = (self._operand(problem, *shape) for shape in shapes_of(problem))
+        made = partial(torch.empty, dtype=DTYPES[problem.dtype], device="cuda", memory_format=format_of(problem))
+        x, w, y = (made(shape).uniform_(-0.5, 0.5) for shape in shapes_of(problem))
         lists = [list(each) for each in (problem.stride, problem.padding, problem.dilation)]
         geometry = (*lists, False, [0] * len(problem.spatial), problem.groups)
         if problem.operation is Operation.FORWARD:
@@ -66,11 +67,6 @@ class AtenKernels:
         data = problem.operation is Operation.BACKWARD_DATA
         mask = [data, not data, False]
         return lambda: self.backward(y, x, w, None, *geometry, mask)
-
-    @staticmethod
-    def _operand(problem: ConvolutionProblem, *shape: int) -> torch.Tensor:
-        made = torch.empty(shape, dtype=DTYPES[problem.dtype], device="cuda", memory_format=format_of(problem))
-        return made.uniform_(-0.5, 0.5)
 
 
 def held_bytes() -> int:

@@ -81,16 +81,16 @@ class Fallbacks:
         PyTorch's statistics of peak memory belong to the program, so they are not reset. The memory of a call is known
         only if the call sets a new peak. PyTorch does not count the memory of the CPU, whose number is -1.
         """
-        if ordinal < 0:
-            made = baseline()
-            self._count(None)
-            return made
-        before, peak_before = self._read(ordinal)
+        before, peak_before = (0, 0) if ordinal < 0 else self._read(ordinal)
         made = baseline()
-        _, peak = self._read(ordinal)
+        _, peak = (0, 0) if ordinal < 0 else self._read(ordinal)
         outputs = [made] if isinstance(made, torch.Tensor) else [each for each in made if each is not None]
         own = sum(each.numel() * each.element_size() for each in outputs)
-        self._count(peak - before - own if peak > peak_before else None)
+        with self._lock:
+            past, is_seen = self._past, peak > peak_before
+            beyond = peak - before - own - self._limit_bytes if is_seen else 0
+            most_bytes = max(past.most_bytes, beyond)
+            self._past = PastLimit(calls=past.calls + 1, seen=past.seen + is_seen, most_bytes=most_bytes)
         return made
 
     def counts(self) -> dict[str, int]:
@@ -102,12 +102,3 @@ class Fallbacks:
         """Return what failures took beyond the limit so far."""
         with self._lock:
             return self._past
-
-    def _count(self, held_bytes: int | None) -> None:
-        with self._lock:
-            past = self._past
-            self._past = PastLimit(
-                calls=past.calls + 1,
-                seen=past.seen + (held_bytes is not None),
-                most_bytes=max(past.most_bytes, (held_bytes or 0) - self._limit_bytes),
-            )

@@ -40,15 +40,10 @@ IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: cal
 class PlannedCall:
     """One kernel of one layer on one device, and how it is computed by its plan.
 
-    Args:
-        problem: the problem that the kernel computes.
-        layer: name of the layer, or ''.
-        ordinal: number of the GPU; -1 for the CPU.
-        open_handle: returns the handle of the device, and opens it first if necessary.
-        planned_anew: called after a launch by a plan that `direct` has not been asked about.
+    The number of the CPU is -1. `open_handle` returns the handle of the device, and opens it first if necessary.
+    `planned_anew` is called after a launch by a plan that `direct` has not been asked about.
 
     Attributes:
-        problem: the problem that the kernel computes.
         filters: addresses of the filters that it was given in the longer way, the first ones of many.
         bound: number of calls on addresses that recurred, with nothing left to look up.
         native_calls: what `Launcher.lend` has returned last, which kernel calls may share; None before.

@@ -20,13 +20,10 @@ class LayerNames:
 
     While the forward of a named module runs, a convolution belongs to it. Autograd calls with the weight that the
     module was called with. Compiled code runs no modules, but calls with the weight that the module has.
-
-    Attributes:
-        any: whether any module was named.
     """
 
     def __init__(self) -> None:
-        self.any = False
+        self.any = False  # whether any module was named
         self._running = local()
         # By address. Another tensor may get the address later, so a name counts only while the weight's memory lives.
         self._known: BoundedDict[int, tuple[str, StorageWeakRef]] = BoundedDict(_MOST_WEIGHTS)

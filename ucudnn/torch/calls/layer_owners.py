@@ -76,12 +76,9 @@ class LayerOwners:
             if weight is not None and weight.data_ptr() == address:  # it may have moved, and another tensor be there
                 for shapes in users[address]:
                     found[shapes][name] = None
-        return {shapes: tuple(names) or self._first_of(shapes) for shapes, names in found.items()}
-
-    def _first_of(self, shapes: str) -> tuple[str, ...]:
-        """Return the module that asked first; less sure, because a compiled model may run for its layers."""
-        first = self._first.get(shapes)
-        return (first,) if first else ()
+        # The module that asked first is less sure, because a compiled model may run for its layers.
+        first = {shapes: (self._first[shapes],) if self._first.get(shapes) else () for shapes in filters}
+        return {shapes: tuple(names) or first[shapes] for shapes, names in found.items()}
 
 
 def _own(module: torch.nn.Module) -> list[Parameter]:

@@ -58,20 +58,17 @@ class TorchConvolution:
     @property
     def forward(self) -> ConvolutionProblem:
         """The problem whose result is the output."""
-        return self._as(Operation.BACKWARD_DATA if self.transposed else Operation.FORWARD)
+        return _with(self.problem, Operation.BACKWARD_DATA if self.transposed else Operation.FORWARD)
 
     @property
     def backward_input(self) -> ConvolutionProblem:
         """The problem whose result is the gradient of the input."""
-        return self._as(Operation.FORWARD if self.transposed else Operation.BACKWARD_DATA)
+        return _with(self.problem, Operation.FORWARD if self.transposed else Operation.BACKWARD_DATA)
 
     @property
     def backward_weight(self) -> ConvolutionProblem:
         """The problem whose result is the gradient of the weight."""
-        return self._as(Operation.BACKWARD_FILTER)
-
-    def _as(self, operation: Operation) -> ConvolutionProblem:
-        return _with(self.problem, operation)
+        return _with(self.problem, Operation.BACKWARD_FILTER)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -130,7 +127,9 @@ def convolution_of(
     dimensions = len(x_shape) - 2
     if known is None or not 1 <= dimensions <= 3 or 0 in x_shape or 0 in w_shape:
         return None
-    lists = [_expanded(each, dimensions) for each in (stride, padding, dilation, output_padding)]
+    # As in PyTorch, one value counts for each dimension.
+    given = (stride, padding, dilation, output_padding)
+    lists = [values * dimensions if len(values) == 1 else values for values in given]
     # PyTorch checks shapes later. A shape that does not fit would make a kernel read beyond the memory of its tensors.
     fits = len(w_shape) == len(x_shape) and all(len(each) == dimensions for each in lists) and groups > 0
     if not fits or x_shape[1] != (w_shape[0] if transposed else w_shape[1] * groups):
@@ -166,8 +165,3 @@ def convolution_of(
         return None
     out_shape = (x_shape[0], channels, *spatial) if transposed else y_shape
     return TorchConvolution(problem=problem, transposed=transposed, out_shape=out_shape, memory_format=memory_format)
-
-
-def _expanded(values: Sizes, dimensions: int) -> Sizes:
-    """Return one value as one for each dimension, as PyTorch does."""
-    return values * dimensions if len(values) == 1 else values
