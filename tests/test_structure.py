@@ -90,7 +90,7 @@ PLACES = {  # a package from elsewhere: the modules or folders that import it
     "matplotlib": ("plots",),
     "torch": ("torch", "memory.torch", "memory.attention"),
     "ctypes": (
-        *("backends.cpu.blas_threads", "backends.cudnn.api.library", "backends.cudnn.gpu.driver", "native.bridge"),
+        *("backends.cpu.blas_threads", "backends.cudnn.api.library", "backends.cudnn.gpu.driver", "native"),
         "torch.gate.call_gate",
         "memory.torch.device.nvml",
         "reporting.terminal",
