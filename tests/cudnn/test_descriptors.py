@@ -61,7 +61,7 @@ def test_versions(libcudnn):
     assert libcudnn.get_build_version() == libcudnn.getVersion()
 
 
-def test_a_tensor_of_four_dimensions(libcudnn, tensor):
+def test_a_tensor_of_four_and_five_dimensions(libcudnn, tensor):
     libcudnn.setTensor4dDescriptor(tensor, libcudnn.CUDNN_TENSOR_NCHW, libcudnn.CUDNN_DATA_HALF, 2, 3, 4, 5)
     assert libcudnn.getTensor4dDescriptor(tensor) == (2, 2, 3, 4, 5, 60, 20, 5, 1)
     facts = TENSORS[tensor]
@@ -71,6 +71,9 @@ def test_a_tensor_of_four_dimensions(libcudnn, tensor):
     assert TENSORS[tensor].strides == (60, 1, 15, 3)
     libcudnn.setTensor4dDescriptorEx(tensor, 0, 2, 3, 4, 5, 100, 20, 5, 1)
     assert TENSORS[tensor].strides == (100, 20, 5, 1)
+    sizes, strides = ints(2, 3, 4, 5, 6), ints(400, 120, 30, 6, 1)
+    libcudnn.setTensorNdDescriptor(tensor, 0, 5, at(sizes), at(strides))
+    assert (TENSORS[tensor].sizes, TENSORS[tensor].strides) == (tuple(sizes), tuple(strides))
 
 
 def test_numpy_integers_are_integers(libcudnn, tensor, pooling, read_back):
@@ -78,12 +81,6 @@ def test_numpy_integers_are_integers(libcudnn, tensor, pooling, read_back):
     assert TENSORS[np.uint64(tensor)].sizes == (2, 3, 4, 5)
     libcudnn.setPooling2dDescriptor_v4(pooling, np.int64(0), 0, *np.array([3, 2, 1, 0, 2, 1]))
     assert read_back("cudnnGetPooling2dDescriptor", pooling) == (0, 0, 3, 2, 1, 0, 2, 1)
-
-
-def test_a_tensor_of_five_dimensions(libcudnn, tensor):
-    sizes, strides = ints(2, 3, 4, 5, 6), ints(400, 120, 30, 6, 1)
-    libcudnn.setTensorNdDescriptor(tensor, 0, 5, at(sizes), at(strides))
-    assert (TENSORS[tensor].sizes, TENSORS[tensor].strides) == (tuple(sizes), tuple(strides))
 
 
 def test_filters(libcudnn, filters):
@@ -97,7 +94,7 @@ def test_filters(libcudnn, filters):
     assert FILTERS[filters].sizes == (8, 3, 2, 3, 4)
 
 
-def test_a_convolution_of_two_dimensions(libcudnn, convolution):
+def test_a_convolution_of_two_and_three_dimensions(libcudnn, convolution):
     libcudnn.setConvolution2dDescriptor_v5(convolution, 1, 2, 3, 4, 5, 6, 1, 0)
     facts = CONVOLUTIONS[convolution]
     assert (facts.padding, facts.stride, facts.dilation) == ((1, 2), (3, 4), (5, 6))
@@ -109,9 +106,6 @@ def test_a_convolution_of_two_dimensions(libcudnn, convolution):
     libcudnn.setConvolution2dDescriptor_v4(convolution, 0, 0, 1, 1, 1, 1, 0)
     facts = CONVOLUTIONS[convolution]
     assert (facts.padding, facts.mode, facts.compute_type, facts.math_type, facts.groups) == ((0, 0), 0, 0, 3, 2)
-
-
-def test_a_convolution_of_three_dimensions(libcudnn, convolution):
     pad, stride, dilation = ints(1, 2, 3), ints(3, 2, 1), ints(1, 1, 2)
     libcudnn.setConvolutionNdDescriptor_v3(convolution, 3, at(pad), at(stride), at(dilation), 1, 1)
     facts = CONVOLUTIONS[convolution]
@@ -199,14 +193,11 @@ def test_descriptors_of_arrays():
     facts = CONVOLUTIONS[convolution.value]
     assert (facts.padding, facts.dilation, facts.compute_type) == ((1, 2), (1, 1), 0)
     assert (facts.mode, facts.math_type, facts.groups) == (1, 1, 2)
-
-
-def test_a_descriptor_object_destroys_what_it_owns():
     destroyed = []
     descriptor = Descriptor(1234, destroyed.append)
     assert descriptor.value == 1234
     del descriptor
-    assert destroyed == [1234]
+    assert destroyed == [1234], "it owns what it describes"
 
 
 def test_arrays_that_cudnn_cannot_describe():

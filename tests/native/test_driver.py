@@ -41,7 +41,7 @@ def test_micro_batches_give_what_a_reference_gives(run, arguments, env):
     ("arguments", "env", "batches", "algorithm"),
     [
         ({}, {"UCUDNN_BATCH_SIZE_POLICY": "undivided"}, [8], 0),  # the other one needs more than the limit
-        ({}, {}, [4, 4], 1),  # the caller's limit is the workspace of 4 samples
+        ({}, {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": ""}, [4, 4], 1),  # the caller's is the workspace of 4 samples
         ({}, {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": "2KiB"}, [2, 2, 2, 2], 1),  # it wins over the caller's
         ({"preference": 1}, {}, [8], 1),  # no limit is stated, and the default holds
         ({"limit": 6000, "room": 1600}, {}, [2, 2, 2, 2], 1),  # memory has no room

@@ -14,7 +14,6 @@ from ucudnn.errors import BackendUnavailableError
 from ucudnn.native import bridge, build
 from ucudnn.native.__main__ import main
 from ucudnn.native.registry import groups_apart
-from ucudnn.settings import is_set
 
 
 @pytest.mark.parametrize("standard", ["c++11", "c++17", "c++20"])
@@ -192,10 +191,3 @@ def test_strides_tell_the_number_of_groups(x_stride, y_stride, groups):
     plain = make_problem()
     strides = {"x_batch_stride": int(x_stride * plain.x_sample), "y_batch_stride": int(y_stride * plain.y_sample)}
     assert groups_apart(make_problem(**strides)) == groups
-
-
-def test_settings_that_are_set_are_told_from_defaults(monkeypatch):
-    assert not is_set("workspace_limit_bytes")
-    monkeypatch.setenv("UCUDNN_DEFAULT_WORKSPACE_LIMIT", "64MiB")
-    assert is_set("workspace_limit_bytes")
-    assert not is_set("workspace_limit_bytes", {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": ""})

@@ -79,7 +79,8 @@ def calls(draw):
     )
 
 
-def assert_like_pytorchs(call):
+@given(calls())
+def test_strides_are_pytorchs(call):
     try:
         expected = call.results()
     except RuntimeError as error:  # PyTorch 2.13 lacks some gradients of its own: "grad_weight must be contiguous"
@@ -93,8 +94,3 @@ def assert_like_pytorchs(call):
     assert [each.stride() for each in found] == [each.stride() for each in expected], call
     if call.dtype is torch.float64:
         torch.testing.assert_close(found, expected)
-
-
-@given(calls())
-def test_strides_are_pytorchs(call):
-    assert_like_pytorchs(call)
