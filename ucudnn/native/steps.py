@@ -94,11 +94,11 @@ class Recipe:
 
 
 def native_steps(
-    library: Library, request: PlanRequest, configuration: Configuration, room_bytes: int
+    library: Library, request: PlanRequest, configuration: Configuration, limit_bytes: int
 ) -> tuple[list[StepStruct], list[Recipe]]:
     """Return the calls of a configuration in order, and what must live as long as they do.
 
-    The configuration computes the samples from `request.start` on, within a workspace of `room_bytes`.
+    The configuration computes the samples from `request.start` on, within a workspace of `limit_bytes`.
 
     Raises:
         StepError: if an algorithm cannot compute its part, or needs more workspace with this alpha and beta.
@@ -111,10 +111,10 @@ def native_steps(
         try:
             scaling = Scaling(alpha, 1.0) if step.accumulates else request.scaling
             made = step.call.call(scaling, step.part.workspace_bytes)
-            if made.workspace_bytes > room_bytes:
+            if made.workspace_bytes > limit_bytes:
                 raise UnsupportedProblemError(
                     f"{step.part.algorithm} needs {made.workspace_bytes} bytes of workspace with alpha {alpha} and beta"
-                    f" {beta}, not {room_bytes}"
+                    f" {beta}, not {limit_bytes}"
                 )
         except BackendError as error:
             raise step.failed(error) from error
