@@ -1,11 +1,10 @@
 """What a trace holds: tensors, storages and operator calls, without memory."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ucudnn.memory.step.graph import Phase
 
@@ -137,6 +136,14 @@ class TracedCall:
                 return argument.default_value if given is None else given
         return None
 
+    def with_storages(self, number: Callable[[int], int]) -> "TracedCall":
+        """Return the same call with other indices of storages."""
+
+        def changed(value: Any) -> Any:
+            return mapped(value, TracedTensor, lambda each: replace(each, storage=number(each.storage)))
+
+        return replace(self, args=changed(self.args), kwargs=changed(dict(self.kwargs)), results=changed(self.results))
+
     @property
     def computed(self) -> Any:
         """What it computes, to be compared with calls of another trace."""
@@ -153,13 +160,12 @@ class TracedCall:
     @property
     def inputs(self) -> list[TracedTensor]:
         """The tensors among its arguments, in order."""
-        leaves = tree_leaves((self.args, dict(self.kwargs)))
-        return [leaf for leaf in leaves if isinstance(leaf, TracedTensor)]
+        return [*tensors_in(self.args), *tensors_in(self.kwargs)]
 
     @property
     def outputs(self) -> list[TracedTensor]:
         """The tensors that it returned, in order."""
-        return [leaf for leaf in tree_leaves(self.results) if isinstance(leaf, TracedTensor)]
+        return [*tensors_in(self.results)]
 
 
 @final
@@ -176,6 +182,30 @@ class Trace:
     calls: list[TracedCall] = field(default_factory=list)
     storages: list[TracedStorage] = field(default_factory=list)
     turned: list[TracedCall] = field(default_factory=list)
+
+
+def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Return what an operator is given or returns with other tensors, which are of some type; lists may hold them.
+
+    PyTorch's own trees take ten times as long.
+    """
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        made = [mapped(each, kind, change) for each in value]
+        return made if isinstance(value, list) else tuple(made)
+    if isinstance(value, dict):
+        return {key: mapped(each, kind, change) for key, each in value.items()}
+    return value
+
+
+def tensors_in(value: Any) -> Iterator[TracedTensor]:
+    """Yield the tensors of a trace that an operator is given or returns."""
+    if isinstance(value, TracedTensor):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(each)
 
 
 def generator_id(generator: Any) -> int:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ucudnn.memory.step.graph import Affine, Role, StepGraph, StepOperation, Storage
-from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor
+from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, tensors_in
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.calls.problem import convolution_of, memory_format_of
 
@@ -156,8 +155,7 @@ def writes(call: TracedCall) -> list[TracedTensor]:
         tensor
         for argument in call.func._schema.arguments
         if _is_written(call, argument)
-        for tensor in tree_leaves(call.argument(argument.name))
-        if isinstance(tensor, TracedTensor)
+        for tensor in tensors_in(call.argument(argument.name))
     ]
 
 
@@ -259,8 +257,8 @@ def _written(call: TracedCall, counted: Mapping[int, int]) -> tuple[list[TracedT
         if not _is_written(call, argument):
             continue
         whole = call.func._opname in _OVERWRITING or argument.is_out
-        for tensor in tree_leaves(call.argument(argument.name)):
-            if isinstance(tensor, TracedTensor) and tensor.storage in counted:
+        for tensor in tensors_in(call.argument(argument.name)):
+            if tensor.storage in counted:
                 written.append(tensor)
                 if whole and tensor.is_dense and tensor.bytes_touched >= counted[tensor.storage]:
                     overwritten.add(tensor.storage)
@@ -353,21 +351,14 @@ def _storage(trace: Trace, storage: int, role: Role, name: str) -> Storage:
 
 def _with_storages(call: TracedCall, changed: Mapping[int, int]) -> TracedCall:
     """Return a call with other indices of storages; those that are not in the table stay."""
-
-    def change(value: Any) -> Any:
-        return tree_map_only(
-            TracedTensor, lambda each: replace(each, storage=changed.get(each.storage, each.storage)), value
-        )
-
     if not any(each.storage in changed for each in (*call.inputs, *call.outputs)):
         return call
-    return replace(call, args=change(call.args), kwargs=change(call.kwargs), results=change(call.results))
+    return call.with_storages(lambda storage: changed.get(storage, storage))
 
 
 def _renumbered(call: TracedCall, rows: Mapping[int, int]) -> TracedCall:
     """Return a call with the graph's indices of storages, -1 for those that the graph has not."""
-    there = {each.storage for each in (*call.inputs, *call.outputs)}
-    return _with_storages(call, {storage: rows.get(storage, -1) for storage in there})
+    return call.with_storages(lambda storage: rows.get(storage, -1))
 
 
 @final

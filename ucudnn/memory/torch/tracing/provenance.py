@@ -1,5 +1,6 @@
 """Provenance: which module of a model, and which line of its program, an operator comes from."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -60,6 +61,11 @@ def is_library(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     own = file.startswith((_PYTHON, "<frozen")) and "site-packages" not in file
     return own or _short(file).startswith(_PYTORCH)
+
+
+def is_called_by_gc(frame: FrameType) -> bool:
+    """Whether it is code that Python runs when it collects garbage, in the middle of whatever code."""
+    return any(getattr(each, "__code__", None) is frame.f_code for each in gc.callbacks)
 
 
 def _calls(frame: FrameType | None) -> Iterator[tuple[str, int]]:

@@ -5,26 +5,24 @@ settings of PyTorch and generators are compared with what they were.
 """
 
 import datetime
-import gc
 import inspect
 import os
 import pickle
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager, nullcontext
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from types import CodeType, FrameType
 from typing import Any, final
 
 import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
 from ucudnn.errors import StepGraphError
-from ucudnn.memory.torch.tracing.provenance import Provenance, is_library
+from ucudnn.memory.torch.tracing.provenance import Provenance, is_called_by_gc, is_library
 
 _OTHERWISE = ", which no plan does in its steps: "
 _DRAWS = "draws a number in Python" + _OTHERWISE + "draw it in the loop and make it an argument, or draw a tensor"
@@ -43,60 +41,149 @@ _VALUES = (
     " output, and read that in the loop"
 )
 
-_BUILT_IN: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("manual_seed", "seed", "set_state", "set_offset", "initial_seed"), (Generator, _SEEDS)),
-    **dict.fromkeys(("graphsafe_set_state", "clone_state"), (Generator, _SEEDS)),
-    **dict.fromkeys(("random", "getrandbits", "setstate"), (random.Random, _DRAWS)),
-    **dict.fromkeys(("now", "utcnow", "today"), (datetime.date, _CLOCK)),
-    **dict.fromkeys(
-        (name for name in dir(time) if name.startswith(("time", "perf_", "mono", "process"))), (time, _CLOCK)
-    ),
-    "set_": (Tensor, _REPLACES),
-    "urandom": (sys.modules[os.urandom.__module__], _DRAWS),
-}
-"""Functions of C that are refused by their names, if they belong to such an object or module."""
-
 
 def _code(function: Any) -> int:
     return id(inspect.unwrap(function).__code__)
 
 
-def _python() -> dict[int, str]:
-    names = "manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "set_rng_state", "set_rng_state_all"
-    found = {
-        _code(getattr(each, name)): _SEEDS
-        for each in (torch, torch.cuda, torch.mps, torch.xpu)
-        for name in names
-        if hasattr(each, name)
-    }
-    return {**found, _code(torch.autograd.backward): _BACKWARD, _code(torch.save): _VALUES}
+def _is_leaf(effects: "StepEffects", tensor: Any, frame: FrameType) -> bool:
+    return id(tensor) in effects.leaves
 
 
-_PYTHON = _python()
-"""Functions of Python that are refused, by their code."""
+def _is_fake(effects: "StepEffects", tensor: Any, frame: FrameType) -> bool:
+    return isinstance(tensor, FakeTensor)
+
+
+def _is_no_parameter(effects: "StepEffects", tensor: Any, frame: FrameType) -> bool:
+    """Recurrent layers look at the addresses of their parameters, and libraries at any."""
+    return isinstance(tensor, FakeTensor) and not (isinstance(tensor, nn.Parameter) or is_library(frame))
+
+
+def _is_outside_checkpoint(effects: "StepEffects", owner: Any, frame: FrameType | None) -> bool:
+    """PyTorch's checkpoint leaves generators as they are, and `check_calls` looks at it."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _is_generator(kind: type) -> "_Applies":
+    def applies(effects: "StepEffects", owner: Any, frame: FrameType) -> bool:
+        known = isinstance(owner, kind) and not any(owner is each for each in effects.made)
+        return known and _is_outside_checkpoint(effects, owner, frame)
+
+    return applies
+
+
+def _is_clock(effects: "StepEffects", owner: Any, frame: FrameType) -> bool:
+    """PyTorch and Python read clocks, too, and so may what runs when garbage is collected, in whatever code."""
+    return owner is time and not is_library(frame) and not is_called_by_gc(frame)
+
+
+def _is_date(effects: "StepEffects", owner: Any, frame: FrameType) -> bool:
+    return isinstance(owner, type) and issubclass(owner, datetime.date)
+
+
+def _draws_bytes(effects: "StepEffects", owner: Any, frame: FrameType) -> bool:
+    return owner is sys.modules[os.urandom.__module__]
+
+
+def _restructures(effects: "StepEffects", module: Any, frame: FrameType) -> bool:
+    """Whether a method changes the structure of the model: what sets an attribute need not."""
+    given, code = frame.f_locals, id(frame.f_code)
+    name = given.get("name")
+    if id(module) not in effects.modules:
+        return False
+    if code == _SETS:
+        return isinstance(given["value"], nn.Module)
+    if code == _DELETES:
+        return any(name in table for table in (module._modules, module._parameters, module._buffers))
+    return code != _ADDS_BUFFER or name not in module._buffers  # one that is there may be set anew
+
+
+def _is_unknown_generator(effects: "StepEffects", generator: Any, frame: FrameType) -> bool:
+    """Note a generator that code makes with a seed: it draws the same numbers in each step."""
+    if frame.f_locals["x"] is not None:
+        effects.made.append(generator)
+    return False
+
+
+_Applies = Callable[["StepEffects", Any, FrameType], bool]
+_Rule = tuple[str, _Applies]
+"""What an error says of a call, and whether one is such: its object and its frame tell."""
+
+
+def _rules(names: Iterable[str], effect: str, applies: _Applies) -> dict[str, _Rule]:
+    return dict.fromkeys(names, (effect, applies))
+
+
+_BUILT_IN: dict[str, _Rule] = {
+    **_rules(("manual_seed", "seed", "set_state", "set_offset", "initial_seed"), _SEEDS, _is_generator(Generator)),
+    **_rules(("graphsafe_set_state", "clone_state"), _SEEDS, _is_generator(Generator)),
+    **_rules(("random", "getrandbits", "setstate"), _DRAWS, _is_generator(random.Random)),
+    **_rules(("now", "utcnow", "today"), _CLOCK, _is_date),
+    **_rules((each for each in dir(time) if each.startswith(("time", "perf_", "mono", "process"))), _CLOCK, _is_clock),
+    **_rules(("set_", "requires_grad_"), _REPLACES, _is_leaf),
+    **_rules(("numpy",), _VALUES, _is_fake),
+    **_rules(("data_ptr",), _VALUES, _is_no_parameter),
+    **_rules(("urandom",), _DRAWS, _draws_bytes),
+}
+"""Functions of C that may be refused, by their names."""
 
 _SETS, _DELETES = _code(nn.Module.__setattr__), _code(nn.Module.__delattr__)
-_MAKES_RANDOM = _code(random.Random.__init__)
 _ADDS_BUFFER = _code(nn.Module.register_buffer)
-_METHODS = {
-    *(_code(getattr(nn.Module, name)) for name in dir(nn.Module) if name.startswith("register_")),
-    *map(_code, (nn.Module.add_module, nn.Module._apply, nn.Module.requires_grad_)),
-    *(_SETS, _DELETES),
+_SEED_NAMES = "manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "set_rng_state", "set_rng_state_all"
+_METHODS = *(name for name in dir(nn.Module) if name.startswith("register_")), "add_module", "_apply", "requires_grad_"
+_PYTHON: dict[int, _Rule] = {
+    _code(function): rule
+    for (owners, names), rule in {
+        ((torch, torch.cuda, torch.mps, torch.xpu), _SEED_NAMES): (_SEEDS, _is_outside_checkpoint),
+        ((torch.autograd,), ("backward",)): (_BACKWARD, _is_outside_checkpoint),
+        ((torch,), ("save",)): (_VALUES, _is_outside_checkpoint),
+        ((Tensor,), ("__array__", "__dlpack__", "__repr__", "__format__", "__reduce_ex__")): (_VALUES, _is_fake),
+        ((FakeTensor,), ("tolist",)): (_VALUES, _is_fake),
+        ((Tensor,), ("register_hook", "register_post_accumulate_grad_hook", "share_memory_")): (_REPLACES, _is_leaf),
+        ((nn.Module,), (*_METHODS, "__setattr__", "__delattr__")): (_STRUCTURE, _restructures),
+        ((random.Random,), ("__init__",)): ("", _is_unknown_generator),
+    }.items()
+    for owner in owners
+    for name in names
+    if (function := getattr(owner, name, None)) is not None
 }
-"""Methods that are refused on modules of the model."""
+"""Functions of Python that may be refused, by their code."""
 
-_GRAD, _DATA, _NEEDS = (vars(torch._C.TensorBase)[name] for name in ("grad", "data", "requires_grad"))
-_OF_LEAVES: dict[Any, str] = {
-    **dict.fromkeys((_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__), _GRADIENTS),
-    **dict.fromkeys((_DATA.__set__, _NEEDS.__set__, Tensor.requires_grad_), _REPLACES),
-    **dict.fromkeys((Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.share_memory_), _REPLACES),
-}
-_OF_ALL: dict[Any, str] = {
-    Tensor.backward: _BACKWARD,
-    **dict.fromkeys((Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__), _VALUES),
-    **dict.fromkeys((Tensor.__repr__, Tensor.__format__, Tensor.data_ptr, Tensor.__reduce_ex__), _VALUES),
-}
 
+def _guarded(name: str, effect: str, *, reads: bool = False) -> property:
+    """Return a property in the place of a tensor's own, which no profile sees."""
+    own = vars(torch._C.TensorBase)[name]
+
+    def check(tensor: Tensor) -> None:
+        effects = getattr(sys.getprofile(), "__self__", None)  # where a trace watches
+        if isinstance(effects, StepEffects) and id(tensor) in effects.leaves:
+            effects.refuse(effect, tensor, sys._getframe(2))
+
+    def get(tensor: Tensor) -> Any:
+        check(tensor)
+        return own.__get__(tensor)
+
+    def put(tensor: Tensor, value: Any) -> None:
+        check(tensor)
+        own.__set__(tensor, value)
+
+    def delete(tensor: Tensor) -> None:
+        check(tensor)
+        own.__delete__(tensor)
+
+    return property(get if reads else own.__get__, put, delete)
+
+
+GUARDED = {
+    "grad": _guarded("grad", _GRADIENTS, reads=True),
+    "data": _guarded("data", _REPLACES),
+    "requires_grad": _guarded("requires_grad", _REPLACES),
+}
+"""Properties of tensors without memory while a step is traced."""
 
 _KERNELS: dict[str, Callable[[], Any]] = {
     "the default dtype": torch.get_default_dtype,
@@ -136,6 +223,7 @@ class StepEffects:
     """Watches code of a model while it is traced.
 
     Attributes:
+        made: generators of Python that the step makes with a seed.
         unplaced: whether an effect was found when the code had ended, so that its place is not known.
 
     Args:
@@ -157,14 +245,14 @@ class StepEffects:
         *,
         seeks: bool,
     ) -> None:
-        self._provenance, self._leaves, self._modules = provenance, leaves, modules
-        self._called, self._changed, self._seeks = called, changed, seeks
-        self._codes, self._refusal = set[int](), ""
+        self.leaves, self.modules = leaves, modules
+        self.made: list[random.Random] = []
+        self.unplaced = False
+        self._provenance, self._called, self._changed, self._seeks = provenance, called, changed, seeks
+        self._codes, self._refusal = dict[int, CodeType](), ""
         self._generators = _drawn_state()
         self._kernels, self._settings = _values_of(_KERNELS), _values_of(_SETTINGS)
         self._places: dict[str, str] = {}
-        self._made: list[random.Random] = []
-        self.unplaced = False
         self._watch = self._profiled
 
     @contextmanager
@@ -175,10 +263,9 @@ class StepEffects:
             StepGraphError: if it does what a plan would not do; even where the model catches the error.
         """
         before, self._settings = sys.getprofile(), _values_of(_SETTINGS)
-        sys.setprofile(self._watch)
+        self.resume()
         try:
-            with _Functions(self):
-                yield
+            yield
         except Exception:
             self._raise_again()
             raise
@@ -188,9 +275,8 @@ class StepEffects:
         self._raise_again()
         self._check()
 
-    @contextmanager
-    def paused(self, frame: FrameType) -> Iterator[None]:
-        """Watch nothing while an operator is traced, which is most of the time.
+    def pause(self, frame: FrameType) -> bool:
+        """Watch nothing while an operator is traced, which is most of the time; return whether this thread is watched.
 
         Raises:
             StepGraphError: if the operator would run otherwise in the code of a plan.
@@ -200,24 +286,19 @@ class StepEffects:
             sys.setprofile(None)
         if (now := _values_of(_KERNELS)) != self._kernels:
             name = next(name for name, *each in zip(_KERNELS, now, self._kernels, strict=True) if each[0] != each[1])
-            self._refuse(f"computes under another value of {name}{_OTHERWISE}set it around fit and the steps", frame)
-        alone = watched and torch._C._len_torch_function_stack() == 1  # a device of the program stays
-        with torch._C.DisableTorchFunction() if alone else nullcontext():
-            try:
-                yield
-            finally:
-                if watched:
-                    sys.setprofile(self._watch)
+            self.refuse(
+                f"computes under another value of {name}{_OTHERWISE}set it around fit and the steps", None, frame
+            )
+        return watched
 
-    def met(self, function: Any, tensor: Any, frame: FrameType) -> None:
-        """Check a function of PyTorch that is called on a tensor."""
-        name, effect = self._leaves.get(id(tensor)), _OF_ALL.get(function)
-        if effect is not None and isinstance(tensor, FakeTensor):
-            pointer = function is Tensor.data_ptr  # recurrent layers look at those of their parameters
-            if not (pointer and (is_library(frame) or isinstance(tensor, nn.Parameter))):
-                self._refuse(effect, frame)
-        elif name is not None and function in _OF_LEAVES:
-            self._refuse(_OF_LEAVES[function].format(name), frame)
+    def resume(self) -> None:
+        """Watch again."""
+        sys.setprofile(self._watch)
+
+    def refuse(self, effect: str, owner: Any, frame: FrameType) -> None:
+        """Raise an error that tells the place, and the name of the tensor whose function was called."""
+        self._refusal = f"{self._provenance.here(frame)} {effect.format(self.leaves.get(id(owner)))}"
+        raise StepGraphError(self._refusal)
 
     def _check(self) -> None:
         """Raise an error if settings or generators are not as they were."""
@@ -229,11 +310,6 @@ class StepEffects:
             self.unplaced = True
             raise StepGraphError(f"forward {change}")
 
-    def _refuse(self, what: str, frame: FrameType) -> None:
-        """Raise an error that tells the place."""
-        self._refusal = f"{self._provenance.here(frame)} {what}"
-        raise StepGraphError(self._refusal)
-
     def _raise_again(self) -> None:
         if self._refusal:
             raise StepGraphError(self._refusal)
@@ -243,36 +319,25 @@ class StepEffects:
         return _DRAWS if _drawn_state() != self._generators else None
 
     def _profiled(self, frame: FrameType, event: str, called: Any) -> None:
-        if event == "c_call":
-            owner, effect = _BUILT_IN.get(called.__name__, (None, ""))
-            if effect and self._belongs(called.__self__, owner, frame):
-                self._refuse(effect.format(self._leaves.get(id(called.__self__))), frame)
-        elif event == "call":
-            code = id(frame.f_code)
-            if code not in self._codes:
-                self._codes.add(code)
+        if event == "call":
+            code = frame.f_code
+            if id(code) not in self._codes:
+                self._codes[id(code)] = code
                 self._called(frame)
-            if code in _PYTHON and not _in_checkpoint(frame):
-                self._refuse(_PYTHON[code], frame)
-            if code == _MAKES_RANDOM and frame.f_locals["x"] is not None:  # it draws the same numbers in each step
-                self._made.append(frame.f_locals["self"])
-            if code in _METHODS and self._restructures(frame):
-                self._refuse(_STRUCTURE, frame)
+            if id(code) in _PYTHON:
+                owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+                self._apply(_PYTHON[id(code)], owner, frame)
+        elif event == "c_call" and called.__name__ in _BUILT_IN:
+            self._apply(_BUILT_IN[called.__name__], called.__self__, frame)
         if self._seeks:
-            with torch._C.DisableTorchFunction():
-                self._seek(frame, event)
+            sys.setprofile(None)  # what is compared is no read of the model
+            self._seek(frame, event)
+            self.resume()
 
-    def _restructures(self, frame: FrameType) -> bool:
-        """Return whether a method changes the structure of the model: what sets an attribute need not."""
-        given, code = frame.f_locals, id(frame.f_code)
-        module, name = given["self"], given.get("name")
-        if id(module) not in self._modules:
-            return False
-        if code == _SETS:
-            return isinstance(given["value"], nn.Module)
-        if code == _DELETES:
-            return any(name in table for table in (module._modules, module._parameters, module._buffers))
-        return code != _ADDS_BUFFER or name not in module._buffers  # one that is there may be set anew
+    def _apply(self, rule: _Rule, owner: Any, frame: FrameType) -> None:
+        effect, applies = rule
+        if applies(self, owner, frame):
+            self.refuse(effect, owner, frame)
 
     def _seek(self, frame: FrameType, event: str) -> None:
         """Look for the place of a change; what a library has changed is seen where it returns to the program."""
@@ -284,38 +349,4 @@ class StepEffects:
             elif name not in self._places:
                 self._places[name] = self._provenance.here(frame)
         if change := self._drawn() or self._changed():
-            self._refuse(change, frame)
-
-    def _belongs(self, own: Any, owner: Any, frame: FrameType) -> bool:
-        """Return whether a function of C is one that is refused here: PyTorch and Python read clocks, too."""
-        if owner is datetime.date:
-            return isinstance(own, type) and issubclass(own, owner)
-        if owner is Tensor:
-            return id(own) in self._leaves
-        if isinstance(owner, type):
-            return isinstance(own, owner) and not any(own is each for each in self._made) and not _in_checkpoint(frame)
-        collects = any(getattr(each, "__code__", None) is frame.f_code for each in gc.callbacks)
-        return own is owner and not (own is time and (is_library(frame) or collects))
-
-
-def _in_checkpoint(frame: FrameType | None) -> bool:
-    """Whether it is PyTorch's checkpoint that runs: it leaves generators as they are, and `check_calls` looks at it."""
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
-            return True
-        frame = frame.f_back
-    return False
-
-
-class _Functions(TorchFunctionMode):
-    """Shows which functions of PyTorch are called on tensors."""
-
-    def __init__(self, effects: StepEffects) -> None:
-        super().__init__()
-        self._effects = effects
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it, if it is not refused."""
-        if func in _OF_ALL or func in _OF_LEAVES:
-            self._effects.met(func, args[0] if args else None, sys._getframe(1))
-        return func(*args, **(kwargs or {}))
+            self.refuse(change, None, frame)

@@ -4,7 +4,6 @@ A plan holds their values. So none may change while the step is traced, and thos
 before each step, too.
 """
 
-import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, final
 
 from torch import Generator, Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.memory.torch.subject.attribute_content import ABSENT, CONSTANTS, VALUES, AttributeContent
@@ -21,7 +21,8 @@ from ucudnn.memory.torch.subject.left_as_found import Snapshot
 from ucudnn.memory.torch.subject.model_state import hooks_of, modules_of
 from ucudnn.memory.torch.subject.module_attributes import AttributeRead, ModuleAttributes, read_now
 from ucudnn.memory.torch.tracing.code_reads import code_reads
-from ucudnn.memory.torch.tracing.provenance import is_library
+from ucudnn.memory.torch.tracing.provenance import is_called_by_gc, is_library
+from ucudnn.memory.torch.tracing.step_effects import GUARDED
 
 _CALLED = "__call__", "_wrapped_call_impl", "_call_impl", "forward", "__getattr__", "__getattribute__"
 _OWN = {*dir(nn.Module), *vars(nn.Module())} - {"forward", "training"}
@@ -101,8 +102,7 @@ class StepReads:
     def called(self, frame: FrameType) -> None:
         """Note what code that begins to run names."""
         code, table = frame.f_code, frame.f_globals
-        collects = any(getattr(each, "__code__", None) is code for each in gc.callbacks)  # in whatever frame
-        if collects or is_library(frame) or _is_foreign(table.get("__name__")):
+        if is_called_by_gc(frame) or is_library(frame) or _is_foreign(table.get("__name__")):
             return
         for name in code.co_names:
             if name not in table:
@@ -238,51 +238,57 @@ def _is_foreign(module: Any) -> bool:
 
 @final
 class _Interception:
-    """Lets recorders see what is read and written of all modules, as long as there are any."""
+    """Lets recorders see what is read and written of all modules, and guards tensors, while there are any."""
 
     def __init__(self) -> None:
         self._lock = new_lock(LockLevel.INNERMOST)
         self._recorders: tuple[StepReads, ...] = ()
-        self._write: Any = None
+        self._before: list[tuple[type, str, Any]] = []
 
     def begin(self, recorder: StepReads) -> None:
         """Let a recorder see."""
         with self._lock:
             self._recorders += (recorder,)
-            if self._write is None:
+            if not self._before:
                 self._install()
 
     def end(self, recorder: StepReads) -> None:
-        """Let it see no longer; modules are as before when none is left."""
+        """Let it see no longer; classes are as before when none is left."""
         with self._lock:
             self._recorders = tuple(each for each in self._recorders if each is not recorder)
-            if not self._recorders and self._write is not None:
-                if "__getattribute__" in vars(nn.Module):
-                    del nn.Module.__getattribute__
-                nn.Module.__setattr__ = self._write  # type: ignore[method-assign]
-                self._write = None
+            while self._before and not self._recorders:
+                kind, name, value = self._before[-1]
+                if value is not ABSENT:
+                    setattr(kind, name, value)
+                elif name in vars(kind):
+                    delattr(kind, name)
+                self._before.pop()
 
     def _install(self) -> None:
-        self._write = original = nn.Module.__setattr__
+        original = nn.Module.__setattr__
 
         def read(module: nn.Module, name: str) -> Any:
+            if name in _OWN:
+                return super(nn.Module, module).__getattribute__(name)
             found = False
             try:
                 value = super(nn.Module, module).__getattribute__(name)
                 found = True
                 return value
             finally:
-                if name not in _OWN:
-                    for recorder in self._recorders:
-                        recorder.read(module, name, found=found)
+                for recorder in self._recorders:
+                    recorder.read(module, name, found=found)
 
         def write(module: nn.Module, name: str, value: Any) -> None:
             for recorder in self._recorders:
                 recorder.written(module, name)
             original(module, name, value)
 
-        nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]
-        nn.Module.__setattr__ = write  # type: ignore[method-assign, assignment]
+        of_modules = {"__getattribute__": read, "__setattr__": write}
+        for kind, functions in ((nn.Module, of_modules), (FakeTensor, GUARDED)):
+            for name, function in functions.items():
+                self._before.append((kind, name, read_now(kind, name)))
+                setattr(kind, name, function)
 
 
 _INTERCEPTION = _Interception()

@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
 from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.step.graph import Phase, Role
@@ -268,21 +268,14 @@ class StepTracing:
         def numbered(tensor: TracedTensor) -> TracedTensor:
             return replace(tensor, storage=numbers[merged.get(tensor.storage, tensor.storage)])
 
-        def renumbered(call: TracedCall) -> TracedCall:
-            args, kwargs, results = tree_map_only(
-                TracedTensor,
-                lambda each: replace(each, storage=numbers[each.storage]),
-                (call.args, dict(call.kwargs), call.results),
-            )
-            return replace(call, args=args, kwargs=kwargs, results=results)
-
         calls: list[TracedCall] = []
         uncounted: list[tuple[int, TracedCall]] = []
         for operation, call in traced.executed:
+            renumbered = call.with_storages(numbers.__getitem__)
             if operation < 0:
-                uncounted.append((len(calls), renumbered(call)))
+                uncounted.append((len(calls), renumbered))
             else:
-                calls.append(renumbered(call))
+                calls.append(renumbered)
         tangents = [numbered(each) for each in self._tangents]
         outside = {
             index: tangents.index(call.results)

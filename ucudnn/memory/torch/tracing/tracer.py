@@ -7,18 +7,19 @@ decides by reference counts which memory it takes over.
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from math import prod
 from typing import Any, final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from ucudnn.memory.step.graph import Phase
-from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedStorage, TracedTensor
+from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedStorage, TracedTensor, mapped
 from ucudnn.memory.torch.tracing.fake_layouts import as_computed
 from ucudnn.memory.torch.tracing.provenance import Provenance
 
@@ -27,6 +28,13 @@ IGNORED = ("profiler", "prim")
 
 
 _LIFTS = {"lift", "lift_fresh", "lift_fresh_copy"}
+
+
+class _Watched(weakref.ref[Any]):
+    """Refers to a storage and has its index."""
+
+    __slots__ = ("index",)
+    index: int
 
 
 @final
@@ -40,7 +48,6 @@ class Tracer(TorchDispatchMode):
         stand_in: returns what is written in the place of a tensor; None lets operators write the tensor itself.
 
     Attributes:
-        trace: what was written down.
         phase: the part of the step that runs.
         place: the module and the line of the last operator.
         effects: watches the code between operators; None watches nothing.
@@ -54,13 +61,20 @@ class Tracer(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._unknown, self._stand_in = unknown, stand_in
-        self.trace = Trace()
+        self._trace = Trace()
+        self._meets_real = False
         self.phase = Phase.FORWARD
         self.place = "", ""
         self.effects: Any = None  # a `StepEffects`
         self._provenance = provenance
-        self._known: dict[int, int] = {}  # from the address of a storage to its index
-        self._watched: list[Any] = []
+        self._known: dict[int, _Watched] = {}  # by the address of the storage
+        self._died: deque[_Watched] = deque()  # since the last operator
+
+    @property
+    def trace(self) -> Trace:
+        """What was written down."""
+        self._note_died()
+        return self._trace
 
     def meet(self, tensor: torch.Tensor) -> int:
         """Return the index of the storage of a tensor that is there before the step."""
@@ -68,11 +82,11 @@ class Tracer(TorchDispatchMode):
 
     def find(self, tensor: torch.Tensor) -> int | None:
         """Return the index of a tensor's storage, or None where the trace has not met it."""
-        return self._known.get(tensor.untyped_storage()._cdata)
+        return self._found(tensor.untyped_storage())
 
     def know(self, tensor: torch.Tensor, index: int) -> None:
         """Know the storage of a tensor, which lives as long as the trace, as one that was met."""
-        self._known[tensor.untyped_storage()._cdata] = index
+        self._watch(tensor.untyped_storage(), index)
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
@@ -89,36 +103,48 @@ class Tracer(TorchDispatchMode):
         func = _WITH_MEMORY.get(func, func)
         if func.namespace in IGNORED:
             return func(*args, **kwargs)
-        with nullcontext() if self.effects is None else self.effects.paused(sys._getframe(1)):
+        frame = sys._getframe()  # of backward on a GPU, whose thread no code of Python started, it has no caller
+        watched = self.effects is not None and self.effects.pause(frame.f_back or frame)
+        try:
             node = torch._C._current_autograd_node()
             number = None if node is None else node._sequence_nr()
             self.place = self._provenance.place(node, number)
             del node
             return self._written(func, args, kwargs, number)
+        finally:
+            if watched:
+                self.effects.resume()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled while a step is traced. PyTorch would import its compiler, and go through it in each call.
+        return False
 
     def _written(self, func: Any, args: Any, kwargs: Any, number: int | None) -> Any:
         """Run an operator, write it down, and return its result."""
         place = self.place
-        traced_args, traced_kwargs = tree_map_only(torch.Tensor, self._read, (args, kwargs))
-        if self._stand_in is not None and func._opname not in _LIFTS:  # these return a tensor of their own
-            stand_ins = tree_map_only(torch.Tensor, self._stand_in, (args, kwargs))
+        self._meets_real = False
+        traced = [mapped(each, torch.Tensor, self._read) for each in (args, kwargs)]
+        if self._meets_real and func._opname not in _LIFTS:  # these return a tensor of their own
+            stand_ins = [mapped(each, torch.Tensor, self._stand_in) for each in (args, kwargs)]
             args, kwargs = stand_ins if func._schema.is_mutable else (args, kwargs)
         result = _wanted(func, args, as_computed(func, args, func(*args, **kwargs)))
         call = TracedCall(
             func=func,
-            args=traced_args,
-            kwargs=traced_kwargs,
-            results=tree_map_only(torch.Tensor, self._made, result),
+            args=traced[0],
+            kwargs=traced[1],
+            results=mapped(result, torch.Tensor, self._made),
             phase=self.phase,
             module=place[0],
             source=place[1],
             node=number,
             flops=_flops(func, args, kwargs, result),
-            index=len(self.trace.calls),
+            index=len(self._trace.calls),
         )
-        self.trace.calls.append(call)
+        self._note_died()
+        self._trace.calls.append(call)
         if call.turns and args[0].requires_grad and not args[0]._is_view():
-            self.trace.turned.append(call)
+            self._trace.turned.append(call)
         return result
 
     def describe(self, tensor: torch.Tensor) -> TracedTensor:
@@ -128,6 +154,7 @@ class Tracer(TorchDispatchMode):
     def _read(self, tensor: torch.Tensor) -> TracedTensor:
         if self._unknown is not None and self.find(tensor) is None:
             self._unknown(tensor, self._index(tensor, made=False))
+        self._meets_real |= self._stand_in is not None and not isinstance(tensor, FakeTensor)
         return self.describe(tensor)
 
     def _made(self, tensor: torch.Tensor) -> TracedTensor:
@@ -135,20 +162,30 @@ class Tracer(TorchDispatchMode):
 
     def _index(self, tensor: torch.Tensor, *, made: bool) -> int:
         storage = tensor.untyped_storage()
-        address, size = storage._cdata, storage.nbytes()
-        index = self._known.get(address)
+        storages, size = self._trace.storages, storage.nbytes()
+        index = self._found(storage)
         if index is None:
-            index = self._known[address] = len(self.trace.storages)
-            born = len(self.trace.calls) if made else -1
-            self.trace.storages.append(TracedStorage(size, tensor.device.type, born))
-            self._watched.append(weakref.ref(storage, lambda _: self._freed(address, index)))
-        known = self.trace.storages[index]
-        known.size = max(known.size, size)  # operators with out= may enlarge what they write
+            index = len(storages)
+            storages.append(TracedStorage(size, tensor.device.type, len(self._trace.calls) if made else -1))
+            self._watch(storage, index)
+        storages[index].size = max(storages[index].size, size)  # operators with out= may enlarge what they write
         return index
 
-    def _freed(self, address: int, index: int) -> None:
-        self.trace.storages[index].died = len(self.trace.calls)
-        del self._known[address]
+    def _found(self, storage: Any) -> int | None:
+        """Return the index of a storage: another one may have died at its address."""
+        watched = self._known.get(storage._cdata)
+        return watched.index if watched is not None and watched() is storage else None
+
+    def _watch(self, storage: Any, index: int) -> None:
+        # What Python calls when an object dies must raise no error, because nobody would see it. A function of C raises
+        # none, not even Ctrl-C.
+        self._known[storage._cdata] = watched = _Watched(storage, self._died.append)
+        watched.index = index
+
+    def _note_died(self) -> None:
+        """Note which storages have died since the last call was written down."""
+        while self._died:
+            self._trace.storages[self._died.popleft().index].died = len(self._trace.calls)
 
 
 def _wanted(func: Any, args: Any, result: Any) -> Any:
@@ -156,8 +193,10 @@ def _wanted(func: Any, args: Any, result: Any) -> Any:
 
     So batch normalization of an input that needs no gradient makes two gradients, and its fake makes three.
     """
+    if not isinstance(result, tuple | list):
+        return result
     names = [argument.name for argument in func._schema.arguments]
-    if not isinstance(result, tuple | list) or "output_mask" not in names:
+    if "output_mask" not in names:
         return result
     return tuple(each if wish else None for each, wish in zip(result, args[names.index("output_mask")], strict=True))
 
