@@ -1,5 +1,7 @@
 """Tests of what a trace says of tensors whose fakes differ from what an operator returns, and of its flops."""
 
+import sys
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -135,3 +137,32 @@ def test_attention_on_a_cpu_has_the_flops_of_its_products():
     query, key, value = (torch.ones(2, 6, length, 8, requires_grad=True) for length in (16, 24, 24))
     product = 2 * 2 * 6 * 16 * 24 * 8
     assert flops_of(torch.nn.functional.scaled_dot_product_attention, query, key, value) == [2 * product, 5 * product]
+
+
+def test_ctrl_c_while_a_storage_dies_reaches_the_caller_and_the_trace_knows_of_the_storage():
+    def interrupt(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.endswith("tracer.py"):
+            raise KeyboardInterrupt
+
+    with Tracer(Provenance(torch.nn.Identity())) as tracer:
+        dead = torch.ones(4) * 2
+        storage = tracer.find(dead)
+        sys.setprofile(interrupt)
+        try:
+            del dead  # no code of Python runs here, in which an error would be swallowed
+        finally:
+            sys.setprofile(None)
+        for _ in range(3):  # at the same address
+            made = torch.ones(4) * 2
+            assert tracer.find(made) not in (storage, None)
+            del made
+    assert tracer.trace.storages[storage].died == 2
+
+
+def test_a_storage_at_the_address_of_another_one_is_another_storage():
+    tracer = Tracer(Provenance(torch.nn.Identity()))
+    first, second = torch.ones(4), torch.ones(4)
+    index = tracer.meet(first)
+    tracer._known[second.untyped_storage()._cdata] = tracer._known[first.untyped_storage()._cdata]
+    assert tracer.find(second) is None
+    assert tracer.meet(second) != index

@@ -67,7 +67,7 @@ def _with_statistics(*positions: int) -> Callable[[Any, Any], Any]:
 
     def rule(args: Any, result: Any) -> Any:
         like = next((args[each] for each in positions if isinstance(args[each], Tensor)), result[0])
-        return result[0], *(each if each is None else each.to(like.dtype) for each in result[1:])
+        return result[0], *(_as_type(each, like.dtype) for each in result[1:])
 
     return rule
 
@@ -77,9 +77,13 @@ def _typed(position: int) -> Callable[[Any, Any], Any]:
 
     def rule(args: Any, result: Any) -> Any:
         dtype = args[position].dtype
-        return result.to(dtype) if isinstance(result, Tensor) else (result[0].to(dtype), *result[1:])
+        return _as_type(result, dtype) if isinstance(result, Tensor) else (_as_type(result[0], dtype), *result[1:])
 
     return rule
+
+
+def _as_type(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return tensor if tensor is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
 def _normed(args: Any, result: Any) -> Any:

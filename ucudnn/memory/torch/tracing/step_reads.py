@@ -4,8 +4,10 @@ A plan holds their values. So none may change while the step is traced, and thos
 before each step, too.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from threading import get_ident
@@ -120,6 +122,10 @@ class StepReads:
         if key in self._seen or not self._follows(module, name):
             return
         self._seen[key] = module
+        with _unwatched():
+            self._note_read(module, name, found=found)
+
+    def _note_read(self, module: nn.Module, name: str, *, found: bool) -> None:
         if name in vars(module):
             self._note(vars(module), name, self._label(module, name))
         elif found:
@@ -230,6 +236,20 @@ class StepReads:
     def _label(self, module: nn.Module, name: str) -> str:
         _, path = self._modules.get(id(module), (None, f"({type(module).__name__})"))
         return f"{path}.{name}" if path else name
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """Hide from the profile of a `StepEffects` what is no call of the model."""
+    profile = sys.getprofile()
+    if not callable(profile):
+        yield
+        return
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        sys.setprofile(profile)
 
 
 def _is_foreign(module: Any) -> bool:

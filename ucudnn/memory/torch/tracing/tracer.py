@@ -26,8 +26,10 @@ from ucudnn.memory.torch.tracing.provenance import Provenance
 IGNORED = ("profiler", "prim")
 """Namespaces of operators that touch no memory."""
 
-
 _LIFTS = {"lift", "lift_fresh", "lift_fresh_copy"}
+_DEVICE = torch.ops.prim.device.default
+_WITHOUT_MEMORY, _WITH_MEMORY = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
+"""An operator that returns no memory, which code could neither view nor copy, and the one in its place."""
 
 
 class _Watched(weakref.ref[Any]):
@@ -99,8 +101,10 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and write it down."""
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # the most frequent one by far, with this answer
+            return args[0].fake_device
         kwargs = kwargs or {}
-        func = _WITH_MEMORY.get(func, func)
+        func = _WITH_MEMORY if func is _WITHOUT_MEMORY else func
         if func.namespace in IGNORED:
             return func(*args, **kwargs)
         frame = sys._getframe()  # of backward on a GPU, whose thread no code of Python started, it has no caller
@@ -226,7 +230,3 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         return int(2 * prod(query.shape[:-1]) * key.shape[-2] * width)
     count: Any = flop_counter.flop_registry.get(func._overloadpacket)
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
-
-
-_WITH_MEMORY: dict[Any, Any] = {torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default}
-"""Operators that return no memory, which code could neither view nor copy, and those that are traced in their place."""
