@@ -10,6 +10,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from typing import Any, final
 
 import torch
@@ -69,8 +70,8 @@ class TracedStep:
         calls: the call of each operation; its tensors have the graph's storages, or -1 where the graph has none.
         dispatched: all operators of the step in order, also those that only make views; `calls` have indices into it.
         executed: the calls of the operations, and those of operators that are no operation because all that they write
-            is on another device or, in a record, empty, in order; with the trace's storages, of which those that became
-            one are renamed.
+            is on another device or, in a record, empty, in order, each with whether it is an operation; with the
+            trace's storages, of which those that became one are renamed.
         rows: the graph's index of the trace's storages, where it has them.
         merged: storages of the trace that became another one, because autograd adds in place.
     """
@@ -78,7 +79,7 @@ class TracedStep:
     graph: StepGraph
     calls: tuple[TracedCall, ...]
     dispatched: tuple[Any, ...]
-    executed: tuple[tuple[int, TracedCall], ...]
+    executed: tuple[tuple[bool, TracedCall], ...]
     rows: Mapping[int, int]
     merged: Mapping[int, int]
 
@@ -136,32 +137,27 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
     )
 
 
-def _executed(parts: Iterable[tuple[TracedCall, "_Access"]]) -> Iterator[tuple[int, TracedCall]]:
-    """Yield the calls that make or change bytes, with the index of their operation, -1 where they are none."""
-    operation = 0
+def _executed(parts: Iterable[tuple[TracedCall, "_Access"]]) -> Iterator[tuple[bool, TracedCall]]:
+    """Yield the calls that make or change bytes, each with whether it is an operation."""
     for call, access in parts:
-        if access.writes:
-            yield operation, call
-            operation += 1
-        elif not {each.storage for each in call.outputs} <= {each.storage for each in call.inputs} or writes(call):
-            yield -1, call
+        makes = not {each.storage for each in call.outputs} <= {each.storage for each in call.inputs}
+        if access.writes or makes or writes(call):
+            yield bool(access.writes), call
 
 
 def writes(call: TracedCall) -> list[TracedTensor]:
     """Return the arguments that a call writes."""
+    return [tensor for _, tensor in _written(call)]
+
+
+def _written(call: TracedCall) -> Iterator[tuple[Any, TracedTensor]]:
+    """Yield each tensor that a call writes, with the argument of the schema."""
     if call.turns:  # code that called it would change what a name stands for, which others may read as it was
-        return []
-    return [
-        tensor
-        for argument in call.func._schema.arguments
-        if _is_written(call, argument)
-        for tensor in tensors_in(call.argument(argument.name))
-    ]
-
-
-def _is_written(call: TracedCall, argument: Any) -> bool:
-    declared = argument.alias_info is not None and argument.alias_info.is_write
-    return declared or (argument.name in _STATISTICS and bool(call.argument("training")))
+        return
+    for argument in call.func._schema.arguments:
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        if declared or (argument.name in _STATISTICS and bool(call.argument("training"))):
+            yield from ((argument, each) for each in tensors_in(call.argument(argument.name)))
 
 
 def _accumulated_in_place(trace: Trace) -> tuple[list[TracedCall], dict[int, int]]:
@@ -225,11 +221,17 @@ def _access(call: TracedCall, counted: Mapping[int, int]) -> _Access:
 
     An operator that only makes views writes nothing.
     """
-    written, overwritten = _written(call, counted)
+    written, overwritten = [], set[int]()
+    for argument, tensor in _written(call):
+        if tensor.storage in counted:
+            written.append(tensor)
+            whole = call.func._opname in _OVERWRITING or argument.is_out
+            if whole and tensor.is_dense and tensor.bytes_touched >= counted[tensor.storage]:
+                overwritten.add(tensor.storage)  # it needs nothing from before
+    overwritten -= {each.storage for each in call.inputs if each not in written}
     inputs = [each for each in _inputs(call) if each.storage in counted]
-    outputs = [each for each in call.outputs if each.storage in counted]
     there = {each.storage for each in inputs}
-    fresh = [each for each in outputs if each.storage not in there]
+    fresh = [each for each in call.outputs if each.storage in counted and each.storage not in there]
     reads = [each for each in inputs if each.storage not in overwritten]
     produced = sum({each: each.bytes_touched for each in (*fresh, *written)}.values())
     picked = call.func._opname in _PICKING  # they read as much of their first argument as they write
@@ -247,22 +249,6 @@ def _inputs(call: TracedCall) -> list[TracedTensor]:
         grad, x, weight, *_, mask = call.args
         return [grad, weight] if mask[0] else [grad, x]
     return call.inputs
-
-
-def _written(call: TracedCall, counted: Mapping[int, int]) -> tuple[list[TracedTensor], set[int]]:
-    """Return the arguments that a call writes, and the storages among them of which it needs nothing from before."""
-    written: list[TracedTensor] = []
-    overwritten: set[int] = set()
-    for argument in () if call.turns else call.func._schema.arguments:
-        if not _is_written(call, argument):
-            continue
-        whole = call.func._opname in _OVERWRITING or argument.is_out
-        for tensor in tensors_in(call.argument(argument.name)):
-            if tensor.storage in counted:
-                written.append(tensor)
-                if whole and tensor.is_dense and tensor.bytes_touched >= counted[tensor.storage]:
-                    overwritten.add(tensor.storage)
-    return written, overwritten - {each.storage for each in call.inputs if each not in written}
 
 
 def _operation(
@@ -371,15 +357,12 @@ class _Names:
 
     def numbered(self, kind: str) -> str:
         """Return 'relu', 'relu_1', 'relu_2' and so on."""
-        count = self._counts[kind]
         self._counts[kind] += 1
-        return f"{kind}_{count}" if count else kind
+        return f"{kind}_{self._counts[kind] - 1}" if self._counts[kind] > 1 else kind
 
     def unique(self, name: str) -> str:
         """Return a name, with a number behind it if it was given before."""
-        candidate, number = name, 0
-        while candidate in self._given:
-            number += 1
-            candidate = f"{name}.{number}"
-        self._given.add(candidate)
-        return candidate
+        names = chain([name], (f"{name}.{number}" for number in count(1)))
+        found = next(each for each in names if each not in self._given)
+        self._given.add(found)
+        return found

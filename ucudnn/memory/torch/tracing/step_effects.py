@@ -275,7 +275,7 @@ class StepEffects:
         self._raise_again()
         self._check()
 
-    def pause(self, frame: FrameType) -> bool:
+    def pause(self) -> bool:
         """Watch nothing while an operator is traced, which is most of the time; return whether this thread is watched.
 
         Raises:
@@ -286,6 +286,8 @@ class StepEffects:
             sys.setprofile(None)
         if (now := _values_of(_KERNELS)) != self._kernels:
             name = next(name for name, *each in zip(_KERNELS, now, self._kernels, strict=True) if each[0] != each[1])
+            frame = sys._getframe(1)  # of backward on a GPU, whose thread no code of Python started, it has no caller
+            frame = frame.f_back or frame
             self.refuse(
                 f"computes under another value of {name}{_OTHERWISE}set it around fit and the steps", None, frame
             )

@@ -4,7 +4,7 @@ The step is traced below autograd, so nothing is computed and no memory is taken
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count
@@ -26,7 +26,7 @@ from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.tracing.averaging import with_groups
-from ucudnn.memory.torch.tracing.executable_graph import executable, with_beside, with_generator
+from ucudnn.memory.torch.tracing.executable_graph import executable
 from ucudnn.memory.torch.tracing.kept_tensors import BufferTables, check_kept
 from ucudnn.memory.torch.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.tracing.provenance import Provenance
@@ -75,14 +75,18 @@ class StepTracing:
         if factor > 1:
             self._leaves = [self._repeated(leaf, batch, factor) for leaf in self._leaves]
         self._inputs = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
+        self._provenance = Provenance(model)
+        self._tracer = Tracer(self._provenance, self._note_constant, self._stand_in)
+        leaves_by_id = {id(tensor): name for name, tensor in (*self._fake.items(), *self._named_inputs())}
+        modules = {id(each) for _, each in modules_of(model, subject.loss)}
+        self.effects = self._tracer.effects = StepEffects(
+            self._provenance, leaves_by_id, modules, self._reads.called, self._changed, seeks=seeks
+        )
         self._constants: list[tuple[Tensor, TracedTensor]] = []
-        self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
+        self._stand_ins: list[Tensor] = []
         self._roles: dict[int, tuple[Role, str]] = {}
-        self._tracer: Tracer
-        self.effects: StepEffects
         self._before: list[Any] = []
         self._buffers: BufferTables
-        self._attributes: ModuleAttributes
         self._tangents: list[TracedTensor] = []
         self._gradients: list[TracedTensor | None] = []
         self._sources: list[tuple[bool, int]] = []
@@ -97,21 +101,18 @@ class StepTracing:
         parameters = {each for each, _ in model.named_parameters()}
         self._put_fakes_in()
         with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):  # it looks for NaN in values
-            provenance = Provenance(model)
-            self._tracer = Tracer(provenance, self._note_constant, self._stand_in)
-            self._watch(provenance)
             for key, tensor in self._fake.items():
                 self._meet(Role.PARAMETER if key in parameters else Role.BUFFER, key, tensor)
-            for index, tensor in enumerate(self._inputs):
-                self._meet(Role.INPUT, f"input{index or ''}", tensor)
+            for key, tensor in self._named_inputs():
+                self._meet(Role.INPUT, key, tensor)
             persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
             inputs = [self._tracer.describe(each) for each in self._inputs]
             self._buffers = BufferTables(model, self._subject.loss)
             self._reads.begin()
-            with self._mode, provenance.entered():
+            with self._mode, self._provenance.entered():
                 self._run_known()
         self._reads.end()
-        self._attributes = self._reads.attributes()  # what forward changed of them differs now
+        attributes = self._reads.attributes()  # what forward changed of them differs now
         self._snapshot.restore_tensors()
         check_calls(self._tracer.trace)
         given = (each for each in self._leaves if isinstance(each, Generator))
@@ -129,7 +130,7 @@ class StepTracing:
                 conditions={"torch": torch.__version__.partition("+")[0], "device": device},
             ),
         )
-        return self._built(traced, [*persistent, *self._constants], inputs)
+        return self._built(traced, [*persistent, *self._constants], inputs, attributes)
 
     def _put_fakes_in(self) -> None:
         """Put a fake tensor wherever a module has the real one; the snapshot puts the real ones back."""
@@ -172,14 +173,8 @@ class StepTracing:
             for label, tensor in trace_optimizer(optimizer, fakes, found, self._faked, self._tracer):
                 self._meet(Role.OPTIMIZER_STATE, label, tensor)
 
-    def _watch(self, provenance: Provenance) -> None:
-        """Prepare to see what the step does beside its operators."""
-        modules = {id(each) for _, each in modules_of(self._subject.model, self._subject.loss)}
-        leaves = {id(tensor): name for name, tensor in self._fake.items()}
-        leaves |= {id(tensor): f"input{index or ''}" for index, tensor in enumerate(self._inputs)}
-        self.effects = self._tracer.effects = StepEffects(
-            provenance, leaves, modules, self._reads.called, self._changed, seeks=self._seeks
-        )
+    def _named_inputs(self) -> Iterator[tuple[str, Tensor]]:
+        return ((f"input{index or ''}", tensor) for index, tensor in enumerate(self._inputs))
 
     def _changed(self) -> str | None:
         """Return what the step has changed and no plan would."""
@@ -220,31 +215,29 @@ class StepTracing:
         self._differentiable = [index for index, each in enumerate(outputs) if each.requires_grad]
         if not self._differentiable:
             raise InvalidValueError("no output of the step needs a gradient, so there is nothing to train")
-        sources: list[Tensor] = []
-        names: list[str] = []
-        for is_parameter, tensors in ((True, self._fake.items()), (False, enumerate(self._inputs))):
+        sources: dict[str, Tensor] = {}
+        for is_parameter, tensors in ((True, self._fake.items()), (False, self._named_inputs())):
             for index, (key, tensor) in enumerate(tensors):
                 if tensor.requires_grad:
-                    sources.append(tensor)
+                    sources[f"{key}.grad"] = tensor
                     self._sources.append((is_parameter, index))
-                    names.append(f"{key}.grad" if is_parameter else f"input{index or ''}.grad")
-        with self._tracer, self._tracer.during(Phase.BACKWARD), self._noted_arrivals(sources):
+        with self._tracer, self._tracer.during(Phase.BACKWARD), self._noted_arrivals(sources.values()):
             ends = [outputs[index] for index in self._differentiable]
             with torch.no_grad():
                 tangents = [torch.empty_like(each) for each in ends]
             with self._buffers.explained(), self.effects.entered():
-                gradients = torch.autograd.grad(ends, sources, tangents, allow_unused=True)
+                gradients = torch.autograd.grad(ends, [*sources.values()], tangents, allow_unused=True)
         for tangent in tangents:
             self._meet(Role.OUTPUT, "outside", tangent)
             self._tangents.append(self._tracer.describe(tangent))
-        for label, gradient in zip(names, gradients, strict=True):
+        for label, gradient in zip(sources, gradients, strict=True):
             if gradient is not None:
                 self._meet(Role.GRADIENT, label, gradient)
             self._gradients.append(None if gradient is None else self._tracer.describe(gradient))
         return [*gradients]
 
     @contextmanager
-    def _noted_arrivals(self, sources: Sequence[Tensor]) -> Iterator[None]:
+    def _noted_arrivals(self, sources: Iterable[Tensor]) -> Iterator[None]:
         """Note in which order gradients reach their sources."""
         hooks = [
             tensor.register_hook(lambda _, source=source: self._arrivals.append(source))
@@ -257,25 +250,29 @@ class StepTracing:
                 hook.remove()
 
     def _built(
-        self, traced: TracedStep, persistent: list[tuple[Tensor, TracedTensor]], inputs: list[TracedTensor]
+        self,
+        traced: TracedStep,
+        persistent: list[tuple[Tensor, TracedTensor]],
+        inputs: list[TracedTensor],
+        attributes: ModuleAttributes,
     ) -> StepProgram:
         trace, merged = self._tracer.trace, traced.merged
         numbers = dict(traced.rows)
-        graph = with_beside(with_generator(traced.graph), self._subject.beside)
+        behind = len(traced.graph.storages) + 1 + len(self._subject.beside)  # those of the graph that runs
         for storage in range(len(trace.storages)):
-            numbers.setdefault(storage, len(graph.storages) + storage)
+            numbers.setdefault(storage, behind + storage)
 
         def numbered(tensor: TracedTensor) -> TracedTensor:
             return replace(tensor, storage=numbers[merged.get(tensor.storage, tensor.storage)])
 
         calls: list[TracedCall] = []
         uncounted: list[tuple[int, TracedCall]] = []
-        for operation, call in traced.executed:
+        for is_operation, call in traced.executed:
             renumbered = call.with_storages(numbers.__getitem__)
-            if operation < 0:
-                uncounted.append((len(calls), renumbered))
-            else:
+            if is_operation:
                 calls.append(renumbered)
+            else:
+                uncounted.append((len(calls), renumbered))
         tangents = [numbered(each) for each in self._tangents]
         outside = {
             index: tangents.index(call.results)
@@ -285,7 +282,7 @@ class StepTracing:
             and call.func is torch.ops.aten.empty_like.default
         }
         program = StepProgram(
-            graph=executable(graph, calls, outside),
+            graph=executable(traced.graph, calls, outside, self._subject.beside),
             calls=tuple(calls),
             uncounted=tuple(uncounted),
             persistent=tuple((real, numbered(each)) for real, each in persistent),
@@ -299,13 +296,11 @@ class StepTracing:
             gradients=tuple(None if each is None else numbered(each) for each in self._gradients),
             device=self._device(),
             sizes={numbers[index]: each.size for index, each in enumerate(trace.storages)},
-            attributes=self._attributes,
+            attributes=attributes,
             modes=self._modes,
         )
         parallel = self._subject.parallel
-        if parallel is None:
-            return program
-        return with_groups(program, parallel, self._arrivals)
+        return program if parallel is None else with_groups(program, parallel, self._arrivals)
 
     def _faked(self, tensor: Tensor) -> Tensor:
         if tensor.is_sparse or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
@@ -349,7 +344,7 @@ class StepTracing:
         index = self._tracer.find(tensor)
         assert index is not None
         self._tracer.know(fake, index)
-        self._stand_ins[id(tensor)] = tensor, fake
+        self._stand_ins.append(fake)
         return fake
 
     def _source(self, source: tuple[bool, int]) -> Tensor:

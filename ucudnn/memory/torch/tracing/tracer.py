@@ -5,7 +5,6 @@ autograd adds up, and the optimizer, one operator at a time in the order of laun
 decides by reference counts which memory it takes over.
 """
 
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -107,8 +106,7 @@ class Tracer(TorchDispatchMode):
         func = _WITH_MEMORY if func is _WITHOUT_MEMORY else func
         if func.namespace in IGNORED:
             return func(*args, **kwargs)
-        frame = sys._getframe()  # of backward on a GPU, whose thread no code of Python started, it has no caller
-        watched = self.effects is not None and self.effects.pause(frame.f_back or frame)
+        watched = self.effects is not None and self.effects.pause()
         try:
             node = torch._C._current_autograd_node()
             number = None if node is None else node._sequence_nr()
@@ -129,7 +127,9 @@ class Tracer(TorchDispatchMode):
         place = self.place
         self._meets_real = False
         traced = [mapped(each, torch.Tensor, self._read) for each in (args, kwargs)]
-        if self._meets_real and func._opname not in _LIFTS:  # these return a tensor of their own
+        if (
+            self._stand_in is not None and self._meets_real and func._opname not in _LIFTS
+        ):  # these return a tensor of their own
             stand_ins = [mapped(each, torch.Tensor, self._stand_in) for each in (args, kwargs)]
             args, kwargs = stand_ins if func._schema.is_mutable else (args, kwargs)
         result = _wanted(func, args, as_computed(func, args, func(*args, **kwargs)))
@@ -158,7 +158,7 @@ class Tracer(TorchDispatchMode):
     def _read(self, tensor: torch.Tensor) -> TracedTensor:
         if self._unknown is not None and self.find(tensor) is None:
             self._unknown(tensor, self._index(tensor, made=False))
-        self._meets_real |= self._stand_in is not None and not isinstance(tensor, FakeTensor)
+        self._meets_real |= not isinstance(tensor, FakeTensor)
         return self.describe(tensor)
 
     def _made(self, tensor: torch.Tensor) -> TracedTensor:
