@@ -1,6 +1,6 @@
 """A convolution of a fitted step, computed with exactly the configuration that a plan chose for it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -13,6 +13,11 @@ from ucudnn.execution.plan import Plan
 from ucudnn.memory.torch.convolutions.step_kernel import StepKernel
 from ucudnn.torch.calls.kernel_call import array_of
 
+_PLACES = {None: ((0, 1), (0, 1, 2)), 0: ((0, 2), (2, 1, 0)), 1: ((0, 1), (1, 2, 0))}
+"""By the result: which arguments a kernel is given, and where x, w and y of the problem are among these and the output.
+
+For a transposed convolution x and y change places.
+"""
 _MOST_BOUND = 32  # a step gives the same few addresses again
 
 
@@ -35,24 +40,6 @@ class PlannedConvolution:
         calls: how often it was called.
     """
 
-    __slots__ = (
-        "_alignment",
-        "_backend",
-        "_bias_shape",
-        "_bound",
-        "_copies",
-        "_form",
-        "_format",
-        "_make",
-        "_on_gpu",
-        "_options",
-        "_summed",
-        "_transposed",
-        "calls",
-        "kernel",
-        "plan",
-    )
-
     def __init__(self, kernel: StepKernel, plan: Plan, backend: ComputeBackend, device: torch.device) -> None:
         self.kernel, self.plan = kernel, plan
         self.calls = 0
@@ -61,14 +48,13 @@ class PlannedConvolution:
         self._copies, self._format = bool(kernel.copied), kernel.memory_format
         self._form = kernel.output.shape, kernel.output.stride
         self._options: dict[str, Any] = {"dtype": kernel.output.dtype, "device": device}
-        self._transposed = kernel.transposed
         spatial = len(kernel.output.shape) - 2
         self._bias_shape = -1, *[1] * spatial
         self._summed = None if kernel.bias is None else [0, *range(2, 2 + spatial)]
         self._alignment = kernel.problem.alignment - 1
         self._bound: BoundedDict[tuple[int, ...], tuple[Callable[[], None], ...]] = BoundedDict(_MOST_BOUND)
-        makes = {None: self._forward, 0: self._to_input, 1: self._to_weight}
-        self._make: Callable[..., Any] = makes[kernel.result]
+        self._given, places = _PLACES[kernel.result]
+        self._places = places[::-1] if kernel.transposed else places
 
     def __str__(self) -> str:
         """Return the name that generated code gives it."""
@@ -82,41 +68,20 @@ class PlannedConvolution:
             MemoryError: if the device has no room for its workspace.
         """
         self.calls += 1
-        return self._make(*args)
-
-    def _forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+        first, second = self._given
+        tensors = args[first], args[second]
         if self._copies:
-            x, weight = self._formed(x, weight)
+            tensors = tuple(each.contiguous(memory_format=self._format) for each in tensors)
         out = torch.empty_strided(*self._form, **self._options)
-        if self._transposed:
-            self._compute(out, weight, x)
-        else:
-            self._compute(x, weight, out)
-        return out if bias is None else out.add_(bias.view(self._bias_shape))
-
-    def _to_input(self, grad: Tensor, _: Tensor, weight: Tensor, *__: Any) -> tuple[Tensor, None, None]:
-        if self._copies:
-            grad, weight = self._formed(grad, weight)
-        out = torch.empty_strided(*self._form, **self._options)
-        if self._transposed:
-            self._compute(grad, weight, out)
-        else:
-            self._compute(out, weight, grad)
-        return out, None, None
-
-    def _to_weight(self, grad: Tensor, x: Tensor, _: Tensor, *__: Any) -> tuple[None, Tensor, Tensor | None]:
-        if self._copies:
-            grad, x = self._formed(grad, x)
-        out = torch.empty_strided(*self._form, **self._options)
-        if self._transposed:
-            self._compute(grad, out, x)
-        else:
-            self._compute(x, out, grad)
-        return None, out, None if self._summed is None else grad.sum(dim=self._summed)
-
-    def _formed(self, *tensors: Tensor) -> Iterator[Tensor]:
-        """Yield tensors in the memory format of the kernel."""
-        return (each.contiguous(memory_format=self._format) for each in tensors)
+        operands = *tensors, out
+        x, w, y = self._places
+        self._compute(operands[x], operands[w], operands[y])
+        result = self.kernel.result
+        if result is None:
+            return out if args[2] is None else out.add_(args[2].view(self._bias_shape))
+        if result == 0:
+            return out, None, None
+        return None, out, None if self._summed is None else tensors[0].sum(dim=self._summed)
 
     def _compute(self, x: Tensor, w: Tensor, y: Tensor) -> None:
         """Compute one of the tensors of the problem from the two others."""

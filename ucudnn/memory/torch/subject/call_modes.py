@@ -53,7 +53,7 @@ class CallModes:
 
     def _compare(self, found: list[Any]) -> None:
         """Refuse a mode that is another one; what was not known in the trace is known from now on."""
-        for name, before, now in zip(_READERS, self._values, found, strict=True):
+        for name, before, now in zip(READERS, self._values, found, strict=True):
             if before != now and before is not None:
                 raise InvalidValueError(
                     f"fit and the step must run under the same modes of PyTorch, and {name} was {before} in fit and is"
@@ -122,7 +122,7 @@ def _types_of_a_thread() -> list[tuple[str, torch.dtype]]:
 
 
 def _found() -> list[Any]:
-    return [read() for read in _READERS.values()]
+    return [read() for read in READERS.values()]
 
 
 def autocast_depth() -> int:
@@ -191,7 +191,7 @@ def _devices() -> tuple[Any, ...]:
     return tuple(mode.device for mode in modes if isinstance(mode, DeviceContext)) if count else ()
 
 
-_READERS: dict[str, Callable[[], Any]] = {
+READERS: dict[str, Callable[[], Any]] = {
     **{f"torch.is_autocast_enabled({each!r})": partial(torch.is_autocast_enabled, each) for each in _DEVICES},
     **{f"torch.get_autocast_dtype({each!r})": partial(torch.get_autocast_dtype, each) for each in _DEVICES},
     "torch.is_autocast_cache_enabled()": torch.is_autocast_cache_enabled,

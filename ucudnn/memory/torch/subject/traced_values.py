@@ -1,6 +1,6 @@
 """What a trace holds: tensors, storages and operator calls, without memory."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -59,26 +59,26 @@ class TracedTensor:
     @property
     def is_dense(self) -> bool:
         """Whether its elements fill the bytes between its first and its last one, and none of them lies there twice."""
-        expected = 1
-        for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
-            if size != 1 and stride != expected:
-                return False
-            expected *= size
-        return True
+        return _without_holes(sorted(zip(self.stride, self.shape, strict=True)))
 
     @property
     def is_contiguous(self) -> bool:
         """Whether its elements lie one behind the other in the order of its dimensions."""
-        expected = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
-            if size != 1 and stride != expected:
-                return False
-            expected *= size
-        return True
+        return _without_holes(zip(reversed(self.stride), reversed(self.shape), strict=True))
 
     def on_meta(self) -> torch.Tensor:
         """Return a tensor of this geometry without memory."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+
+def _without_holes(dimensions: Iterable[tuple[int, int]]) -> bool:
+    """Whether each stride is the number of elements of the dimensions before; strides and sizes are given."""
+    expected = 1
+    for stride, size in dimensions:
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 @final

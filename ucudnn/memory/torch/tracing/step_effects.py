@@ -19,9 +19,9 @@ from typing import Any, final
 import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _device
 
 from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.subject.call_modes import READERS
 from ucudnn.memory.torch.tracing.provenance import Provenance, is_called_by_gc, is_library
 
 _OTHERWISE = ", which no plan does in its steps: "
@@ -81,14 +81,6 @@ def _is_clock(effects: "StepEffects", owner: Any, frame: FrameType) -> bool:
     return owner is time and not is_library(frame) and not is_called_by_gc(frame)
 
 
-def _is_date(effects: "StepEffects", owner: Any, frame: FrameType) -> bool:
-    return isinstance(owner, type) and issubclass(owner, datetime.date)
-
-
-def _draws_bytes(effects: "StepEffects", owner: Any, frame: FrameType) -> bool:
-    return owner is sys.modules[os.urandom.__module__]
-
-
 def _restructures(effects: "StepEffects", module: Any, frame: FrameType) -> bool:
     """Whether a method changes the structure of the model: what sets an attribute need not."""
     given, code = frame.f_locals, id(frame.f_code)
@@ -122,12 +114,14 @@ _BUILT_IN: dict[str, _Rule] = {
     **_rules(("manual_seed", "seed", "set_state", "set_offset", "initial_seed"), _SEEDS, _is_generator(Generator)),
     **_rules(("graphsafe_set_state", "clone_state"), _SEEDS, _is_generator(Generator)),
     **_rules(("random", "getrandbits", "setstate"), _DRAWS, _is_generator(random.Random)),
-    **_rules(("now", "utcnow", "today"), _CLOCK, _is_date),
+    **_rules(
+        ("now", "utcnow", "today"), _CLOCK, lambda _, own, __: isinstance(own, type) and issubclass(own, datetime.date)
+    ),
     **_rules((each for each in dir(time) if each.startswith(("time", "perf_", "mono", "process"))), _CLOCK, _is_clock),
     **_rules(("set_", "requires_grad_"), _REPLACES, _is_leaf),
     **_rules(("numpy",), _VALUES, _is_fake),
     **_rules(("data_ptr",), _VALUES, _is_no_parameter),
-    **_rules(("urandom",), _DRAWS, _draws_bytes),
+    **_rules(("urandom",), _DRAWS, lambda _, own, __: own is sys.modules[os.urandom.__module__]),
 }
 """Functions of C that may be refused, by their names."""
 
@@ -185,27 +179,26 @@ GUARDED = {
 }
 """Properties of tensors without memory while a step is traced."""
 
-_KERNELS: dict[str, Callable[[], Any]] = {
-    "the default dtype": torch.get_default_dtype,
-    "deterministic algorithms": torch._C._get_deterministic_algorithms,
-    "mkldnn.enabled": torch._C._get_mkldnn_enabled,
-    "cudnn.enabled": torch._C._get_cudnn_enabled,
-    "cudnn.benchmark": torch._C._get_cudnn_benchmark,
-    "cudnn.deterministic": torch._C._get_cudnn_deterministic,
-    "the number of threads": torch.get_num_threads,
-}
-"""Settings that choose kernels when an operator runs: the code of a plan would run it under others."""
-
 _SETTINGS: dict[str, Callable[[], Any]] = {
-    **_KERNELS,
+    **READERS,
     "the grad mode": torch.is_grad_enabled,
-    "autocast": lambda: (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
-    "autocast of CUDA": lambda: (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
-    "autocast's cache": torch.is_autocast_cache_enabled,
-    "the default device": lambda: _device.CURRENT_DEVICE,
     "anomaly detection": torch.is_anomaly_enabled,
+    "the number of threads": torch.get_num_threads,
+    "torch.backends.cudnn.benchmark": torch._C._get_cudnn_benchmark,
+    "torch.backends.cudnn.deterministic": torch._C._get_cudnn_deterministic,
 }
-"""These and others that a step may change, and must leave as they were; a `Snapshot` puts them back."""
+"""What a step may change, and must leave as it was; a `Snapshot` puts it back."""
+
+_KERNELS = {name: read for name, read in _SETTINGS.items() if name.startswith("torch.backends.cudnn")} | {
+    name: _SETTINGS[name]
+    for name in (
+        "torch.get_default_dtype()",
+        "torch.are_deterministic_algorithms_enabled()",
+        "torch.backends.mkldnn.enabled",
+        "the number of threads",
+    )
+}
+"""Those that choose kernels when an operator runs: the code of a plan would run it under others."""
 
 
 def _values_of(settings: Mapping[str, Callable[[], Any]]) -> list[Any]:
