@@ -68,8 +68,11 @@ def test_a_model_is_explained_at_once(memory):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("bench.memory.models:resnet19", *SMALL), "resnet19"),
+        (("resnet18", *SMALL), "names no model: give module:callable"),
+        (("builtins:dict", *SMALL), "returns a dict, no torch.nn.Module"),
         ((*UNET, "--loss", "hinge"), "--loss='hinge' is not known: give cross-entropy"),
-        ((*UNET, "--optimizer", "lion"), "--optimizer='lion' is not known: give sgd"),
+        ((*UNET, "--optimizer", "lion"), "--optimizer='lion' is not known: give sgd, adam, adamw, none"),
         ((*UNET, "--measure", "tpu"), "--measure='tpu' is not known: give auto, cuda, cpu or none"),
         ((*UNET, "--autocast", "int8"), "--autocast='int8' is not known: give float16 or bfloat16"),
         ((*UNET, "--autocast", "float32"), "--autocast='float32' is not known: give float16 or bfloat16"),
