@@ -38,21 +38,20 @@ def record(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> St
         InvalidValueError: if there is no such loss or optimizer.
         StepGraphError: if the step is not affine in its mini-batch.
     """
-    batches = [recipe.batch * factor for factor in (1, 2, 3)]
-    return _joined(_on_fake_tensors(recipe, batches, progress, foreach=True))
+    return _joined(_on_fake_tensors(recipe, (1, 2, 3), progress, foreach=True))
 
 
 def _on_fake_tensors(
-    recipe: TrainingRecipe, batches: Sequence[int], progress: Progress, *, foreach: bool | None
+    recipe: TrainingRecipe, factors: Sequence[int], progress: Progress, *, foreach: bool | None
 ) -> list[StepGraph]:
-    """Return a step at some mini-batches, recorded on fake tensors of the CPU."""
+    """Return a step at some multiples of its mini-batch, recorded on fake tensors of the CPU."""
     start_autograd()
     with FakeTensorMode(), quiet_fakes():
         step = make_step(recipe, torch.device("cpu"), foreach=foreach)
         records = []
         with _running(recipe):
             _run_first(step)
-            for batch in batches:
+            for batch in (recipe.batch * factor for factor in factors):
                 progress(f"tracing {recipe.model} at a mini-batch of {batch}")
                 sized = step.with_batch(batch)
                 records.append(_trace(sized, recipe.model, batch, recipe.variant.math, recipe.conditions()).graph)
@@ -116,7 +115,7 @@ def measuring_device(name: str) -> torch.device | None:
 def _at_other_batches(recipe: TrainingRecipe, device: torch.device, progress: Progress) -> list[StepGraph]:
     """Return a step at two other mini-batches of a device; [] where there are none."""
     if device.type == "cpu":  # fake tensors lie on it too, so they give the same step
-        return _on_fake_tensors(recipe, (2 * recipe.batch, 3 * recipe.batch), progress, foreach=None)
+        return _on_fake_tensors(recipe, (2, 3), progress, foreach=None)
     batches = sorted({recipe.batch // 2, recipe.batch // 4, recipe.batch - 1} - {0, recipe.batch})[-2:]
     if len(batches) < 2:
         return []

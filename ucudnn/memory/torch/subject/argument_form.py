@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class _Signature(NamedTuple):
-    """What a plan depends on in a tensor."""
-
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -52,7 +50,7 @@ class ArgumentForm:
 
     def __init__(self, subject: "StepSubject") -> None:
         leaves, self._structure = subject.leaves()
-        self._signature = [_signature(leaf) for leaf in leaves]
+        self._signature = [signature(leaf) for leaf in leaves]
         self._sharing = _sharing(leaves)
         self._positional, self._names = len(subject.args), [*subject.kwargs]
         self._targets = subject.targets
@@ -61,7 +59,7 @@ class ArgumentForm:
     def match(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """Return the arguments as a flat list, or None if they differ from the sample."""
         leaves, structure = tree_flatten((args, kwargs))
-        if structure != self._structure or [_signature(leaf) for leaf in leaves] != self._signature:
+        if structure != self._structure or [signature(leaf) for leaf in leaves] != self._signature:
             return None
         return leaves if _sharing(leaves) == self._sharing else None
 
@@ -95,7 +93,7 @@ class ArgumentForm:
             InvalidValueError: if they differ in more.
         """
         leaves, structure = tree_flatten((args, kwargs))
-        found = [_signature(leaf) for leaf in leaves]
+        found = [signature(leaf) for leaf in leaves]
         if structure != self._structure or not all(map(_smaller, found, self._signature)):
             raise InvalidValueError(self.difference(args, kwargs))
 
@@ -111,7 +109,7 @@ class ArgumentForm:
             return f"the step was fitted to arguments of the structure {self._structure}, not {structure}: fit it again"
         differing = [
             f"argument {number} is {found}, and the step was fitted to {expected}"
-            for number, (found, expected) in enumerate(zip(map(_signature, leaves), self._signature, strict=True))
+            for number, (found, expected) in enumerate(zip(map(signature, leaves), self._signature, strict=True))
             if found != expected
         ]
         if not differing:
@@ -132,7 +130,8 @@ def is_numpy_array(leaf: Any) -> bool:
     return type(leaf).__module__ == "numpy" and type(leaf).__name__ == "ndarray"
 
 
-def _signature(leaf: Any) -> Any:
+def signature(leaf: Any) -> Any:
+    """Return what a plan depends on in an argument or a tensor of the model."""
     if isinstance(leaf, Tensor):
         return _Signature(
             leaf.shape, leaf.stride(), int(leaf.storage_offset()), leaf.dtype, leaf.device, leaf.requires_grad

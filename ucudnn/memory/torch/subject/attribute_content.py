@@ -138,21 +138,19 @@ class AttributeContent:
         try:
             if not isinstance(value, (set, frozenset, list, tuple, dict, deque)):
                 return self._add_object(value, path)
+            kind = type(value)
             if len(value) > self._left:
-                self._add_long(value, path)
+                self.long.append(value)
+                shown = f"a {kind.__name__} of {len(value)} entries"
+                self._leaves[path] = _Leaf(kind, (_Held(value), len(value)), shown)
             elif isinstance(value, (set, frozenset)):
                 self.views.append(value)
-                self._leaves[path] = _Leaf(type(value), frozenset(value), shortened({*value}))
+                self._leaves[path] = _Leaf(kind, frozenset(value), shortened({*value}))
             else:
                 self._add_entries(value, path)
         finally:
             del self._above[id(value)]
         return True
-
-    def _add_long(self, value: Any, path: str) -> None:
-        self.long.append(value)
-        kind = type(value)
-        self._leaves[path] = _Leaf(kind, (_Held(value), len(value)), f"a {kind.__name__} of {len(value)} entries")
 
     def _add_entries(self, value: Any, path: str) -> None:
         kind = type(value)

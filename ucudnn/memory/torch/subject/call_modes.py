@@ -46,20 +46,16 @@ class CallModes:
         """
         found = _found()
         if found != self._values:
-            self._compare(found)
+            for name, before, now in zip(READERS, self._values, found, strict=True):
+                if before != now and before is not None:  # what was not known in the trace is known from now on
+                    raise InvalidValueError(
+                        f"fit and the step must run under the same modes of PyTorch, and {name} was {before} in fit and"
+                        f" is {now} now: call the step as fit was called, or fit it again"
+                    )
+            self._values = found
         check_transforms()
         _check_hooks()
         self._check_region()
-
-    def _compare(self, found: list[Any]) -> None:
-        """Refuse a mode that is another one; what was not known in the trace is known from now on."""
-        for name, before, now in zip(READERS, self._values, found, strict=True):
-            if before != now and before is not None:
-                raise InvalidValueError(
-                    f"fit and the step must run under the same modes of PyTorch, and {name} was {before} in fit and is"
-                    f" {now} now: call the step as fit was called, or fit it again"
-                )
-        self._values = found
 
     def check_backward(self) -> None:
         """Check before backward that it runs outside of autocast, as it was traced.

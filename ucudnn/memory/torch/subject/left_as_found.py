@@ -150,12 +150,12 @@ class Snapshot:
             self._undos.append(generator)
             return ()
         if isinstance(value, nn.Module):
-            self._contents.append(partial(_put_back_class, value, type(value)))
+            self._contents.append(partial(object.__setattr__, value, "__class__", type(value)))
             return self._noted_table(vars(value))
         if isinstance(value, MethodType):
             return (value.__self__,)
         if isinstance(value, partial):
-            return (value.func, value.args, value.keywords)
+            return value.func, value.args, value.keywords
         if isinstance(value, dict):
             return self._noted_table(value)
         if isinstance(value, (list, set, deque)):
@@ -188,11 +188,6 @@ class Snapshot:
 
 
 _HELD = (Tensor, nn.Module, torch.Generator, random.Random)
-
-
-def _put_back_class(module: nn.Module, kind: type) -> None:
-    if type(module) is not kind:
-        module.__class__ = kind
 
 
 def _put_back_table(table: dict[Any, Any], entries: list[tuple[Any, Any]]) -> None:
@@ -291,7 +286,8 @@ def _of_this_thread() -> Iterator[_Undo]:
     yield partial(_put_back_modes, *stacks)
     flags = {name: value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_")}
     yield partial(vars(_python_dispatch).update, flags)
-    yield partial(setattr, torch._GLOBAL_DEVICE_CONTEXT, "device_context", _default_device())
+    device = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    yield partial(setattr, torch._GLOBAL_DEVICE_CONTEXT, "device_context", device)
     yield partial(setattr, _device, "CURRENT_DEVICE", _device.CURRENT_DEVICE)
     yield partial(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     yield partial(setattr, forward_ad, "_current_level", forward_ad._current_level)
@@ -308,21 +304,16 @@ def _of_this_thread() -> Iterator[_Undo]:
         yield partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
-def _default_device() -> Any:
-    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-
-
 def _put_back_modes(dispatch: list[Any], function: list[Any]) -> None:
-    if _python_dispatch._get_current_dispatch_mode_stack() != dispatch:
-        while torch._C._len_torch_dispatch_stack():
-            torch._C._pop_torch_dispatch_stack(None)
-        for mode in dispatch:
-            torch._C._push_on_torch_dispatch_stack(mode)
-    if _get_current_function_mode_stack() != function:
-        while torch._C._len_torch_function_stack():
-            torch._C._pop_torch_function_stack()
-        for mode in function:
-            torch._C._push_on_torch_function_stack(mode)
+    now = _python_dispatch._get_current_dispatch_mode_stack(), _get_current_function_mode_stack()
+    pops: tuple[_Undo, _Undo] = partial(torch._C._pop_torch_dispatch_stack, None), torch._C._pop_torch_function_stack
+    pushes = torch._C._push_on_torch_dispatch_stack, torch._C._push_on_torch_function_stack
+    for present, modes, pop, push in zip(now, (dispatch, function), pops, pushes, strict=True):
+        if present != modes:
+            for _ in present:
+                pop()
+            for mode in modes:
+                push(mode)
 
 
 def _put_back_nesting(depth: int) -> None:

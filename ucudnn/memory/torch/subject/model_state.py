@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from ucudnn.errors import InvalidValueError
+from ucudnn.memory.torch.subject.argument_form import signature
 from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
 
 
@@ -81,13 +82,16 @@ class ModelState:
         self._tensors = tuple(found)
 
     def _changed(self, tensor: Tensor, expected: tuple[bool, Any]) -> InvalidValueError:
-        label = next((label for table, key, _, label in self._places if table.get(key) is tensor), "a constant")
+        label = self._label(tensor)
         needed, dtype = expected
         if tensor.dtype != dtype:
             change = f"is {tensor.dtype} now, and was {dtype}"
         else:
             change = "needs no gradient now, and did" if needed else "needs a gradient now, and did not"
         return InvalidValueError(f"{label} {change} when the step was fitted: fit it again")
+
+    def _label(self, tensor: Tensor) -> str:
+        return next((label for table, key, _, label in self._places if table.get(key) is tensor), "a constant")
 
     def _check_sharing(self) -> None:
         """Check that what shared memory still does, because code knows it by one name."""
@@ -106,7 +110,7 @@ class ModelState:
             if any(before != now for before, now in forms)
         )
         tensor = self._tensors[at]
-        label = next((label for table, key, _, label in self._places if table.get(key) is tensor), "a constant")
+        label = self._label(tensor)
         now = f"{tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
         strides, _, _, offset = (form[at] for form in self._forms)
         return InvalidValueError(
@@ -155,12 +159,4 @@ def _by_memory(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 
 def _signature(tensor: Tensor) -> Any:
-    return (
-        tensor.shape,
-        tensor.stride(),
-        tensor.storage_offset(),
-        tensor.dtype,
-        tensor.device,
-        tensor.requires_grad,
-        isinstance(tensor, nn.Parameter),
-    )
+    return signature(tensor), isinstance(tensor, nn.Parameter)

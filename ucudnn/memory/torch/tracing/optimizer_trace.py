@@ -7,6 +7,7 @@ import copy
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,7 +42,9 @@ def trace_optimizer(
         StepGraphError: if the update reads values of tensors or attributes of its own, or takes steps of the model
             itself.
     """
-    _check_update(optimizer)
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise StepGraphError(f"{type(optimizer).__name__} calls the model several times in one update: {_UNCOUNTED}")
     parameters: list[Tensor] = []
     try:
         stand_in, names = _stand_in(optimizer, fakes, faked)
@@ -68,12 +71,6 @@ def trace_optimizer(
             fake.grad = None
 
 
-def _check_update(optimizer: torch.optim.Optimizer) -> None:
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise StepGraphError(f"{type(optimizer).__name__} calls the model several times in one update: {_UNCOUNTED}")
-
-
 def _stand_in(
     optimizer: torch.optim.Optimizer, fakes: Mapping[int, Tensor], faked: Callable[[Tensor], Tensor]
 ) -> tuple[torch.optim.Optimizer, dict[int, str]]:
@@ -90,18 +87,14 @@ def _stand_in(
         stand_in.param_groups.append({**group, "params": [fakes[id(parameter)] for parameter in group["params"]]})
     stand_in.state = defaultdict(dict)
     for parameter, state in optimizer.state.items():
-        fake_state = tree_map_only(Tensor, lambda each: _number(each) if _is_number(each) else faked(each), state)
-        stand_in.state[fakes[id(parameter)]] = fake_state
+        stand_in.state[fakes[id(parameter)]] = tree_map_only(Tensor, partial(_of_state, faked), state)
     return stand_in, names
 
 
-def _is_number(tensor: Tensor) -> bool:
-    """Whether a tensor of the state is a number on the host, such as Adam's count of steps, whose value is read."""
-    return tensor.device.type == "cpu" and not tensor.dim()
-
-
-def _number(tensor: Tensor) -> Tensor:
-    """Return a fake tensor that knows its value, as that of an optimizer does which has not stepped yet."""
+def _of_state(faked: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """Return a fake tensor; that of a number on the host, such as Adam's count of steps, knows its value."""
+    if tensor.device.type != "cpu" or tensor.dim():
+        return faked(tensor)
     with unset_fake_temporarily():
         value = tensor.item()
     return torch.tensor(value, dtype=tensor.dtype)
