@@ -9,7 +9,7 @@ from bench.memory.models import unet2d
 from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.torch.measuring.operation_costs import step_costs
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
-from ucudnn.memory.torch.subject.step_arguments import step_subject
+from ucudnn.memory.torch.subject.step_program import step_subject
 from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 RECIPE = TrainingRecipe(model="bench.memory.models:unet2d", batch=2, shape=(3, 512, 512))

@@ -9,7 +9,7 @@ import torch
 from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.torch.measuring.operation_costs import step_costs
 from ucudnn.memory.torch.running.fit import fit, fit_plan
-from ucudnn.memory.torch.subject.step_arguments import step_subject
+from ucudnn.memory.torch.subject.step_program import step_subject
 from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 

@@ -18,7 +18,7 @@ from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoi
 from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit, fit_plan  # noqa: E402
-from ucudnn.memory.torch.subject.step_arguments import step_subject  # noqa: E402
+from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
 from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")

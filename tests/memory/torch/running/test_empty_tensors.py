@@ -19,7 +19,7 @@ from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, TrainingStep  # noqa: E402
 from ucudnn.memory.torch.record import record, record_measured, trace_step  # noqa: E402
 from ucudnn.memory.torch.running.fit import FitOptions, fit_subject  # noqa: E402
-from ucudnn.memory.torch.subject.step_arguments import step_subject  # noqa: E402
+from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
 
 
 class Boxes(nn.Module):

@@ -27,7 +27,7 @@ from tests.support.strategies import examples  # noqa: E402
 from ucudnn.errors import StepGraphError  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs  # noqa: E402
-from ucudnn.memory.torch.subject.step_arguments import step_subject  # noqa: E402
+from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
 from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 
 WIDTH = 4

@@ -34,8 +34,7 @@ from ucudnn.memory.torch.measuring.measured_peak import peak_bytes
 from ucudnn.memory.torch.measuring.training_step import TrainingStep, make_step
 from ucudnn.memory.torch.running.fit import FitOptions, fit_subject
 from ucudnn.memory.torch.running.fitted_step import FittedStep
-from ucudnn.memory.torch.subject.step_arguments import step_subject
-from ucudnn.memory.torch.subject.step_program import StepSubject
+from ucudnn.memory.torch.subject.step_program import StepSubject, step_subject
 from ucudnn.problem import MathMode
 
 ENDED = "its process ended abruptly, as one does that takes more of the host's memory than there is"

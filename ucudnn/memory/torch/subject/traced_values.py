@@ -136,11 +136,16 @@ class TracedCall:
                 return argument.default_value if given is None else given
         return None
 
-    def with_storages(self, number: Callable[[int], int]) -> "TracedCall":
-        """Return the same call with other indices of storages."""
+    def with_storages(self, numbers: Mapping[int, int]) -> "TracedCall":
+        """Return the same call with other indices of storages; those that are not in the table stay."""
+        if not any(each.storage in numbers for each in (*self.inputs, *self.outputs)):
+            return self
+
+        def numbered(tensor: TracedTensor) -> TracedTensor:
+            return replace(tensor, storage=numbers.get(tensor.storage, tensor.storage))
 
         def changed(value: Any) -> Any:
-            return mapped(value, TracedTensor, lambda each: replace(each, storage=number(each.storage)))
+            return mapped(value, TracedTensor, numbered)
 
         return replace(self, args=changed(self.args), kwargs=changed(dict(self.kwargs)), results=changed(self.results))
 
@@ -156,6 +161,11 @@ class TracedCall:
     def turns(self) -> bool:
         """Whether it changes how its argument lies in memory, as `transpose_` does, but no bytes: it makes a view."""
         return torch.Tag.inplace_view in self.func.tags and not self.func._opname.startswith(_RESIZING)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers; attention does so only where it drops some."""
+        return torch.Tag.nondeterministic_seeded in self.func.tags and self.argument("dropout_p") != 0
 
     @property
     def inputs(self) -> list[TracedTensor]:

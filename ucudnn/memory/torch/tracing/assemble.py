@@ -126,10 +126,10 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
         gradients_kept=subject.gradients_kept,
         conditions=subject.conditions,
     )
-    own = tuple(_renumbered(call, rows) for call, _ in accesses)
+    numbers = {storage: rows.get(storage, -1) for storage in range(len(trace.storages))}
     return TracedStep(
         graph=graph,
-        calls=own,
+        calls=tuple(call.with_storages(numbers) for call, _ in accesses),
         dispatched=tuple(call.func for call in trace.calls),
         executed=tuple(_executed(parts)),
         rows=rows,
@@ -171,7 +171,7 @@ def _accumulated_in_place(trace: Trace) -> tuple[list[TracedCall], dict[int, int
     merged: dict[int, int] = {}
     makers: dict[TracedTensor, int | None] = {}
     for index, call in enumerate(trace.calls):
-        current = _with_storages(call, merged)
+        current = call.with_storages(merged)
         first = current.args[0] if current.args else None
         if call.func is aten.add.Tensor and call.node is not None and isinstance(first, TracedTensor):
             old, out = call.args[0], call.results
@@ -182,7 +182,7 @@ def _accumulated_in_place(trace: Trace) -> tuple[list[TracedCall], dict[int, int
             own = not any(each.storage == first.storage for each in current.inputs[1:])
             if ends and alike and own and makers.get(old) not in (None, call.node):
                 merged[out.storage] = first.storage
-                current = replace(_with_storages(call, merged), func=aten.add_.Tensor)
+                current = replace(call.with_storages(merged), func=aten.add_.Tensor)
         if call.node is not None:
             for output in call.outputs:
                 made = trace.storages[output.storage].born == index
@@ -272,7 +272,7 @@ def _operation(
         problem_batch=Affine(problem.batch) if problem else Affine(0, 1),
         module=call.module,
         source=call.source,
-        repeatable=not _draws(call) and not _counts_on(call, subject),
+        repeatable=not call.draws and not _counts_on(call, subject),
     )
 
 
@@ -289,39 +289,22 @@ def _counts_on(call: TracedCall, subject: TracedSubject) -> bool:
     return bool(updated) and others and not any(call.argument(name) is not None for name in _STATISTICS)
 
 
-def _draws(call: TracedCall) -> bool:
-    """Return whether a call draws random numbers; attention does so only where it drops some."""
-    return torch.Tag.nondeterministic_seeded in call.func.tags and call.argument("dropout_p") != 0
-
-
 def _problem(call: TracedCall, math: MathMode) -> ConvolutionProblem | None:
     """Return the convolution that a call computes, or None."""
     if call.func is _CONVOLUTION_BACKWARD:
-        _, x, weight, _, stride, padding, dilation, transposed, output_padding, groups, mask = call.args
+        _, x, weight, _, *geometry, mask = call.args
         if not any(mask[:2]):  # the gradient of a bias alone
             return None
     elif call.func._opname in _CONVOLUTIONS:
-        x, weight, _, stride, padding, dilation, transposed, output_padding, groups = call.args[:9]
+        x, weight, _, *geometry = call.args[:9]
     else:
         return None
-    found = convolution_of(
-        x.shape,
-        weight.shape,
-        x.dtype,
-        tuple(stride),
-        tuple(padding),
-        tuple(dilation),
-        transposed,
-        tuple(output_padding),
-        groups,
-        memory_format=memory_format_of(x.on_meta(), weight.on_meta()),
-        math=math,
-        deterministic=False,
-    )
-    if found is None:
-        return None
-    if call.func is not _CONVOLUTION_BACKWARD:
-        return found.forward
+    stride, padding, dilation, transposed, output_padding, groups = geometry
+    lists = tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups
+    form = memory_format_of(x.on_meta(), weight.on_meta())
+    found = convolution_of(x.shape, weight.shape, x.dtype, *lists, memory_format=form, math=math, deterministic=False)
+    if found is None or call.func is not _CONVOLUTION_BACKWARD:
+        return None if found is None else found.forward
     return found.backward_input if mask[0] else found.backward_weight
 
 
@@ -333,18 +316,6 @@ def _dtype(call: TracedCall) -> str:
 
 def _storage(trace: Trace, storage: int, role: Role, name: str) -> Storage:
     return Storage(name=name, role=role, size=Affine(trace.storages[storage].size))
-
-
-def _with_storages(call: TracedCall, changed: Mapping[int, int]) -> TracedCall:
-    """Return a call with other indices of storages; those that are not in the table stay."""
-    if not any(each.storage in changed for each in (*call.inputs, *call.outputs)):
-        return call
-    return call.with_storages(lambda storage: changed.get(storage, storage))
-
-
-def _renumbered(call: TracedCall, rows: Mapping[int, int]) -> TracedCall:
-    """Return a call with the graph's indices of storages, -1 for those that the graph has not."""
-    return call.with_storages(lambda storage: rows.get(storage, -1))
 
 
 @final

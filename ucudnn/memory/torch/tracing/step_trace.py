@@ -268,7 +268,7 @@ class StepTracing:
         calls: list[TracedCall] = []
         uncounted: list[tuple[int, TracedCall]] = []
         for is_operation, call in traced.executed:
-            renumbered = call.with_storages(numbers.__getitem__)
+            renumbered = call.with_storages(numbers)
             if is_operation:
                 calls.append(renumbered)
             else:

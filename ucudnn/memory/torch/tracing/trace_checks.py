@@ -132,8 +132,7 @@ def check_calls(trace: Trace) -> None:
     _check_turned(trace)
     for call in trace.calls:
         _check_elements(call)
-        seeded = torch.Tag.nondeterministic_seeded in call.func.tags and call.argument("dropout_p") != 0
-        if seeded and call.phase is Phase.BACKWARD and call.func._opname not in _BACKWARD_OF_ATTENTION:
+        if call.draws and call.phase is Phase.BACKWARD and call.func._opname not in _BACKWARD_OF_ATTENTION:
             raise StepGraphError(
                 f"{call.module or 'the step'} draws random numbers in backward ({call.func}), as torch.utils.checkpoint"
                 " does to repeat those of forward, which a plan cannot: fit the model without it; plans recompute on"
