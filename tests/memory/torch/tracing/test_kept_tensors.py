@@ -19,6 +19,7 @@ from ucudnn.memory import fit  # noqa: E402
 KEPT = {  # what an error names, by lines of forward that return a factor of its output
     "self.kept = ((torch.zeros_like(y) if self.kept is None else self.kept) + y).detach()\nreturn self.kept": "kept",
     "if self.kept is None:\n    self.kept = torch.zeros(6)\nself.kept = self.kept + 1\nreturn self.kept": "kept",
+    "self.kept = torch.zeros(6) if self.kept is None else self.kept + 1\nreturn self.kept": "kept",
     "if self.kept is None:\n    self.kept = torch.randn(6)\nreturn self.kept": "kept",
     "self.table[0] = self.table.get(0, torch.zeros(4, 6)) + y.detach()\nreturn self.table[0]": "table",
     "self.rows.append(y.detach())\nreturn self.rows[0]": "rows",
@@ -27,6 +28,7 @@ KEPT = {  # what an error names, by lines of forward that return a factor of its
 MADE_ONCE = [
     "if self.kept is None:\n    self.kept = torch.arange(len(x), dtype=x.dtype).unsqueeze(1)\nreturn self.kept",
     "if self.kept is None:\n    self.kept = torch.ones_like(y)\nreturn self.kept",
+    "if self.kept is None:\n    self.kept = torch.ones_like(y)\nself.buffer.mul_(0.5)\nreturn self.kept * self.buffer",
     "if len(x) not in self.table:\n    self.table[len(x)] = torch.full((6,), 2.0)\nreturn self.table[len(x)]",
 ]
 SCALED = "scale = self.buffer\nself.buffer = 0.9 * scale + 0.1 * y.detach().std(0)\nreturn scale"
@@ -67,7 +69,7 @@ def test_a_tensor_that_an_attribute_keeps_for_the_next_call_is_refused_by_name(l
 @pytest.mark.parametrize("lines", MADE_ONCE)
 def test_a_tensor_of_constants_that_is_made_once_trains_and_is_left_to_the_model(lines):
     torch.manual_seed(0)
-    model, plain = Keeping(lines), Keeping(lines)
+    model, plain = (Keeping(lines, torch.ones(6)) for _ in range(2))
     plain.load_state_dict(model.state_dict())
     step = fit(model, DATA, loss=functional.cross_entropy, policy="checkpoint", debug=True)
     assert not any(isinstance(each, FakeTensor) for each in (model.kept, *model.table.values()))

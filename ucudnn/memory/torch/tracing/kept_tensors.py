@@ -104,7 +104,7 @@ class BufferTables:
 
 
 def check_kept(
-    kept: Iterable[tuple[AttributeRead, Sequence[Tensor], int]],
+    kept: Sequence[tuple[AttributeRead, Sequence[Tensor], int]],
     calls: Iterable[TracedCall],
     roots: Iterable[int],
     find: Callable[[Tensor], int | None],
@@ -123,9 +123,6 @@ def check_kept(
     Raises:
         StepGraphError: if one depends on arguments, parameters, random numbers or on what it was before.
     """
-    kept = [*kept]
-    if not kept:
-        return
     tainted = {*roots, *(find(tensor) for before, *_ in kept for tensor in before.content.tensors)}
     for call in calls:
         formed = call.func._opname.endswith("_like") or call.func._opname.startswith("new_")  # they read no bytes
@@ -134,10 +131,15 @@ def check_kept(
             tainted.update(each.storage for each in (*call.outputs, *writes(call)))
     for before, now, number in kept:
         if number > 1 or any(isinstance(each, FakeTensor) and find(each) in tainted for each in now):
-            raise StepGraphError(
-                f"forward keeps a tensor in {before.label} for its next call, as a recurrent layer does with its state,"
-                " and the code of a plan sets no attribute: make it a buffer, or an argument and an output"
-            )
+            raise kept_error(before.label)
+
+
+def kept_error(label: str) -> StepGraphError:
+    """Return the error of an attribute in which forward keeps a tensor."""
+    return StepGraphError(
+        f"forward keeps a tensor in {label} for its next call, as a recurrent layer does with its state, and the code"
+        " of a plan sets no attribute: make it a buffer, or an argument and an output"
+    )
 
 
 def _share(tensor: Any, other: Any) -> bool:

@@ -4,7 +4,7 @@ The step is traced below autograd, so nothing is computed and no memory is taken
 """
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_unflatten
 
 from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.step.graph import Phase, Role
+from ucudnn.memory.torch.subject.attribute_content import AttributeContent
 from ucudnn.memory.torch.subject.call_modes import CallModes, leave_autocast
 from ucudnn.memory.torch.subject.left_as_found import Snapshot
 from ucudnn.memory.torch.subject.model_state import hooks_of, modules_of
@@ -27,7 +28,7 @@ from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.tracing.averaging import with_groups
 from ucudnn.memory.torch.tracing.executable_graph import executable
-from ucudnn.memory.torch.tracing.kept_tensors import BufferTables, check_kept
+from ucudnn.memory.torch.tracing.kept_tensors import BufferTables, check_kept, kept_error
 from ucudnn.memory.torch.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.tracing.provenance import Provenance
 from ucudnn.memory.torch.tracing.step_effects import StepEffects
@@ -157,7 +158,7 @@ class StepTracing:
             with tracer, self.effects.entered():
                 result = self._subject.called(self._subject.model, args, kwargs)
                 result = self._buffers.write_back(result)
-            self._check_kept()
+            self._check_kept(args, kwargs)
             outputs = self._returned(result)
             del result
             leave_autocast()
@@ -197,11 +198,27 @@ class StepTracing:
         for tensor in (*self._fake.values(), *self._inputs):
             yield tensor.requires_grad, tensor.grad is None, self._tracer.find(tensor)
 
-    def _check_kept(self) -> None:
-        """Check that forward leaves nothing in attributes for its next call."""
+    def _check_kept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Check that forward leaves nothing in attributes for its next call but what it makes once."""
+        kept = [*self._reads.kept()]
+        if not kept:
+            return
         roots = [tensor for key, tensor in self._fake.items() if isinstance(self._real[key], nn.Parameter)]
         found = (self._tracer.meet(tensor) for tensor in (*roots, *self._inputs))
-        check_kept(self._reads.kept(), self._tracer.trace.calls, found, self._tracer.find)
+        check_kept(kept, self._tracer.trace.calls, found, self._tracer.find)
+        # A table is there in the next forward, a counter is replaced. Backward of the first forward must not notice.
+        written = *self._fake.values(), *self._inputs, *self._stand_ins
+        with (
+            torch.autograd.grad_mode._unsafe_preserve_version_counter(written),
+            Tracer(self._provenance, None, self._as_fake),
+        ):
+            self._subject.called(self._subject.model, args, kwargs)
+        for read, before, _ in kept:
+            if [*map(id, AttributeContent(read.value()).tensors)] != [*map(id, before)]:
+                raise kept_error(read.label)
+
+    def _as_fake(self, tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._mode.from_tensor(tensor, static_shapes=True)
 
     def _returned(self, result: Any) -> list[Tensor]:
         """Note what the step returns, and return its different tensors."""
@@ -340,7 +357,7 @@ class StepTracing:
         """Return the fake of a constant, in whose storage lie its views: PyTorch itself would write some constants."""
         if isinstance(tensor, FakeTensor):
             return tensor
-        fake = self._mode.from_tensor(tensor, static_shapes=True)
+        fake = self._as_fake(tensor)
         index = self._tracer.find(tensor)
         assert index is not None
         self._tracer.know(fake, index)
