@@ -190,16 +190,10 @@ def test_dymem_gives_each_layer_what_the_pool_has_left():
 def test_policies_that_choose_nothing_leave_convolutions_to_pytorch_to_the_bit(policy):
     chosen = Chosen("inplace", UNDIVIDED)
     step = chosen.fitted(policy)
-    assert step.plan.configurations == {}
-    assert functions(step) == {}
-    chosen.race.check(step)
-
-
-def test_without_choices_no_policy_states_a_configuration():
-    model, inputs, loss = small_network("inplace")
-    step = ucudnn.memory.fit(model, inputs, loss=loss, policy="vdnn-all-p")
-    assert step.costs.configurations == {}
-    assert functions(step) == {}
+    race = chosen.race
+    without = ucudnn.memory.fit(race.model, race.inputs, loss=race.loss, policy="vdnn-all-p")
+    assert without.costs.configurations == step.plan.configurations == functions(step) == functions(without) == {}
+    race.check(step)
 
 
 @pytest.mark.parametrize(("module", "shape"), modules())
@@ -229,14 +223,15 @@ def test_a_configuration_that_cannot_run_is_refused_before_the_step():
         chosen.fitted(replace(plan, configurations={other: configuration}))
 
 
-def test_options_that_are_not_known_are_refused():
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("none", "policy='none'"),
+        *((each, r"unknown settings \[") for each in ({"color": "red"}, {1: 2}, {"names": 3}, {"environment": 3})),
+        ({"effort": 3}, r"effort=3 is no ucudnn\.Effort"),
+    ],
+)
+def test_options_that_are_not_known_are_refused(options, message):
     model, inputs, loss = small_network("inplace")
-    with pytest.raises(SettingsError, match="policy='none'"):
-        ucudnn.memory.fit(model, inputs, loss=loss, convolutions="none")
-    with pytest.raises(SettingsError, match="unknown settings"):
-        ucudnn.memory.fit(model, inputs, loss=loss, convolutions={"color": "red"})
-    for options in ({1: 2}, {"names": 3}, {"environment": 3}):
-        with pytest.raises(SettingsError, match=r"unknown settings \["):
-            ucudnn.memory.fit(model, inputs, loss=loss, convolutions=options)
-    with pytest.raises(SettingsError, match=r"effort=3 is no ucudnn\.Effort"):
-        ucudnn.memory.fit(model, inputs, loss=loss, convolutions={"effort": 3})
+    with pytest.raises(SettingsError, match=message):
+        ucudnn.memory.fit(model, inputs, loss=loss, convolutions=options)
