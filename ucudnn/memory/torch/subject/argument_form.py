@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from ucudnn.errors import InvalidValueError
+from ucudnn.memory.torch.subject.model_checks import is_numpy_array
 
 if TYPE_CHECKING:
     from ucudnn.memory.torch.subject.step_program import StepSubject
@@ -123,11 +124,6 @@ class ArgumentForm:
 def _listed(count: int, names: Sequence[str]) -> str:
     positional = f"{count} arguments" if count != 1 else "1 argument"
     return f"{positional} and {', '.join(names)} by name" if names else positional
-
-
-def is_numpy_array(leaf: Any) -> bool:
-    """Whether an argument is an array of NumPy, which has no equality as a whole."""
-    return type(leaf).__module__ == "numpy" and type(leaf).__name__ == "ndarray"
 
 
 def signature(leaf: Any) -> Any:

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from ucudnn.errors import InvalidValueError
-from ucudnn.memory.torch.subject.argument_form import is_numpy_array
 from ucudnn.units import shortened
 
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
@@ -67,6 +66,11 @@ def check_arguments(loss: Any, optimizer: Any, sample: Any) -> None:
     for number, leaf in enumerate(tree_leaves(sample)):
         if is_numpy_array(leaf):
             raise InvalidValueError(f"argument {number} of the sample is a NumPy array: give torch.from_numpy of it")
+
+
+def is_numpy_array(leaf: Any) -> bool:
+    """Whether an argument is an array of NumPy, which has no equality as a whole."""
+    return type(leaf).__module__ == "numpy" and type(leaf).__name__ == "ndarray"
 
 
 def _check_module(what: str, module: nn.Module) -> None:
