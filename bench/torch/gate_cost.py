@@ -90,7 +90,7 @@ def measured(gate: CallGate, calls: Calls, device: torch.device, samples: int) -
     unknown = others.rules()
 
     def opened(rules: tuple[GateRule, GateRule]) -> None:
-        gate.open(device.type, rules[:1], rules[1:])
+        gate.use(device.type, rules[:1], rules[1:])
 
     ways: dict[str, Callable[[], object]] = {
         "pytorch": lambda: None,

@@ -252,7 +252,7 @@ def test_a_settled_program_within_a_limit_is_computed_by_the_gate(monkeypatch, l
         for name in ("forward", "backward"):
             run = getattr(Interceptor, name)
             monkeypatch.setattr(Interceptor, name, lambda *rest, run=run: seen.append(run) or run(*rest))
-        process_overrides.refresh()  # registers methods of the interceptor again
+        process_overrides.use(process_overrides.interceptor)  # registers its methods again
         assert {each.most_bytes for each in process_overrides._gates["CUDA"]._directs} == {
             (4 << 30) - (1 << 20) if limits else None
         }

@@ -238,7 +238,7 @@ class TunedProgram:
     @property
     def is_final(self):
         """Whether nothing is tried any more, and the gate computes or passes on."""
-        return self.made.opener.is_settled and self.is_gated
+        return self.made.router.is_settled and self.is_gated
 
     @property
     def configurations(self):

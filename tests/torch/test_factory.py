@@ -125,6 +125,6 @@ def test_a_stated_limit_is_tuned_when_the_program_says(limits, limit_bytes, tune
     assert isinstance(made, expected)
     planned = made.planned if isinstance(made, AutoInterceptor) else made
     if isinstance(made, AutoInterceptor):
-        assert made.opener._library is not None, "the gate looks at live bytes where they are limited"
+        assert made.router._library is not None, "the gate looks at live bytes where they are limited"
     assert planned.fallbacks.strict is limits.get("strict", False)
     assert planned.fallbacks._limit_bytes == limit_bytes

@@ -37,8 +37,9 @@ class Overrides:
         self._gates: dict[str, CallGate] = {}
 
     def is_gated(self, device_type: str) -> bool:
-        """Return whether the gate stands in front of PyTorch's operators, or of kernels that compute by plans."""
-        return device_type.upper() in self._gates
+        """Return whether the gate stands in front of PyTorch's operators, and has rules."""
+        gate = self._gates.get(device_type.upper())
+        return gate is not None and gate.is_open
 
     def aten_kernels(self, device_type: str) -> AtenKernels:
         """Return PyTorch's own kernels for 'cuda' or 'cpu'.
@@ -56,9 +57,11 @@ class Overrides:
         """Send all convolutions to an interceptor, or to PyTorch; those of converted modules stay where they are."""
         with self._lock:
             self._keep_captured()
-            before, self.interceptor = self.interceptor, interceptor
+            before, self.interceptor = self.interceptor, None
             if isinstance(before, AutoInterceptor):
+                self._register()  # first, because the gate may call it
                 before.end()
+            self.interceptor = interceptor
             if isinstance(interceptor, AutoInterceptor):
                 interceptor.begin()
             self._register()
@@ -71,20 +74,10 @@ class Overrides:
                 interceptor.begin()
             self._register()
 
-    def refresh(self, *, rules_only: bool = False) -> None:
-        """Register the operators that are wanted now; called between the steps of a program.
-
-        Args:
-            rules_only: whether gates that are open only get other rules.
-        """
+    def refresh(self) -> None:
+        """Register what is wanted now; called between the steps of a program."""
         with self._lock:
-            if not rules_only:
-                self._register()
-                return
-            for key in [*self._gates]:
-                gated = self._gated(key.lower())
-                if gated is None or gated.open_gate(again=True) is None:
-                    self._gates.pop(key).close()  # the kernels in Python, to which it has passed on, stay
+            self._register()
 
     @contextmanager
     def gates_aside(self) -> Iterator[None]:
@@ -98,11 +91,12 @@ class Overrides:
         """Send all convolutions to PyTorch, also those of converted modules."""
         with self._lock:
             self._keep_captured()
-            for each in (self.interceptor, *self.converted):
-                if isinstance(each, AutoInterceptor):
-                    each.end()
+            ended = self.interceptor, *self.converted
             self.interceptor, self.converted = None, ()
             self._register()
+            for each in ended:
+                if isinstance(each, AutoInterceptor):
+                    each.end()
 
     def _keep_captured(self) -> None:
         """Keep interceptors whose memory captured CUDA graphs use, because graphs hold addresses only."""
@@ -111,24 +105,22 @@ class Overrides:
                 self._kept.append(each)
 
     def _register(self) -> None:
-        """Register our kernels for the device types that have an interceptor, and PyTorch's for the others."""
-        for opened in self._gates.values():  # first, because they may pass on to kernels in Python
-            opened.close()
-        self._gates.clear()
-        for library in self._libraries.values():
-            library._destroy()
-        self._libraries.clear()
-        for device_type in {each.device_type for each in (self.interceptor, *self.converted) if each is not None}:
-            key = device_type.upper()
-            gated = self._gated(device_type)
-            is_below = gated is not None and gated.is_below_gate
-            if gated is not None and is_below:
-                gated.opener.keep(device_type)
-                self._libraries[key] = self._library(device_type)
-            gate = None if gated is None else gated.open_gate()
-            if gate is not None:
+        """Register the gate or our kernels for the device types that have an interceptor, and PyTorch's for the others.
+
+        A gate that stands already only gets another table.
+        """
+        taken = {each.device_type for each in (self.interceptor, *self.converted) if each is not None}
+        for device_type in taken.union(key.lower() for key in (*self._libraries, *self._gates)):
+            key, gated = device_type.upper(), self._gated(device_type)
+            gate, before = None if gated is None else gated.gate, self._gates.pop(key, None)
+            if before is not None and before is not gate:
+                before.close()
+            library = self._libraries.pop(key, None)
+            if library is not None:
+                library._destroy()
+            if gated is not None and gate is not None and gated.use_gate():
                 self._gates[key] = gate
-            elif not is_below:
+            elif device_type in taken:
                 self._libraries[key] = self._library(device_type)
 
     def _library(self, device_type: str) -> torch.library.Library:

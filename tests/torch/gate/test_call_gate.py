@@ -108,7 +108,7 @@ def test_a_call_with_a_rule_is_computed_by_it_and_its_bias_is_added(gate, name, 
     seen = []
     compute = writer(seen, 0 if transposed else 2, expected.numel())
     bias_as = ((len(call.bias), *ones), (1, *ones)) if biased else ((), ())
-    gate.open("cpu", [GateRule(call.forward_look(bias), {0: output_of(expected, compute)}, bias_as)], [])
+    gate.use("cpu", [GateRule(call.forward_look(bias), {0: output_of(expected, compute)}, bias_as)], [])
     found = call.forward(bias=bias)
     assert found.shape == expected.shape
     wanted = torch.full_like(expected, SENTINEL)
@@ -125,7 +125,7 @@ def test_a_kernel_that_adds_the_bias_is_given_its_address(gate):
     expected, seen = call.forward(), []
     bias_as = ((len(call.bias), 1, 1), (1, 1, 1))
     made = {0: output_of(expected, writer(seen, 2, expected.numel()))}
-    gate.open("cpu", [GateRule(call.forward_look(call.bias), made, bias_as, fuses=True)], [])
+    gate.use("cpu", [GateRule(call.forward_look(call.bias), made, bias_as, fuses=True)], [])
     assert torch.equal(call.forward(bias=call.bias), torch.full_like(expected, SENTINEL))
     ((x, w, _, bias),) = seen
     assert (x, w, bias) == tuple(each.data_ptr() for each in (call.x, call.weight, call.bias))
@@ -143,7 +143,7 @@ def test_gradients_with_a_rule_are_computed_by_it_and_the_others_by_pytorch(gate
     outputs = {
         at: output_of((call.x, call.weight)[at], writer(seen[at], places[at], expected[at].numel())) for at in ours
     }
-    gate.open("cpu", [], [GateRule(call.backward_look(grad), outputs)])
+    gate.use("cpu", [], [GateRule(call.backward_look(grad), outputs)])
     found = call.backward(grad)
     for at in range(3):
         wanted = torch.full_like(expected[at], SENTINEL) if at in ours else expected[at]
@@ -168,7 +168,7 @@ def test_calls_that_are_set_aside_are_passed_on_whole_until_they_are_not(gate, p
     made = {0: output_of(expected, writer(seen, 2, expected.numel()))}
     other = {0: output_of(call.x, writer(seen, 0, call.x.numel()))}
     forward = GateRule(call.forward_look(), made, aside=aside)
-    gate.open("cpu", [forward], [GateRule(call.backward_look(grad), other, aside=aside)])
+    gate.use("cpu", [forward], [GateRule(call.backward_look(grad), other, aside=aside)])
     del forward  # the gate keeps the number
     passed_on.clear()
     for is_aside in (0, 1, 0, -1):
@@ -194,7 +194,7 @@ def test_calls_without_a_rule_are_pytorchs_own_whether_its_kernels_or_others_are
 
     def check(passes_to_own):
         rules = [GateRule([0], {0: output_of(expected, writer([], 2, expected.numel()))})]
-        gate.open("cpu", rules, rules)
+        gate.use("cpu", rules, rules)
         assert gate.passes_to_own() is passes_to_own
         assert torch.equal(call.forward(bias=call.bias), expected)
         assert torch.equal(call.forward(), without_bias)
@@ -260,7 +260,7 @@ def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_
 
     outputs = {at: output_of((call.x, call.weight)[at], computes(at)) for at in ours}
     try:
-        gate.open("cpu", [], [GateRule(call.backward_look(grad, mask), outputs)])
+        gate.use("cpu", [], [GateRule(call.backward_look(grad, mask), outputs)])
         found = call.backward(grad, mask)
     finally:
         gate.close()  # before the kernels to which it passes on are gone
@@ -284,13 +284,13 @@ def test_a_call_ends_by_the_rules_by_which_it_began_though_others_are_opened_mea
 
     def opens(*addresses):  # as another thread may while this call goes on
         opened.append(len(gate._computes))
-        gate.open("cpu", [], [GateRule(look, {1: output_of(call.weight, not_called)})], again=True)
+        gate.use("cpu", [], [GateRule(look, {1: output_of(call.weight, not_called)})])
         opened.append(len(gate._computes))
         return write(*addresses)
 
     write = writer([], 0, expected[0].numel())
     outputs = {0: output_of(call.x, opens), 1: output_of(call.weight, writer([], 1, expected[1].numel()))}
-    gate.open("cpu", [], [GateRule(look, outputs)])
+    gate.use("cpu", [], [GateRule(look, outputs)])
     found = call.backward(grad)
     for at in range(2):
         assert torch.equal(found[at], torch.full_like(expected[at], SENTINEL))
@@ -298,7 +298,7 @@ def test_a_call_ends_by_the_rules_by_which_it_began_though_others_are_opened_mea
     assert opened == [2, 3], "both sets of rules have what they compute by"
     assert torch.equal(call.backward(grad)[0], expected[0])
     assert len(others) == 1
-    gate.open("cpu", [], [], again=True)
+    gate.use("cpu", [], [])
     assert not gate._computes
     assert not gate._earlier
 
@@ -307,7 +307,7 @@ def test_threads_compute_while_the_gate_gets_other_rules(gate):
     call = Call("plain")
     expected = call.forward()
     rule = GateRule(call.forward_look(), {0: output_of(expected, writer([], 2, expected.numel()))})
-    gate.open("cpu", [rule], [])
+    gate.use("cpu", [rule], [])
     ours, found, ended = torch.full_like(expected, SENTINEL), Counter(), Event()
 
     def compute():
@@ -320,16 +320,16 @@ def test_threads_compute_while_the_gate_gets_other_rules(gate):
         each.start()
     try:
         for number in range(200):
-            gate.open("cpu", [rule] * (number % 2), [], again=True)
+            gate.use("cpu", [rule] * (number % 2), [])
         while len(found) < 2 and not found["wrong"]:
-            gate.open("cpu", [rule] * (not found["ours"]), [], again=True)
+            gate.use("cpu", [rule] * (not found["ours"]), [])
             sleep(0.01)
     finally:
         ended.set()
         for each in threads:
             each.join()
     assert not found["wrong"]
-    gate.open("cpu", [rule], [], again=True)
+    gate.use("cpu", [rule], [])
     assert len(gate._computes) == 1, "nothing is kept of rules by which nobody computes"
 
 
@@ -342,14 +342,14 @@ def test_a_gate_that_is_opened_again_passes_on_to_the_same_kernels_and_stands_be
     backward = GateRule(call.backward_look(grad), {1: output_of(call.weight, lambda *addresses: False)})
     forward = GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})
     try:
-        gate.open("cpu", [], [backward])
+        gate.use("cpu", [], [backward])
         assert torch.equal(call.forward(), expected)
-        gate.open("cpu", [forward], [], again=True)
+        gate.use("cpu", [forward], [])
         assert torch.equal(call.forward(), torch.full_like(expected, SENTINEL))
         for one, other in zip(call.backward(grad), gradients, strict=True):
             assert torch.equal(one, other)
         assert len(passed_on) == 1
-        gate.open("cpu", [], [backward], again=True)
+        gate.use("cpu", [], [backward])
         assert torch.equal(call.forward(), expected)
         assert len(seen) == 1
     finally:
@@ -364,7 +364,7 @@ def test_gradients_in_another_precision_than_stated_are_left_to_pytorch(gate, co
     _, expected, _ = call.backward(grad)
     conv.fp32_precision = precision
     output = output_of(call.weight, writer(seen, 1, expected.numel()))
-    gate.open("cpu", [], [GateRule(call.backward_look(grad), {1: output})])
+    gate.use("cpu", [], [GateRule(call.backward_look(grad), {1: output})])
     conv.fp32_precision = other
     assert torch.equal(call.backward(grad)[1], expected)
     assert not seen
@@ -382,11 +382,9 @@ def test_what_cannot_be_computed_is_left_to_pytorch(gate, caplog):
     def fails(*addresses):
         raise ValueError("on purpose")
 
-    gate.open(
-        "cpu",
-        [GateRule(call.forward_look(), {0: output_of(expected, fails)})],
-        [GateRule(call.backward_look(grad), {0: output_of(call.x, lambda *_: False)})],
-    )
+    forward = [GateRule(call.forward_look(), {0: output_of(expected, fails)})]
+    backward = [GateRule(call.backward_look(grad), {0: output_of(call.x, lambda *_: False)})]
+    gate.use("cpu", forward, backward)
     assert torch.equal(call.forward(), expected)
     assert "on purpose" in caplog.text
     assert all(map(torch.equal, call.backward(grad), gradients))
@@ -395,7 +393,7 @@ def test_what_cannot_be_computed_is_left_to_pytorch(gate, caplog):
 def test_calls_that_are_passed_on_never_come_to_python(gate):
     call, other = Call("plain"), Call("grouped")
     expected, seen, entered = call.forward(), [], []
-    gate.open("cpu", [GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})], [])
+    gate.use("cpu", [GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})], [])
     inside = str(Path(ucudnn.__file__).parent)
     sys.setprofile(lambda frame, event, _: entered.append(frame.f_code.co_filename) if event == "call" else None)
     try:
@@ -421,7 +419,7 @@ def test_autograd_goes_through_the_gate(gate):
     out.backward(grad)
     expected = x.grad.clone()
     x.grad = weight.grad = None
-    gate.open("cpu", [], [rule])
+    gate.use("cpu", [], [rule])
     torch.nn.functional.conv2d(x, weight, call.bias, (2, 1), (1, 2)).backward(grad)
     assert len(seen) == 1
     assert torch.equal(x.grad, expected)
@@ -431,7 +429,7 @@ def test_autograd_goes_through_the_gate(gate):
 def test_a_closed_gate_is_gone(gate):
     call = Call("plain")
     expected, seen = call.forward(), []
-    gate.open("cpu", [GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})], [])
+    gate.use("cpu", [GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})], [])
     call.forward()
     gate.close()
     assert torch.equal(call.forward(), expected)
@@ -440,8 +438,8 @@ def test_a_closed_gate_is_gone(gate):
 
 def test_errors_of_pytorch_are_those_without_the_gate(gate):
     call = Call("plain")
-    gate.open("cpu", [GateRule(call.forward_look(), {0: output_of(call.x, lambda *_: False)})], [])
+    gate.use("cpu", [GateRule(call.forward_look(), {0: output_of(call.x, lambda *_: False)})], [])
     with pytest.raises(RuntimeError, match=r"expected input\[.*to have 3 channels, but got 5"):
         call.forward(torch.randn(4, 5, 9, 8))
     with pytest.raises(RuntimeError, match="could not parse dispatch key"):
-        gate.open("nothing", [], [])
+        gate.use("nothing")

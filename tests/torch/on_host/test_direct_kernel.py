@@ -37,7 +37,7 @@ def check(kernel):
 @pytest.mark.parametrize("engine", ["eng0", "eng1"])
 def test_a_kernel_is_computed_part_by_part(gate, backend, calls, operation, parts, engine):
     kernel = DirectCall(backend, operation, parts, engine)
-    gate.open("cpu", *kernel.rules())
+    gate.use("cpu", *kernel.rules())
     calls()
     check(kernel)
     made = calls()
@@ -60,7 +60,7 @@ def test_a_kernel_is_computed_part_by_part(gate, backend, calls, operation, part
 def test_a_bias_is_added_once_by_the_engine_or_by_pytorch(gate, backend, calls, parts, engine, fuses):
     kernel = DirectCall(backend, Operation.FORWARD, parts, engine, biased=True)
     assert kernel.kernel.fuses is fuses
-    gate.open("cpu", *kernel.rules())
+    gate.use("cpu", *kernel.rules())
     calls()
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
         check(kernel)
@@ -75,7 +75,7 @@ def test_a_bias_is_added_once_by_the_engine_or_by_pytorch(gate, backend, calls, 
 
 def test_pytorch_computes_where_cudnn_fails_or_an_address_is_not_aligned(gate, backend, stub):
     kernel = DirectCall(backend, Operation.FORWARD, 2)
-    gate.open("cpu", *kernel.rules())
+    gate.use("cpu", *kernel.rules())
     stub.stub_fail_from(1)
     try:
         check(kernel)
@@ -90,7 +90,7 @@ def test_pytorch_computes_where_cudnn_fails_or_an_address_is_not_aligned(gate, b
 
 def test_all_descriptors_of_calls_are_destroyed(gate, backend, stub):
     kernel = DirectCall(backend, Operation.BACKWARD_DATA, 2)
-    gate.open("cpu", *kernel.rules())
+    gate.use("cpu", *kernel.rules())
     kernel.run()
     before = stub.stub_backend_descriptors()
     for _ in range(5):
@@ -107,7 +107,7 @@ def test_on_another_stream_no_kernel_is_computed_without_python(backend, host):
 
 def test_kernels_of_several_threads_take_turns(gate, backend):
     kernel = DirectCall(backend, Operation.FORWARD, 4)
-    gate.open("cpu", *kernel.rules())
+    gate.use("cpu", *kernel.rules())
     expected, found = kernel.expected().float(), []
 
     def run():
@@ -147,7 +147,7 @@ def test_pytorch_computes_while_another_thread_may_wait_for_python(gate, backend
         entered.set()
         return may_end.wait(600) is None
 
-    gate.open("cpu", [rule], [other._replace(outputs={0: other.outputs[0]._replace(compute=compute, direct=None)})])
+    gate.use("cpu", [rule], [other._replace(outputs={0: other.outputs[0]._replace(compute=compute, direct=None)})])
     first = Thread(target=called.run)
     one = direct if operation is Operation.FORWARD else called
     second = Thread(target=lambda: found.append(one.run()))

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import TunedProgram, python_calls  # noqa: E402
+from tests.support.tuned_program import TunedProgram  # noqa: E402
 from ucudnn.execution.launcher import BoundKernel  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.calls.candidate_kernel import TunedKernel  # noqa: E402
@@ -179,11 +179,11 @@ def test_a_gate_that_was_opened_on_another_stream_does_without_python_once_the_d
     one.program.untouched = lambda: True
     host.stream = 0x40
     seen, opened = [], []
-    run, begin = BoundKernel.__call__, CallGate.open
+    run, begin = BoundKernel.__call__, CallGate.use
     monkeypatch.setattr(BoundKernel, "__call__", lambda kernel: seen.append(kernel) or run(kernel))
     with one.enable() as on:
         settle(one, lambda: checked(one))
-        monkeypatch.setattr(CallGate, "open", lambda *rest, **options: opened.append(rest) or begin(*rest, **options))
+        monkeypatch.setattr(CallGate, "use", lambda *rest, **options: opened.append(rest) or begin(*rest, **options))
         for _ in range(40):
             checked(one)
         assert not opened, "on another stream it would compute no more than now"
@@ -306,49 +306,12 @@ def test_operators_stay_registered_in_inference_by_several_threads(gated, monkey
         assert isinstance(process_overrides.interceptor, AutoInterceptor)
 
 
-def test_only_calls_that_are_tried_come_to_python_where_the_gate_was_built_before(gated, gate_library, monkeypatch):
-    one, came = gated(library=GateLibrary(gate_library._folder)), python_calls(monkeypatch, AutoInterceptor)
-    steps = []
-    with one.enable() as on:
-        phase = None
-        while phase is not TuningPhase.SETTLED:
-            phase = one.tuner.phase if one.made.tuners() else None
-            tried = len(one.tuner.trials) if phase is TuningPhase.TRYING else 0
-            came.clear()
-            checked(one)
-            steps.append((phase, one.is_gated, tried, len(came)))
-            assert len(steps) < 400
-        trying = [(tried, count) for phase, gates, tried, count in steps if phase is TuningPhase.TRYING and gates]
-        assert {tried > 0 for tried, _ in trying} == {True, False}
-        assert all(count <= tried for tried, count in trying), "two gradients of a call may be tried at once"
-        assert all(count for tried, count in trying if tried)
-        assert len(one.tuner.kernels) == 5, "what was tried is adopted"
-        assert on.report().calls > 0
-
-
-@pytest.mark.parametrize("refused", ["keep", "open"])
-def test_a_gate_that_pytorch_refuses_while_kernels_are_tried_leaves_them_in_python(gated, monkeypatch, caplog, refused):
+def test_a_gate_that_pytorch_refuses_leaves_kernels_in_python(gated, monkeypatch, caplog):
     def refuse(*_, **__):
         raise RuntimeError("there is no such kernel")
 
-    monkeypatch.setattr(CallGate, refused, refuse)
+    monkeypatch.setattr(CallGate, "use", refuse)
     one = gated()
     with one.enable() as on:
         settles_in_python(one, on)
     assert "there is no such kernel" in caplog.text
-
-
-def test_a_library_that_was_not_built_before_is_not_built_while_kernels_are_tried(gated, tmp_path, monkeypatch):
-    library = GateLibrary(tmp_path)
-    assert not library.is_built()
-    one, adopted = gated(library=library), []
-    begin = GateLibrary.begin
-
-    def begun(self):
-        adopted.append(sum(each.adopted is not None for each in one.tuner.sites.values()))
-        begin(self)
-
-    monkeypatch.setattr(GateLibrary, "begin", begun)
-    with one.enable():
-        settle(one, lambda: (checked(one), library.join(300)))
-    assert adopted[0] == len(one.tuner.kernels) == 5, "all is decided by then"

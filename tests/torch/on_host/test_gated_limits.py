@@ -44,7 +44,7 @@ def gated(host, gate_library):
 def in_python(monkeypatch):
     """Return a list that gets an item for each call that comes to Python."""
     seen = python_calls(monkeypatch)
-    process_overrides.refresh()  # registers methods of the interceptor again
+    process_overrides.use(process_overrides.interceptor)  # registers its methods again
     return seen
 
 
@@ -191,8 +191,8 @@ def test_what_cudnn_refuses_in_the_gate_is_computed_in_python_within_the_limit(g
 
 def counted_openings(monkeypatch):
     """Return a list that gets an item for each time the gate is opened."""
-    found, run = [], CallGate.open
-    monkeypatch.setattr(CallGate, "open", lambda *rest, **options: found.append(rest) or run(*rest, **options))
+    found, run = [], CallGate.use
+    monkeypatch.setattr(CallGate, "use", lambda *rest, **options: found.append(rest) or run(*rest, **options))
     return found
 
 
@@ -301,7 +301,7 @@ def test_converted_modules_keep_the_gate_closed_whatever_is_new(gated, in_python
     assert (converted.names.any, gated.made.names.any) == (True, False), "names are those of the converted module only"
     registered, run = [], Overrides.refresh
     monkeypatch.setattr(Overrides, "refresh", lambda each, **rest: registered.append(each) or run(each, **rest))
-    gated.made.opener._changed = process_overrides.refresh
+    gated.made.router._changed = process_overrides.refresh
     for _ in range(30):
         gated.planned.has_unlent = True
         assert_near(gated.step(), gated.expected)

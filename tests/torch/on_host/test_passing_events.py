@@ -19,7 +19,7 @@ ELSEWHERE = 0x40
 """Address of another stream."""
 
 PHASES = [each for each in TuningPhase if each is not TuningPhase.SETTLED]
-PHASES_WITHIN_A_LIMIT = [each for each in PHASES if each is not TuningPhase.PACING]
+PHASES_WITHIN_A_LIMIT = [each for each in PHASES if each is not TuningPhase.HOST_CHECK]
 LATER_PHASES = [TuningPhase.WATCHING, TuningPhase.TRYING, TuningPhase.COMPARING]
 
 
@@ -38,7 +38,7 @@ def soon_silent(monkeypatch):
 
 
 def reach(one, phase):
-    one.program.can_delay = phase is TuningPhase.PACING
+    one.program.can_delay = phase is TuningPhase.HOST_CHECK
     one.until(lambda: bool(one.made.tuners()) and one.tuner.phase is phase, assert_near)
 
 

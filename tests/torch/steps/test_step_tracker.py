@@ -2,12 +2,15 @@
 
 import gc
 from itertools import pairwise
+from threading import Thread
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from ucudnn.torch.steps.step_tracker import StepTracker
+from torch.nn.modules import module as modules  # noqa: E402
+
+from ucudnn.torch.steps.step_tracker import StepTracker, before_next_module  # noqa: E402
 
 
 class Optimizer:
@@ -136,3 +139,38 @@ def test_a_first_convolution_that_seldom_recurs_begins_steps_in_the_end():
     begun = [at for at, each in enumerate(found) if each]
     assert len(begun) >= 6
     assert {after - before for before, after in pairwise(begun)} == {5000}
+
+
+@pytest.fixture
+def noted():
+    """Return a module that notes its calls, and the calls; no hook may be left."""
+    calls, before = [], len(modules._global_forward_pre_hooks)
+    module = torch.nn.Identity()
+    module.forward = lambda: calls.append("module")
+    yield module, calls
+    assert len(modules._global_forward_pre_hooks) == before
+
+
+def test_a_function_is_called_once_before_the_next_module_which_any_thread_may_call(noted):
+    module, calls = noted
+
+    def action():
+        calls.append("action")
+        before_next_module(lambda: calls.append("again"))
+
+    before_next_module(action)
+    thread = Thread(target=module)
+    thread.start()
+    thread.join()
+    module()
+    module()
+    assert calls == ["action", "module", "again", "module", "module"]
+
+
+def test_what_is_taken_back_is_not_called(noted):
+    module, calls = noted
+    handle = before_next_module(lambda: calls.append("action"))
+    handle.remove()
+    handle.remove()
+    module()
+    assert calls == ["module"]

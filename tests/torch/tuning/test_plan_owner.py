@@ -1,4 +1,4 @@
-"""Which heuristic plans leave it to the host's pace whether others are tried."""
+"""Which heuristic plans leave it to a check of the host whether others are tried."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -41,18 +41,18 @@ def owner_of(*plans, groups=1):
         ([plan(8)], 4, True),
     ],
 )
-def test_the_pace_counts_where_no_plan_launches_many_kernels(plans, groups, expected):
-    assert owner_of(*plans, groups=groups).paces(gated=True, steps=1) is expected
+def test_the_host_is_checked_where_no_plan_launches_many_kernels(plans, groups, expected):
+    assert owner_of(*plans, groups=groups).checks_host(gated=True, steps=1) is expected
 
 
 def test_the_gate_is_awaited_for_a_while_because_calls_in_python_bound_the_host():
     owner = owner_of(plan(8))
-    assert owner.paces(gated=None, steps=1) is None
-    assert owner.paces(gated=None, steps=1000) is False
-    assert owner.paces(gated=False, steps=1) is False
+    assert owner.checks_host(gated=None, steps=1) is None
+    assert owner.checks_host(gated=None, steps=1000) is False
+    assert owner.checks_host(gated=False, steps=1) is False
 
 
 def test_ranks_are_not_delayed_in_steps_of_their_own(monkeypatch):
     owner = owner_of(plan(8))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert owner.paces(gated=True, steps=1) is False
+    assert owner.checks_host(gated=True, steps=1) is False

@@ -264,7 +264,7 @@ class Course:
 def test_a_program_that_its_host_bounds_is_left_alone(launch_ms, bounds):
     course = Course({4: 1.0, 5: 1.0}, {4: {"a": 0.1}, 5: {"a": 0.1}}, program=TwoClocks(launch_ms, {}))
     tuner = course.run()
-    assert tuner.pace.bounds is bounds
+    assert tuner.host_check.is_bound is bounds
     assert len(tuner.kernels) == (0 if bounds else 2)
     assert report_tuning("cpu", tuner).host_bound is bounds
     told = "waits for the host" in "\n".join(report_tuning("cpu", tuner).lines())
@@ -282,11 +282,11 @@ def test_a_program_that_its_host_bounds_is_left_alone(launch_ms, bounds):
 def test_a_program_whose_inference_the_host_bounds_is_tuned_when_it_trains():
     program = TwoClocks(1.5, {})
     course = Course({4: 1.0, 5: 1.0}, {4: {"a": 0.1}, 5: {"a": 0.1}}, program=program)
-    assert course.run().pace.bounds
+    assert course.run().host_check.is_bound
     course.tuner.begin_anew(trains=True)
     program.launch_ms = 0.05
     tuner = course.run()
-    assert not tuner.pace.bounds
+    assert not tuner.host_check.is_bound
     assert len(tuner.kernels) == 2
     assert len(program.delayed) == 20
 
@@ -295,7 +295,7 @@ def test_a_training_that_the_host_bounds_is_not_looked_at_again_after_each_evalu
     program = TwoClocks(1.5, {})
     course = Course({4: 1.0}, {4: {"a": 0.1}}, program=program)
     course.tuner.begin_anew(trains=True)
-    assert course.run().pace.bounds
+    assert course.run().host_check.is_bound
     for _ in range(3):
         course.tuner.begin_anew(trains=False)
         course.tuner.begin_anew(trains=True)
@@ -309,7 +309,7 @@ def test_steps_that_are_others_while_some_are_delayed_are_compared_anew(trains):
     course = Course({4: 1.0, 5: 1.0}, {4: {"a": 0.1}, 5: {"a": 0.1}}, program=program)
     while len(program.delayed) < 7:
         course.step()
-    assert course.tuner.phase is TuningPhase.PACING
+    assert course.tuner.phase is TuningPhase.HOST_CHECK
     assert course.tuner.is_quiet
     course.tuner.begin_anew(trains=trains)
     assert course.tuner.phase is TuningPhase.WARMING
@@ -524,7 +524,7 @@ def test_kernels_that_take_the_host_too_long_for_what_they_save_do_not_replace_a
 
     times = {each: {"grouped": 1.7} for each in (4, 5)}
     tuner = Course({4: 2.0, 5: 2.0}, times, program=program, idle=wait_for_gpu).run()
-    assert not tuner.pace.bounds
+    assert not tuner.host_check.is_bound
     assert len(tuner.kernels) == replaced, "the GPU is faster by them, and never waits for the host"
     assert all(len(each.candidates[0].samples_ms) >= 5 for each in tuner.sites.values())
 

@@ -1,7 +1,4 @@
-"""The gate: which calls of PyTorch's convolutions are computed here; all others go on to PyTorch without Python.
-
-Those that cuDNN computes by plans that are ready do not come to Python either.
-"""
+"""The gate: which calls of PyTorch's convolutions it computes without Python, by cuDNN's plans or adopted kernels."""
 
 import ctypes
 import logging
@@ -9,12 +6,14 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import torch
 
 from ucudnn.backends.cudnn.api.library import Library
+from ucudnn.torch.calls.aten_kernels import OPERATORS
 from ucudnn.torch.calls.direct_kernel import DirectKernel
 from ucudnn.torch.device.fast_tensors import Sizes
 
@@ -38,11 +37,22 @@ _FUNCTIONS = (
     "cudnnBackendDestroyDescriptor",
 )
 
-
 _EXPORTED = (
-    *("begin", "add", "direct", "bias", "aside", "keep", "open", "sets", "passes_to_own", "in_python", "close"),
+    "begin",
+    "python",
+    "add",
+    "direct",
+    "bias",
+    "aside",
+    "use",
+    "tables",
+    "passes_to_own",
+    "in_python",
+    "close",
 )
 """The functions of the gate, without `ucudnn_gate_`."""
+
+_NUMBERS = count()
 
 
 @final
@@ -72,8 +82,8 @@ class GateRule(NamedTuple):
             a backward call at 0 and 1.
         bias_as: sizes and strides with which the bias of a forward call is added; () if there is none.
         fuses: whether the output's kernel adds the bias. Then it is given the address of the bias, too.
-        aside: one number. Calls are passed on while it is not 0, also where there are outputs. It may change at any
-            time. None computes always.
+        aside: one number. Calls go to Python while it is not 0, also where there are outputs. It may change at any
+            time. None sets no calls aside.
     """
 
     look: Sequence[int]
@@ -84,6 +94,30 @@ class GateRule(NamedTuple):
 
 
 @final
+class PythonOperators:
+    """Operators of our own whose kernels are in Python: the gate passes calls on to them; aten's stay what they are.
+
+    Args:
+        device_type: 'cuda' or 'cpu'.
+        kernels: what computes forward and backward.
+    """
+
+    def __init__(self, device_type: str, kernels: Sequence[Callable[..., Any]]) -> None:
+        self._library = torch.library.Library("ucudnn", "FRAGMENT")
+        self.names: list[str] = []
+        for aten, kernel in zip(OPERATORS, kernels, strict=True):
+            name = f"{aten}_{next(_NUMBERS)}"
+            schema = str(getattr(torch.ops.aten, aten).default._schema)
+            self._library.define(schema.replace(f"aten::{aten}", name, 1))
+            self._library.impl(name, kernel, device_type.upper())
+            self.names.append(f"ucudnn::{name}")
+
+    def close(self) -> None:
+        """Give up the operators; no table may name them any more."""
+        self._library._destroy()
+
+
+@final
 class CallGate:
     """PyTorch's operators with a gate in front of them; a process has one gate.
 
@@ -91,7 +125,7 @@ class CallGate:
         path: the library of the gate.
 
     Attributes:
-        is_open: whether it stands in front of operators.
+        is_open: whether it has rules.
 
     Raises:
         OSError: if it cannot be loaded, or is another library.
@@ -104,74 +138,66 @@ class CallGate:
         if missing:
             raise OSError(f"{path} is another library: it has no ucudnn_gate_{missing[0]}")
         self._callback = _CALLBACK(self._computed)
-        self._library.ucudnn_gate_sets.restype = ctypes.c_int64
+        self._library.ucudnn_gate_tables.restype = ctypes.c_int64
         self._computes: dict[int, Compute] = {}  # by numbers that are never used again
         self._count = 0
         self._directs: list[DirectKernel] = []  # the gate has their addresses
         self._asides: list[array[int]] = []  # likewise
-        self._earlier: list[tuple[object, ...]] = []  # of rules by which other threads may still compute
+        self._earlier: list[tuple[object, ...]] = []  # of tables by which other threads may still compute
 
-    def open(
+    def use(
         self,
         device_type: str,
-        forward: Sequence[GateRule],
-        backward: Sequence[GateRule],
+        forward: Sequence[GateRule] = (),
+        backward: Sequence[GateRule] = (),
         *,
+        python: tuple[str | None, str | None] = (None, None),
         over_plans: bool = False,
-        over_trials: bool = False,
-        again: bool = False,
     ) -> None:
-        """Put the gate in front of the operators that have rules; called between the steps of a program.
+        """Use another table of rules; called between the steps of a program.
 
-        What it passes on goes to the kernels that are registered now, which must stay until the gate is closed. Calls
-        of other threads that are in the gate meanwhile end by the rules by which they began.
+        The gate is registered in front of the operators for which the table has something to do, unless it stands
+        there. PyTorch's own kernels must be registered before. A table without rules and without kernels in Python
+        gives the operators back. Calls of other threads that are in the gate meanwhile end by the table by which they
+        began.
 
         Args:
             device_type: 'cuda' or 'cpu'.
             forward: rules of aten::_convolution.
             backward: rules of aten::convolution_backward.
-            over_plans: whether kernels in Python are registered now, which compute by plans within a stated limit. Then
-                the gate sums gradients of biases, and computes gradients of weights first, as they do.
-            over_trials: whether kernels in Python are registered now, which try something. Then only calls that are set
-                aside go to them, and all others to the kernels that were registered at `keep`.
-            again: whether a gate that is open only gets other rules. No kernel is registered then, except the gate in
-                front of an operator that had no rules; PyTorch frees kernels by which other threads may compute.
+            python: names of the operators of `PythonOperators` that compute forward and backward calls which are set
+                aside; None where no call comes to Python.
+            over_plans: whether plans within a stated limit compute in Python, too. Then calls without a rule go there.
+                The gate sums gradients of biases, and computes gradients of weights first, as they do.
 
         Raises:
             RuntimeError: if PyTorch refuses it, or does not say how many bytes live where these are limited.
         """
-        if not again:
-            self.close()
         self._call("begin", device_type.upper().encode(), self._callback)
         self._earlier.append((self._directs, self._asides))
         first, self._directs, self._asides = self._count, [], []
-        for is_backward, rules in enumerate((forward, backward)):
-            for rule in rules:
-                self._add(is_backward, rule)
         try:
-            self._call("open", int(over_plans), int(over_trials))
+            for is_backward, rules in enumerate((forward, backward)):
+                name = python[is_backward]
+                if name is not None:
+                    self._call("python", is_backward, name.encode())
+                for rule in rules:
+                    self._add(is_backward, rule)
+            self._call("use", int(over_plans))
         except RuntimeError:
             self.close()  # it may stand in front of one operator already
             raise
-        self.is_open = True
-        if self._library.ucudnn_gate_sets() == 1:
+        self.is_open = bool(forward or backward)
+        if self._library.ucudnn_gate_tables() == 1:
             self._earlier.clear()
             self._computes = {number: each for number, each in self._computes.items() if number >= first}
 
     def passes_to_own(self) -> bool:
-        """Return whether a gate that is open passes calls on to PyTorch's own kernels, which it calls as functions.
+        """Return whether the gate has rules, and passes calls on to PyTorch's own kernels, which it calls as functions.
 
         Kernels in Python take a list of arguments, and to make that takes the host microseconds for each call.
         """
         return self.is_open and bool(self._library.ucudnn_gate_passes_to_own())
-
-    def keep(self, device_type: str) -> None:
-        """Keep the kernels that are registered for a device type now, for a gate that is opened over trials.
-
-        Raises:
-            RuntimeError: if PyTorch has none.
-        """
-        self._call("keep", device_type.upper().encode())
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -55,18 +55,7 @@ class GateLibrary:
         self._find = find
         self._thread: Thread | None = None
         self._begun = 0.0
-        self._is_built: bool | None = None  # None: not known yet
         self._gate: CallGate | None = None
-
-    def is_built(self) -> bool:
-        """Return whether an earlier process has built the library, so that to begin takes no time of a processor."""
-        if self._is_built is None:
-            try:
-                library = self._path()
-                self._is_built = distrust(library, _root(library.parent)) is None
-            except (OSError, UcudnnError):
-                self._is_built = False
-        return self._is_built
 
     def begin(self) -> None:
         """Begin to build the library in a thread, unless that has begun; it waits for another process that builds."""

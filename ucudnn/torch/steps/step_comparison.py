@@ -6,13 +6,44 @@ from typing import final
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.steps.step_times import StepTimes
-from ucudnn.torch.steps.turns import BLOCK_STEPS, Turns
 
 _WORTH_KEEPING = 0.995  # of PyTorch's step: else no call is to make a detour through Python
 _BLOCKS, _MOST_BLOCKS = 3, 12  # of steps with the kernels of a set, and as many without
 
+BLOCK_STEPS = 5
+"""Steps of a block whose first one does not count, because the step before was another one."""
+
 KernelSet = dict[ConvolutionProblem, TunedKernel]
 """The kernels that replace PyTorch's own, by problem."""
+
+
+@final
+class Turns:
+    """Says which steps are with what is compared: blocks of steps with it and without it take turns.
+
+    Args:
+        unsteady_steps: the first steps of each block, which do not count.
+
+    Attributes:
+        is_on: whether the step that runs is with it.
+    """
+
+    def __init__(self, unsteady_steps: int = 1) -> None:
+        self.is_on = True
+        self._unsteady_steps = unsteady_steps
+        self._steps = 0  # of this block that have ended
+
+    @property
+    def begins_block(self) -> bool:
+        """Whether the step that runs is one of the first ones of its block, which do not count."""
+        return self._steps < self._unsteady_steps
+
+    def step_ended(self) -> bool:
+        """End a step, and return whether the next one begins another block."""
+        self._steps = (self._steps + 1) % (BLOCK_STEPS - 1 + self._unsteady_steps)
+        if self._steps == 0:
+            self.is_on = not self.is_on
+        return self._steps == 0
 
 
 @final

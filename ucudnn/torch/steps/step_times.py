@@ -23,7 +23,7 @@ _FROM_MEDIAN = 0.6745  # of a normal distribution, the median distance in standa
 _OF_MEDIAN = 1.253  # the standard error of a median, in those of a mean
 
 
-_COMPARED = TuningPhase.PACING, TuningPhase.COMPARING
+_COMPARED = TuningPhase.HOST_CHECK, TuningPhase.COMPARING
 """In which steps of two kinds take turns."""
 
 

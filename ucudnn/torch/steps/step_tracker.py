@@ -1,10 +1,13 @@
 """Where a step of a program ends: after the step of an optimizer, or else where its first convolution recurs."""
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from sys import maxsize
 from typing import Any, final
 from weakref import ref
+
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 _MOST_OTHERS = 4  # steps of other optimizers, after which the first one counts no more
 _MOST_CALLS = 256  # of other convolutions, after which another one is looked for that recurs
@@ -123,3 +126,17 @@ class StepTracker:
         self._seen.clear()
         self._most_calls *= 2
         self._others = 0
+
+
+def before_next_module(action: Callable[[], object]) -> RemovableHandle:
+    """Call a function once, before any module of the process is called next, unless the handle is removed before."""
+    waits = [True]
+
+    def called(*_: object) -> None:
+        handle.remove()
+        if waits:  # or another thread was faster
+            waits.clear()
+            action()
+
+    handle: RemovableHandle = register_module_forward_pre_hook(called)
+    return handle

@@ -37,9 +37,6 @@ _MOST_SITES = 256
 class CallSite:
     """One kernel of the program, for all its layers of one shape.
 
-    Args:
-        problem: what it computes.
-
     Attributes:
         problem: what it computes.
         calls: number of calls in the steps that were watched.
@@ -93,12 +90,12 @@ class CallSite:
     @property
     def saved_ms(self) -> float:
         """Milliseconds that the adopted candidate saves in a call; 0 if there is none."""
-        return 0.0 if self.adopted is None else self._saved_ms(self.adopted)
+        return 0.0 if self.adopted is None else self.stock_median_ms - median(self.adopted.samples_ms)
 
-    @property
-    def host_over_ms(self) -> float:
-        """Milliseconds that the host takes longer to issue a call of the adopted candidate; 0 if there is none."""
-        return 0.0 if self.adopted is None else self._host_over_ms(self.adopted)
+    def host_over_ms(self, candidate: Candidate | None) -> float:
+        """Return by how much longer the host takes to issue a candidate; 0 for none, or if a time is not known."""
+        known = candidate is not None and candidate.host_ms < inf and self.host_ms < inf
+        return max(0.0, candidate.host_ms - self.host_ms) if candidate is not None and known else 0.0
 
     @property
     def has_new(self) -> bool:
@@ -111,12 +108,7 @@ class CallSite:
         return max(0.0, self.stock_median_ms - self.floor_ms) * self.calls
 
     def is_costly(self, step_ms: float, *, limited: bool = False) -> bool:
-        """Return whether it could save so much of a step's time that more candidates are worth it.
-
-        Args:
-            step_ms: time of a step.
-            limited: whether there is a stated limit.
-        """
+        """Return whether it could save so much of a step that more candidates are worth it, maybe within a limit."""
         return self.hoped_ms > _COSTLY_SHARE * step_ms or (limited and self.rank < _COSTLIEST)
 
     @property
@@ -152,13 +144,12 @@ class CallSite:
             return self._in_place(promising)
         new = self._next_new(self.candidates)
         if new is not None:
-            return Trial(new, in_place=False, estimate_ms=_SHADOW_COST * stock)
-        timed = self.fastest
-        missing = next((each for each in timed if len(each.samples_ms) < ENOUGH), None)
+            return Trial(candidate=new, in_place=False, estimate_ms=_SHADOW_COST * stock)
+        missing = next((each for each in self.fastest if len(each.samples_ms) < ENOUGH), None)
         if missing is not None:
             return self._in_place(missing)
-        if timed and self._compared < ENOUGH:
-            return Trial(None, in_place=True, estimate_ms=_IN_PLACE_COST * stock)
+        if self.fastest and self._compared < ENOUGH:
+            return Trial(candidate=None, in_place=True, estimate_ms=_IN_PLACE_COST * stock)
         self.conclude()
         return None
 
@@ -171,32 +162,33 @@ class CallSite:
         return next((each for each in new if not many or self._slow_of[each.kind] < _MOST_SLOW), None)
 
     def conclude(self) -> None:
-        """Adopt the fastest of the candidates that were timed often enough, if it is worth it."""
-        self.adopted = self._best(self.candidates or ())
-        self.undivided = self._best([each for each in self.candidates or () if each.is_undivided])
+        """Adopt the fastest of the candidates that were timed often enough, if it is worth it and none was adopted."""
+        if self.finished or self.candidates is None:
+            return
+        self.adopted = self._best(self.candidates)
+        self.undivided = self._best([each for each in self.candidates if each.is_undivided])
         self.finished = True
+
+    def is_timed(self, candidate: Candidate) -> bool:
+        """Return whether a candidate's output was checked, and its time in the program taken often enough."""
+        return candidate.state is CandidateState.CHECKED and len(candidate.samples_ms) >= ENOUGH
 
     def _best(self, candidates: Collection[Candidate]) -> Candidate | None:
         """Return the fastest of candidates that were timed often enough, if it is worth it."""
-        checked = (each for each in candidates if each.state is CandidateState.CHECKED)
-        timed = [each for each in checked if len(each.samples_ms) >= ENOUGH]
+        stock = self.stock_median_ms
         # A kernel of many launches, as where groups are computed one by one, may take the host more than it saves.
-        timed = [each for each in timed if self._host_over_ms(each) <= max(_HOST_MS, self._saved_ms(each))]
+        timed = [
+            each
+            for each in filter(self.is_timed, candidates)
+            if self.host_over_ms(each) <= max(_HOST_MS, stock - median(each.samples_ms))
+        ]
         best = min(timed, key=lambda each: median(each.samples_ms), default=None)
-        worth = best is not None and median(best.samples_ms) <= _WORTH_ADOPTING * self.stock_median_ms
-        return best if worth else None
-
-    def _saved_ms(self, candidate: Candidate) -> float:
-        return self.stock_median_ms - median(candidate.samples_ms)
-
-    def _host_over_ms(self, candidate: Candidate) -> float:
-        known = candidate.host_ms < inf and self.host_ms < inf
-        return max(0.0, candidate.host_ms - self.host_ms) if known else 0.0
+        return best if best is not None and median(best.samples_ms) <= _WORTH_ADOPTING * stock else None
 
     def _in_place(self, candidate: Candidate) -> Trial:
         stock = self.stock_median_ms
         lost = max(_IN_PLACE_COST * stock, candidate.rough_ms - stock) * max(1, self.calls)
-        return Trial(candidate, in_place=True, estimate_ms=lost)
+        return Trial(candidate=candidate, in_place=True, estimate_ms=lost)
 
     def checked(self, candidate: Candidate, time_ms: float, error: float, tolerance: float) -> None:
         """Note the time of a candidate beside PyTorch's own kernel, and the relative distance of their outputs."""
@@ -239,12 +231,7 @@ class CallSite:
 
 
 def ranked(sites: Collection[CallSite], step_ms: float) -> list[CallSite]:
-    """Return the sites that are worth trying, those first that could save the most time of a step.
-
-    Args:
-        sites: all sites, whose PyTorch's own kernels were timed.
-        step_ms: time of a step.
-    """
+    """Return the sites that are worth trying in steps of some milliseconds, those first that could save the most."""
     hoped = {id(each): each.hoped_ms for each in sites}
     worth = [each for each in sites if hoped[id(each)] > _LEAST_SHARE * step_ms and not each.is_near_floor]
     found = sorted(worth, key=lambda each: -hoped[id(each)])[:_MOST_SITES]
@@ -257,14 +244,6 @@ def priority(site: CallSite) -> float:
     """Return the rank of a site: the sooner, the more time it could save, and the fewer of its candidates have run."""
     tried = sum(each.state is not CandidateState.NEW for each in site.candidates or ())
     return -site.hoped_ms / (1 + tried)
-
-
-def concluded(sites: Collection[CallSite]) -> Collection[CallSite]:
-    """Return sites; those that have candidates and are not decided yet are, with what was found until now."""
-    for site in sites:
-        if not site.finished and site.candidates is not None:
-            site.conclude()
-    return sites
 
 
 def worth_replacing(sites: Collection[CallSite], step_ms: float, *, spares_host: bool = False) -> list[CallSite]:
@@ -281,11 +260,11 @@ def worth_replacing(sites: Collection[CallSite], step_ms: float, *, spares_host:
     """
     left_ms = _HOST_MS * sum(each.calls for each in sites) if spares_host else inf
     affordable, adopted = [], [each for each in sites if each.saved_ms > 0]
-    for each in sorted(adopted, key=lambda each: each.host_over_ms / each.saved_ms):
-        over_ms = each.host_over_ms * each.calls
-        if over_ms <= max(0.0, left_ms) or each.saved_ms >= _MANY_TIMES * each.host_over_ms:
+    for each in sorted(adopted, key=lambda each: each.host_over_ms(each.adopted) / each.saved_ms):
+        over_ms = each.host_over_ms(each.adopted)
+        if over_ms * each.calls <= max(0.0, left_ms) or each.saved_ms >= _MANY_TIMES * over_ms:
             affordable.append(each)
-            left_ms -= over_ms
+            left_ms -= over_ms * each.calls
     found: list[CallSite] = []
     for forward in (True, False):
         adopted = [each for each in affordable if (each.problem.operation is Operation.FORWARD) is forward]
@@ -299,9 +278,6 @@ def sets_to_compare(sites: Collection[CallSite]) -> list[dict[CallSite, Candidat
 
     A launch costs the host time that the times of kernels do not show. So beside all that replace a kernel, there are
     those of a single launch, if some have more, and the few that save most of the time, if there are others.
-
-    Args:
-        sites: the sites whose kernel is replaced.
     """
     sets: list[dict[CallSite, Candidate | None]] = [{site: site.adopted for site in sites}]
     if any(site.adopted is not site.undivided for site in sites):
@@ -324,6 +300,5 @@ def timed(sites: Collection[CallSite]) -> list[tuple[ConvolutionProblem, Configu
     return [
         (site.problem, each.configuration, each.samples_ms)
         for site in sites
-        for each in site.candidates or ()
-        if each.state is CandidateState.CHECKED and len(each.samples_ms) >= ENOUGH
+        for each in filter(site.is_timed, site.candidates or ())
     ]

@@ -1,5 +1,6 @@
 """What may replace PyTorch's own kernel, how far it is tried, and what one step does with it."""
 
+from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from typing import final
@@ -23,14 +24,13 @@ class CandidateState(Enum):
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Candidate:
     """A configuration that may replace PyTorch's own kernel.
 
-    Args:
+    Attributes:
         configuration: the configuration.
         workspace_bytes: its workspace.
-
-    Attributes:
         state: how far it is.
         reason: why it was given up; '' if it was not.
         rough_ms: its time beside PyTorch's own kernel, where its output was checked.
@@ -42,23 +42,17 @@ class Candidate:
         was_slow: whether its first run was slow, which may have loaded its code.
     """
 
-    __slots__ = (
-        *("configuration", "failures", "host_ms", "in_turn", "misses", "reason", "rough_ms", "samples_ms"),
-        *("state", "was_slow", "workspace_bytes"),
-    )
-
-    def __init__(self, configuration: Configuration, workspace_bytes: int) -> None:
-        self.configuration = configuration
-        self.workspace_bytes = workspace_bytes
-        self.state = CandidateState.NEW
-        self.reason = ""
-        self.rough_ms = inf
-        self.samples_ms: list[float] = []
-        self.host_ms = inf
-        self.misses = 0
-        self.in_turn = False
-        self.failures = 0
-        self.was_slow = False
+    configuration: Configuration
+    workspace_bytes: int
+    state: CandidateState = CandidateState.NEW
+    reason: str = ""
+    rough_ms: float = inf
+    samples_ms: list[float] = field(default_factory=list)
+    host_ms: float = inf
+    misses: int = 0
+    in_turn: bool = False
+    failures: int = 0
+    was_slow: bool = False
 
     @property
     def is_undivided(self) -> bool:
@@ -82,22 +76,18 @@ class Candidate:
 
 
 @final
+@dataclass(slots=True, kw_only=True, eq=False)
 class Trial:
     """What a site does in one step.
 
-    Args:
+    Attributes:
         candidate: what is tried; None times PyTorch's own kernel.
         in_place: whether the candidate replaces PyTorch's own kernel; otherwise it runs beside it and is checked.
         estimate_ms: the time that the trial is expected to lose.
-
-    Attributes:
         started: whether the candidate has run beside PyTorch's own kernel in this step, or has failed.
     """
 
-    __slots__ = ("candidate", "estimate_ms", "in_place", "started")
-
-    def __init__(self, candidate: Candidate | None, *, in_place: bool, estimate_ms: float) -> None:
-        self.candidate = candidate
-        self.in_place = in_place
-        self.estimate_ms = estimate_ms
-        self.started = False
+    candidate: Candidate | None
+    in_place: bool
+    estimate_ms: float
+    started: bool = False

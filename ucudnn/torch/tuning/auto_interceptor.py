@@ -24,7 +24,7 @@ from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker
 from ucudnn.torch.tuning.call_table import CallTable
-from ucudnn.torch.tuning.gate_opener import GateOpener, Refresh
+from ucudnn.torch.tuning.router import Router
 from ucudnn.torch.tuning.tuned_call import TunedCall, backward_of, forward_of
 from ucudnn.torch.tuning.tuner import Tuner
 
@@ -48,7 +48,7 @@ class AutoInterceptor:
         open_tuner: opens the tuner of a device.
         device_type: 'cuda' or 'cpu'.
         aten: PyTorch's own kernels.
-        changed: called between steps when other operators are wanted; see `operators` and `open_gate`.
+        changed: called between steps when calls are to go elsewhere; see `operators`, `gate` and `use_gate`.
         library: builds the gate, through which calls that are passed on do not come to Python; None goes without.
         planned: computes by heuristic plans, as the gate does while others are tried and by adopted ones once all is
             settled; None if PyTorch's own kernels run.
@@ -58,8 +58,8 @@ class AutoInterceptor:
         aten: PyTorch's own kernels.
         names: names of layers; plans do not depend on them.
         fallbacks: what can never be computed here, by reason.
-        planned: computes by heuristic plans; None if PyTorch's own kernels run.
-        opener: decides which operators are wanted.
+        planned: computes by first plans; None if PyTorch's own kernels run.
+        router: decides where calls go.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class AutoInterceptor:
         open_tuner: OpenTuner,
         device_type: str,
         aten: AtenKernels,
-        changed: Refresh,
+        changed: Callable[[], None],
         library: GateLibrary | None = None,
         planned: Interceptor | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class AutoInterceptor:
         self._tracker = StepTracker()
         self._forward_calls, self._backward_calls = CallTable(), CallTable()
         tables = self._forward_calls, self._backward_calls
-        self.opener = GateOpener(library, planned, self._tracker, tables, self._tuners, changed)
+        self.router = Router(library, planned, self._tracker, tables, self._tuners, changed)
         self._threads: set[int] = set()
         self._quiet = False
         self._by_optimizer = False
@@ -104,29 +104,24 @@ class AutoInterceptor:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-            self.opener.forget_modules()
+            self.router.end()
             atexit.unregister(self._stop)
             self._stop()
 
     def operators(self) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
         """Return what computes forward and backward; None where PyTorch's own operator can stay in its place."""
         idle = (None, None) if self.planned is None else self.planned.operators()
-        wanted = self.opener.wanted
-        return self.forward if wanted.forward else idle[0], self.backward if wanted.backward else idle[1]
+        routes = self.router.routes
+        return self.forward if routes.forward else idle[0], self.backward if routes.backward else idle[1]
 
     @property
-    def is_below_gate(self) -> bool:
-        """Whether kernels in Python are registered below the gate: they compute by plans, or try something."""
-        return self.planned is not None or self.opener.is_over_trials
+    def gate(self) -> CallGate | None:
+        """The gate that is to stand in front of PyTorch's operators; None for `operators` in their place."""
+        return self.router.gate
 
-    def open_gate(self, *, again: bool = False) -> CallGate | None:
-        """Put the gate in front of the operators; see `GateOpener.open`."""
-        return self.opener.open(self.device_type, self._first_is_called, again=again)
-
-    def _first_is_called(self) -> None:
-        """End a step where the first kernel that the gate knows is called again, and no optimizer steps."""
-        if not self._tracker.by_optimizer and _graph_task() == -1:
-            self._step_ended_in_call()
+    def use_gate(self) -> bool:
+        """Let the gate use the table that is wanted; see `Router.use_gate`."""
+        return self.router.use_gate(self.device_type, (self.forward, self.backward))
 
     def handles(self) -> dict[torch.device, Handle]:
         """Return the handles of heuristic plans, by device; none if PyTorch's own kernels run."""
@@ -142,81 +137,46 @@ class AutoInterceptor:
             tuners = dict(self._tuners)
         return {torch.device("cpu") if at < 0 else torch.device("cuda", at): each for at, each in tuners.items()}
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        transposed: bool,
-        output_padding: list[int],
-        groups: int,
-        benchmark: bool,
-        deterministic: bool,
-        enabled: bool,
-        allow_tf32: bool,
-    ) -> torch.Tensor:
-        """Return what aten::_convolution returns."""
+    def forward(self, *call: Any) -> torch.Tensor:
+        """Return what aten::_convolution returns, given its arguments."""
+        x, weight = call[0], call[1]
         busy = self._forward_calls.busy
         passes = busy is not None and (x.shape, weight.shape) not in busy
         if passes and not self._tracker.is_silent():  # most calls, which so cost the least
-            return self._pass_forward(
-                x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
-                benchmark, deterministic, enabled, allow_tf32,
-            )  # fmt: skip
+            return self._pass_forward(*call)
+        bias, stride, padding, dilation, transposed, output_padding, groups, _, *flags = call[2:]
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
         key = (
             x.shape, x.stride(), x.dtype, ordinal, weight.shape, weight.stride(), weight.dtype, weight.get_device(),
             None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device()),
-            geometry, deterministic, enabled, allow_tf32,
+            geometry, *flags,
         )  # fmt: skip
-        call = self._forward_calls.calls.get(key)
-        if call is None:
-            flags = Flags(MathMode.TF32 if allow_tf32 else MathMode.FMA, deterministic, enabled)
-            call = forward_of(self._tuner(ordinal), x, weight, bias, Geometry(*geometry), flags)
-            call.shapes = x.shape, weight.shape
-            self._keep(self._forward_calls, key, call)
-        if self._tracker.is_candidate(call):
+        tuned = self._forward_calls.calls.get(key)
+        if tuned is None:
+            deterministic, enabled, tf32 = flags
+            stated = Flags(MathMode.TF32 if tf32 else MathMode.FMA, deterministic, enabled)
+            tuned = forward_of(self._tuner(ordinal), x, weight, bias, Geometry(*geometry), stated)
+            tuned.shapes = x.shape, weight.shape
+            self._keep(self._forward_calls, key, tuned)
+        if self._tracker.is_candidate(tuned):
             self._threads.add(get_ident())
-            if self._tracker.begins(call, in_backward=_graph_task() != -1):
+            if self._tracker.begins(tuned, in_backward=_graph_task() != -1):
                 self._step_ended_in_call()
-        way = call.way
+        way = tuned.way
         if way is None:
-            return self._pass_forward(
-                x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
-                benchmark, deterministic, enabled, allow_tf32,
-            )  # fmt: skip
-        if call.copied is not None:  # before anything is timed, and also where the heuristic plan computes then
-            x, weight = x.contiguous(memory_format=call.copied), weight.contiguous(memory_format=call.copied)
-        stock = partial(
-            self._pass_forward, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
-            benchmark, deterministic, enabled, allow_tf32,
-        )  # fmt: skip
-        return way.forward(x, weight, bias, stock)
+            return self._pass_forward(*call)
+        if tuned.copied is not None:  # before anything is timed, and also where the heuristic plan computes then
+            x, weight = x.contiguous(memory_format=tuned.copied), weight.contiguous(memory_format=tuned.copied)
+        return way.forward(x, weight, bias, partial(self._pass_forward, x, weight, *call[2:]))
 
-    def backward(
-        self,
-        grad: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias_sizes: list[int] | None,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        transposed: bool,
-        output_padding: list[int],
-        groups: int,
-        output_mask: list[bool],
-    ) -> Gradients:
-        """Return what aten::convolution_backward returns."""
+    def backward(self, *call: Any) -> Gradients:
+        """Return what aten::convolution_backward returns, given its arguments."""
+        grad, x, weight = call[:3]
         busy = self._backward_calls.busy
         if busy is not None and (x.shape, weight.shape) not in busy:
-            return self._pass_backward(
-                grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
-            )
+            return self._pass_backward(*call)
+        stride, padding, dilation, transposed, output_padding, groups, output_mask = call[4:]
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
         deterministic = _deterministic() or _all_deterministic()
@@ -226,23 +186,19 @@ class AutoInterceptor:
             weight.shape, weight.stride(), weight.dtype, weight.get_device(),
             geometry, tuple(output_mask), deterministic, enabled, precision,
         )  # fmt: skip
-        call = self._backward_calls.calls.get(key)
-        if call is None:
+        tuned = self._backward_calls.calls.get(key)
+        if tuned is None:
             flags = Flags(MathMode.TF32 if precision == "tf32" else MathMode.FMA, deterministic, enabled)
-            call = backward_of(self._tuner(ordinal), grad, x, weight, Geometry(*geometry), output_mask, flags)
-            call.shapes = x.shape, weight.shape
-            self._keep(self._backward_calls, key, call)
-        way = call.way
+            tuned = backward_of(self._tuner(ordinal), grad, x, weight, Geometry(*geometry), output_mask, flags)
+            tuned.shapes = x.shape, weight.shape
+            self._keep(self._backward_calls, key, tuned)
+        way = tuned.way
         if way is None:
-            return self._pass_backward(
-                grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
-            )
-        if call.copied is not None:
-            grad, x, weight = (each.contiguous(memory_format=call.copied) for each in (grad, x, weight))
-        stock = partial(
-            self._pass_backward, grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
-            groups, *(() if self.planned is None else (output_mask,)),
-        )  # fmt: skip
+            return self._pass_backward(*call)
+        if tuned.copied is not None:
+            grad, x, weight = (each.contiguous(memory_format=tuned.copied) for each in (grad, x, weight))
+        mask = () if self.planned is None else (output_mask,)
+        stock = partial(self._pass_backward, grad, x, weight, *call[3:10], *mask)
         return way.backward(grad, x, weight, output_mask, stock)
 
     def _keep(self, calls: CallTable, key: tuple[Any, ...], call: TunedCall) -> None:
@@ -255,7 +211,7 @@ class AutoInterceptor:
         if tuner is None:
             with self._lock:
                 tuner = self._tuners.get(ordinal) or self._open_tuner(ordinal)
-                tuner.awaits, tuner.gated = self.opener.awaits_gate, self.opener.gates_now
+                tuner.awaits, tuner.gated = self.router.awaits_gate, self.router.gates_now
                 if self._by_optimizer:  # it has stepped before the first convolution on the device
                     tuner.begin_anew(trains=True)
                 self._tuners[ordinal] = tuner
@@ -265,20 +221,20 @@ class AutoInterceptor:
         if _graph_task() != -1:  # gradients are used as soon as they are there, in the midst of a step
             return
         if self._tracker.optimizer_stepped(optimizer):
-            self.opener.update(may_differ=self._step_ended())
+            self.router.update(may_differ=self._step_ended())
 
     def _step_ended_in_call(self) -> None:
         """End a step while a convolution is computed; others are registered later if only this thread computes any."""
         self._step_ended()
         if len(self._threads) <= 1:
-            self.opener.update_later()
+            self.router.update_later()
 
     def _step_ended(self) -> bool:
         """End a step, and return whether other operators may be wanted by now."""
         if self._tuners and capturing():  # CUDA refuses to read marks in a capture, and marks that were made in one
             return False
         others, self._by_optimizer = self._by_optimizer is not self._tracker.by_optimizer, self._tracker.by_optimizer
-        if self.opener.is_settled and not others and all(tuner.keeps_peak() for tuner in self._tuners.values()):
+        if self.router.is_settled and not others and all(tuner.keeps_peak() for tuner in self._tuners.values()):
             return False
         forward, backward = self._forward_calls, self._backward_calls
         for tuner in list(self._tuners.values()):
@@ -292,12 +248,12 @@ class AutoInterceptor:
             backward.begin_step()
         self._quiet = quiet
         phases = {each.phase for each in self._tuners.values()}
-        self.opener.step_ended(phases)
-        if self.opener.is_settled and self._by_optimizer:
+        self.router.step_ended(phases)
+        if self.router.is_settled and self._by_optimizer:
             self._tracker.trust_optimizers()
         # All calls count while a first convolution is still to come, or all are timed.
         all_count = not phases or TuningPhase.WATCHING in phases
-        if all_count or not (self._tracker.by_optimizer or self.opener.is_settled):
+        if all_count or not (self._tracker.by_optimizer or self.router.is_settled):
             forward.look_at_all()
             backward.look_at_all()
         else:

@@ -1,42 +1,65 @@
-"""The rules of the gate for the calls of a tuned program."""
+"""The rules of the gate for the calls of a tuned program, and for those that plans compute within a stated limit."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from array import array
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
-from ucudnn.torch.gate.call_gate import GateRule, look_of
+from ucudnn.torch.calls.call_cache import CachedCall
+from ucudnn.torch.calls.fused_call import FusedCall
+from ucudnn.torch.calls.kernel_call import KernelCall
+from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of
 from ucudnn.torch.tuning.tuned_call import TunedCall
 
+_ALWAYS = array("q", [1])
 
-def rules_of(calls: Mapping[tuple[Any, ...], TunedCall]) -> list[GateRule]:
-    """Return the rules for those calls of which a part is replaced.
+Key = tuple[Any, ...]
+"""All that the outcome of a call depends on."""
 
-    Args:
-        calls: what becomes of calls, by their key.
-    """
+
+def adopted_rules(calls: Mapping[Key, TunedCall]) -> list[GateRule]:
+    """Return the rules for those calls of which a part is replaced by adopted kernels."""
     rules = (call.rule(look_of(key)) for key, call in list(calls.items()) if call.way is not None)
     return [rule for rule in rules if rule is not None]
 
 
-def tried_rules(calls: Mapping[tuple[Any, ...], TunedCall]) -> list[GateRule]:
-    """Return rules that compute nothing, and let only calls come to Python in which something is tried in this step.
+def first_aside(rules: list[GateRule], calls: Mapping[Key, TunedCall], first: object) -> list[GateRule]:
+    """Return rules by which the first call of a step comes to Python, because no optimizer tells where a step ends."""
+    look = next((look_of(key) for key, call in list(calls.items()) if call is first), None)
+    if look is None:
+        return rules
+    return [GateRule(look, {}, aside=_ALWAYS), *(each for each in rules if each.look != look)]
+
+
+def plan_rules(
+    calls: Mapping[Key, CachedCall], asides: Mapping[Key, "array[int]"]
+) -> tuple[list[GateRule], list[GateRule]]:
+    """Return the rules of forward and backward calls all of whose outputs cuDNN can compute without Python.
 
     Args:
-        calls: what becomes of calls, by their key.
+        calls: what becomes of calls, by their look and the name of their layer, which must be ''.
+        asides: for calls in which something may be tried, a number that is not 0 while that is so.
     """
-    return [GateRule(look_of(key), {}, aside=call.aside) for key, call in list(calls.items()) if not call.reason]
+    forward: list[GateRule] = []
+    backward: list[GateRule] = []
+    for key, call in calls.items():
+        if call.reason or not call.lies_as_computed:
+            continue
+        kernels = {0: call.output} if call.output is not None else {0: call.input_gradient, 1: call.weight_gradient}
+        wanted = {at: kernel for at, kernel in kernels.items() if kernel is not None}
+        fused = call.fused if call.fused is not None and call.fused.is_on else None
+        outputs = {at: _output(kernel, fused) for at, kernel in wanted.items()}
+        ready = {at: each for at, each in outputs.items() if each is not None}
+        if wanted and len(ready) == len(wanted):  # a part of a gradient's call would have another plan
+            rules = backward if call.output is None else forward
+            look = key[:-1]
+            rules.append(GateRule(look_of(look), ready, call.bias_as, fused is not None, asides.get(look)))
+    return forward, backward
 
 
-def beginning(rules: list[GateRule], begins: Callable[[], object]) -> list[GateRule]:
-    """Return rules of which the first one calls a function before it computes."""
-    if not rules:
-        return rules
-    at, first = next(iter(rules[0].outputs.items()))
+def _output(kernel: KernelCall, fused: FusedCall | None) -> GateOutput | None:
+    direct = kernel.direct() if fused is None else fused.direct()
+    return None if direct is None else GateOutput(_never, *kernel.form, direct)
 
-    def compute(*addresses: int) -> bool:
-        begins()
-        return first.compute(*addresses)
 
-    return [
-        rules[0]._replace(outputs={**rules[0].outputs, at: first._replace(compute=compute, direct=None)}),
-        *rules[1:],
-    ]
+def _never(x: int, w: int, y: int) -> NoReturn:
+    raise AssertionError("cuDNN computes this without Python")

@@ -59,8 +59,8 @@ class PlanOwner:
             self._known_plans = len(handle.plans.entries)
         return self._known_plans != before
 
-    def paces(self, *, gated: bool | None, steps: int) -> bool | None:
-        """Return whether to find out if the host bounds the program, whose heuristic plans stay then; None for not yet.
+    def checks_host(self, *, gated: bool | None, steps: int) -> bool | None:
+        """Return whether to find out if the host bounds the program, whose first plans stay then; None for not yet.
 
         A plan of many launches may be what keeps the host busy, so that others are tried. Calls in Python may be, too.
         And ranks have their gates in different steps, so that one would be delayed with another.

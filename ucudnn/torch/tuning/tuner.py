@@ -11,12 +11,12 @@ from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.device.memory_watch import MemoryWatch, PeakGuard
 from ucudnn.torch.device.stated_headroom import StatedRoom
 from ucudnn.torch.device.timed_device import TimedGpu
-from ucudnn.torch.steps.host_pace import HostPace
-from ucudnn.torch.steps.phase import TuningPhase
+from ucudnn.torch.steps.host_bound_check import HostBoundCheck
+from ucudnn.torch.steps.phase import Transition, TuningPhase, next_phase
 from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
 from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.trial_ledger import TrialLedger
-from ucudnn.torch.trials.call_site import CallSite, concluded, priority, ranked, sets_to_compare, timed, worth_replacing
+from ucudnn.torch.trials.call_site import CallSite, priority, ranked, sets_to_compare, timed, worth_replacing
 from ucudnn.torch.trials.candidate import Candidate, Trial
 from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.trials.kernel_maker import KernelMaker
@@ -56,7 +56,7 @@ class Tuner:
         phase: what is done now.
         sites: what was learned, by problem.
         watch: the memory of PyTorch's own steps.
-        pace: whether the host bounds them.
+        host_check: whether the host bounds them.
         uses_adopted: whether adopted kernels run in this step.
         trials: what is tried in this step, by problem, with the kernel if there is one.
         kernels: the adopted kernels, by problem.
@@ -97,7 +97,7 @@ class Tuner:
         unsteady, certain = (1, True) if stated is None else (UNSTEADY_STEPS, False)
         self._new_comparison = partial(StepComparison, self._times, must_be_certain=certain, unsteady_steps=unsteady)
         self._comparison = self._new_comparison()
-        self.pace = HostPace(program, self._times, ledger)
+        self.host_check = HostBoundCheck(program, self._times, ledger)
         self._phase_steps = self._away_steps = self._held_bytes = self._calls = 0
         self._tried_since = self._paused_at = 0.0
         self._maker = KernelMaker(source, clock)
@@ -152,21 +152,23 @@ class Tuner:
         away = self.program.was_away()
         self._away_steps += away
         self.epoch += away  # another stream has other free blocks
-        turns = self.pace if self.phase is TuningPhase.PACING else self._comparison
-        differs, first = bool(self._comparison.running) or self.pace.delays, turns.begins_block
+        turns = self.host_check if self.phase is TuningPhase.HOST_CHECK else self._comparison
+        differs, first = bool(self._comparison.running) or self.host_check.delays, turns.begins_block
         self._times.ended(self.phase, differs=differs, first=first, busy=self.source.was_busy())
         if self.phase in (TuningPhase.WARMING, TuningPhase.WATCHING):
             self.watch.step_ended(self.program.peak_bytes())
         self._readings.read()
         self._times.read()
-        {
+        transition = {
             TuningPhase.WARMING: self._warm,
-            TuningPhase.PACING: self._pace,
+            TuningPhase.HOST_CHECK: self._check_host,
             TuningPhase.OPENING: self._open,
             TuningPhase.WATCHING: self._watch,
             TuningPhase.TRYING: self._try,
             TuningPhase.COMPARING: self._compare,
         }[self.phase]()
+        if transition is not None:
+            self._enter(transition)
 
     def begin_anew(self, *, trains: bool) -> None:
         """Take the steps that follow for others, whose time is not known.
@@ -180,8 +182,8 @@ class Tuner:
         self._times.begin_anew()
         self._trains = trains
         self._watched_training &= trains or self.phase is not TuningPhase.WATCHING
-        if self.phase is TuningPhase.PACING:
-            self._pace_anew()
+        if self.phase is TuningPhase.HOST_CHECK:
+            self._warm_anew()
         elif trains and not self._watched_training and self.phase not in (TuningPhase.WARMING, TuningPhase.OPENING):
             self.trials, self._ranked, self._asked, self._comparison = {}, None, {}, self._new_comparison()
             self._run_compared()
@@ -189,14 +191,14 @@ class Tuner:
             for site in self.sites.values():
                 site.forget()
             self.source.resume()
-            self._pace_anew()
+            self._warm_anew()
 
     def pause(self) -> None:
         """End the work in the background, because the program is not followed any more."""
         self._paused_at = self.ledger.elapsed_seconds
         self.source.stop()
-        if self.phase is TuningPhase.PACING:
-            self._pace_anew()
+        if self.phase is TuningPhase.HOST_CHECK:
+            self._warm_anew()
 
     def resume(self) -> None:
         """Go on after a pause; what was asked for and not answered is asked for again."""
@@ -227,42 +229,44 @@ class Tuner:
         self.kernels, self.uses_adopted = {}, False
         return False
 
-    def _enter(self, phase: TuningPhase) -> None:
-        self.phase, self._phase_steps, self._away_steps = phase, 0, 0
-
-    def _warm(self) -> None:
-        if self._times.count >= _WARM_STEPS and self._times.typical_count >= _TYPICAL_STEPS and self._calls:
-            self.ledger.begin()
-            paces = self.owner is None or self.owner.paces(gated=self.gated(), steps=self._phase_steps)
-            if paces and self.pace.begin():
-                self._enter(TuningPhase.PACING)
-            elif paces is False or self.pace.is_over:
-                self._enter(TuningPhase.OPENING)
-
-    def _pace_anew(self) -> None:
-        self.pace.give_up()
-        self.pace = HostPace(self.program, self._times, self.ledger)
-        self._enter(TuningPhase.WARMING)
-
-    def _pace(self) -> None:
-        self.pace.step_ended()
-        if self.pace.bounds:
-            self._watched_training = self._trains
-            self.source.stop()
+    def _enter(self, transition: Transition) -> None:
+        self.phase, self._phase_steps, self._away_steps = next_phase(self.phase, transition), 0, 0
+        if self.phase is TuningPhase.SETTLED:
             self._settle()
-        elif self.pace.is_over:
-            self._enter(TuningPhase.OPENING)
 
-    def _open(self) -> None:
+    def _warm(self) -> Transition | None:
+        if self._times.count < _WARM_STEPS or self._times.typical_count < _TYPICAL_STEPS or not self._calls:
+            return None
+        self.ledger.begin()
+        checks = self.owner is None or self.owner.checks_host(gated=self.gated(), steps=self._phase_steps)
+        if checks and self.host_check.begin():
+            return Transition.STEADY
+        return Transition.UNCHECKED if checks is False or self.host_check.is_over else None
+
+    def _warm_anew(self) -> None:
+        self.host_check.give_up()
+        self.host_check = HostBoundCheck(self.program, self._times, self.ledger)
+        self._enter(Transition.OTHER_STEPS)
+
+    def _check_host(self) -> Transition | None:
+        self.host_check.step_ended()
+        if not self.host_check.is_bound:
+            return Transition.DEVICE_BOUND if self.host_check.is_over else None
+        self._watched_training = self._trains
+        self.source.stop()
+        return Transition.HOST_BOUND
+
+    def _open(self) -> Transition | None:
         if not self._is_turn:
-            return
+            return None
         if self.source.failed:
-            self._settle()
-        elif not self.source.is_ready:
+            return Transition.FAILED
+        if not self.source.is_ready:
             self._open_one()
         elif self._times.reserve(self._calls * _WATCH_COST_SECONDS):
             self._watched_training = self._trains
-            self._enter(TuningPhase.WATCHING)
+            return Transition.OPENED
+        return None
 
     def _open_one(self) -> None:
         """Open a part of what finds candidates, at the beginning of a step, which is charged with it."""
@@ -271,10 +275,10 @@ class Tuner:
             self.source.open_one()
             self.host_seconds["opening"] += self._clock() - begin
 
-    def _watch(self) -> None:
+    def _watch(self) -> Transition | None:
         if self._phase_steps < _WATCHED_STEPS + min(self._away_steps, _MOST_UNWATCHED):
             self._times.reserve(self._calls * _WATCH_COST_SECONDS)
-            return
+            return None
         bytes_per_ms = self.program.bytes_per_ms()
         for site in self.sites.values():
             site.bound_by(bytes_per_ms)
@@ -282,16 +286,16 @@ class Tuner:
             site.calls = -(-site.calls // _WATCHED_STEPS)
             site.finished = self.owner is not None and self.owner.is_final(site.problem)
         self._tried_since = self.ledger.elapsed_seconds - self._times.paused_seconds
-        self._enter(TuningPhase.TRYING)
+        return Transition.WATCHED
 
-    def _try(self) -> None:
+    def _try(self) -> Transition | None:
         self.trials = {}
         rests = self._times.count % _REST_STRIDE < _REST_STEPS  # in all ranks the same steps
         if (has_new_plans := self.owner is not None and self.owner.has_new_plans()) or rests:
             self.source.pause(paused=True)  # plans wait while a thread compiles; a rest is undisturbed
         self._tried_since += self.step_ms / 1e3 * rests
         if rests or not self._is_turn or (not self._asked and self._readings):
-            return  # it is another step's turn, or what was watched is not read yet
+            return None  # it is another step's turn, or what was watched is not read yet
         self._look_at_memory()
         if self._ranked is None:
             self._ranked = ranked(self.sites.values(), self.step_ms)
@@ -301,14 +305,14 @@ class Tuner:
             self.sites[problem].offer(Candidate(each, own_bytes(problem, each)) for each in configurations)
         tried_seconds = self.ledger.elapsed_seconds - self._tried_since - self._times.paused_seconds
         if tried_seconds > _MOST_SECONDS or self._phase_steps > _MOST_STEPS or self.source.failed or not sites:
-            if not (any(site.adopted for site in self.sites.values()) and self.awaits()):
-                self._end_trying()
-            return
+            waits_for_gate = any(site.adopted for site in self.sites.values()) and self.awaits()
+            return None if waits_for_gate else self._end_trying()
         if not self.source.is_complete:
             self._open_one()
         self._ask(sites)
         waits = has_new_plans or self.ledger.left_seconds <= 0 or not self._choose_trials(sites)
         self.source.pause(paused=waits)  # or what threads disturb would use up what trials wait for
+        return None
 
     def _choose_trials(self, sites: list[CallSite]) -> bool:
         """Choose what is tried in the next step, and return whether the share of the time covers the best trial."""
@@ -354,30 +358,28 @@ class Tuner:
             self.trials[site.problem] = trial, kernel
         self.host_seconds.update(building=self._maker.seconds, slowest=self._maker.slowest_seconds)
 
-    def _end_trying(self) -> None:
+    def _end_trying(self) -> Transition:
         self._watched_training &= self._trains
         self.source.keep(timed(self.sites.values()))
         self.source.stop()
-        chosen = worth_replacing(concluded(self.sites.values()), self.step_ms, spares_host=self.owner is None)
+        for site in self.sites.values():
+            site.conclude()
+        chosen = worth_replacing(self.sites.values(), self.step_ms, spares_host=self.owner is None)
         self._comparison.begin([self._maker.all_made(each) for each in sets_to_compare(chosen)])
-        self._enter(TuningPhase.COMPARING)
-        self._obey_comparison()
+        self._run_compared()
+        return Transition.NOTHING_FASTER if self._comparison.is_over else Transition.TRIED
 
-    def _compare(self) -> None:
+    def _compare(self) -> Transition | None:
         self._comparison.step_ended()
-        self._obey_comparison()
-
-    def _obey_comparison(self) -> None:
-        """Let those kernels run in the next step that are compared, or settle with those that were chosen."""
         self._run_compared()
         if not self._comparison.is_over:
-            return
+            return None
         self.gain = self._comparison.gain
         for problem, kernel in self.kernels.items():
             site = self.sites[problem]
             if site.undivided is not None and site.undivided.configuration is kernel.configuration:
                 site.adopted = site.undivided
-        self._settle()
+        return Transition.COMPARED
 
     def _run_compared(self) -> None:
         """Let the kernels of the comparison run in the next step if it is their turn; plans are the owner's."""
@@ -394,6 +396,5 @@ class Tuner:
         self.trials = {}
         self._maker.forget()
         self._guard.begin(self.watch.peak_bytes)
-        self._enter(TuningPhase.SETTLED)
         gain, ledger = "" if self.gain is None else f", a step takes {self.gain:.3f} of the time before", self.ledger
         _LOG.info(_SETTLED, len(self.kernels), len(self.sites), gain, ledger.elapsed_seconds, ledger.lost_seconds)

@@ -45,7 +45,7 @@ class TuningReport:
 
     Attributes:
         device: 'cuda:0' or 'cpu'.
-        phase: what is done now: warming, pacing, opening, watching, trying, comparing or settled.
+        phase: what is done now; see `TuningPhase`.
         kernels: the kernels that replace PyTorch's own.
         seen: number of kinds of kernels in the program.
         finished: how many of them are decided.
@@ -122,7 +122,7 @@ def report_tuning(device: str, tuner: Tuner) -> TuningReport:
         elapsed_seconds=tuner.ledger.elapsed_seconds,
         host_seconds=dict(tuner.host_seconds),
         peak_bytes=tuner.watch.peak_bytes,
-        host_bound=tuner.pace.bounds,
+        host_bound=tuner.host_check.is_bound,
     )
 
 

@@ -1,9 +1,9 @@
-// The gate in front of PyTorch's convolutions: calls that look like one of the stated ones are computed here, by
-// execution plans of cuDNN or by a callback; all others go on to the kernel that PyTorch has registered. It needs no
-// header of Python, CUDA or cuDNN.
+// The gate in front of PyTorch's convolutions. Calls that look like one of a table are computed here, by execution plans
+// of cuDNN or by a callback. All others go on to PyTorch's kernel, or to a kernel in Python, as the table says. The gate
+// needs no header of Python, CUDA or cuDNN.
 //
-// Rules are replaced between the steps of a program. Another thread may compute meanwhile, so a set of rules does not
-// change once it is open, and a call has the same set from its begin to its end.
+// It is registered once. Then only its table is replaced. Another thread may compute meanwhile, so a table does not change
+// once it is used, and a call has the same table from its begin to its end.
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
@@ -30,10 +30,11 @@ namespace {
 constexpr int NONE = -1;  // of the gradients
 
 struct Gate {
-  std::unique_ptr<Rules> next;  // which is being stated
-  std::shared_ptr<const Rules> now;  // read and written by atomic functions only
-  std::shared_ptr<const Stock> kept_forward, kept_backward;  // kernels over which others have been registered since
-  std::unique_ptr<torch::Library> library;
+  std::unique_ptr<Table> next;       // which is being stated
+  std::shared_ptr<const Table> now;  // read and written by atomic functions only
+  std::shared_ptr<const Kernel> own_forward, own_backward;  // what was registered before the gate
+  std::unique_ptr<torch::Library> library;                  // null: the gate stands nowhere
+  bool in_front_of_forward = false, in_front_of_backward = false;
   std::mutex handles;  // no two threads may use a handle at once
   int in_python = 0;   // threads that may use handles in Python; who waited for them could hold Python itself
 };
@@ -43,33 +44,33 @@ Gate& gate() {
   return *only;
 }
 
-std::shared_ptr<const Rules> rules_now() { return std::atomic_load_explicit(&gate().now, std::memory_order_acquire); }
+std::shared_ptr<const Table> table_now() { return std::atomic_load_explicit(&gate().now, std::memory_order_acquire); }
 
 // Takes the handles, or does not if who has them may wait for Python, because this thread may hold that.
-std::unique_lock<std::mutex> handles_of_this_thread(const Rules& rules) {
+std::unique_lock<std::mutex> handles_of_this_thread(const Table& table) {
   Gate& one = gate();
-  return rules.is_mixed ? std::unique_lock<std::mutex>(one.handles, std::try_to_lock)
+  return table.is_mixed ? std::unique_lock<std::mutex>(one.handles, std::try_to_lock)
                         : std::unique_lock<std::mutex>(one.handles);
 }
 
-bool computes(const Rules& rules, const Direct& direct, const at::Tensor& like, const Tensors& tensors, void* out) {
+bool computes(const Table& table, const Direct& direct, const at::Tensor& like, const Tensors& tensors, void* out) {
   if (!are_aligned(tensors)) return false;
   std::unique_lock<std::mutex> lock;
   if (direct.is_bounded()) {  // no other kernel may take a workspace between the look at live bytes and the allocation
-    lock = handles_of_this_thread(rules);
+    lock = handles_of_this_thread(table);
     if (!lock.owns_lock() || gate().in_python || !is_current(direct) || !has_room(direct, like)) return false;
   }
   const at::Tensor memory = workspace_of(direct, like);
   if (direct.workspace_bytes && !memory.defined()) return false;
-  if (!direct.is_bounded()) lock = handles_of_this_thread(rules);
+  if (!direct.is_bounded()) lock = handles_of_this_thread(table);
   if (!lock.owns_lock() || gate().in_python || !is_current(direct)) return false;
   return runs(direct, tensors, memory.defined() ? memory.mutable_data_ptr() : nullptr, out);
 }
 
-at::Tensor computed(const Rules& rules, const Output& output, const at::Tensor& like, const at::Tensor* x,
+at::Tensor computed(const Table& table, const Output& output, const at::Tensor& like, const at::Tensor* x,
                     const at::Tensor* w, const at::Tensor* y, bool transposed, const at::Tensor* bias = nullptr) {
   const c10::DeviceGuard guard(like.device());
-  if (rules.is_direct) {
+  if (table.is_direct) {
     const c10::impl::VirtualGuardImpl streams(like.device().type());
     if (streams.getStream(like.device()).id() != 0) return {};
   }
@@ -79,10 +80,10 @@ at::Tensor computed(const Rules& rules, const Output& output, const at::Tensor& 
   };
   const Tensors tensors{address(transposed ? y : x), address(w), address(transposed ? x : y),
                         bias == nullptr ? nullptr : const_cast<void*>(bias->const_data_ptr())};
-  if (output.direct) return computes(rules, *output.direct, like, tensors, out.data_ptr()) ? out : at::Tensor();
-  const auto lock = rules.is_direct ? handles_of_this_thread(rules) : std::unique_lock<std::mutex>();
-  if (rules.is_direct && !lock.owns_lock()) return {};
-  return rules.callback(output.kernel, tensors[0], tensors[1], tensors[2], tensors[3]) != 0 ? out : at::Tensor();
+  if (output.direct) return computes(table, *output.direct, like, tensors, out.data_ptr()) ? out : at::Tensor();
+  const auto lock = table.is_direct ? handles_of_this_thread(table) : std::unique_lock<std::mutex>();
+  if (table.is_direct && !lock.owns_lock()) return {};
+  return table.callback(output.kernel, tensors[0], tensors[1], tensors[2], tensors[3]) != 0 ? out : at::Tensor();
 }
 
 void count_in_python(int change) {
@@ -99,20 +100,25 @@ class InPython final {
   InPython& operator=(const InPython&) = delete;
 };
 
+// Returns the kernel that computes calls which no rule computes.
+const Kernel& rest_of(const Table& table, const Side& side) {
+  return table.is_over_plans && side.python != nullptr ? *side.python : *side.own;
+}
+
 // Passes a call on to a kernel.
 template <typename Call>
-auto pass_on_to(const Rules& rules, const Stock& kernel, const Call& call) {
+auto pass_on_to(const Table& table, const Kernel& kernel, const Call& call) {
   std::optional<InPython> inside;
-  if (rules.is_over_plans) inside.emplace();
-  return goes_on(kernel, rules.key, call);
+  if (kernel.is_ours) inside.emplace();
+  return goes_on(kernel, table.key, call);
 }
 
 // Passes on what is left of the gradients of a backward call, except for one of them, and adds the others to `found`.
-void pass_on_but(const Rules& rules, const Backward& call, Mask& left, int later, std::array<at::Tensor, 3>& found) {
+void pass_on_but(const Table& table, const Backward& call, Mask& left, int later, std::array<at::Tensor, 3>& found) {
   Backward now = call;
   now.mask = left;
   if (later != NONE) now.mask[later] = false;
-  auto [near, filters, bias] = pass_on_to(rules, *rules.backward.stock, now);
+  auto [near, filters, bias] = pass_on_to(table, rest_of(table, table.backward), now);
   const std::array<at::Tensor*, 3> passed{&near, &filters, &bias};
   for (int at = 0; at < 3; ++at) {
     if (!now.mask[at]) continue;
@@ -127,17 +133,17 @@ const Rule* rule_of(const Side& side, const Numbers& look) {
 }
 
 // Returns the kernel to which a call goes on that nothing computes here; null if something does.
-const Stock* passes(const Rules& rules, const Side& side, const Rule* rule) {
+const Kernel* passes(const Table& table, const Side& side, const Rule* rule) {
   const bool is_aside = rule != nullptr && rule->is_aside();  // once, because another thread may change it
   // A part of a gradients' call would have a plan of its own in Python, so all of it goes there.
-  const bool is_whole = rule == nullptr || !rules.is_over_plans || rule->has_its_plans();
+  const bool is_whole = rule == nullptr || !table.is_over_plans || rule->has_its_plans();
   if (rule != nullptr && !is_aside && is_whole && rule->computes()) return nullptr;
-  return is_aside && side.tried != nullptr ? side.tried.get() : side.stock.get();
+  return is_aside && side.python != nullptr ? side.python.get() : &rest_of(table, side);
 }
 
 at::Tensor forward(const Forward& call) {
-  const std::shared_ptr<const Rules> held = rules_now();
-  const Rules& rules = *held;
+  const std::shared_ptr<const Table> held = table_now();
+  const Table& table = *held;
   Numbers& look = empty_look();
   add(look, call.x);
   add(look, call.weight);
@@ -146,19 +152,19 @@ at::Tensor forward(const Forward& call) {
   if (biased) add(look, *call.bias);
   add(look, call.geometry);
   look.insert(look.end(), {call.deterministic, call.enabled, call.tf32});  // all but `benchmark`
-  const Rule* const rule = rule_of(rules.forward, look);
-  if (const Stock* const kernel = passes(rules, rules.forward, rule)) return pass_on_to(rules, *kernel, call);
+  const Rule* const rule = rule_of(table.forward, look);
+  if (const Kernel* const kernel = passes(table, table.forward, rule)) return pass_on_to(table, *kernel, call);
   const at::Tensor* const fused = rule->fuses ? &*call.bias : nullptr;
   at::Tensor out =
-      computed(rules, rule->outputs[0], call.x, &call.x, &call.weight, nullptr, call.geometry.transposed, fused);
-  if (!out.defined()) return pass_on_to(rules, *rules.forward.stock, call);
+      computed(table, rule->outputs[0], call.x, &call.x, &call.weight, nullptr, call.geometry.transposed, fused);
+  if (!out.defined()) return pass_on_to(table, rest_of(table, table.forward), call);
   if (biased && fused == nullptr) out.add_(call.bias->as_strided(rule->bias_sizes, rule->bias_strides));
   return out;
 }
 
 Gradients backward(const Backward& call) {
-  const std::shared_ptr<const Rules> held = rules_now();
-  const Rules& rules = *held;
+  const std::shared_ptr<const Table> held = table_now();
+  const Table& table = *held;
   Numbers& look = empty_look();
   add(look, call.grad);
   add(look, call.x);
@@ -169,11 +175,11 @@ Gradients backward(const Backward& call) {
   look.push_back(context.deterministicCuDNN() || context.deterministicAlgorithms());
   look.push_back(context.userEnabledCuDNN());
   look.push_back(precision_now());
-  const Rule* const rule = rule_of(rules.backward, look);
-  if (const Stock* const kernel = passes(rules, rules.backward, rule)) return pass_on_to(rules, *kernel, call);
+  const Rule* const rule = rule_of(table.backward, look);
+  if (const Kernel* const kernel = passes(table, table.backward, rule)) return pass_on_to(table, *kernel, call);
   std::array<at::Tensor, 3> found;
   Mask left = call.mask;
-  const bool over_plans = rules.is_over_plans;
+  const bool over_plans = table.is_over_plans;
   if (over_plans && left[2]) {
     std::vector<std::int64_t> all_but_channels{0};
     for (std::int64_t axis = 2; axis < call.grad.dim(); ++axis) all_but_channels.push_back(axis);
@@ -186,17 +192,17 @@ Gradients backward(const Backward& call) {
   for (const int at : order) {
     if (rule->outputs[at].kernel >= 0) {
       const bool of_input = at == 0;
-      found[at] = computed(rules, rule->outputs[at], call.x, of_input ? nullptr : &call.x,
+      found[at] = computed(table, rule->outputs[at], call.x, of_input ? nullptr : &call.x,
                            of_input ? &call.weight : nullptr, &call.grad, call.geometry.transposed);
       left[at] = !found[at].defined();
     }
     if (!over_plans && at == 0 && left[0] && left[1] && rule->outputs[1].kernel >= 0) {
       // Now, because after the other gradient that would be live while this kernel has its workspace. A plan is not
       // asked for a part of a call, because that has a plan of its own.
-      pass_on_but(rules, call, left, 1, found);
+      pass_on_but(table, call, left, 1, found);
     }
   }
-  if (left[0] || left[1] || left[2]) pass_on_but(rules, call, left, NONE, found);
+  if (left[0] || left[1] || left[2]) pass_on_but(table, call, left, NONE, found);
   return {std::move(found[0]), std::move(found[1]), std::move(found[2])};
 }
 
@@ -223,13 +229,13 @@ class Quiet final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}  // that a kernel is replaced, which is what is wanted
 };
 
-std::shared_ptr<const Stock> stock_of(const char* name, c10::DispatchKey key) {
+std::shared_ptr<const Kernel> kernel_of(const char* name, c10::DispatchKey key) {
   const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
   const c10::SafeKernelFunction kernel = handle.getComputedKernelForDispatchKey(key);
-  return std::make_shared<const Stock>(Stock{handle, kernel, is_own(kernel)});
+  return std::make_shared<const Kernel>(Kernel{handle, kernel, is_own(kernel), std::string(name).rfind("ucudnn::", 0) == 0});
 }
 
-// Returns a side of the set of rules that is being stated.
+// Returns a side of the table that is being stated.
 Side& next_side(int is_backward) { return is_backward ? gate().next->backward : gate().next->forward; }
 
 thread_local std::string message;
@@ -252,14 +258,19 @@ Numbers list(const std::int64_t* values, std::int64_t count) { return Numbers(va
 // Each function returns nullptr, or the text of an error, which lives until the thread calls the next one.
 extern "C" {
 
-// Begins another set of rules, for a device type and with a callback. Those that are open hold until it is opened.
+// Begins another table, for a device type and with a callback. The one that is used holds until this one is.
 EXPORTED const char* ucudnn_gate_begin(const char* device_type, Callback callback) {
   return guarded([&] {
-    auto next = std::make_unique<Rules>();
+    auto next = std::make_unique<Table>();
     next->key = c10::parseDispatchKey(device_type);
     next->callback = callback;
     gate().next = std::move(next);
   });
+}
+
+// Names the operator whose kernel in Python computes calls that are set aside; over plans, also those without a rule.
+EXPORTED const char* ucudnn_gate_python(int is_backward, const char* name) {
+  return guarded([&] { next_side(is_backward).python = kernel_of(name, gate().next->key); });
 }
 
 // Lets a kernel compute an output of calls with a look: `at` is 0 for a forward call, else the place of the gradient.
@@ -275,7 +286,7 @@ EXPORTED const char* ucudnn_gate_add(int is_backward, const std::int64_t* look, 
 
 // Lets cuDNN compute an output, in place of the callback. `functions` are those of `Cudnn`, in that order; `parts` has
 // four numbers for each part. `calls`, `other_stream` and `most_bytes` are those of `Direct`. All live as long as the
-// set of rules.
+// table.
 EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* look, std::int64_t length, int at,
                                         void* const* functions, void* handle, const std::int64_t* parts,
                                         std::int64_t count, std::int64_t workspace_bytes, std::int64_t* calls,
@@ -316,74 +327,63 @@ EXPORTED const char* ucudnn_gate_bias(const std::int64_t* look, std::int64_t len
   });
 }
 
-// Passes calls with a look on while a number is not 0, which may change at any time. It lives as long as the rules.
+// Passes calls with a look on while a number is not 0, which may change at any time. It lives as long as the table.
 EXPORTED const char* ucudnn_gate_aside(int is_backward, const std::int64_t* look, std::int64_t length,
                                        const std::int64_t* aside) {
   return guarded([&] { next_side(is_backward).rules[list(look, length)].aside = aside; });
 }
 
-// Keeps the kernels that are registered for a device type now, because others will be registered over them.
-EXPORTED const char* ucudnn_gate_keep(const char* device_type) {
-  return guarded([&] {
-    const c10::DispatchKey key = c10::parseDispatchKey(device_type);
-    gate().kept_forward = stock_of("aten::_convolution", key);
-    gate().kept_backward = stock_of("aten::convolution_backward", key);
-  });
-}
-
-// Opens the set of rules that was begun last, and puts the gate in front of the operators that have rules, unless it
-// stands there. What it passes on goes to the kernels that were registered when it was opened first, which must stay
-// until it is closed: those of PyTorch, or those in Python that compute by plans. With `over_trials` they try something
-// in Python, and only calls that are set aside go to them. All others go to the kernels that were kept then.
-EXPORTED const char* ucudnn_gate_open(int over_plans, int over_trials) {
+// Uses the table that was begun last. The gate is put in front of an operator for which it has something to do, unless it
+// stands there. What it passes on to PyTorch goes to the kernels that were registered before, which must stay. A table
+// with nothing to do gives the operators back.
+EXPORTED const char* ucudnn_gate_use(int over_plans) {
   return guarded([&] {
     static Quiet quiet;
     const c10::WarningUtils::WarningHandlerGuard silence(&quiet);
     Gate& one = gate();
-    TORCH_CHECK(one.next != nullptr, "no rules were stated");
-    const std::shared_ptr<const Rules> before = one.library == nullptr ? nullptr : rules_now();
-    const std::shared_ptr<Rules> next = std::move(one.next);
+    TORCH_CHECK(one.next != nullptr, "no table was stated");
+    const std::shared_ptr<Table> next = std::move(one.next);
+    const bool needs_forward = next->forward.needs_gate(), needs_backward = next->backward.needs_gate();
+    const bool is_needed = needs_forward || needs_backward;
+    if (one.library == nullptr && !is_needed) return;
+    if (one.library == nullptr) {
+      one.own_forward = kernel_of("aten::_convolution", next->key);
+      one.own_backward = kernel_of("aten::convolution_backward", next->key);
+    }
+    next->forward.own = one.own_forward;
+    next->backward.own = one.own_backward;
     next->is_over_plans = over_plans != 0;
     for (const Side* side : {&next->forward, &next->backward}) {
       for (const auto& rule : side->rules) {
         for (const Output& output : rule.second.outputs) next->is_mixed |= output.kernel >= 0 && !output.direct;
       }
     }
-    const bool forward_stands = before && before->forward.is_gated;
-    const bool backward_stands = before && before->backward.is_gated;
-    next->forward.stock = before ? before->forward.stock : stock_of("aten::_convolution", next->key);
-    next->backward.stock = before ? before->backward.stock : stock_of("aten::convolution_backward", next->key);
-    if (before) {
-      next->forward.tried = before->forward.tried;
-      next->backward.tried = before->backward.tried;
-    } else if (over_trials) {
-      TORCH_CHECK(one.kept_forward != nullptr && one.kept_backward != nullptr, "no kernels were kept");
-      next->forward.tried = std::exchange(next->forward.stock, one.kept_forward);
-      next->backward.tried = std::exchange(next->backward.stock, one.kept_backward);
+    std::atomic_store_explicit(&one.now, std::shared_ptr<const Table>(next), std::memory_order_release);
+    if (!is_needed) {
+      one.library.reset();
+      return;
     }
-    next->forward.is_gated = forward_stands || !next->forward.rules.empty();
-    next->backward.is_gated = backward_stands || !next->backward.rules.empty();
-    std::atomic_store_explicit(&one.now, std::shared_ptr<const Rules>(next), std::memory_order_release);
     if (one.library == nullptr) {
       one.library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", next->key, __FILE__, __LINE__);
+      one.in_front_of_forward = one.in_front_of_backward = false;
     }
-    if (next->forward.is_gated && !forward_stands) {
+    if (needs_forward && !std::exchange(one.in_front_of_forward, true)) {
       one.library->impl("_convolution", TORCH_FN(gated_forward));
     }
-    if (next->backward.is_gated && !backward_stands) {
+    if (needs_backward && !std::exchange(one.in_front_of_backward, true)) {
       one.library->impl("convolution_backward", TORCH_FN(gated_backward));
     }
   });
 }
 
-// Returns how many sets of rules exist: the one that is open or was open last, one that was begun, and earlier ones by
-// which other threads still compute.
-EXPORTED std::int64_t ucudnn_gate_sets() { return sets_of_rules; }
+// Returns how many tables exist: the one that is used or was used last, one that was begun, and earlier ones by which
+// other threads still compute.
+EXPORTED std::int64_t ucudnn_gate_tables() { return tables; }
 
 // Returns whether all calls that are passed on go to PyTorch's own kernels, without a list of arguments.
 EXPORTED int ucudnn_gate_passes_to_own() {
-  const std::shared_ptr<const Rules> rules = rules_now();
-  return rules->forward.stock->is_own && rules->backward.stock->is_own;
+  const std::shared_ptr<const Table> table = table_now();
+  return rest_of(*table, table->forward).is_own && rest_of(*table, table->backward).is_own;
 }
 
 // Lets no kernel be computed by its handle here (1), and ends that (-1).
@@ -391,7 +391,7 @@ EXPORTED const char* ucudnn_gate_in_python(int change) {
   return guarded([&] { count_in_python(change); });
 }
 
-// Gives the operators back to PyTorch. The rules stay, because another thread may be on its way to them.
+// Gives the operators back to PyTorch. The table stays, because another thread may be on its way to it.
 EXPORTED const char* ucudnn_gate_close() {
   return guarded([] { gate().library.reset(); });
 }

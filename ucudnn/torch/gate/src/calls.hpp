@@ -1,4 +1,4 @@
-// Calls of PyTorch's two operators, and how they go on to the kernels that were registered before the gate.
+// Calls of PyTorch's two operators, and how they go on to PyTorch's kernels or to kernels in Python.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -58,13 +58,14 @@ struct Backward {
   Mask mask;
 };
 
-// An operator, and the kernel that computes it where the gate does not.
-struct Stock {
+// A kernel to which the gate passes calls on, and the operator of which it is one.
+struct Kernel {
   c10::OperatorHandle handle;
   c10::SafeKernelFunction kernel;
   // Whether it is PyTorch's own, which is called as a function. A kernel in Python takes its arguments in a list, and
   // to make that takes the host longer than all else that the gate does.
   bool is_own;
+  bool is_ours;  // in Python, which may use the handles of cuDNN
 };
 
 // Returns whether a kernel was registered by the code that PyTorch generates for its own ones.
@@ -81,9 +82,9 @@ void push(torch::jit::Stack& stack, const Geometry& geometry) {
                    geometry.output_padding, geometry.groups);
 }
 
-at::Tensor goes_on(const Stock& stock, c10::DispatchKey key, const Forward& call) {
+at::Tensor goes_on(const Kernel& passed, c10::DispatchKey key, const Forward& call) {
   const Geometry& how = call.geometry;
-  if (stock.is_own) {
+  if (passed.is_own) {
     return at::native::_convolution(call.x, call.weight, call.bias, how.stride, how.padding, how.dilation,
                                     how.transposed, how.output_padding, how.groups, call.benchmark, call.deterministic,
                                     call.enabled, call.tf32);
@@ -92,13 +93,13 @@ at::Tensor goes_on(const Stock& stock, c10::DispatchKey key, const Forward& call
   torch::jit::push(stack, call.x, call.weight, call.bias);
   push(stack, how);
   torch::jit::push(stack, call.benchmark, call.deterministic, call.enabled, call.tf32);
-  stock.kernel.callBoxed(stock.handle, c10::DispatchKeySet(key), &stack);
+  passed.kernel.callBoxed(passed.handle, c10::DispatchKeySet(key), &stack);
   return std::move(stack.back()).toTensor();
 }
 
-Gradients goes_on(const Stock& stock, c10::DispatchKey key, const Backward& call) {
+Gradients goes_on(const Kernel& passed, c10::DispatchKey key, const Backward& call) {
   const Geometry& how = call.geometry;
-  if (stock.is_own) {
+  if (passed.is_own) {
     const c10::DeviceGuard guard(call.grad.device());
     return at::native::convolution_backward(call.grad, call.x, call.weight, call.bias_sizes, how.stride, how.padding,
                                             how.dilation, how.transposed, how.output_padding, how.groups, call.mask);
@@ -108,7 +109,7 @@ Gradients goes_on(const Stock& stock, c10::DispatchKey key, const Backward& call
   stack.emplace_back(call.bias_sizes.has_value() ? c10::IValue(*call.bias_sizes) : c10::IValue());
   push(stack, how);
   torch::jit::push(stack, c10::List<bool>({call.mask[0], call.mask[1], call.mask[2]}));
-  stock.kernel.callBoxed(stock.handle, c10::DispatchKeySet(key), &stack);
+  passed.kernel.callBoxed(passed.handle, c10::DispatchKeySet(key), &stack);
   return {std::move(stack[0]).toTensor(), std::move(stack[1]).toTensor(), std::move(stack[2]).toTensor()};
 }
 

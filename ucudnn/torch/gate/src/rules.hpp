@@ -39,30 +39,34 @@ struct Rule {
   }
 };
 
+// What the gate does with the calls of one operator.
 struct Side {
   std::unordered_map<Numbers, Rule, Hash> rules;
-  std::shared_ptr<const Stock> stock;
-  std::shared_ptr<const Stock> tried;  // to which calls go that are set aside; that of the others if it is null
-  bool is_gated = false;  // whether the gate stands in front of the operator
+  std::shared_ptr<const Kernel> own;     // PyTorch's
+  std::shared_ptr<const Kernel> python;  // null if no call comes to Python
+
+  // A table that passes all calls on to PyTorch needs no gate.
+  bool needs_gate() const { return python != nullptr || !rules.empty(); }
 };
 
-// Counts the sets of rules that exist: Python keeps what the rules of all of them use.
-std::atomic<std::int64_t> sets_of_rules{0};
+// Counts the tables that exist: Python keeps what the rules of all of them use.
+std::atomic<std::int64_t> tables{0};
 
-struct Rules {
+// What the gate does with all calls of a device type.
+struct Table {
   c10::DispatchKey key = c10::DispatchKey::Undefined;
   Callback callback = nullptr;
   Side forward;
   Side backward;
   // Direct kernels run on PyTorch's default stream only: cuDNN's handles are set to it, and it is never captured.
   bool is_direct = false;
-  bool is_over_plans = false;  // what is passed on is computed in Python, by plans within a stated limit
+  bool is_over_plans = false;  // plans within a stated limit compute in Python, too
   bool is_mixed = false;  // the callback computes other kernels, maybe on the same handles
 
-  Rules() { ++sets_of_rules; }
-  ~Rules() { --sets_of_rules; }
-  Rules(const Rules&) = delete;
-  Rules& operator=(const Rules&) = delete;
+  Table() { ++tables; }
+  ~Table() { --tables; }
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
 };
 
 }  // namespace

@@ -1,12 +1,15 @@
 """Whether the host bounds a program: then a device that has more to do takes no longer for a step."""
 
+import sys
 from typing import final
 
+from torch.utils.hooks import RemovableHandle
+
 from ucudnn.torch.device.timed_device import TimedGpu
-from ucudnn.torch.steps.next_module import NextModule, has_compiled
+from ucudnn.torch.steps.step_comparison import BLOCK_STEPS, Turns
 from ucudnn.torch.steps.step_times import StepTimes
+from ucudnn.torch.steps.step_tracker import before_next_module
 from ucudnn.torch.steps.trial_ledger import TrialLedger
-from ucudnn.torch.steps.turns import BLOCK_STEPS, Turns
 
 _BLOCKS = 2  # of steps that are delayed, and as many that are not
 _SHARE_OF_STEP = 0.2  # by which a step is delayed
@@ -15,7 +18,7 @@ _STRIDE = 8  # of steps, one of which may begin, so that ranks of a program dela
 
 
 @final
-class HostPace:
+class HostBoundCheck:
     """Delays the device in some steps, and compares these with others.
 
     Where a device waits for its host anywhere in a step, a delay takes the place of a wait, and the step ends when it
@@ -33,19 +36,17 @@ class HostPace:
         ledger: bounds the time that is lost.
 
     Attributes:
-        bounds: whether the host bounds the program: the device waits for it in a sixteenth of a step at least.
+        is_bound: whether the host bounds the program: the device waits for it in a sixteenth of a step at least.
         is_over: whether that is known, or cannot be found out.
         delays: whether the step that runs is delayed.
     """
 
     def __init__(self, program: TimedGpu, times: StepTimes, ledger: TrialLedger) -> None:
-        self.bounds = False
-        self.is_over = False
+        self.is_bound = self.is_over = self.delays = False
         self._program = program
         self._times = times
         self._ledger = ledger
-        self.delays = False
-        self._next_module = NextModule()
+        self._module: RemovableHandle | None = None
         self._has_delayed = False
         self._turns = Turns()
         self._delay_ms = self._reserved_seconds = 0.0
@@ -81,12 +82,13 @@ class HostPace:
         self._delay_next()
         if gain is not None:
             longer_ms = (gain - 1) * self._times.typical_ms
-            self.bounds, self.is_over = longer_ms < _WHOLE * self._delay_ms, True
+            self.is_bound, self.is_over = longer_ms < _WHOLE * self._delay_ms, True
             self._ledger.settle(self._reserved_seconds, _BLOCKS * BLOCK_STEPS * longer_ms / 1e3)
 
     def give_up(self) -> None:
         """End it without an answer, because steps are others from now on; delays are charged in full."""
-        self._next_module.forget()
+        if self._module is not None:
+            self._module.remove()
         made = _BLOCKS * BLOCK_STEPS - self._left - (self.delays and not self._has_delayed)
         self._ledger.settle(self._reserved_seconds, made * self._delay_ms / 1e3)
         self._reserved_seconds, self.delays = 0.0, False
@@ -97,10 +99,16 @@ class HostPace:
         if not self.delays:
             return
         self._left -= 1
-        if has_compiled():  # a compiled module warns its user of hooks
+        if _has_compiled():  # a compiled module warns its user of hooks
             self._delay()
         else:
-            self._next_module.wait(self._delay)
+            self._module = before_next_module(self._delay)
 
     def _delay(self) -> None:
         self._has_delayed = self._program.delay(self._delay_ms)
+
+
+def _has_compiled() -> bool:
+    """Return whether PyTorch has compiled anything in this process; torch._dynamo counts that."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("frames"))

@@ -8,8 +8,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from ucudnn.torch.steps import host_pace
-from ucudnn.torch.steps.host_pace import HostPace
+from ucudnn.torch.steps import host_bound_check as module
+from ucudnn.torch.steps.host_bound_check import HostBoundCheck, _has_compiled
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.trial_ledger import TrialLedger
@@ -21,7 +21,7 @@ MODEL = torch.nn.Identity()
 def nothing_is_compiled():
     """Let tests of this process that compile modules change nothing here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_pace, "has_compiled", lambda: False)
+        patch.setattr(module, "_has_compiled", lambda: False)
         yield
 
 
@@ -63,35 +63,35 @@ class Waiting:
         return end[0] - begin[0] if self.steps >= end[1] + self.late else None
 
 
-def paced(program, steps=200, share=0.05):
-    """Take steps until the pace is known; return it, the ledger, and the number of steps before the first delay."""
+def checked(program, steps=200, share=0.05):
+    """Take steps until the check is over; return it, the ledger, and the number of steps before the first delay."""
     ledger = TrialLedger(share, lambda: program.now / 1e3)
     times = StepTimes(program, ledger)
-    pace, begun = HostPace(program, times, ledger), None
+    check, begun = HostBoundCheck(program, times, ledger), None
     ledger.begin()
-    while not pace.is_over and program.steps < steps:
+    while not check.is_over and program.steps < steps:
         program.take()
-        phase = TuningPhase.WARMING if begun is None else TuningPhase.PACING
-        times.ended(phase, differs=pace.delays, first=pace.begins_block, busy=False)
+        phase = TuningPhase.WARMING if begun is None else TuningPhase.HOST_CHECK
+        times.ended(phase, differs=check.delays, first=check.begins_block, busy=False)
         times.read()
         if begun is not None:
-            pace.step_ended()
-        elif pace.begin():
+            check.step_ended()
+        elif check.begin():
             begun = program.steps
-    return pace, ledger, begun
+    return check, ledger, begun
 
 
 @given(st.floats(5, 500), st.floats(0, 1), st.integers(0, 4))
 def test_the_host_bounds_a_program_whose_device_waits_in_a_part_of_each_step(step_ms, waits, late):
     program = Waiting(step_ms, waits * step_ms, late)
-    pace, ledger, begun = paced(program)
-    assert pace.is_over
+    check, ledger, begun = checked(program)
+    assert check.is_over
     longer = max(0.0, 0.2 - waits)
     if abs(longer - 0.7 * 0.2) > 1e-6:
-        assert pace.bounds is (longer < 0.7 * 0.2)
+        assert check.is_bound is (longer < 0.7 * 0.2)
     first, second = [begun + each for each in range(5)], [begun + 10 + each for each in range(5)]
     assert program.delays == first + second, "steps take turns in blocks, and none is delayed while times are awaited"
-    assert not pace.delays
+    assert not check.delays
     assert ledger.lost_seconds == pytest.approx(10 * longer * step_ms / 1e3, abs=1e-9), "what steps took longer"
     assert begun % 8 == 0, "ranks begin in the same step"
     assert 40 <= begun <= 48, "once the share of the time covers it, and not before"
@@ -99,27 +99,27 @@ def test_the_host_bounds_a_program_whose_device_waits_in_a_part_of_each_step(ste
 
 def test_nothing_is_delayed_without_a_share_of_the_time():
     program = Waiting(10.0, 0.0, 1)
-    pace, _, begun = paced(program, share=0.0)
+    check, _, begun = checked(program, share=0.0)
     assert begun is None
     assert not program.delays
-    assert not pace.is_over
+    assert not check.is_over
 
 
 def test_a_device_that_cannot_be_delayed_is_not_asked():
     program = Waiting(10.0, 0.0, 1)
     program.can_delay = False
-    pace, *_ = paced(program)
-    assert pace.is_over
-    assert not pace.bounds
+    check, *_ = checked(program)
+    assert check.is_over
+    assert not check.is_bound
 
 
 @pytest.mark.parametrize("further", [1, 3, 7, 12])
 def test_what_is_given_up_is_charged_and_delays_no_more(further):
     program = Waiting(10.0, 10.0, 1)
-    pace, ledger, begun = paced(program, steps=40 + further)
+    check, ledger, begun = checked(program, steps=40 + further)
     assert begun == 40
-    assert not pace.is_over
-    pace.give_up()
+    assert not check.is_over
+    check.give_up()
     program.take()
     assert len(program.delays) == {1: 1, 3: 3, 7: 5, 12: 7}[further]
     assert ledger.lost_seconds == pytest.approx(2.0 * len(program.delays) / 1e3)
@@ -129,9 +129,9 @@ def test_what_is_given_up_is_charged_and_delays_no_more(further):
 @pytest.mark.parametrize("without", [{"model": None}, {"may_delay": lambda step: step < 42}], ids=["module", "stream"])
 def test_a_program_that_cannot_be_delayed_when_its_forward_pass_begins_is_not_taken_for_bounded(without):
     program = Waiting(10.0, 10.0, 1, **without)
-    pace, ledger, begun = paced(program)
-    assert pace.is_over
-    assert not pace.bounds
+    check, ledger, begun = checked(program)
+    assert check.is_over
+    assert not check.is_bound
     assert program.steps == begun + 1 + len(program.delays), "it ends with the first step that was not delayed"
     assert ledger.lost_seconds == pytest.approx(2.0 * len(program.delays) / 1e3)
     assert ledger.left_seconds == pytest.approx(0.05 * program.now / 1e3 - ledger.lost_seconds), "nothing is reserved"
@@ -139,9 +139,17 @@ def test_a_program_that_cannot_be_delayed_when_its_forward_pass_begins_is_not_ta
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_delay_begins_with_the_forward_pass_but_where_modules_are_compiled(monkeypatch, compiled):
-    monkeypatch.setattr(host_pace, "has_compiled", lambda: compiled)
+    monkeypatch.setattr(module, "_has_compiled", lambda: compiled)
     program = Waiting(10.0, 0.0, 1)
-    paced(program, steps=40)
+    checked(program, steps=40)
     assert program.delays == [40] * compiled, "a program that waits for the device after a step would wait for it"
     MODEL(None)
     assert program.delays == [40]
+
+
+def test_a_process_knows_whether_it_has_compiled_anything():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert not _has_compiled()
+    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
+    assert _has_compiled()

@@ -46,9 +46,9 @@ def phases(host, gate_library, monkeypatch):
 
 def test_a_program_that_its_host_bounds_keeps_first_plans_of_one_launch(phases):
     one, seen = phases(ROOM, host_bounds=True)
-    assert {each for each, _ in seen} == {TuningPhase.WARMING, TuningPhase.PACING, TuningPhase.SETTLED}
-    assert all(gated for phase, gated in seen if phase is TuningPhase.PACING), "calls in Python would bound the host"
-    assert one.tuner.pace.bounds
+    assert {each for each, _ in seen} == {TuningPhase.WARMING, TuningPhase.HOST_CHECK, TuningPhase.SETTLED}
+    assert all(gated for phase, gated in seen if phase is TuningPhase.HOST_CHECK), "calls in Python would bound it"
+    assert one.tuner.host_check.is_bound
     assert not any(each.candidates for each in one.tuner.sites.values()), "nothing is looked for"
     assert not one.tuner.kernels
     assert {each.calls for each in one.configurations.values()} == {1}
@@ -58,15 +58,15 @@ def test_a_program_that_its_host_bounds_keeps_first_plans_of_one_launch(phases):
 def test_a_program_that_the_gpu_bounds_is_tuned_within_a_limit_once_that_is_known(phases):
     one, seen = phases(ROOM, host_bounds=False)
     order = list(dict.fromkeys(each for each, _ in seen))
-    assert order[:2] == [TuningPhase.WARMING, TuningPhase.PACING]
+    assert order[:2] == [TuningPhase.WARMING, TuningPhase.HOST_CHECK]
     assert TuningPhase.TRYING in order
-    assert not one.tuner.pace.bounds
+    assert not one.tuner.host_check.is_bound
     assert any(each.candidates for each in one.tuner.sites.values())
 
 
 def test_calls_in_python_are_no_reason_to_leave_a_program_alone(phases):
     _, seen = phases(ROOM, host_bounds=True, has_gate=False)
-    assert TuningPhase.PACING not in {each for each, _ in seen}
+    assert TuningPhase.HOST_CHECK not in {each for each, _ in seen}
     assert TuningPhase.TRYING in {each for each, _ in seen}
 
 
