@@ -5,6 +5,7 @@ from time import monotonic, sleep
 
 import torch
 
+from tests.support.host_gpu import assert_near
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.storage.store import open_store
 from ucudnn.handle import Handle
@@ -16,6 +17,7 @@ from ucudnn.torch.device.memory_limit import MemoryLimit
 from ucudnn.torch.device.stated_headroom import StatedRoom
 from ucudnn.torch.device.timed_device import FreeBlocks, HomeStream
 from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
@@ -242,22 +244,50 @@ class TunedProgram:
 
     @property
     def configurations(self):
-        """Configurations by which the handle of heuristic plans computes, by kernel."""
-        decisions = {key: each.decision for key, each in self.planned.handle(0).plans.entries.items()}
+        """Configurations by which the handle of first plans computes, by kernel."""
+        decisions = {key: each.decision for key, each in self.handle.plans.entries.items()}
         return {key: each.configuration for key, each in decisions.items() if each is not None}
 
     @property
     def replaced_calls(self):
         return sum(kernel.calls for each in self.made.tuners().values() for kernel in each.kernels.values())
 
-    def until(self, holds, check, most=400):
+    @property
+    def phase(self):
+        """Phase of the tuner; None before the first convolution."""
+        return self.tuner.phase if self.made.tuners() else None
+
+    @property
+    def handle(self):
+        """The handle of heuristic plans."""
+        return self.planned.handle(0)
+
+    def check(self):
+        """Take a step, and check the output and the gradients."""
+        assert_near(self.step(), self.expected)
+
+    def until(self, holds, most=400, take=None):
         """Take and check steps until a condition holds; raise an error if it does not hold after `most` steps."""
         for _ in range(most):
-            found = self.step()
-            check(found, self.expected)
+            (take or self.check)()
             if holds():
                 return
-        raise AssertionError(f"it does not hold after {most} steps")
+        raise AssertionError(f"it does not hold after {most} steps, in {self.phase}")
+
+    def settle(self, take=None):
+        """Take and check steps until nothing is tried any more."""
+        self.until(lambda: self.phase is TuningPhase.SETTLED, take=take)
+
+    def infer(self, idle_ms=None):
+        """Compute without gradients, and check the output; then time passes, by default as much as after a step."""
+        first, _, second = self.model
+        with torch.no_grad():
+            near = torch.relu(product(self.x, first.weight) + first.bias[:, None, None])
+            expected = [product(near, second.weight)]
+        with torch.inference_mode():
+            assert_near([self.model(self.x)], expected)
+        self.program.passed_ms += self.program.idle_ms if idle_ms is None else idle_ms
+        self.wait_for_threads()
 
     def step(self):
         """Take a step, and return the output and the gradients; `expected` gets those in float64, by matrices.

@@ -46,15 +46,23 @@ def calls(stub):
 
 
 @pytest.fixture
-def stated(host):
-    """Return a function that makes a program within a stated limit, which is ended after the test."""
-    from tests.support.tuned_program import LIMIT, TunedProgram, end_programs
+def program(host):
+    """Return a function that makes a program that is tuned, which is ended after the test."""
+    from tests.support.tuned_program import TunedProgram, end_programs
 
     made = []
 
-    def make(limit_bytes=LIMIT, **options):
-        made.append(TunedProgram(host, 50.0, limit_bytes=limit_bytes, **{"share": 0.5, **options}))
+    def make(stock_ms=50.0, **options):
+        made.append(TunedProgram(host, stock_ms, **{"share": 0.5, **options}))
         return made[-1]
 
     yield make
     end_programs(made)
+
+
+@pytest.fixture
+def stated(program):
+    """Return a function that makes a program within a stated limit."""
+    from tests.support.tuned_program import LIMIT
+
+    return lambda limit_bytes=LIMIT, **options: program(limit_bytes=limit_bytes, **options)

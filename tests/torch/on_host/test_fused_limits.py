@@ -30,14 +30,6 @@ def refusing(stub):
     stub.stub_refuse_bias(0)
 
 
-def settle(one):
-    one.until(lambda: one.tuner.phase is TuningPhase.SETTLED, assert_near)
-
-
-def handle_of(one):
-    return one.planned.handle(0)
-
-
 def biased_site(one):
     """Return what is known of the only kernel with a bias."""
     (found,) = (site for problem, site in one.tuner.sites.items() if problem.biased)
@@ -46,7 +38,7 @@ def biased_site(one):
 
 def fused_calls(one):
     """Return how many calls the handle has computed by engines that add the bias; None if it has no such plan."""
-    found = [each for each in handle_of(one).report().kernels if str(each.problem).endswith(WITH_BIAS)]
+    found = [each for each in one.handle.report().kernels if str(each.problem).endswith(WITH_BIAS)]
     assert len(found) < 2
     return found[0].calls if found else None
 
@@ -63,17 +55,17 @@ def test_an_engine_that_adds_the_bias_replaces_the_first_plan_within_the_limit(s
     one = stated()
     with one.enable() as on:
         host.forget()
-        assert_near(one.step(), one.expected)
+        one.check()
         assert fused_calls(one) is None
-        assert additions(one) == 1, "a heuristic plan is the one without the bias"
-        settle(one)
+        assert additions(one) == 1, "a first plan is the one without the bias"
+        one.settle()
         site = biased_site(one)
         assert site.adopted.configuration.parts[0].size < 8, "divided to fit the limit"
-        assert handle_of(one).plans.origins(site.problem) == {Origin.PROGRAM}
-        assert handle_of(one).plans.origins(site.problem.without_bias()) == {Origin.RULE}, "for calls without a bias"
+        assert one.handle.plans.origins(site.problem) == {Origin.PROGRAM}
+        assert one.handle.plans.origins(site.problem.without_bias()) == {Origin.RULE}, "for calls without a bias"
         assert additions(one) == 0
         calls, before = fused_calls(one), on.report().calls
-        assert_near(one.step(), one.expected)
+        one.check()
         assert fused_calls(one) == calls + 1
         assert on.report().calls == before + CALLS
         assert 0 < site.adopted.workspace_bytes <= LIMIT
@@ -91,8 +83,8 @@ def test_an_engine_that_adds_the_bias_replaces_the_first_plan_within_the_limit(s
         expected = product(x.double(), weight.double())
         assert_near([plain, found], [expected.float(), (expected + bias.double()[:, None, None]).float()])
         added = next(each for each in site.candidates if not is_fused(each.configuration))
-        with handle_of(one).backend.lock:
-            handle_of(one).plans.adopt(site.problem, added.configuration)
+        with one.handle.backend.lock:
+            one.handle.plans.adopt(site.problem, added.configuration)
         assert additions(one) == 1, "by PyTorch, because cuDNN's kernel would add it once for each part"
 
 
@@ -100,15 +92,15 @@ def test_where_no_set_is_chosen_the_bias_is_added_apart_again(stated, monkeypatc
     monkeypatch.setattr(step_comparison, "_WORTH_KEEPING", 0.0)
     one = stated()
     with one.enable():
-        one.until(lambda: one.tuner.phase is TuningPhase.COMPARING, assert_near)
+        one.until(lambda: one.phase is TuningPhase.COMPARING)
         seen = set()
-        while one.tuner.phase is TuningPhase.COMPARING:
+        while one.phase is TuningPhase.COMPARING:
             uses = biased_site(one).problem in one.tuner._comparison.running
             seen.add((uses, additions(one)))
-            assert_near(one.step(), one.expected)
+            one.check()
         assert seen == {(True, 0), (False, 1)}
         assert not one.tuner.kernels
-        assert handle_of(one).plans.origins(biased_site(one).problem) == set()
+        assert one.handle.plans.origins(biased_site(one).problem) == set()
         assert additions(one) == 1
 
 
@@ -116,44 +108,44 @@ def test_where_no_set_is_chosen_the_bias_is_added_apart_again(stated, monkeypatc
 def test_without_such_an_engine_the_plan_without_the_bias_is_replaced(stated):
     one = stated()
     with one.enable():
-        settle(one)
+        one.settle()
         site = biased_site(one)
-        assert handle_of(one).plans.origins(site.problem) == set()
-        assert handle_of(one).plans.origins(site.problem.without_bias()) == {Origin.PROGRAM}
+        assert one.handle.plans.origins(site.problem) == set()
+        assert one.handle.plans.origins(site.problem.without_bias()) == {Origin.PROGRAM}
         assert fused_calls(one) is None
         assert additions(one) == 1
-        assert_near(one.step(), one.expected)
+        one.check()
 
 
 def test_a_saved_plan_with_a_bias_is_used_at_once_and_a_file_without_it_takes_its_place(stated, tmp_path):
     first = stated()
     with first.enable():
-        assert_near(first.step(), first.expected)
-        save_plans([handle_of(first)], tmp_path / "plain.json")
-        settle(first)
+        first.check()
+        save_plans([first.handle], tmp_path / "plain.json")
+        first.settle()
         assert additions(first) == 0
-        save_plans([handle_of(first)], tmp_path / "fused.json")
+        save_plans([first.handle], tmp_path / "fused.json")
         adopted = biased_site(first).adopted.configuration.parts
     one = stated(plans=str(tmp_path / "fused.json"))
     with one.enable():
         assert additions(one) == 0
         assert fused_calls(one) == 1
         (problem,) = (each for each in one.planned.problems() if each.biased)
-        assert handle_of(one).plans.origins(problem) == {Origin.FILE}
-        (saved,) = (each for each in handle_of(one).saved_plans() if each.kernel.problem == problem)
+        assert one.handle.plans.origins(problem) == {Origin.FILE}
+        (saved,) = (each for each in one.handle.saved_plans() if each.kernel.problem == problem)
         alike = [(each.size, each.algorithm, each.workspace_bytes) for each in adopted]
         assert [(each.size, each.algorithm, each.workspace_bytes) for each in saved.configuration.parts] == alike
-        settle(one)
+        one.settle()
         assert biased_site(one).candidates is None, "nothing is tried beside a plan that was asked for"
         slow = replace(saved.configuration, parts=(replace(adopted[0], size=1),) * 8)
-        with handle_of(one).backend.lock:
-            handle_of(one).plans.adopt(problem, slow)
+        with one.handle.backend.lock:
+            one.handle.plans.adopt(problem, slow)
         assert additions(one) == 0, "another plan takes the place of a loaded one"
-        assert handle_of(one).plans.origins(problem) == {Origin.PROGRAM}
-        handle_of(one).load_plans(tmp_path / "plain.json")
+        assert one.handle.plans.origins(problem) == {Origin.PROGRAM}
+        one.handle.load_plans(tmp_path / "plain.json")
         assert additions(one) == 1
-        assert handle_of(one).plans.origins(problem) == set()
-        handle_of(one).load_plans(tmp_path / "fused.json")
+        assert one.handle.plans.origins(problem) == set()
+        one.handle.load_plans(tmp_path / "fused.json")
         assert additions(one) == 0
 
 
@@ -164,21 +156,21 @@ def test_such_engines_are_not_tried_among_deterministic_algorithms_or_in_a_captu
             for _ in range(8):
                 assert additions(one) == 1
         assert not any(problem.biased for problem in one.tuner.sites)
-        settle(one)
+        one.settle()
         assert additions(one) == 0
         with torch.backends.cudnn.flags(enabled=True, deterministic=True):
-            assert additions(one) == 1, "by heuristic mode, as before"
-        handle_of(one).plans.epoch += 1  # as if other plans had come
+            assert additions(one) == 1, "by the fixed rule, as before"
+        one.handle.plans.epoch += 1  # as if other plans had come
         host.captures, host.stream = True, 0x40
         assert additions(one) == 0
         host.captures, host.stream = False, 0
-        assert handle_of(one).captured, "and its plan is kept"
+        assert one.handle.captured, "and its plan is kept"
 
 
 def test_an_engine_that_fails_is_replaced_and_the_bias_is_added_once(stated, stub, host):
     one = stated()
     with one.enable():
-        settle(one)
+        one.settle()
         assert additions(one) == 0
         host.forget()
         one.model[0].bias.data = one.model[0].bias.data.clone()  # elsewhere, so that the call is not bound
@@ -188,21 +180,21 @@ def test_an_engine_that_fails_is_replaced_and_the_bias_is_added_once(stated, stu
         finally:
             stub.stub_fail_from(-1)
         assert_near([out], [one._by_matrices()[0]])
-        assert_near(one.step(), one.expected)
+        one.check()
         assert max(host.allocated, default=0) <= LIMIT + LATER
 
 
 def test_the_gate_computes_by_engines_that_add_the_bias(stated, gate_library, monkeypatch, host):
     one = stated(library=gate_library)
     with one.enable():
-        one.until(lambda: one.is_final, assert_near)
+        one.until(lambda: one.is_final)
         in_python = python_calls(monkeypatch)
         process_overrides.use(process_overrides.interceptor)  # registers its methods again
-        one.until(lambda: not taken(in_python), assert_near)
+        one.until(lambda: not taken(in_python))
         calls = fused_calls(one)
         host.forget()
         assert additions(one) == 0
-        assert_near(one.step(), one.expected)
+        one.check()
         assert not in_python
         assert fused_calls(one) == calls + 2
         with torch.no_grad():
@@ -211,7 +203,7 @@ def test_the_gate_computes_by_engines_that_add_the_bias(stated, gate_library, mo
         assert len(taken(in_python)) == 1
         one.model[0].bias.data = one.model[0].bias.data.clone()
         site = biased_site(one)
-        handle = handle_of(one)
+        handle = one.handle
         with handle.backend.lock:
             handle.plans.adopt(site.problem, site.adopted.configuration)
         assert additions(one) == 0

@@ -5,8 +5,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
-from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import TunedProgram  # noqa: E402
 from ucudnn.execution.launcher import BoundKernel  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.calls.candidate_kernel import TunedKernel  # noqa: E402
@@ -21,39 +19,17 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def gated(host, gate_library):
-    """Return a function that makes a program with a gate, which is ended after the test."""
-    made = []
-
-    def make(**options):
-        made.append(TunedProgram(host, 50.0, share=0.5, **{"library": gate_library, **options}))
-        return made[-1]
-
-    yield make
-    process_overrides.clear()
-    for each in made:
-        each.source.join(30)
-
-
-def settle(one, step):
-    for _ in range(400):
-        step()
-        if one.made.tuners() and one.tuner.phase is TuningPhase.SETTLED:
-            return
-        one.wait_for_threads()  # in inference, too, which takes no step
-    pytest.fail("not settled")
-
-
-def checked(one):
-    assert_near(one.step(), one.expected)
+def gated(program, gate_library):
+    """Return a function that makes a program with a gate."""
+    return lambda **options: program(**{"library": gate_library, **options})
 
 
 def settles_in_python(one, on):
     """Settle, and check that all five kernels are replaced without a gate."""
-    settle(one, lambda: checked(one))
+    one.settle()
     assert not one.is_gated
     calls = on.report().calls
-    checked(one)
+    one.check()
     assert on.report().calls == calls + 5
 
 
@@ -76,7 +52,7 @@ def test_replaced_kernels_run_through_the_gate_and_others_are_pytorchs(gated, mo
     only(monkeypatch, *operations)
     one = gated()
     with one.enable() as on:
-        settle(one, lambda: checked(one))
+        one.settle()
         assert one.is_gated
         assert not process_overrides._libraries, "no kernel in Python is registered"
         replaced = {each.operation for each in one.tuner.kernels}
@@ -84,17 +60,17 @@ def test_replaced_kernels_run_through_the_gate_and_others_are_pytorchs(gated, mo
         monkeypatch.setattr(one.made, "_pass_forward", None)
         monkeypatch.setattr(one.made, "_pass_backward", None)
         calls = on.report().calls
-        checked(one)
+        one.check()
         assert on.report().calls == calls + len(one.tuner.kernels)
         x, one.x = one.x, torch.randn(4, 4, 9, 8)
-        checked(one)
+        one.check()
         assert on.report().calls == calls + len(one.tuner.kernels), "PyTorch computes a new look, without Python"
         one.x = x
     assert not one.is_gated
-    checked(one)
+    one.check()
     with one.enable():
         assert one.is_gated, "what was found is used again"
-        checked(one)
+        one.check()
         assert on.report().calls == calls + 2 * len(one.tuner.kernels)
 
 
@@ -103,7 +79,7 @@ def test_steps_with_the_gate_and_without_are_compared_once_it_is_built(gated, ga
     pending = iter([True] * 5)
     monkeypatch.setattr(GateLibrary, "is_awaited", property(lambda _: asked.append(1) or next(pending, False)))
     with one.enable():
-        settle(one, lambda: (checked(one), seen.append((one.tuner.phase, one.is_gated, one.tuner.uses_adopted))))
+        one.settle(lambda: (one.check(), seen.append((one.phase, one.is_gated, one.tuner.uses_adopted))))
     assert len(asked) > 5
     compared = [(gates, uses) for phase, gates, uses in seen if phase is TuningPhase.COMPARING]
     assert {(True, True), (False, False)} <= set(compared)
@@ -121,7 +97,7 @@ def test_a_program_that_gains_nothing_builds_nothing(gated, tmp_path):
     one = gated(library=GateLibrary(tmp_path, find=lambda name: asked.append(name)))
     one.program.stock_ms = 10.0  # the fast engine takes 18
     with one.enable():
-        settle(one, lambda: checked(one))
+        one.settle()
         assert one.made.operators() == (None, None)
     assert not asked
 
@@ -129,15 +105,15 @@ def test_a_program_that_gains_nothing_builds_nothing(gated, tmp_path):
 def test_the_gate_closes_if_the_peak_grows(gated, caplog):
     one = gated()
     with one.enable() as on:
-        settle(one, lambda: checked(one))
+        one.settle()
         one.program.peak += 3 * MIB
         for _ in range(20):
-            checked(one)
+            one.check()
         assert "PyTorch's own kernels run again" in caplog.text
         assert not one.is_gated
         assert one.made.operators() == (None, None)
         calls = on.report().calls
-        checked(one)
+        one.check()
         assert on.report().calls == calls
 
 
@@ -146,12 +122,12 @@ def test_kernels_are_computed_behind_the_gate_without_python(gated, host, monkey
     host.current = current
     one = gated()
     with one.enable() as on:
-        settle(one, lambda: checked(one))
+        one.settle()
         assert one.is_gated
         monkeypatch.setattr(BoundKernel, "__call__", lambda kernel: pytest.fail("a kernel was called in Python"))
         calls = on.report().calls
-        checked(one)
-        checked(one)
+        one.check()
+        one.check()
         assert on.report().calls == calls + 2 * 5
 
 
@@ -163,11 +139,11 @@ def test_a_program_on_another_stream_is_computed_by_kernels_in_python(gated, hos
     run = BoundKernel.__call__
     monkeypatch.setattr(BoundKernel, "__call__", lambda kernel: seen.append(kernel) or run(kernel))
     with one.enable() as on:
-        settle(one, lambda: checked(one))
+        one.settle()
         assert one.is_gated
         seen.clear()
         calls = on.report().calls
-        checked(one)
+        one.check()
         assert on.report().calls == calls + 5
         assert len(seen) == 5
 
@@ -182,19 +158,19 @@ def test_a_gate_that_was_opened_on_another_stream_does_without_python_once_the_d
     run, begin = BoundKernel.__call__, CallGate.use
     monkeypatch.setattr(BoundKernel, "__call__", lambda kernel: seen.append(kernel) or run(kernel))
     with one.enable() as on:
-        settle(one, lambda: checked(one))
+        one.settle()
         monkeypatch.setattr(CallGate, "use", lambda *rest, **options: opened.append(rest) or begin(*rest, **options))
         for _ in range(40):
-            checked(one)
+            one.check()
         assert not opened, "on another stream it would compute no more than now"
         host.stream = 0
         for _ in range(20):
-            checked(one)
+            one.check()
         assert len(opened) == 1
         calls = on.report().calls
         seen.clear()
         for _ in range(40):
-            checked(one)
+            one.check()
         assert not seen
         assert on.report().calls == calls + 40 * 5
         assert len(opened) == 1
@@ -206,30 +182,30 @@ def test_nothing_is_replaced_in_a_capture_under_deterministic_algorithms_or_in_o
     monkeypatch.setattr(TunedKernel, "direct", lambda kernel: None)  # the host's streams are not those of PyTorch
     one = gated()
     with one.enable() as on:
-        settle(one, lambda: checked(one))
+        one.settle()
         calls = on.report().calls
         host.captures, host.stream = True, 0x40
-        checked(one)
+        one.check()
         host.captures, host.stream = False, 0
         flags.deterministic = True
-        checked(one)
+        one.check()
         flags.deterministic = False
         x, one.x = one.x, torch.randn(4, 4, 7, 6)
-        checked(one)
+        one.check()
         assert on.report().calls == calls
         one.x = x
-        checked(one)
+        one.check()
         assert on.report().calls == calls + 5
 
 
 def test_converted_modules_keep_the_gate_closed_because_it_does_not_know_modules(gated):
     one = gated()
     with one.enable():
-        settle(one, lambda: checked(one))
+        one.settle()
         assert one.is_gated
         ucudnn.torch.convert(torch.nn.Conv2d(3, 4, 3), backend="cpu")
         assert not one.is_gated
-        checked(one)
+        one.check()
 
 
 @pytest.mark.parametrize(("stock_ms", "kept"), [(10.0, False), (50.0, True)])
@@ -238,60 +214,47 @@ def test_converted_modules_give_operators_back_where_nothing_is_replaced(gated, 
     one.program.stock_ms = stock_ms
     one.made.names.give(one.model)
     process_overrides.add(one.made)
-    settle(one, lambda: checked(one))
-    checked(one)
+    one.settle()
+    one.check()
     assert [each is not None for each in process_overrides._chosen("cpu")] == [kept, kept]
-    checked(one)
+    one.check()
 
 
 def test_inference_goes_through_the_gate_and_its_peak_is_watched(gated, caplog):
     one = gated()
-    expected = one.model(one.x).detach()
-
-    def infer():
-        assert_near([one.model(one.x)], [expected])
-        one.program.passed_ms += one.program.idle_ms
-
-    with one.enable() as on, torch.inference_mode():
-        settle(one, infer)
-        infer()
-        infer()
+    with one.enable() as on:
+        one.settle(one.infer)
+        one.infer()
+        one.infer()
         assert one.is_gated
         calls = on.report().calls
-        infer()
+        one.infer()
         assert on.report().calls == calls + 2
         one.program.peak += 3 * MIB
         for _ in range(20):
-            infer()
+            one.infer()
         assert "PyTorch's own kernels run again" in caplog.text
         assert not one.is_gated
         calls = on.report().calls
-        infer()
+        one.infer()
         assert on.report().calls == calls
 
 
 def test_a_program_that_infers_until_all_is_settled_and_trains_then_is_tuned_again(gated):
     one = gated()
-    expected = one.model(one.x).detach()
-
-    def infer():
-        with torch.inference_mode():
-            assert_near([one.model(one.x)], [expected])
-        one.program.passed_ms += one.program.idle_ms
-
     with one.enable() as on:
-        settle(one, infer)
-        infer()
-        infer()
+        one.settle(one.infer)
+        one.infer()
+        one.infer()
         assert one.is_gated
         assert len(one.tuner.kernels) == 2
-        checked(one)
+        one.check()
         assert not one.is_gated, "PyTorch's own steps are watched again"
-        settle(one, lambda: checked(one))
+        one.settle()
         assert one.is_gated
         assert len(one.tuner.kernels) == 5
         calls = on.report().calls
-        checked(one)
+        one.check()
         assert on.report().calls == calls + 5
 
 
@@ -300,7 +263,7 @@ def test_operators_stay_registered_in_inference_by_several_threads(gated, monkey
     with one.enable(), torch.inference_mode():
         one.model(one.x)
         one.made._threads.add(-1)
-        settle(one, lambda: (one.model(one.x), setattr(one.program, "passed_ms", one.program.passed_ms + 1000)))
+        one.settle(one.infer)
         one.model(one.x)
         assert set(process_overrides._libraries) == {"CPU"}, "a thread may be inside one of them"
         assert isinstance(process_overrides.interceptor, AutoInterceptor)

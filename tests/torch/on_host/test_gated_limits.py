@@ -12,8 +12,6 @@ from tests.support.tuned_program import (  # noqa: E402
     LATER,
     LIMIT,
     HostProgram,
-    TunedProgram,
-    end_programs,
     python_calls,
     taken,
 )
@@ -30,14 +28,12 @@ from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
 
 
 @pytest.fixture
-def gated(host, gate_library):
+def gated(program, gate_library):
     """Return a program with a gate that computes by its plans."""
-    one = TunedProgram(host, 50.0, share=0.5, limit_bytes=LIMIT, library=gate_library)
+    one = program(limit_bytes=LIMIT, library=gate_library)
     with one.enable():
-        one.until(lambda: one.is_final, assert_near)
+        one.until(lambda: one.is_final)
         yield one
-    process_overrides.use(None)
-    one.source.join(30)
 
 
 @pytest.fixture
@@ -50,12 +46,12 @@ def in_python(monkeypatch):
 
 def until_open(gated, in_python):
     """Take steps until one does not come to Python: the gate may stay closed for a while after other plans have run."""
-    gated.until(lambda: not taken(in_python), assert_near, 100)
+    gated.until(lambda: not taken(in_python), 100)
 
 
 def parts_of(one):
     """Return how many calls of cuDNN a step has, as the report says."""
-    (handle,) = one.made.handles().values()
+    handle = one.handle
     plans = {str(each.problem): int(each.configuration.partition("x")[0]) for each in handle.report().kernels}
     left = {problem.removesuffix(WITH_BIAS) for problem in plans if problem.endswith(WITH_BIAS)}
     return sum(parts for problem, parts in plans.items() if problem not in left)
@@ -63,7 +59,7 @@ def parts_of(one):
 
 def adopt_another_plan(gated):
     """Let the handle compute a kernel without a bias by another of its candidates."""
-    (handle,) = gated.made.handles().values()
+    handle = gated.handle
     problem, kernel = next(each for each in gated.tuner.kernels.items() if not each[0].biased)
     known = gated.tuner.sites[problem].candidates
     other = next(each for each in known if each.configuration.parts != kernel.configuration.parts)
@@ -79,7 +75,7 @@ def test_calls_within_a_limit_do_not_come_to_python_and_are_counted(gated, in_py
     bound, looked_up = on.planned.bound_calls(), on.planned.looked_up_calls()
     calls()
     for _ in range(3):
-        assert_near(gated.step(), gated.expected)
+        gated.check()
     made = calls()
     assert not in_python
     assert len(made) == 3 * parts_of(gated)
@@ -103,11 +99,11 @@ def test_calls_of_another_look_or_under_deterministic_algorithms_come_to_python_
     before, x = parts_of(gated), gated.x
     host.forget()
     gated.x = torch.randn(4, 4, 7, 6)
-    assert_near(gated.step(), gated.expected)
+    gated.check()
     assert len(in_python) == 4
     gated.x = x
     flags.deterministic = True
-    assert_near(gated.step(), gated.expected)
+    gated.check()
     assert len(in_python) == 8
     assert max(host.allocated) <= LIMIT + LATER
     flags.deterministic = False
@@ -125,7 +121,7 @@ def test_the_gate_computes_on_the_default_stream_only_after_python_has_used_anot
         host.stream = 0
         assert {each.stream for each in calls()[-2:]} == {0x40}
         in_python.clear()
-        assert_near(gated.step(), gated.expected)
+        gated.check()
         assert {each.stream for each in calls()} == {None}
         found = taken(in_python)
         assert found, "which sets the default stream again"
@@ -140,18 +136,18 @@ def test_a_plan_that_changes_is_seen_at_once(gated, in_python, calls):
     until_open(gated, in_python)
     adopt_another_plan(gated)
     calls()
-    assert_near(gated.step(), gated.expected)
+    gated.check()
     assert in_python, "the call of the changed plan"
     assert len(calls()) == parts_of(gated)
     in_python.clear()
-    gated.until(lambda: len(taken(in_python)) == 1, assert_near)
+    gated.until(lambda: len(taken(in_python)) == 1)
     assert gated.program.stock_calls == 0
 
 
 def test_no_kernel_is_computed_by_the_gate_while_python_may_use_its_handle(gated, in_python, monkeypatch):
     until_open(gated, in_python)
     with process_overrides.gates_aside():
-        assert_near(gated.step(), gated.expected)
+        gated.check()
         assert len(taken(in_python)) == 4
     until_open(gated, in_python)
     entered, may_end = Event(), Event()
@@ -168,7 +164,7 @@ def test_no_kernel_is_computed_by_the_gate_while_python_may_use_its_handle(gated
     try:
         assert entered.wait(120)
         in_python.clear()
-        assert_near(gated.step(), gated.expected)
+        gated.check()
         assert len(in_python) == 4
     finally:
         may_end.set()
@@ -200,7 +196,7 @@ def assert_computed(gated, in_python, calls):
     """Take a step all of whose calls the gate computes, by the plans that the handle has now."""
     calls()
     in_python.clear()
-    assert_near(gated.step(), gated.expected)
+    gated.check()
     assert not in_python
     assert len(calls()) == parts_of(gated)
     assert gated.program.stock_calls == 0
@@ -209,7 +205,7 @@ def assert_computed(gated, in_python, calls):
 def test_a_plan_that_has_changed_is_computed_by_the_gate_again(gated, in_python, calls):
     until_open(gated, in_python)
     adopt_another_plan(gated)
-    assert_near(gated.step(), gated.expected)
+    gated.check()
     assert len(in_python) == 1
     until_open(gated, in_python)
     assert_computed(gated, in_python, calls)
@@ -223,27 +219,27 @@ def test_calls_of_a_new_look_are_computed_by_the_gate_once_it_was_opened_again(g
         flags.allow_tf32 = not flags.allow_tf32
     else:
         gated.x = torch.randn(8, 4, 9, 8) if change == "size" else torch.randn(12, 4, 7, 6)
-    assert_near(gated.step(), gated.expected)
+    gated.check()
     assert len(in_python) == 4
     until_open(gated, in_python)
     seen = sum(kernel.calls[0] for kernel in process_overrides._gates["CPU"]._directs)
-    assert_near(gated.step(), gated.expected)
+    gated.check()
     assert sum(kernel.calls[0] for kernel in process_overrides._gates["CPU"]._directs) == seen + 5
     gated.x = x
-    assert_near(gated.step(), gated.expected)
+    gated.check()
     assert not in_python, "what the gate has computed before it computes still"
     assert gated.program.stock_calls == 0
 
 
 def test_a_kernel_without_a_plan_when_the_gate_is_opened_is_computed_by_it_later(gated, in_python, calls):
     until_open(gated, in_python)
-    (handle,) = gated.made.handles().values()
+    handle = gated.handle
     problem, kernel = next(each for each in gated.tuner.kernels.items() if not each[0].biased)
     with handle.backend.lock:
         handle.plans.adopt(problem, kernel.configuration)
     process_overrides.refresh()
     assert len(process_overrides._gates["CPU"]._directs) == 4
-    assert_near(gated.step(), gated.expected)
+    gated.check()
     assert len(in_python) == 1
     until_open(gated, in_python)
     assert len(process_overrides._gates["CPU"]._directs) == 5
@@ -256,13 +252,13 @@ def test_the_gate_is_opened_where_steps_end_on_the_default_stream(gated, in_pyth
     x, gated.x = gated.x, torch.randn(12, 4, 7, 6)
     host.stream = 0x40
     for _ in range(40):
-        assert_near(gated.step(), gated.expected)
+        gated.check()
     assert not found, "on another stream no kernel would be found that the gate can compute"
     host.stream = 0
     until_open(gated, in_python)
     assert len(found) == 1
     gated.x = x
-    assert_near(gated.step(), gated.expected)
+    gated.check()
     assert not in_python
 
 
@@ -275,7 +271,7 @@ def test_the_gate_is_not_opened_again_for_kernels_that_it_can_never_compute(gate
     process_overrides.refresh()
     assert len(process_overrides._gates["CPU"]._directs) == 2
     for _ in range(60):
-        assert_near(gated.step(), gated.expected)
+        gated.check()
     assert len(found) == 1
     assert len(taken(in_python)) == 60 * 2
 
@@ -287,7 +283,7 @@ def test_the_gate_is_opened_less_and_less_often_however_often_looks_are_new(gate
     for step in range(130):
         gated.planned.has_unlent = True  # as with images of a new size
         opened = len(found)
-        assert_near(gated.step(), gated.expected)
+        gated.check()
         at += [step] * (len(found) - opened)
     distances = [after - before for before, after in zip([-1, *at], at, strict=False)]
     assert distances == [16, 32, 64]
@@ -304,33 +300,33 @@ def test_converted_modules_keep_the_gate_closed_whatever_is_new(gated, in_python
     gated.made.router._changed = process_overrides.refresh
     for _ in range(30):
         gated.planned.has_unlent = True
-        assert_near(gated.step(), gated.expected)
+        gated.check()
     assert not registered
 
 
 def test_a_plan_that_adds_the_bias_is_computed_by_the_gate_once_it_was_opened_again(gated, in_python):
     until_open(gated, in_python)
-    (handle,) = gated.made.handles().values()
+    handle = gated.handle
     problem, site = next(each for each in gated.tuner.sites.items() if each[0].biased)
     fused = next(each.configuration for each in site.candidates if is_fused(each.configuration))
     for _ in range(2):  # the second time, the same plan is only made anew
         with handle.backend.lock:
             handle.plans.adopt(problem, fused)
-        assert_near(gated.step(), gated.expected)
+        gated.check()
         assert len(in_python) == 1
         until_open(gated, in_python)
         (call,) = gated.planned._fused_calls.values()
         before = call.native_calls[0]
-        assert_near(gated.step(), gated.expected)
+        gated.check()
         assert not in_python
         assert call.native_calls[0] == before + 1
 
 
 @pytest.mark.parametrize("updates", [False, True], ids=["inference", "manual updates"])
 def test_programs_without_an_optimizer_are_computed_by_the_gate_within_the_limit(
-    host, gate_library, monkeypatch, calls, updates
+    program, host, gate_library, monkeypatch, calls, updates
 ):
-    one = TunedProgram(host, 50.0, share=0.5, limit_bytes=LIMIT, library=gate_library)
+    one = program(limit_bytes=LIMIT, library=gate_library)
     seen = python_calls(monkeypatch)
 
     def step():
@@ -363,29 +359,26 @@ def test_programs_without_an_optimizer_are_computed_by_the_gate_within_the_limit
         assert len(calls()) >= 3 * (5 if updates else 2)
         assert max(host.allocated, default=0) <= LIMIT + LATER
         assert one.program.stock_calls == 0
-    process_overrides.use(None)
-    one.source.join(30)
 
 
 @pytest.fixture
-def trying(host, gate_library, monkeypatch):
+def trying(program, gate_library, monkeypatch):
     """Return a program that tries plans while the gate computes by the first ones, and what comes to its tuner."""
     came = python_calls(monkeypatch, AutoInterceptor)
-    one = TunedProgram(host, 50.0, share=0.02, limit_bytes=LIMIT, library=gate_library)
+    one = program(share=0.02, limit_bytes=LIMIT, library=gate_library)
     with one.enable():
-        one.until(lambda: one.is_gated and one.tuner.phase is TuningPhase.TRYING, assert_near)
+        one.until(lambda: one.is_gated and one.phase is TuningPhase.TRYING)
         came.clear()
         yield one, came
-    end_programs([one])
 
 
 def until_over(one, came):
     """Take steps until nothing is tried; return for each how much was tried, and how many calls came to Python."""
     found = []
-    while one.tuner.phase is TuningPhase.TRYING:
+    while one.phase is TuningPhase.TRYING:
         assert one.is_gated
         tried = len(one.tuner.trials)
-        assert_near(one.step(), one.expected)
+        one.check()
         found.append((tried, len(taken(came))))
     return found
 
@@ -401,8 +394,8 @@ def test_only_calls_that_are_tried_come_to_python_while_others_are_computed_by_f
     assert sum(tried == 0 for tried, _ in steps) >= 2 * sum(tried > 0 for tried, _ in steps)
     assert max(host.allocated) <= LIMIT + LATER
     assert one.program.stock_calls == 0
-    assert one.tuner.phase is TuningPhase.COMPARING
-    one.until(lambda: one.is_final, assert_near)
+    assert one.phase is TuningPhase.COMPARING
+    one.until(lambda: one.is_final)
     assert one.tuner.kernels, "what was tried is adopted"
 
 
@@ -414,12 +407,12 @@ def compared_steps(one, came, calls):
         how many calls of cuDNN it had.
     """
     found = []
-    while one.tuner.phase is TuningPhase.COMPARING:
+    while one.phase is TuningPhase.COMPARING:
         counts, uses = not one.tuner._comparison.begins_block, bool(one.tuner._comparison.running)
         came.clear()
         calls()
         assert one.is_gated
-        assert_near(one.step(), one.expected)
+        one.check()
         found.append((counts, uses, len(came), len(calls())))
     return found
 
@@ -458,24 +451,24 @@ def test_calls_in_python_do_not_tell_which_plans_are_faster(trying, calls, monke
 def test_the_first_plans_come_back_where_no_set_is_chosen(trying, monkeypatch, calls, worth):
     one, came = trying
     monkeypatch.setattr(step_comparison, "_WORTH_KEEPING", worth)
-    one.until(lambda: one.tuner.trials, assert_near)
+    one.until(lambda: one.tuner.trials)
     before = one.configurations
     until_over(one, came)
     assert one.configurations != before, "the first block has the plans of a set"
     compared_steps(one, came, calls)
-    assert one.tuner.phase is TuningPhase.SETTLED
+    assert one.phase is TuningPhase.SETTLED
     assert (one.configurations == before) is (not one.tuner.kernels) is (worth == 0)
-    one.until(lambda: one.is_final, assert_near)
-    one.until(lambda: not taken(came), assert_near)
+    one.until(lambda: one.is_final)
+    one.until(lambda: not taken(came))
     calls()
-    assert_near(one.step(), one.expected)
+    one.check()
     assert len(calls()) == parts_of(one)
 
 
 def test_shapes_that_are_new_while_others_are_tried_are_computed_by_the_gate_before_all_is_settled(trying):
     one, came = trying
     one.x = torch.randn(4, 4, 7, 6)
-    assert_near(one.step(), one.expected)
+    one.check()
     assert len(came) >= 4
     came.clear()
     steps = until_over(one, came)
@@ -487,28 +480,23 @@ def test_shapes_that_are_new_while_others_are_tried_are_computed_by_the_gate_bef
 
 def test_calls_that_were_tried_in_a_step_are_computed_by_the_gate_in_the_next_one(trying):
     one, came = trying
-    one.until(lambda: one.tuner.trials, assert_near)
+    one.until(lambda: one.tuner.trials)
     came.clear()
-    assert_near(one.step(), one.expected)
+    one.check()
     assert came
     assert not one.tuner.trials
     came.clear()
-    assert_near(one.step(), one.expected)
+    one.check()
     assert not came
 
 
-def test_without_an_optimizer_all_calls_come_to_python_while_others_are_tried(host, gate_library):
-    one = TunedProgram(host, 50.0, share=0.5, limit_bytes=LIMIT, library=gate_library)
+def test_without_an_optimizer_all_calls_come_to_python_while_others_are_tried(program, gate_library):
+    one, phases = program(limit_bytes=LIMIT, library=gate_library), set()
     gate_library.begin()
     gate_library.join(300)
-    phases = set()
     with one.enable():
-        while not (one.made.tuners() and one.tuner.phase is TuningPhase.SETTLED):
-            one.program.passed_ms += one.program.idle_ms
-            with torch.inference_mode():
-                one.model(one.x)
-            one.wait_for_threads()
+        while one.phase is not TuningPhase.SETTLED:
+            one.infer()
             assert not one.is_gated, "no call would say where steps end"
-            phases |= {each.phase for each in one.made.tuners().values()}
+            phases.add(one.phase)
     assert TuningPhase.TRYING in phases
-    end_programs([one])

@@ -8,9 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.paths import NATIVE  # noqa: E402
-from tests.support.tuned_program import TunedProgram, end_programs, python_calls, taken  # noqa: E402
+from tests.support.tuned_program import python_calls, taken  # noqa: E402
 from ucudnn.torch.gate.gate_library import _flags, _links  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
@@ -49,17 +48,11 @@ def counted(gate_library, counting):
 
 
 @pytest.fixture
-def bounded(host, gate_library, counted):
-    """Return a function that makes a program within a limit of memory, which is ended after the test."""
-    made = []
-
-    def make(limit_bytes=MIB, memory_bytes=MEMORY):
-        options = {"limit_bytes": limit_bytes, "memory_bytes": memory_bytes, "live": counted.live}
-        made.append(TunedProgram(host, 50.0, share=0.5, library=gate_library, **options))
-        return made[-1]
-
-    yield make
-    end_programs(made)
+def bounded(program, gate_library, counted):
+    """Return a function that makes a program within a limit of memory."""
+    return lambda limit_bytes=MIB: program(
+        limit_bytes=limit_bytes, memory_bytes=MEMORY, live=counted.live, library=gate_library
+    )
 
 
 @pytest.fixture
@@ -80,15 +73,15 @@ def _bytes(tensor):
 def test_calls_within_a_limit_of_memory_do_not_come_to_python_while_there_is_room(bounded, counted, in_python, calls):
     one = bounded()
     with one.enable():
-        one.until(lambda: one.is_final, assert_near)
+        one.until(lambda: one.is_final)
         process_overrides.refresh()
         in_python.clear()
-        one.until(lambda: not taken(in_python), assert_near)
+        one.until(lambda: not taken(in_python))
         calls()
         before = sum(kernel.calls[0] for kernel in directs())
         counted.peak()
         for _ in range(3):
-            assert_near(one.step(), one.expected)
+            one.check()
         assert counted.peak() <= MEMORY - MIB
         assert not in_python
         assert len(directs()) == 5
@@ -105,17 +98,17 @@ def test_no_workspace_is_taken_where_live_bytes_leave_no_room_for_it(bounded, co
     for limit_bytes in python:
         one = bounded(limit_bytes)
         with one.enable():
-            one.until(lambda one=one: one.is_final, assert_near)
+            one.until(lambda one=one: one.is_final)
             process_overrides.refresh()
             in_python.clear()
-            one.until(lambda one=one: not taken(in_python), assert_near)
+            one.until(lambda one=one: not taken(in_python))
             for room in rooms:
-                assert_near(one.step(), one.expected)
+                one.check()
                 ballast = torch.empty(MEMORY - MIB - counted.live() - room, dtype=torch.uint8)
                 in_python.clear()
                 counted.peak()
                 before = {id(kernel): kernel.calls[0] for kernel in directs()}
-                assert_near(one.step(), one.expected)
+                one.check()
                 ran = [kernel for kernel in directs() if kernel.calls[0] > before.get(id(kernel), 0)]
                 sizes = {kernel.workspace_bytes for kernel in ran} - {0, *map(_bytes, one.model.parameters())}
                 lived[limit_bytes] += [after for size in sizes if (after := counted.after(size))]
@@ -136,10 +129,10 @@ def test_where_the_allocator_says_no_live_bytes_all_calls_come_to_python(bounded
     with one.enable():
         counted.end()
         try:
-            one.until(lambda: "does not say how many bytes live" in caplog.text, assert_near)
+            one.until(lambda: "does not say how many bytes live" in caplog.text)
             assert not one.is_gated
             in_python.clear()
-            assert_near(one.step(), one.expected)
+            one.check()
             assert len(in_python) == 4
         finally:
             counted.begin()
@@ -148,22 +141,22 @@ def test_where_the_allocator_says_no_live_bytes_all_calls_come_to_python(bounded
 def test_plans_that_were_replaced_because_memory_is_short_are_computed_by_the_gate_again(bounded, counted, in_python):
     one = bounded()
     with one.enable():
-        one.until(lambda: one.is_final, assert_near)
+        one.until(lambda: one.is_final)
         process_overrides.refresh()
-        one.until(lambda: not taken(in_python), assert_near)
+        one.until(lambda: not taken(in_python))
         before = max(kernel.workspace_bytes for kernel in directs())
         ballast = torch.empty(MEMORY - MIB - counted.live(), dtype=torch.uint8)
         in_python.clear()
-        assert_near(one.step(), one.expected)
+        one.check()
         assert in_python, "there is no room for a workspace"
-        one.until(lambda: not taken(in_python), assert_near, 100)
+        one.until(lambda: not taken(in_python), 100)
         assert len(directs()) >= 5, "a gradient whose workspace had no room beside the other one has a look of its own"
         assert max(kernel.workspace_bytes for kernel in directs()) < before
         counts = {
             id(kernel.calls): kernel.calls for kernel in directs()
         }.values()  # of a kernel that two looks share, once
         count = sum(each[0] for each in counts)
-        assert_near(one.step(), one.expected)
+        one.check()
         assert not in_python
         assert sum(each[0] for each in counts) == count + 5
         assert one.program.stock_calls == 0

@@ -9,25 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
+from tests.support.tuned_program import LIMIT  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
-
-LIMIT = 3000
-"""Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""
-
-
-@pytest.fixture
-def tuned(host):
-    """Return a function that makes a program, which is ended after the test."""
-    made = []
-
-    def make(**options):
-        made.append(TunedProgram(host, 50.0, share=0.5, **options))
-        return made[-1]
-
-    yield make
-    end_programs(made)
 
 
 def warm_up(one, host):
@@ -54,14 +38,6 @@ def capture(one, host):
     return [out.detach(), *gradients]
 
 
-def run_until(one, phase, most=400):
-    for _ in range(most):
-        assert_near(one.step(), one.expected)
-        if one.tuner.phase is phase:
-            return
-    pytest.fail(f"{one.tuner.phase} after {most} steps")
-
-
 def reference(one):
     """Return the output and its gradients from PyTorch's own kernels."""
     given = one.x.clone().requires_grad_()
@@ -72,10 +48,10 @@ def reference(one):
 @pytest.mark.parametrize(
     "phase", [TuningPhase.WATCHING, TuningPhase.TRYING, TuningPhase.COMPARING, TuningPhase.SETTLED]
 )
-def test_graphs_that_are_made_in_any_phase_have_pytorchs_kernels_and_tuning_goes_on(tuned, host, calls, phase):
-    one = tuned()
+def test_graphs_that_are_made_in_any_phase_have_pytorchs_kernels_and_tuning_goes_on(program, host, calls, phase):
+    one = program()
     with one.enable() as on:
-        run_until(one, phase)
+        one.until(lambda: one.phase is phase)
         kept = {name: each.clone() for name, each in one.model.state_dict().items()}
         tried = dict(one.tuner.trials)
         found = [warm_up(one, host)]
@@ -84,38 +60,35 @@ def test_graphs_that_are_made_in_any_phase_have_pytorchs_kernels_and_tuning_goes
         found.append(capture(one, host))
         assert not calls(), "nothing of ours is captured"
         assert on.report().calls == count
-        assert one.tuner.phase is phase, "neither a capture nor what comes before it ends a step"
+        assert one.phase is phase, "neither a capture nor what comes before it ends a step"
         assert one.tuner.trials == tried
-        run_until(one, TuningPhase.SETTLED)
+        one.settle()
         assert one.tuner.kernels
         count = on.report().calls
-        assert_near(one.step(), one.expected)
+        one.check()
         assert on.report().calls == count + 5, "calls outside of the graph run the kernels that were found"
     one.model.load_state_dict(kept)
     for each in found:
         assert_near(each, reference(one))
 
 
-def test_graphs_that_are_made_before_the_first_step_leave_nothing_to_try(tuned, host):
-    one = tuned()
+def test_graphs_that_are_made_before_the_first_step_leave_nothing_to_try(program, host):
+    one = program()
     expected = reference(one)
     with one.enable() as on:
         assert_near(warm_up(one, host), expected)
         stock = one.program.stock_calls
         assert_near(capture(one, host), expected)
         assert one.program.stock_calls == stock + 6, "two outputs and four gradients"
-        for _ in range(400):  # a graph is replayed: no convolution is called
+        while one.phase is not TuningPhase.SETTLED:  # a graph is replayed: no convolution is called
             one.program.passed_ms += one.program.idle_ms
             one.optimizer.step()
-            if one.tuner.phase is TuningPhase.SETTLED:
-                break
-        assert one.tuner.phase is TuningPhase.SETTLED
         assert on.report().calls == 0
         assert one.made.operators() == (None, None), "calls that may still come make no detour"
 
 
-def test_graphs_within_a_stated_limit_have_its_plans_and_what_they_use_is_kept(tuned, host):
-    one = tuned(limit_bytes=LIMIT)
+def test_graphs_within_a_stated_limit_have_its_plans_and_what_they_use_is_kept(program, host):
+    one = program(limit_bytes=LIMIT)
     expected = reference(one)
     with one.enable() as on:
         assert_near(warm_up(one, host), expected)
@@ -126,6 +99,6 @@ def test_graphs_within_a_stated_limit_have_its_plans_and_what_they_use_is_kept(t
         assert on.report().calls == calls + 6
         assert 0 < max(host.allocated) <= LIMIT + expected[0].nbytes
         assert one.program.stock_calls == 0, "PyTorch's own kernels know no limit"
-        run_until(one, TuningPhase.SETTLED)
+        one.settle()
         assert one.tuner.kernels, "the rest of the program is tuned"
     assert one.made in process_overrides._kept, "graphs hold addresses of what it owns"

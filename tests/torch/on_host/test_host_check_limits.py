@@ -4,8 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import LIMIT, HostProgram, TunedProgram, end_programs  # noqa: E402
+from tests.support.tuned_program import LIMIT, HostProgram  # noqa: E402
 from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
 
 ROOM = 1 << 20
@@ -13,35 +12,30 @@ ROOM = 1 << 20
 
 
 @pytest.fixture
-def phases(host, gate_library, monkeypatch):
+def phases(program, gate_library, monkeypatch):
     """Return a function that runs a program until it is settled, and returns it and its phases, with the gate's state.
 
-    The arguments are the limit, whether the host bounds the program, and whether there is a gate. The stand-in's first
-    plans have one launch.
+    The arguments are the limit, whether the host bounds the program, and whether there is a gate. The stand-in's
+    heuristic plans have one launch.
     """
-    made = []
 
     def run(limit_bytes, *, host_bounds, has_gate=True):
         monkeypatch.setattr(HostProgram, "can_delay", True)
         if host_bounds:  # the GPU waits for the host in each step, and would do so without a delay
             monkeypatch.setattr(HostProgram, "delay", lambda program, _: program.untouched())
-        library = gate_library if has_gate else None
-        one = TunedProgram(host, 50.0, share=0.5, limit_bytes=limit_bytes, library=library)
-        made.append(one)
-        seen = []
+        one, seen = program(limit_bytes=limit_bytes, library=gate_library if has_gate else None), []
 
-        def check(found, expected):
-            assert_near(found, expected)
-            seen.append((one.tuner.phase, one.is_gated))
+        def take():
+            one.check()
+            seen.append((one.phase, one.is_gated))
 
         with one.enable():
-            one.until(lambda: one.tuner.phase is TuningPhase.SETTLED, check)
+            one.settle(take)
             if has_gate:
-                one.until(lambda: one.is_final, check)
+                one.until(lambda: one.is_final, take=take)
         return one, seen
 
-    yield run
-    end_programs(made)
+    return run
 
 
 def test_a_program_that_its_host_bounds_keeps_first_plans_of_one_launch(phases):

@@ -8,7 +8,6 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
 from tests.support.tuned_program import LATER, LIMIT, TunedProgram  # noqa: E402
 from ucudnn.benchmarking.measurer import Measurer  # noqa: E402
@@ -35,28 +34,15 @@ def measured(monkeypatch):
     return found
 
 
-def run(one, most=400):
-    """Take steps until all is settled, each of which is checked."""
-    for _ in range(most):
-        assert_near(one.step(), one.expected)
-        if one.tuner.phase is TuningPhase.SETTLED:
-            return
-    pytest.fail(f"not settled after {most} steps")
-
-
-def handle_of(one):
-    return one.planned.handle(0)
-
-
 def origins(one, problem):
-    return handle_of(one).plans.origins(problem)
+    return one.handle.plans.origins(problem)
 
 
 def test_the_first_step_measures_nothing_and_its_plans_keep_the_limit(stated, host, calls, measured):
     one = stated()
     with one.enable() as on:
         host.forget()
-        assert_near(one.step(), one.expected)
+        one.check()
         assert not measured
         layers = on.report().layers
         assert len(layers) == 5
@@ -70,7 +56,7 @@ def test_faster_plans_replace_the_first_ones_within_the_limit_and_the_handle_com
     one = stated()
     with one.enable() as on:
         host.forget()
-        run(one)
+        one.settle()
         (report,) = on.report().tuned
         assert report.kernels
         assert report.gain < 1
@@ -88,7 +74,7 @@ def test_faster_plans_replace_the_first_ones_within_the_limit_and_the_handle_com
             assert layers[each.problem].planned_ms == pytest.approx(each.time_ms), "its time in the program"
         host.forget()
         before, trials = on.report().calls, report.calls
-        assert_near(one.step(), one.expected)
+        one.check()
         assert on.report().calls == before + 5
         assert on.report().tuned[0].calls == trials, "the tuner is out of the way"
         assert max(host.allocated) <= LIMIT + LATER
@@ -111,7 +97,7 @@ def test_plans_of_tensors_that_are_copied_first_are_replaced_like_others(stated,
     one.x = torch.cat([one.x, one.x], 1)[:, :4]
     assert not one.x.is_contiguous()
     with one.enable():
-        run(one)
+        one.settle()
         sites = one.tuner.sites.values()
         assert len(sites) == 5, "none is left to its heuristic plan"
         assert all(each.stock_ms and each.candidates for each in sites)
@@ -119,27 +105,21 @@ def test_plans_of_tensors_that_are_copied_first_are_replaced_like_others(stated,
         assert len(adopted) >= 4
         assert all(origins(one, each) == {Origin.PROGRAM} for each in adopted)
         for _ in range(40):
-            assert_near(one.step(), one.expected)
+            one.check()
         assert one.program.stock_calls == 0
 
 
 def test_training_that_begins_while_plans_are_compared_in_inference_has_the_first_ones(stated):
     one = stated()
     with one.enable():
-        for _ in range(400):
-            one.program.passed_ms += one.program.idle_ms
-            with torch.inference_mode():
-                one.model(one.x)
-            one.wait_for_threads()
-            if one.made.tuners() and one.tuner.phase is TuningPhase.COMPARING:
-                break
+        while one.phase is not TuningPhase.COMPARING:
             before = one.configurations
-        assert one.tuner.phase is TuningPhase.COMPARING
+            one.infer()
         assert one.configurations != before
-        assert_near(one.step(), one.expected)
-        assert one.tuner.phase is TuningPhase.WARMING
+        one.check()
+        assert one.phase is TuningPhase.WARMING
         assert {key: one.configurations[key] for key in before} == before
-        run(one)
+        one.settle()
         assert one.tuner.kernels, "and other ones in the end"
 
 
@@ -147,10 +127,10 @@ def test_the_peak_of_a_settled_program_is_higher_by_the_limit_at_most(stated, ho
     def peak(limit_bytes):
         one = stated(limit_bytes)
         with one.enable():
-            run(one)
+            one.settle()
             before = host.live_bytes
             host.forget()
-            assert_near(one.step(), one.expected)
+            one.check()
             return host.peak_bytes - before
 
     assert peak(0) < peak(LIMIT) <= peak(0) + LIMIT
@@ -159,7 +139,7 @@ def test_the_peak_of_a_settled_program_is_higher_by_the_limit_at_most(stated, ho
 def test_the_first_plan_stays_where_nothing_is_faster(stated):
     one = stated(1 << 20)  # the fast engine computes all at once
     with one.enable() as on:
-        run(one)
+        one.settle()
         (report,) = on.report().tuned
         assert not report.kernels
         assert sum(report.outcomes.values()) >= 5, "others were tried"
@@ -171,16 +151,16 @@ def test_the_first_plan_stays_where_nothing_is_faster(stated):
 def test_plans_of_a_settled_program_are_saved_and_used_at_once_by_the_next_one(stated, tmp_path, measured):
     first = stated()
     with first.enable() as on:
-        run(first)
+        first.settle()
         adopted = sorted((each.problem, each.configuration) for each in on.report().layers)
-    save_plans([handle_of(first)], tmp_path / "plans.json")
+    save_plans([first.handle], tmp_path / "plans.json")
     one = stated(plans=str(tmp_path / "plans.json"))
     with one.enable() as on:
-        assert_near(one.step(), one.expected)
+        one.check()
         assert all(origins(one, problem) == {Origin.FILE} for problem in first.tuner.sites)
         assert set(adopted) >= {(each.problem, each.configuration) for each in on.report().layers}
         assert on.report().divided
-        run(one)
+        one.settle()
         assert not on.report().tuned[0].outcomes, "nothing is tried beside a plan that was asked for"
         assert not measured
 
@@ -193,11 +173,11 @@ def test_what_a_database_has_is_used_at_once_and_not_tried_again(stated, tmp_pat
         lambda _: Handle.from_settings(settings, backend=one._opened(), effort=QUICK), "cpu", one.made.aten
     )
     process_overrides.use(first)
-    assert_near(one.step(), one.expected)
+    one.check()
     before = len(measured)
     assert before, "this handle measures"
     with one.enable() as on:
-        run(one)
+        one.settle()
         assert len(measured) == before
         assert all(origins(one, problem.without_bias()) == {Origin.MEASURED} for problem in one.tuner.sites)
         assert not on.report().tuned[0].outcomes
@@ -207,56 +187,43 @@ def test_no_thread_begins_to_build_while_first_plans_are_made(stated):
     one = stated()
     usual = one.x
     with one.enable():
-        while not (one.made.tuners() and one.tuner.phase is TuningPhase.TRYING and one.source._goes_on.is_set()):
+        while not (one.phase is TuningPhase.TRYING and one.source._goes_on.is_set()):
             one.step()
         for rows in (9, 10, 11):  # images of new sizes
             one.x = torch.randn(8, 4, rows, 6)
-            assert_near(one.step(), one.expected)
+            one.check()
             assert not one.source._goes_on.is_set()
         one.x = usual
         for _ in range(3):  # of which one may have trials
-            assert_near(one.step(), one.expected)
+            one.check()
         assert one.source._goes_on.is_set()
-        run(one)
+        one.settle()
 
 
 def test_trials_wait_until_the_share_covers_what_new_shapes_waited_for_plans(stated):
     one = stated()
     with one.enable() as on:
-        while not (one.made.tuners() and one.tuner.phase is TuningPhase.TRYING):
-            assert_near(one.step(), one.expected)
-        plans = handle_of(one).plans
+        while one.phase is not TuningPhase.TRYING:
+            one.check()
+        plans = one.handle.plans
         plans.seconds += 1e6
         for _ in range(12):
-            assert_near(one.step(), one.expected)
+            one.check()
             assert not one.tuner.trials
         plans.seconds -= 1e6
-        run(one)
+        one.settle()
         assert on.report().tuned[0].outcomes
-
-
-def test_nothing_is_tried_among_deterministic_algorithms(stated, monkeypatch):
-    one = stated()
-    monkeypatch.setattr("ucudnn.torch.tuning.auto_interceptor._deterministic", lambda: True)
-    monkeypatch.setattr("ucudnn.torch.calls.interceptor._deterministic", lambda: True)
-    with one.enable() as on, torch.backends.cudnn.flags(enabled=True, deterministic=True):
-        for _ in range(30):
-            assert_near(one.step(), one.expected)
-        (report,) = on.report().tuned
-        assert not report.seen
-        assert on.report().calls == 30 * 5, "all by heuristic mode"
-        assert one.program.stock_calls == 0
 
 
 def test_nothing_is_tried_in_a_capture_and_its_plans_are_kept(stated, host):
     one = stated()
     with one.enable() as on:
-        assert_near(one.step(), one.expected)
+        one.check()
         host.captures, host.stream = True, 0x40
         for _ in range(30):
-            assert_near(one.step(), one.expected)
+            one.check()
         host.captures, host.stream = False, 0
-        assert handle_of(one).captured
+        assert one.handle.captured
         assert not any(each.calls for each in on.report().tuned)
     assert one.made in process_overrides._kept, "graphs hold addresses of what it owns"
 
@@ -273,40 +240,12 @@ def test_a_checkpoint_computes_again_by_the_plan_of_its_forward_pass(stated, mon
         lambda plans, *rest: changed.append(torch._C._current_graph_task_id()) or adopt(plans, *rest),
     )
     with one.enable() as on:
-        run(one)
+        one.settle()
         assert changed
         assert set(changed) == {-1}, "plans change outside of backward passes only"
         before = on.report().calls
-        assert_near(one.step(), one.expected)
+        one.check()
         assert on.report().calls == before + 6, "the output of the last layer is not needed again"
-
-
-def test_compiled_programs_are_tuned(stated):
-    one = stated()
-    compiled = torch.compile(torch.nn.Sequential(*one.model), backend="aot_eager")
-    one.model.forward = lambda x: compiled(x)
-    with one.enable() as on:
-        run(one)
-        assert on.report().tuned[0].kernels
-        before = on.report().calls
-        assert_near(one.step(), one.expected)
-        assert on.report().calls == before + 5
-
-
-def test_inference_is_tuned_without_an_optimizer(stated):
-    one = stated()
-    expected = one.model(one.x).detach()
-    with one.enable() as on, torch.inference_mode():
-        for _ in range(400):
-            assert_near([one.model(one.x)], [expected])
-            one.program.passed_ms += one.program.idle_ms
-            if one.made.tuners() and one.tuner.phase is TuningPhase.SETTLED:
-                break
-            one.wait_for_threads()
-        assert len(on.report().tuned[0].kernels) == 2
-        before = on.report().calls
-        assert_near([one.model(one.x)], [expected])
-        assert on.report().calls == before + 2
 
 
 def test_new_image_sizes_wait_for_no_measurement_and_keep_the_limit(stated, host, measured):
@@ -315,16 +254,13 @@ def test_new_image_sizes_wait_for_no_measurement_and_keep_the_limit(stated, host
     shuffled = Random(0)
     with one.enable() as on:
         host.forget()
-        for _ in range(400):
+        while one.phase is not TuningPhase.SETTLED:
             one.x = shuffled.choice(sizes)
-            assert_near(one.step(), one.expected)
-            if one.tuner.phase is TuningPhase.SETTLED:
-                break
-        assert one.tuner.phase is TuningPhase.SETTLED
+            one.check()
         assert not measured
         assert on.report().tuned[0].outcomes
         for one.x in sizes:
-            assert_near(one.step(), one.expected)
+            one.check()
         assert max(host.allocated) <= LIMIT + LATER * 9 // 7
         assert one.program.stock_calls == 0
 
@@ -342,7 +278,7 @@ def test_live_bytes_and_workspace_together_keep_a_limit_of_memory(stated, host):
     most = live_only + 4096
     assert most < free, "the limit of each kernel alone would take more"
     one = stated(MIB, memory_bytes=MIB + most)  # of which 1 MiB is lost to rounding
-    held, report = peak_of(one, run)
+    held, report = peak_of(one, TunedProgram.settle)
     assert live_only < held <= most, "trials and checks included"
     assert not one.memory.exceeded
     assert report.tuned[0].peak_bytes == one.memory.limit_bytes
@@ -352,7 +288,7 @@ def test_live_bytes_and_workspace_together_keep_a_limit_of_memory(stated, host):
     with one.enable():
         host._count(more)
         host.forget()
-        assert_near(one.step(), one.expected)
+        one.check()
         host._count(-more)
     assert host.peak_bytes <= most
     assert any(each.replaced for handle in one.made.handles().values() for each in handle.report().kernels)
@@ -364,19 +300,7 @@ def test_live_bytes_that_alone_exceed_the_limit_of_memory_are_told_and_nothing_g
     with one.enable() as on:
         host.forget()
         for _ in range(3):
-            assert_near(one.step(), one.expected)
+            one.check()
         assert caplog.text.count("alone exceed the limit of 1000 bytes") == 1
         assert not host.allocated
         assert on.report().calls == 15, "by algorithms that need none"
-
-
-def test_programs_on_another_gpu_than_the_current_one_are_tuned(stated, host):
-    host.current = 1
-    one = stated()
-    with one.enable() as on:
-        run(one)
-        assert on.report().tuned[0].kernels
-        calls = on.report().calls
-        assert_near(one.step(), one.expected)
-        assert on.report().calls == calls + 5
-        assert one.program.stock_calls == 0

@@ -7,8 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import LATER, LIMIT, TunedProgram, end_programs  # noqa: E402
+from tests.support.tuned_program import LATER, LIMIT, TunedProgram  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
 
@@ -146,13 +145,12 @@ NAMES = sorted(name for name in vars(Events) if name[0] != "_" and name != "give
 
 
 @pytest.fixture(params=MODES)
-def one(request, host, gate_library):
+def one(request, program, gate_library):
     options = dict(MODES[request.param])
     library = gate_library if options.pop("gate", False) else None
-    found = TunedProgram(host, 50.0, share=0.5, library=library, **options)
+    found = program(library=library, **options)
     with found.enable():
         yield found
-    end_programs([found])
 
 
 def step_with(one, host, name, calls):
@@ -161,7 +159,7 @@ def step_with(one, host, name, calls):
         host.forget()
         calls()
         gated = one.is_gated
-        assert_near(one.step(), one.expected)
+        one.check()
         if not gated:  # the gate asks PyTorch for the stream, which has none on the host
             assert {each.stream or 0 for each in calls()} <= {host.stream}, name
         if one.planned is not None:
@@ -171,38 +169,34 @@ def step_with(one, host, name, calls):
 def all_run(one):
     """Return whether a step has none of PyTorch's own kernels."""
     before = one.program.stock_calls
-    assert_near(one.step(), one.expected)
+    one.check()
     return one.program.stock_calls == before
-
-
-def settled(one):
-    return bool(one.made.tuners()) and one.tuner.phase is TuningPhase.SETTLED
 
 
 def test_events_in_a_program_that_is_tuned_pass(one, host, calls):
     random = Random(1)
-    one.until(lambda: settled(one), assert_near)
-    one.until(lambda: all_run(one), assert_near, 5)
+    one.settle()
+    one.until(lambda: all_run(one), 5)
     for _ in range(3):
         names = random.sample(NAMES, 4)
         for name in names:
             step_with(one, host, name, calls)
-        one.until(lambda: all_run(one), assert_near, 20)
+        one.until(lambda: all_run(one), 20)
         assert all(all_run(one) for _ in range(5)), names
 
 
 def test_events_while_a_program_is_tuned_pass(one, host, calls):
     random, passed = Random(2), []
     for at in range(60):
-        if settled(one):
+        if one.phase is TuningPhase.SETTLED:
             break
-        assert_near(one.step(), one.expected)
+        one.check()
         if at % 3 == 0:
-            watches = bool(one.made.tuners()) and one.tuner.phase is TuningPhase.WATCHING
+            watches = one.phase is TuningPhase.WATCHING
             passed.append(random.choice([each for each in NAMES if not (watches and each in OTHER_LOOKS)]))
             step_with(one, host, passed[-1], calls)
-    one.until(lambda: settled(one), assert_near)
+    one.settle()
     if one.planned is None:  # else a plan that was found while memory was short may stay
         assert len(one.tuner.kernels) == 5, passed
-    one.until(lambda: all_run(one), assert_near, 20)
+    one.until(lambda: all_run(one), 20)
     assert all(all_run(one) for _ in range(5)), passed

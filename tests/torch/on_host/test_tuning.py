@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import LIMIT, HostProgram, TunedProgram, end_programs  # noqa: E402
+from tests.support.tuned_program import LIMIT, HostProgram  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
@@ -32,46 +32,16 @@ from ucudnn.torch.tuning import tuner as tuner_module  # noqa: E402
 MIB = 1 << 20
 
 
-@pytest.fixture
-def tuned(host):
-    """Return a function that makes a program, which is ended after the test."""
-    made = []
-
-    def make(*arguments, **options):
-        made.append(TunedProgram(host, *arguments, **options))
-        return made[-1]
-
-    yield make
-    end_programs(made)
-
-
-def run(one, most=400):
-    """Take steps until all is settled; return the phases in order, and check each step against PyTorch's own."""
-    phases = []
-    for _ in range(most):
-        found = one.step()
-        assert_near(found, one.expected)
-        if one.tuner.phase not in phases[-1:]:
-            phases.append(one.tuner.phase)
-        if one.tuner.phase is TuningPhase.SETTLED:
-            return phases
-        if one.tuner.trials:
-            assert one.ledger.left_seconds > -1e-9, "nothing is tried before the time covers what was lost"
-    pytest.fail(f"not settled after {most} steps: {phases}")
-
-
-def test_faster_kernels_are_found_and_run_from_then_on(tuned):
-    one = tuned(50.0)  # the stand-in's fast engine takes 18 ms
+def test_faster_kernels_are_found_and_run_from_then_on(program):
+    one = program(share=0.05)  # the stand-in's fast engine takes 18 ms
     with one.enable() as on:
-        phases = run(one)
-        assert phases == [
-            TuningPhase.WARMING,
-            TuningPhase.OPENING,
-            TuningPhase.WATCHING,
-            TuningPhase.TRYING,
-            TuningPhase.COMPARING,
-            TuningPhase.SETTLED,
-        ]
+        phases = []
+        while one.phase is not TuningPhase.SETTLED:
+            one.check()
+            phases += [one.phase] * (one.phase not in phases)
+            if one.tuner.trials:
+                assert one.ledger.left_seconds > -1e-9, "nothing is tried before the time covers what was lost"
+        assert phases == [each for each in TuningPhase if each is not TuningPhase.HOST_CHECK]
         (report,) = on.report().tuned
         assert report.seen == report.finished == 5  # the gradient of the first input is not wanted
         assert len(report.kernels) == 5
@@ -79,7 +49,7 @@ def test_faster_kernels_are_found_and_run_from_then_on(tuned):
         assert report.gain == pytest.approx((1000 + 5 * 18) / (1000 + 5 * 50), rel=0.02)
         one.program.stock_calls = 0
         before = on.report().calls
-        assert_near(one.step(), one.expected)
+        one.check()
         assert one.program.stock_calls == 0
         assert on.report().calls == before + 5
         assert 0 < report.host_seconds["slowest"] <= report.host_seconds["building"]
@@ -88,12 +58,12 @@ def test_faster_kernels_are_found_and_run_from_then_on(tuned):
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_an_engine_that_adds_the_bias_is_adopted_if_there_is_one(tuned, stub, refuses):
+def test_an_engine_that_adds_the_bias_is_adopted_if_there_is_one(program, stub, refuses):
     stub.stub_refuse_bias(refuses)
     try:
-        one = tuned(50.0, share=0.5)
+        one = program()
         with one.enable() as on:
-            run(one)
+            one.settle()
             (biased,) = (problem for problem in one.tuner.kernels if problem.biased)
             assert one.tuner.kernels[biased].fuses is not refuses
             with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
@@ -106,24 +76,24 @@ def test_an_engine_that_adds_the_bias_is_adopted_if_there_is_one(tuned, stub, re
         stub.stub_refuse_bias(0)
 
 
-def test_calls_that_are_not_replaced_are_passed_on_before_anything_is_looked_up(tuned):
-    one = tuned(50.0, share=0.5)
+def test_calls_that_are_not_replaced_are_passed_on_before_anything_is_looked_up(program):
+    one = program()
     with one.enable() as on:
-        run(one)
-        known, calls = len(one.made._forward_calls), on.report().calls
+        one.settle()
+        known, calls = len(one.made._forward_calls.calls), on.report().calls
         x, w = torch.randn(2, 4, 5, 5), torch.randn(3, 4, 3, 3)
         assert_near([torch.conv2d(x, w)], [torch.conv2d(x.double(), w.double()).float()])
-        assert len(one.made._forward_calls) == known
-        assert_near(one.step(), one.expected)
+        assert len(one.made._forward_calls.calls) == known
+        one.check()
         assert on.report().calls == calls + 5
 
 
 @pytest.mark.parametrize("replaced", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
 def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_in_that_order(
-    tuned, monkeypatch, replaced
+    program, monkeypatch, replaced
 ):
     seen = []
-    one = tuned(50.0, share=0.5)
+    one = program()
     kernel_run, stock_run = TunedKernel.run, one.made.aten.backward
     one.made._pass_backward = lambda *rest: seen.append(tuple(rest[-1][:2])) or stock_run(*rest)
     monkeypatch.setattr(
@@ -139,37 +109,34 @@ def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_
     )
     first = set()  # of each step: it is of the second layer, of which both gradients are wanted
     with one.enable():
-        for _ in range(400):
+        while one.phase is not TuningPhase.SETTLED:
             seen.clear()
-            assert_near(one.step(), one.expected)
+            one.check()
             first.update([each for each in seen if each is not Operation.FORWARD][:1])
-            if one.tuner.phase is TuningPhase.SETTLED:
-                break
         assert {problem.operation for problem in one.tuner.kernels} == {replaced}
         seen.clear()
-        assert_near(one.step(), one.expected)
+        one.check()
     data, filters = (True, False), (False, True)
     of_input = replaced is Operation.BACKWARD_DATA
     assert seen[:2] == ([replaced, filters] if of_input else [data, replaced])
     assert {(True, True), data} <= first <= {(True, True), data, Operation.BACKWARD_DATA}, "nor while others are tried"
 
 
-def test_the_first_steps_are_pytorchs_own(tuned):
-    one = tuned(50.0)
+def test_the_first_steps_are_pytorchs_own(program):
+    one = program(share=0.05)
     with one.enable() as on:
         for _ in range(4):
             one.step()
         assert on.report().calls == 0
         assert one.program.stock_calls > 0
-        assert one.tuner.phase is TuningPhase.WARMING
+        assert one.phase is TuningPhase.WARMING
 
 
-def test_pytorchs_kernels_stay_where_nothing_is_faster_and_are_called_without_a_detour(tuned):
-    one = tuned(10.0, share=0.5)
+def test_pytorchs_kernels_stay_where_nothing_is_faster_and_are_called_without_a_detour(program):
+    one = program(10.0)
     with one.enable() as on:
-        phases = run(one)
-        assert phases[-1] is TuningPhase.SETTLED
-        assert TuningPhase.COMPARING not in phases
+        one.until(lambda: one.phase in (TuningPhase.COMPARING, TuningPhase.SETTLED))
+        assert one.phase is TuningPhase.SETTLED, "nothing is compared"
         (report,) = on.report().tuned
         # The call with a bias has four candidates, two of which add it; after three slow ones the last is not tried.
         # Both filter gradients have one more than the two others, sample by sample.
@@ -177,19 +144,19 @@ def test_pytorchs_kernels_stay_where_nothing_is_faster_and_are_called_without_a_
         assert not report.kernels
         assert one.made.operators() == (None, None)
         calls = one.program.stock_calls
-        assert_near(one.step(), one.expected)
+        one.check()
         assert one.program.stock_calls == calls, "PyTorch's operators are registered again, and not ours around them"
 
 
 @pytest.mark.parametrize("reason", [WRONG, NO_MEMORY])
-def test_what_is_wrong_or_cannot_be_checked_never_replaces_pytorchs_kernel(tuned, reason):
-    one = tuned(50.0, share=0.5)
+def test_what_is_wrong_or_cannot_be_checked_never_replaces_pytorchs_kernel(program, reason):
+    one = program()
     if reason == WRONG:
         one.program.distance = lambda found, expected: lambda: float("nan")
     else:
         one.program.room = False
     with one.enable() as on:
-        run(one)
+        one.settle()
         (report,) = on.report().tuned
         assert not report.kernels
         assert set(report.outcomes) == {reason}
@@ -197,12 +164,12 @@ def test_what_is_wrong_or_cannot_be_checked_never_replaces_pytorchs_kernel(tuned
 
 @pytest.mark.parametrize(("limit", "replaced"), [(None, 5), (64 << 10, 0)])
 def test_where_no_memory_is_free_for_another_output_candidates_are_checked_in_that_of_the_first_one(
-    tuned, monkeypatch, limit, replaced
+    program, monkeypatch, limit, replaced
 ):
-    one = tuned(50.0, share=0.5, limit_bytes=limit)
+    one = program(limit_bytes=limit)
     monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: len(sizes) != 3)  # beside PyTorch's output
     with one.enable() as on:
-        run(one)
+        one.settle()
         (report,) = on.report().tuned
         assert len(report.kernels) == replaced, "a heuristic plan within the limit is as fast"
         assert "checked" in report.outcomes
@@ -210,86 +177,86 @@ def test_where_no_memory_is_free_for_another_output_candidates_are_checked_in_th
         assert all(each.in_turn for site in one.tuner.sites.values() for each in site.candidates if each.rough_ms < inf)
 
 
-def test_a_candidate_that_leaves_its_output_as_it_was_is_found_in_a_sketch(tuned, monkeypatch):
-    one = tuned(50.0, share=0.5)
+def test_a_candidate_that_leaves_its_output_as_it_was_is_found_in_a_sketch(program, monkeypatch):
+    one = program()
     monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: len(sizes) != 3)  # beside PyTorch's output
     monkeypatch.setattr(GraphCall, "_run", lambda *_: None)
     with one.enable() as on:
-        run(one)
+        one.settle()
         (report,) = on.report().tuned
         assert not report.kernels
         assert set(report.outcomes) == {WRONG}
 
 
-def test_a_kernel_that_would_take_new_memory_from_the_device_does_not_stay(tuned, monkeypatch):
-    one = tuned(50.0, share=0.5)
+def test_a_kernel_that_would_take_new_memory_from_the_device_does_not_stay(program, monkeypatch):
+    one = program()
     monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: len(sizes) == 3)  # two outputs, and not only one
     with one.enable() as on:
-        run(one)
+        one.settle()
         (report,) = on.report().tuned
         assert not report.kernels
         assert report.outcomes[NO_MEMORY] >= 5, "the fast engine; the other one needs none, but is slow"
 
 
-def test_free_blocks_are_looked_up_once_for_each_call_until_memory_is_taken_from_the_device(tuned, monkeypatch):
+def test_free_blocks_are_looked_up_once_for_each_call_until_memory_is_taken_from_the_device(program, monkeypatch):
     asked = []
     hold = FreeBlocks.hold
     monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: asked.append(sizes) or hold(blocks, sizes))
-    one = tuned(50.0, share=0.5)
+    one = program()
     with one.enable():
-        run(one)
+        one.settle()
     once = one.program.looked
     assert once <= 2 * 5 < len(asked), "beside PyTorch's own kernel and in its place"
     process_overrides.use(None)
-    other = tuned(50.0, share=0.5)
+    other = program()
     reserved = iter(range(1 << 20, 1 << 30, MIB))
     other.program.reserved_bytes = lambda: next(reserved)
     with other.enable():
-        run(other)
+        other.settle()
     assert other.program.looked > once
 
 
-def test_kernels_at_the_bandwidth_of_the_memory_are_not_tried(tuned):
-    one = tuned(50.0, share=0.5)
+def test_kernels_at_the_bandwidth_of_the_memory_are_not_tried(program):
+    one = program()
     one.program.bandwidth = 1e-3
     with one.enable() as on:
-        run(one)
+        one.settle()
         (report,) = on.report().tuned
         assert not report.outcomes
         assert report.seen == 5
 
 
-def test_kernels_are_divided_where_the_peak_leaves_too_little_for_whole_ones(tuned):
-    one = tuned(200.0, share=0.5)
+def test_kernels_are_divided_where_the_peak_leaves_too_little_for_whole_ones(program):
+    one = program(200.0)
     one.program.peak = 2 * MIB + 6000  # of which a part is live, and 2 MiB are lost to rounding
     with one.enable() as on:
-        run(one)
+        one.settle()
         (report,) = on.report().tuned
         assert report.kernels
         assert all(each.workspace_bytes <= each.room_bytes for each in report.kernels)
         divided = [each for each in report.kernels if each.parts > 1]
         assert divided
         before = on.report().divided
-        assert_near(one.step(), one.expected)
+        one.check()
         assert on.report().divided == before + len(divided)
 
 
-def test_only_the_programs_own_thread_makes_handles_of_cudnn(tuned, monkeypatch):
+def test_only_the_programs_own_thread_makes_handles_of_cudnn(program, monkeypatch):
     made, relaxed = [], []
-    one = tuned(50.0, share=0.5)
+    one = program()
     opened = one.source._open
     one.source._open = lambda: made.append(current_thread()) or opened()
     monkeypatch.setattr("ucudnn.torch.trials.candidate_source.relax", lambda: relaxed.append(current_thread().name))
     with one.enable():
         one.step()
         assert not made, "nothing is opened before the program has taken a few steps"
-        run(one)
+        one.settle()
     assert set(made) == {current_thread()}
     assert len(made) == 3
     assert relaxed == ["ucudnn-candidates"] * 2, "so that building ends no capture of the program"
 
 
-def test_only_the_programs_own_thread_asks_the_heuristics_of_cudnn(tuned, monkeypatch):
+def test_only_the_programs_own_thread_asks_the_heuristics_of_cudnn(program, monkeypatch):
     asked, built = [], []
     ask, prepare = CudnnBackend.algorithms, CudnnBackend.prepare
     monkeypatch.setattr(
@@ -298,9 +265,9 @@ def test_only_the_programs_own_thread_asks_the_heuristics_of_cudnn(tuned, monkey
     monkeypatch.setattr(
         CudnnBackend, "prepare", lambda *call, **how: built.append(current_thread().name) or prepare(*call, **how)
     )
-    one = tuned(50.0, share=0.5)
+    one = program()
     with one.enable() as on:
-        run(one)
+        one.settle()
         (report,) = on.report().tuned
     assert set(asked) == {current_thread()}, "they capture a stream"
     assert "ucudnn-candidates" in built, "what takes long is built in the background"
@@ -308,7 +275,7 @@ def test_only_the_programs_own_thread_asks_the_heuristics_of_cudnn(tuned, monkey
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_the_programs_own_thread_runs_plans_that_others_have_built(tuned, stub, refused, monkeypatch):
+def test_the_programs_own_thread_runs_plans_that_others_have_built(program, stub, refused, monkeypatch):
     built = []
     stub.stub_refuse_lent(refused)
     build = OperationGraph.plan
@@ -318,15 +285,15 @@ def test_the_programs_own_thread_runs_plans_that_others_have_built(tuned, stub, 
         return build(graph, name)
 
     monkeypatch.setattr(OperationGraph, "plan", noted)
-    one = tuned(50.0, share=0.5)
+    one = program()
     try:
         with one.enable() as on:
-            run(one)
+            one.settle()
             (report,) = on.report().tuned
             assert report.kernels
             one.step()
             gc.collect()  # the threads have ended, and what they built is still there
-            assert_near(one.step(), one.expected)
+            one.check()
     finally:
         stub.stub_refuse_lent(False)
     assert built
@@ -334,12 +301,12 @@ def test_the_programs_own_thread_runs_plans_that_others_have_built(tuned, stub, 
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_nothing_is_tried_in_a_capture_nor_in_another_stream(tuned, host, captures):
-    one = tuned(50.0, share=0.5)
+def test_nothing_is_tried_in_a_capture_nor_in_another_stream(program, host, captures):
+    one = program()
     with one.enable() as on:
         for _ in range(60 if captures else 20):
             host.captures, host.stream = (captures, 0x40) if one.made.tuners() else (False, 0)
-            assert_near(one.step(), one.expected)
+            one.check()
         assert on.report().calls == 0
         assert not on.report().tuned[0].outcomes
 
@@ -347,28 +314,21 @@ def test_nothing_is_tried_in_a_capture_nor_in_another_stream(tuned, host, captur
 @pytest.mark.parametrize(
     "until", [TuningPhase.WARMING, TuningPhase.WATCHING, TuningPhase.TRYING, TuningPhase.COMPARING]
 )
-def test_steps_may_be_captured_while_a_program_is_tuned(tuned, host, until):
-    one = tuned(50.0, share=0.5)
+def test_steps_may_be_captured_while_a_program_is_tuned(program, host, until):
+    one = program()
     with one.enable() as on:
-        for _ in range(200):
-            assert_near(one.step(), one.expected)
-            if one.tuner.phase is until:
-                break
-        assert one.tuner.phase is until
+        one.until(lambda: one.phase is until)
         for captures in (True, True, False, True, False):
             host.captures, host.stream = (True, 0x40) if captures else (False, 0)
-            assert_near(one.step(), one.expected)
-        run(one)
+            one.check()
+        one.settle()
         assert on.report().calls > 0
 
 
-def test_a_whole_step_that_is_captured_while_kernels_are_tried_ends_no_step_and_tries_nothing(tuned, host):
-    one = tuned(50.0, share=0.5)
+def test_a_whole_step_that_is_captured_while_kernels_are_tried_ends_no_step_and_tries_nothing(program, host):
+    one = program()
     with one.enable() as on:
-        for _ in range(200):
-            assert_near(one.step(), one.expected)
-            if one.tuner.phase is TuningPhase.TRYING and one.tuner.trials:
-                break
+        one.until(lambda: one.phase is TuningPhase.TRYING and one.tuner.trials)
         tried = dict(one.tuner.trials)
         assert tried
         calls, steps = on.report().calls, one.tuner._times.count
@@ -378,55 +338,58 @@ def test_a_whole_step_that_is_captured_while_kernels_are_tried_ends_no_step_and_
         assert on.report().calls == calls, "the graph keeps PyTorch's own kernels"
         assert one.tuner._times.count == steps, "no mark is made in a capture"
         assert one.tuner.trials == tried, "what was to be tried next waits for a step of the program"
-        run(one)
+        one.settle()
         assert one.tuner.kernels, "the eager program goes on tuning"
         assert on.report().calls > calls
 
 
-def test_nothing_is_tried_among_deterministic_algorithms(tuned, monkeypatch):
-    one = tuned(50.0, share=0.5)
-    monkeypatch.setattr("ucudnn.torch.tuning.auto_interceptor._deterministic", lambda: True)
+@pytest.mark.parametrize(("limit", "calls"), [(None, 0), (LIMIT, 5)])
+def test_nothing_is_tried_among_deterministic_algorithms(program, monkeypatch, limit, calls):
+    for module in ("tuning.auto_interceptor", "calls.interceptor"):
+        monkeypatch.setattr(f"ucudnn.torch.{module}._deterministic", lambda: True)
+    one = program(limit_bytes=limit)
     with one.enable() as on, torch.backends.cudnn.flags(enabled=True, deterministic=True):
         for _ in range(60):
-            assert_near(one.step(), one.expected)
-        assert on.report().calls == 0
+            one.check()
         assert not on.report().tuned[0].seen
+        assert on.report().calls == 60 * calls, "all by the heuristic mode within a limit"
+        assert bool(one.program.stock_calls) is (limit is None)
 
 
-def test_the_end_of_tuning_gives_pytorchs_operators_back_and_another_begin_goes_on(tuned):
-    one = tuned(50.0, share=0.5)
+def test_the_end_of_tuning_gives_pytorchs_operators_back_and_another_begin_goes_on(program):
+    one = program()
     with one.enable() as on:
-        run(one)
+        one.settle()
     calls = on.report().calls
-    assert_near(one.step(), one.expected)
+    one.check()
     assert on.report().calls == calls
     with one.enable():
-        assert_near(one.step(), one.expected)
+        one.check()
     assert on.report().calls == calls + 5
 
 
-def test_kernels_are_given_up_if_the_peak_grows(tuned, caplog):
-    one = tuned(50.0, share=0.5)
+def test_kernels_are_given_up_if_the_peak_grows(program, caplog):
+    one = program()
     with one.enable() as on:
-        run(one)
+        one.settle()
         one.program.peak += 3 * MIB
         for _ in range(20):
-            assert_near(one.step(), one.expected)
+            one.check()
         assert "PyTorch's own kernels run again" in caplog.text
         calls = on.report().calls
-        assert_near(one.step(), one.expected)
+        one.check()
         assert on.report().calls == calls
         assert one.made.operators() == (None, None)
 
 
 def settled(one):
-    run(one)
+    one.settle()
     assert one.tuner.kernels
     return sum(kernel.calls for kernel in one.tuner.kernels.values())
 
 
-def test_a_checkpoint_computes_again_by_the_plan_of_its_forward_pass(tuned, monkeypatch):
-    one = tuned(50.0, share=0.5)
+def test_a_checkpoint_computes_again_by_the_plan_of_its_forward_pass(program, monkeypatch):
+    one = program()
     seen = []
     part = torch.nn.Sequential(*one.model)
     one.model.forward = lambda x: checkpoint(part, x, use_reentrant=False)
@@ -442,7 +405,7 @@ def test_a_checkpoint_computes_again_by_the_plan_of_its_forward_pass(tuned, monk
         before = settled(one)
         steps = one.made._tracker.steps
         seen.clear()
-        assert_near(one.step(), one.expected)
+        one.check()
         assert one.made._tracker.steps == steps + 1, "computing again begins no step"
         forward = [each for each in seen if each[0].operation is Operation.FORWARD]
         assert len(forward) == 3, "the output of the last one is not needed again"
@@ -450,45 +413,43 @@ def test_a_checkpoint_computes_again_by_the_plan_of_its_forward_pass(tuned, monk
         assert sum(kernel.calls for kernel in one.tuner.kernels.values()) == before + 6
 
 
-def test_compiled_programs_are_tuned(tuned):
-    one = tuned(50.0, share=0.5)
+@pytest.mark.parametrize("limit", [None, LIMIT])
+def test_compiled_programs_are_tuned(program, limit):
+    one = program(limit_bytes=limit)
     compiled = torch.compile(torch.nn.Sequential(*one.model), backend="aot_eager")
     one.model.forward = lambda x: compiled(x)  # a module would be taken for another layer
     with one.enable() as on:
-        before = settled(one)
-        assert_near(one.step(), one.expected)
+        one.settle()
+        assert on.report().tuned[0].kernels
+        before = on.report().calls
+        one.check()
         assert on.report().calls == before + 5
 
 
-def test_inference_is_tuned_without_an_optimizer(tuned):
-    one = tuned(50.0, share=0.5)
-    expected = one.model(one.x).detach()
-    with one.enable() as on, torch.inference_mode():
-        for _ in range(400):
-            assert_near([one.model(one.x)], [expected])
-            one.program.passed_ms += one.program.idle_ms
-            if one.made.tuners() and one.tuner.phase is TuningPhase.SETTLED:
-                break
-            one.wait_for_threads()
-        assert len(one.tuner.kernels) == 2
+@pytest.mark.parametrize("limit", [None, LIMIT])
+def test_inference_is_tuned_without_an_optimizer(program, limit):
+    one = program(limit_bytes=limit)
+    with one.enable() as on:
+        one.settle(one.infer)
+        assert len(on.report().tuned[0].kernels) == 2
         before = on.report().calls
-        assert_near([one.model(one.x)], [expected])
+        one.infer()
         assert on.report().calls == before + 2
 
 
 @pytest.mark.parametrize("limit", [None, LIMIT])
-def test_a_device_is_asked_whether_it_can_be_delayed_only_without_a_stated_limit(tuned, monkeypatch, limit):
+def test_a_device_is_asked_whether_it_can_be_delayed_only_without_a_stated_limit(program, monkeypatch, limit):
     asked = []
     monkeypatch.setattr(HostProgram, "can_delay", property(lambda program: asked.append(program)))
-    one = tuned(50.0, share=0.5, limit_bytes=limit)
+    one = program(limit_bytes=limit)
     with one.enable():
-        one.until(lambda: one.tuner.phase is TuningPhase.WATCHING, assert_near)
+        one.until(lambda: one.phase is TuningPhase.WATCHING)
     assert bool(asked) is (limit is None), "a driver loads a kernel then, while the program waits"
 
 
 @pytest.mark.parametrize("benchmark", [False, True])
-def test_pytorchs_own_kernels_obey_its_benchmark_flag_and_others_are_tried_either_way(tuned, benchmark):
-    one = tuned(50.0, share=0.5)
+def test_pytorchs_own_kernels_obey_its_benchmark_flag_and_others_are_tried_either_way(program, benchmark):
+    one = program()
     told = []
     stock = one.made._pass_forward
     one.made._pass_forward = lambda *arguments: told.append(arguments[-4]) or stock(*arguments)
@@ -497,9 +458,9 @@ def test_pytorchs_own_kernels_obey_its_benchmark_flag_and_others_are_tried_eithe
     assert set(told) == {benchmark}
 
 
-def test_times_are_kept_as_taken_in_a_program_and_order_the_candidates_of_the_next_one(tuned, tmp_path, monkeypatch):
+def test_times_are_kept_as_taken_in_a_program_and_order_the_candidates_of_the_next_one(program, tmp_path, monkeypatch):
     path = str(tmp_path / "measurements.db")
-    one = tuned(50.0, share=0.5, database=path)
+    one = program(database=path)
     keep, timed = one.source.keep, []
 
     def keep_without_a_list(found):
@@ -523,7 +484,7 @@ def test_times_are_kept_as_taken_in_a_program_and_order_the_candidates_of_the_ne
     monkeypatch.setattr(
         CallSite, "checked", lambda site, candidate, *rest: tried.append(candidate) or reject(site, candidate, *rest)
     )
-    other = tuned(50.0, share=0.5, database=path)
+    other = program(database=path)
     with other.enable():
         settled(other)
     names = [each.configuration.parts[0].algorithm for each in tried]
@@ -541,68 +502,66 @@ def images():
 
 
 @pytest.mark.parametrize("stock_ms", [10.0, 50.0], ids=["nothing gained", "replaced"])
-def test_a_program_whose_image_sizes_change_never_waits_for_plans_and_nothing_grows(tuned, monkeypatch, stock_ms):
-    one, sizes = tuned(stock_ms, share=0.5), images()
+def test_a_program_whose_image_sizes_change_never_waits_for_plans_and_nothing_grows(program, monkeypatch, stock_ms):
+    one, sizes = program(stock_ms), images()
     looked = []
     monkeypatch.setattr(
         "ucudnn.torch.tuning.tuned_call.asked_convolution",
         lambda *given, **more: looked.append(1) or asked(*given, **more),
     )
     with one.enable() as on:
-        for _ in range(400):
+        while one.phase is not TuningPhase.SETTLED:
             one.x = next(sizes)
-            assert_near(one.step(), one.expected)
-            if one.tuner.phase is TuningPhase.SETTLED:
-                break
-        assert one.tuner.phase is TuningPhase.SETTLED
+            one.check()
         assert on.report().tuned[0].outcomes, "kernels of the sizes that were watched were tried"
         assert 0 < len(looked) <= 4 * 4, (
             "two convolutions, forward and backward, of the first step and two watched ones"
         )
-        grown = lambda: (len(looked), len(one.tuner.sites), len(one.made._forward_calls), len(one.made._backward_calls))  # noqa: E731
+        tables = one.tuner.sites, one.made._forward_calls.calls, one.made._backward_calls.calls
+        grown = lambda: (len(looked), *map(len, tables))  # noqa: E731
         before, asked_memory = grown(), one.program.looked
         for _ in range(2 * SIZES):
             one.x = next(sizes)
-            assert_near(one.step(), one.expected)
+            one.check()
         assert grown() == before
         assert one.program.looked == asked_memory
         if not one.tuner.kernels:
             assert one.made.operators() == (None, None)
 
 
-def test_inference_of_changing_sizes_by_several_threads_learns_nothing_after_it_has_settled(tuned):
-    one, sizes = tuned(10.0, share=0.5), images()
+def test_inference_of_changing_sizes_by_several_threads_learns_nothing_after_it_has_settled(program):
+    one, sizes = program(10.0), images()
     with one.enable(), torch.inference_mode():
-        for _ in range(4000):
+        while one.phase is not TuningPhase.SETTLED:
             one.model(next(sizes))
             one.made._threads.add(-1)  # so that the operators stay registered
             one.program.passed_ms += one.program.idle_ms
-            if one.tuner.phase is TuningPhase.SETTLED:
-                break
-        assert one.tuner.phase is TuningPhase.SETTLED
-        known = len(one.tuner.sites), len(one.made._forward_calls)
+        known = len(one.tuner.sites), len(one.made._forward_calls.calls)
         for number in range(SIZES):
             one.model(torch.randn(8, 4, 50 + number, 6))
         assert one.made.operators() != (None, None)
-        assert (len(one.tuner.sites), len(one.made._forward_calls)) == known
+        assert (len(one.tuner.sites), len(one.made._forward_calls.calls)) == known
 
 
-def test_a_program_on_another_gpu_than_the_current_one_is_tuned(tuned, host):
+@pytest.mark.parametrize("limit", [None, LIMIT])
+def test_a_program_on_another_gpu_than_the_current_one_is_tuned(program, host, limit):
     host.current = 1
-    one = tuned(50.0, share=0.5)
+    one = program(limit_bytes=limit)
     with one.enable() as on:
-        run(one)
+        one.settle()
+        assert on.report().tuned[0].kernels
         calls = on.report().calls
-        assert_near(one.step(), one.expected)
+        one.check()
         assert on.report().calls == calls + 5
+        assert limit is None or not one.program.stock_calls
 
 
-def test_adopted_kernels_that_are_called_in_python_run_in_other_streams_too(tuned, host):
-    one = tuned(50.0, share=0.5)
+def test_adopted_kernels_that_are_called_in_python_run_in_other_streams_too(program, host):
+    one = program()
     with one.enable() as on:
-        run(one)
+        one.settle()
         host.stream = 0x40
         one.x = torch.randn(16, 4, 7, 6)[8:]  # addresses on one stream are not bound to another
         calls = on.report().calls
-        assert_near(one.step(), one.expected)
+        one.check()
         assert on.report().calls > calls

@@ -31,7 +31,8 @@ def test_each_micro_batch_and_each_slab_of_a_candidate_is_built(monkeypatch):
         type(CPU), "prepare", lambda self, *asked, **how: built.append(asked) or prepare(self, *asked, **how)
     )
     source = CandidateSource(lambda: CPU, nullcontext)
-    assert source._build(CPU, problem, found, source._stops) == found
+    source._answer(problem, found, source._stops, CPU)
+    assert [*source.take()] == [(problem, found)]
     needed = {call for each in found for call, _ in computed_pieces(problem, each)}
     assert needed <= set(built)
     assert any(piece.spatial != problem.spatial for piece, _ in needed)
@@ -52,7 +53,8 @@ def test_what_adds_to_a_filter_gradient_is_built_for_divided_candidates_only(mon
     monkeypatch.setattr(type(CPU), "prepare", noted)
     source = CandidateSource(lambda: CPU, nullcontext)
     for each in found:
-        assert source._build(CPU, problem, [each], source._stops) == [each]
+        source._answer(problem, [each], source._stops, CPU)
+        assert [*source.take()] == [(problem, [each])]
         assert set(built) == {each.calls > 1}
         built.clear()
 

@@ -23,14 +23,10 @@ _LOG = logging.getLogger(__name__)
 _MORE_IF_COSTLY = 3
 _MOST_THREADS = 2
 
-OpenBackend = Callable[[], ComputeBackend]
-"""Opens a backend on the thread's current device."""
+_ERRORS = UcudnnError, MemoryError, RuntimeError, OSError  # PyTorch raises RuntimeError
 
-OpenStore = Callable[[ComputeBackend], MachineStore | None]
-"""Opens what keeps the times that a backend's algorithms took in programs; None if nothing does."""
-
-Timed = tuple[ConvolutionProblem, Configuration, Sequence[float]]
-"""A configuration of a problem, and its times in the program in milliseconds."""
+_Work = Callable[[ComputeBackend], None]
+_Found = tuple[ConvolutionProblem, list[Configuration]]
 
 
 @final
@@ -38,10 +34,11 @@ class CandidateSource:
     """Lists configurations that fit into the room of a call, most promising first.
 
     Args:
-        open_backend: opens a backend. Each thread has its own, which builds plans, because that takes long and would
-            keep the program waiting. The program has another one, which lists, and runs the threads' plans.
+        open_backend: opens a backend on the thread's current device. Each thread has its own, which builds plans,
+            because that takes long and would keep the program waiting. The program has another one, which lists, and
+            runs the threads' plans.
         device: returns a context in which the device is the thread's current one.
-        open_store: opens what keeps times that were taken in programs.
+        open_store: opens what keeps the times that algorithms took in programs; None if nothing does.
         divided: how many algorithms are offered in micro-batches, because they need more workspace for the whole.
         divided_fused: how many more are where there is a bias, because half of them add it.
 
@@ -52,9 +49,9 @@ class CandidateSource:
 
     def __init__(
         self,
-        open_backend: OpenBackend,
+        open_backend: Callable[[], ComputeBackend],
         device: Callable[[], AbstractContextManager[object]],
-        open_store: OpenStore = lambda _: None,
+        open_store: Callable[[ComputeBackend], MachineStore | None] = lambda _: None,
         divided: int = MOST_DIVIDED,
         divided_fused: int = 0,
     ) -> None:
@@ -64,8 +61,8 @@ class CandidateSource:
         self._divided = divided
         self._divided_fused = divided_fused
         self._store: MachineStore | None = None
-        self._work: SimpleQueue[Callable[[ComputeBackend], None] | None] = SimpleQueue()
-        self._found: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]]] = SimpleQueue()
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        self._found: SimpleQueue[_Found] = SimpleQueue()
         self._threads: list[Thread] = []
         self._stopped: list[Thread] = []  # earlier ones, which may still build
         self._stops = Event()
@@ -112,12 +109,11 @@ class CandidateSource:
             with self._device():
                 opened = self._open()
             store = self._open_store(opened) if self.backend is None else None
-        except (UcudnnError, MemoryError, RuntimeError, OSError) as error:  # PyTorch raises RuntimeError
+        except _ERRORS as error:
             self._fail(error)
             return
         if self.backend is None:
-            self.backend = opened
-            self._store = store
+            self.backend, self._store = opened, store
         else:
             opened.lend_plans(self.backend)
             of_thread = opened, self._work
@@ -153,24 +149,23 @@ class CandidateSource:
         else:
             self._goes_on.set()
 
-    def take(self) -> Iterator[tuple[ConvolutionProblem, list[Configuration]]]:
+    def take(self) -> Iterator[_Found]:
         """Return the candidates that were found since the last call."""
         while not self._found.empty():
             yield self._found.get()
 
-    def keep(self, timed: Sequence[Timed]) -> None:
-        """Let a thread keep the times of undivided configurations, marked as taken in a program.
+    def keep(self, timed: Sequence[tuple[ConvolutionProblem, Configuration, Sequence[float]]]) -> None:
+        """Let a thread keep the times of undivided configurations in milliseconds, marked as taken in a program.
 
         Heuristics are not asked about their algorithms again, because the program would wait for all of them.
         """
         store, items = self._store, []
-        if store is None:
-            return
         for problem, configuration, samples_ms in timed:
             found = self._listed.get((problem, configuration.parts[0].algorithm))  # None of slabs
             if found is not None and len(configuration.parts) == 1:
                 items.append((problem, Measurement.of(found, samples_ms)))
-        self._work.put(lambda _: store.save(items))
+        if store is not None:
+            self._work.put(lambda _: store.save(items))
 
     def stop(self) -> None:
         """Let the threads end once they have finished what they build now and saved the measurements that wait."""
@@ -194,38 +189,24 @@ class CandidateSource:
         self.failed = True
         _LOG.warning("PyTorch's own kernels stay: %s", str(error).split("\n", 1)[0])
 
-    def _run(self, builder: ComputeBackend, asked: "SimpleQueue[Callable[[ComputeBackend], None] | None]") -> None:
+    def _run(self, builder: ComputeBackend, asked: "SimpleQueue[_Work | None]") -> None:
         relax()
         try:
             with self._device():
                 while (work := asked.get()) is not None:
                     work(builder)
-        except (UcudnnError, MemoryError, RuntimeError, OSError) as error:
+        except _ERRORS as error:
             self._fail(error)
 
     def _answer(
-        self,
-        problem: ConvolutionProblem,
-        configurations: list[Configuration],
-        stops: Event,
-        builder: ComputeBackend,
+        self, problem: ConvolutionProblem, configurations: list[Configuration], stops: Event, builder: ComputeBackend
     ) -> None:
         """Build the engines of configurations, those first that were the fastest in an earlier program."""
         stored = (None if self._store is None else self._store.load([problem])) or ()
         known = {measurement.algorithm.name: measurement.time_ms for _, measurement in stored}
         whole = {id(each): known.get(each.parts[0].algorithm) for each in configurations if len(each.parts) == 1}
-        ordered = sorted(configurations, key=lambda each: whole.get(id(each)) or inf)  # stable: the others as they were
-        built = self._build(builder, problem, ordered, stops)
-        if not stops.is_set():  # else some are missing
-            self._found.put((problem, built))
-        self._answered.put(None)  # a queue, because two threads could not count by one number
-
-    def _build(
-        self, builder: ComputeBackend, problem: ConvolutionProblem, configurations: list[Configuration], stops: Event
-    ) -> list[Configuration]:
-        """Build the engines of configurations, and return the configurations whose engine can be built."""
         found: list[Configuration] = []
-        for each in configurations:
+        for each in sorted(configurations, key=lambda each: whole.get(id(each)) or inf):  # stable: others as they were
             self._goes_on.wait()
             if stops.is_set():
                 break
@@ -237,4 +218,6 @@ class CandidateSource:
                 _LOG.debug("%s: %s: %s", problem, each, error)
             self._ended.put(None)
             self._building.discard(get_ident())
-        return found
+        if not stops.is_set():  # else some are missing
+            self._found.put((problem, found))
+        self._answered.put(None)  # a queue, because two threads could not count by one number

@@ -26,17 +26,11 @@ _ENGINE = re.compile(r"eng\d+")
 
 @final
 class KernelMaker:
-    """Makes the kernels of candidates, and gives up algorithms whose plans keep the program waiting.
-
-    It keeps the kernels of candidates that may run again: those that are timed in the program.
+    """Makes the kernels of candidates, and keeps those that may run again: those that are timed in the program.
 
     A thread has built their plans before. Where a plan has to be built again all the same, it takes milliseconds, or
     longer while a thread compiles other engines, because cuDNN compiles one at a time. Once that has happened, kernels
-    are made only while no thread builds.
-
-    Args:
-        source: has the program's backend, and the threads.
-        clock: the host's, in seconds.
+    are made only while no thread builds. Algorithms whose plans keep the program waiting are given up.
 
     Attributes:
         waits: whether kernels are made only while no thread builds.

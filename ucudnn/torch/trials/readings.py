@@ -4,21 +4,29 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
+from ucudnn.problem import ConvolutionProblem, DataType, MathMode
 from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.trials.call_site import CallSite
 from ucudnn.torch.trials.candidate import Candidate
-from ucudnn.torch.trials.tolerance import tolerance
+
+TOLERANCES = {
+    DataType.FLOAT16: 1e-2,
+    DataType.BFLOAT16: 3e-2,
+    DataType.FLOAT32: 1e-2,
+    DataType.FLOAT64: 1e-9,
+}
+"""The largest relative L2 distance between two algorithms on a program's own data, which may cancel in sums."""
+
+FMA_TOLERANCE = 1e-3
+"""The same for float32 without TF32."""
 
 
 @final
 class Reading(NamedTuple):
-    """A time that is read later.
+    """A time at a call site between two marks, which is read later.
 
     Attributes:
-        site: where it was taken.
         candidate: whose time it is; None for PyTorch's own kernel.
-        begin: the mark before.
-        end: the mark after.
         distance: returns how far the output is from PyTorch's; None for a run in place.
     """
 
@@ -70,3 +78,9 @@ class Readings:
     def forget(self) -> None:
         """Await nothing any more."""
         self._awaited.clear()
+
+
+def tolerance(problem: ConvolutionProblem) -> float:
+    """Return the largest relative distance between the outputs of two algorithms that compute a problem."""
+    fma = problem.dtype is DataType.FLOAT32 and problem.math is MathMode.FMA
+    return FMA_TOLERANCE if fma else TOLERANCES[problem.dtype]

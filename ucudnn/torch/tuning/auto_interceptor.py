@@ -36,16 +36,13 @@ _enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
 _precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
-OpenTuner = Callable[[int], Tuner]
-"""Opens the tuner of a GPU, given its number; of the CPU, given -1."""
-
 
 @final
 class AutoInterceptor:
     """Tunes a program while it runs; until then, and where nothing is gained, PyTorch or a heuristic plan computes.
 
     Args:
-        open_tuner: opens the tuner of a device.
+        open_tuner: opens the tuner of a GPU, given its number; of the CPU, given -1.
         device_type: 'cuda' or 'cpu'.
         aten: PyTorch's own kernels.
         changed: called between steps when calls are to go elsewhere; see `operators`, `gate` and `use_gate`.
@@ -54,17 +51,14 @@ class AutoInterceptor:
             settled; None if PyTorch's own kernels run.
 
     Attributes:
-        device_type: 'cuda' or 'cpu'.
-        aten: PyTorch's own kernels.
         names: names of layers; plans do not depend on them.
         fallbacks: what can never be computed here, by reason.
-        planned: computes by first plans; None if PyTorch's own kernels run.
         router: decides where calls go.
     """
 
     def __init__(
         self,
-        open_tuner: OpenTuner,
+        open_tuner: Callable[[int], Tuner],
         device_type: str,
         aten: AtenKernels,
         changed: Callable[[], None],
@@ -163,12 +157,12 @@ class AutoInterceptor:
             self._threads.add(get_ident())
             if self._tracker.begins(tuned, in_backward=_graph_task() != -1):
                 self._step_ended_in_call()
-        way = tuned.way
-        if way is None:
+        path = tuned.path
+        if path is None:
             return self._pass_forward(*call)
         if tuned.copied is not None:  # before anything is timed, and also where the heuristic plan computes then
             x, weight = x.contiguous(memory_format=tuned.copied), weight.contiguous(memory_format=tuned.copied)
-        return way.forward(x, weight, bias, partial(self._pass_forward, x, weight, *call[2:]))
+        return path.forward(x, weight, bias, partial(self._pass_forward, x, weight, *call[2:]))
 
     def backward(self, *call: Any) -> Gradients:
         """Return what aten::convolution_backward returns, given its arguments."""
@@ -192,17 +186,18 @@ class AutoInterceptor:
             tuned = backward_of(self._tuner(ordinal), grad, x, weight, Geometry(*geometry), output_mask, flags)
             tuned.shapes = x.shape, weight.shape
             self._keep(self._backward_calls, key, tuned)
-        way = tuned.way
-        if way is None:
+        path = tuned.path
+        if path is None:
             return self._pass_backward(*call)
         if tuned.copied is not None:
             grad, x, weight = (each.contiguous(memory_format=tuned.copied) for each in (grad, x, weight))
         mask = () if self.planned is None else (output_mask,)
         stock = partial(self._pass_backward, grad, x, weight, *call[3:10], *mask)
-        return way.backward(grad, x, weight, output_mask, stock)
+        return path.backward(grad, x, weight, output_mask, stock)
 
     def _keep(self, calls: CallTable, key: tuple[Any, ...], call: TunedCall) -> None:
-        calls.keep(key, call)
+        calls.calls[key] = call
+        call.begin_step()  # it begins in the step that runs, because shapes may be new
         if call.reason and self.planned is None:  # a heuristic plan may compute it all the same
             self.fallbacks.add(call.reason)
 
@@ -238,7 +233,7 @@ class AutoInterceptor:
             return False
         forward, backward = self._forward_calls, self._backward_calls
         for tuner in list(self._tuners.values()):
-            tuner.counted(len(forward) + len(backward))
+            tuner.counted(len(forward.calls) + len(backward.calls))
             tuner.step_ended()
             if others:
                 tuner.begin_anew(trains=self._by_optimizer)
@@ -254,8 +249,7 @@ class AutoInterceptor:
         # All calls count while a first convolution is still to come, or all are timed.
         all_count = not phases or TuningPhase.WATCHING in phases
         if all_count or not (self._tracker.by_optimizer or self.router.is_settled):
-            forward.look_at_all()
-            backward.look_at_all()
+            forward.busy = backward.busy = None
         else:
             first = None if self._tracker.by_optimizer else self._tracker.first
             forward.look_at(*([first.shapes] if isinstance(first, TunedCall) else []))

@@ -1,4 +1,4 @@
-"""The calls of one of PyTorch's operators, by their look, and which of them have something else to do than pass on."""
+"""The calls of one of PyTorch's operators, by signature, and which of them have something else to do than pass on."""
 
 from collections.abc import Iterator
 from typing import Any, final
@@ -21,29 +21,17 @@ class CallTable:
         busy: shapes of x and the weight of calls that do not pass on in this step; None while all calls are looked at.
     """
 
-    __slots__ = ("busy", "calls")
-
     def __init__(self) -> None:
         self.calls: BoundedDict[tuple[Any, ...], TunedCall] = BoundedDict(_MOST_CALLS)
         self.busy: set[Shapes] | None = None
 
     def __iter__(self) -> Iterator[TunedCall]:
-        """Iterate over what becomes of calls; another thread may add to it meanwhile."""
-        return iter(list(self.calls.values()))
-
-    def __len__(self) -> int:
-        """Return the number of looks that are known."""
-        return len(self.calls)
+        return iter(list(self.calls.values()))  # another thread may add to it meanwhile
 
     @property
     def replaces(self) -> bool:
         """Whether some calls do not pass on in this step."""
-        return any(each.way is not None for each in self)
-
-    def keep(self, key: tuple[Any, ...], call: TunedCall) -> None:
-        """Keep what becomes of calls of one look; they begin in the step that runs, because shapes may be new."""
-        self.calls[key] = call
-        call.begin_step()
+        return any(each.path is not None for each in self)
 
     def begin_step(self) -> None:
         """Decide what the calls do in the step that begins."""
@@ -52,8 +40,4 @@ class CallTable:
 
     def look_at(self, *others: Shapes) -> None:
         """Look at calls of the shapes that do not pass on, and of some other shapes, and at no other calls."""
-        self.busy = {each.shapes for each in self if each.way is not None}.union(others)
-
-    def look_at_all(self) -> None:
-        """Look at all calls."""
-        self.busy = None
+        self.busy = {each.shapes for each in self if each.path is not None}.union(others)

@@ -36,12 +36,8 @@ class Computed(NamedTuple):
 class CandidateCheck:
     """Checks a candidate at one call.
 
-    Args:
-        tuner: is told what was measured.
-        site: what is known about the kernel.
-        form: makes outputs.
-        has_room: returns whether new tensors of these bytes take no new memory from the device, before PyTorch's
-            output is computed, or after it.
+    `has_room` returns whether new tensors of some bytes take no new memory from the device, before PyTorch's output is
+    computed, or after it.
     """
 
     def __init__(

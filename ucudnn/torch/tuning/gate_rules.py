@@ -18,7 +18,7 @@ Key = tuple[Any, ...]
 
 def adopted_rules(calls: Mapping[Key, TunedCall]) -> list[GateRule]:
     """Return the rules for those calls of which a part is replaced by adopted kernels."""
-    rules = (call.rule(look_of(key)) for key, call in list(calls.items()) if call.way is not None)
+    rules = (call.rule(look_of(key)) for key, call in list(calls.items()) if call.path is not None)
     return [rule for rule in rules if rule is not None]
 
 

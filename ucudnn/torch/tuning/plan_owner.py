@@ -36,10 +36,7 @@ _Taken = TypeVar("_Taken")
 
 @final
 class PlanOwner:
-    """Tells a tuner which plans are final, and takes what the tuner has chosen.
-
-    Args:
-        handle: returns the handle.
+    """Tells a tuner which plans of a handle are final, and takes what the tuner has chosen.
 
     Attributes:
         changes: how often plans were changed for a while.
@@ -60,7 +57,7 @@ class PlanOwner:
         return self._known_plans != before
 
     def checks_host(self, *, gated: bool | None, steps: int) -> bool | None:
-        """Return whether to find out if the host bounds the program, whose first plans stay then; None for not yet.
+        """Return whether to find out if the host bounds the program, whose heuristic plans stay then; None for not yet.
 
         A plan of many launches may be what keeps the host busy, so that others are tried. Calls in Python may be, too.
         And ranks have their gates in different steps, so that one would be delayed with another.
@@ -119,7 +116,7 @@ class PlanOwner:
         configurations: Mapping[ConvolutionProblem, Configuration],
         take: Callable[[ConvolutionProblem, Configuration], _Taken],
     ) -> list[_Taken]:
-        """Give the handle configurations of problems, and return its answers; if it refuses, a heuristic plan stays.
+        """Give the handle configurations of problems, and return what it answers; a refused one stays out.
 
         Where another kernel adds the bias, the configuration is that of the convolution without it. Calls that have no
         bias decide about that last.
@@ -135,12 +132,7 @@ class PlanOwner:
 
 
 class Stated(NamedTuple):
-    """What a tuner needs to know of stated limits.
-
-    Attributes:
-        room: says how much workspace a call may have.
-        owner: computes calls while nothing is tried, and adopts the configuration that is chosen in the end.
-    """
+    """Stated limits: the headroom of each call, and who computes within them and adopts what is chosen in the end."""
 
     room: StatedRoom
     owner: PlanOwner

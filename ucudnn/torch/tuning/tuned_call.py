@@ -2,11 +2,13 @@
 
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
 
+from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.aten_kernels import Gradients
 from ucudnn.torch.calls.call_cache import (
     Flags,
@@ -36,122 +38,88 @@ _MOST_SEEN = 256  # calls of one look in a step, which is long if the program ev
 
 @final
 class _Output(NamedTuple):
-    """One output of a call, computed by one kernel.
-
-    Attributes:
-        site: what is known about the kernel.
-        form: makes tensors for the output.
-    """
+    """One output of a call, computed by one kernel: what is known about that, and what makes tensors for it."""
 
     site: CallSite
     form: OutputForm
 
 
 @final
+@dataclass(eq=False)
 class TunedCall:
-    """What becomes of calls that look the same.
+    """What becomes of calls with one signature.
 
     Attributes:
+        outputs: by their place in PyTorch's mask of gradients; the output of a forward call has place 0.
         reason: why PyTorch computes them for good; '' if it need not.
-        way: what they do in this step; None if they are passed on.
+        path: what they do in this step; None if they are passed on.
         aside: one number for the gate, which is 0 while they are passed on.
         copied: the memory format in which tensors are copied first, because one has another one; None if none has.
         shapes: shapes of x and the weight.
     """
 
-    __slots__ = ("_free", "_outputs", "_tuner", "aside", "bias_as", "copied", "reason", "shapes", "transposed", "way")
-
-    def __init__(
-        self,
-        tuner: Tuner,
-        outputs: dict[int, _Output],
-        *,
-        reason: str = "",
-        transposed: bool = False,
-        bias_as: tuple[Sizes, Sizes] = ((), ()),
-        copied: torch.memory_format | None = None,
-    ) -> None:
-        self._tuner = tuner
-        self._outputs = outputs
-        self.reason = reason
-        self.transposed = transposed
-        self.bias_as = bias_as
-        self.copied = copied
-        self.shapes: tuple[Any, Any] = ((), ())
-        self.way: _Way | None = None
-        self.aside = array("q", [0])
-        self._free: dict[tuple[int, int], tuple[int, FreeBlocks]] = {}
+    tuner: Tuner
+    outputs: dict[int, _Output]
+    reason: str = ""
+    transposed: bool = False
+    bias_as: tuple[Sizes, Sizes] = ((), ())
+    copied: torch.memory_format | None = None
+    shapes: tuple[Any, Any] = ((), ())
+    path: "_Path | None" = None
+    aside: "array[int]" = field(default_factory=lambda: array("q", [0]))
+    _free: dict[tuple[int, int], tuple[int, FreeBlocks]] = field(default_factory=dict)
 
     def begin_step(self) -> None:
         """Decide what the calls do in the step that begins."""
-        tuner, problems = self._tuner, [each.site.problem for each in self._outputs.values()]
-        replaced = tuner.kernels if tuner.uses_adopted else {}
+        tuner, problems = self.tuner, [each.site.problem for each in self.outputs.values()]
+        replaced = tuner.replaced
         watches = tuner.phase is TuningPhase.WATCHING and bool(problems)
-        if watches or any(each in tuner.trials or each in replaced for each in problems):
-            self.way = _Way(self, tuner, self._outputs, watches=watches)
-        else:
-            self.way = None
-        self.aside[0] = self.way is not None
+        acts = watches or any(each in tuner.trials or each in replaced for each in problems)
+        self.path = _Path(self, watches=watches) if acts else None
+        self.aside[0] = acts
 
     def rule(self, look: Sequence[int]) -> GateRule | None:
-        """Return what the gate does with calls of a look; None if they are passed on."""
-        replaced = self._tuner.kernels if self._tuner.uses_adopted else {}
+        """Return what the gate does with calls of a signature; None if they are passed on."""
         outputs, fuses = {}, False
-        for at, each in self._outputs.items():
-            kernel = replaced.get(each.site.problem)
+        for at, each in self.outputs.items():
+            kernel = self.tuner.replaced.get(each.site.problem)
             if kernel is not None:
                 outputs[at] = GateOutput(kernel.run_at, each.form.sizes, each.form.strides, kernel.direct())
                 fuses |= kernel.fuses
         return GateRule(look, outputs, self.bias_as, fuses) if outputs else None
 
     def has_room(self, at: int, position: int, sizes: Sequence[int]) -> bool:
-        """Return whether new tensors take no new memory from the device at a call.
+        """Return whether new tensors of some bytes take no new memory from the device at one of a step's calls.
 
         A step allocates as the step before, so the free blocks at a call are looked up once.
-
-        Args:
-            at: which of the outputs is computed.
-            position: which of the calls of a step that look the same it is.
-            sizes: bytes of the tensors.
         """
         epoch, free = self._free.get((at, position), (-1, None))
-        if free is None or epoch != self._tuner.epoch:
-            free = self._tuner.program.free_blocks()
-            self._free[at, position] = self._tuner.epoch, free
+        if free is None or epoch != self.tuner.epoch:
+            free = self.tuner.program.free_blocks()
+            self._free[at, position] = self.tuner.epoch, free
         return free.hold(sizes)
 
 
 @final
-class _Way:
-    """What the calls of one look do in one step.
+class _Path:
+    """What the calls of one signature do in one step.
 
     Args:
         call: stands for the calls.
-        tuner: says what is tried, and is told what was measured.
-        outputs: the outputs, by their place in PyTorch's mask of gradients; the output of a forward call has place 0.
         watches: whether PyTorch's own kernels are timed.
     """
 
-    __slots__ = (
-        *("_bias_as", "_call", "_kernels", "_order", "_ours", "_outputs", "_seen", "_transposed", "_trials"),
-        *("_tuner", "_watches"),
-    )
-
-    def __init__(self, call: TunedCall, tuner: Tuner, outputs: dict[int, _Output], *, watches: bool) -> None:
-        self._tuner = tuner
+    def __init__(self, call: TunedCall, *, watches: bool) -> None:
         self._call = call
-        self._outputs = outputs
-        self._seen = dict.fromkeys(outputs, 0)
-        self._transposed = call.transposed
-        self._bias_as = call.bias_as
+        self._outputs, self._transposed, self._bias_as = call.outputs, call.transposed, call.bias_as
+        self._seen = dict.fromkeys(call.outputs, 0)
         # Memory is taken in the order of PyTorch, or of heuristic plans.
-        self._order = (_DGRAD, _WGRAD) if tuner.owner is None else (_WGRAD, _DGRAD)
+        self._order = (_DGRAD, _WGRAD) if call.tuner.owner is None else (_WGRAD, _DGRAD)
         self._watches = watches
-        problems = {at: each.site.problem for at, each in outputs.items()}
+        tuner, problems = call.tuner, {at: each.site.problem for at, each in call.outputs.items()}
         self._trials = {at: tuner.trials[each] for at, each in problems.items() if each in tuner.trials}
-        replaced = tuner.kernels if tuner.uses_adopted else {}
-        self._kernels = {at: replaced[each] for at, each in problems.items() if each in replaced}
-        self._ours = frozenset(outputs if watches else {*self._trials, *self._kernels})
+        self._kernels = {at: tuner.replaced[each] for at, each in problems.items() if each in tuner.replaced}
+        self._ours = frozenset(call.outputs if watches else {*self._trials, *self._kernels})
 
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stock: Callable[[], torch.Tensor]
@@ -220,7 +188,7 @@ class _Way:
         over = trial is None or trial.started or (trial.candidate is not None and bool(trial.candidate.reason))
         if over and not self._watches:  # beside PyTorch's own kernel, once in a step is enough
             return stock()
-        if self._seen[at] > _MOST_SEEN or not self._tuner.program.untouched():
+        if self._seen[at] > _MOST_SEEN or not self._call.tuner.program.untouched():
             return stock()
         what = Computed(operands, finished)
         if trial is not None and trial.in_place and kernel is not None:
@@ -230,9 +198,10 @@ class _Way:
 
     def _in_place(self, at: int, kernel: TunedKernel, trial: Trial, what: Computed) -> torch.Tensor | None:
         """Return one output that a candidate computes in place of PyTorch's own kernel; None if it does not."""
-        program, output, candidate = self._tuner.program, self._outputs[at], trial.candidate
+        program, output, candidate = self._call.tuner.program, self._outputs[at], trial.candidate
         assert candidate is not None
-        if not self._has_room(at, kernel):
+        wanted = output.form.size_bytes, kernel.workspace_bytes
+        if kernel.workspace_bytes and not self._call.has_room(at, self._seen[at], wanted):
             candidate.reject(NO_MEMORY)
             return None
         begin = program.mark()
@@ -242,14 +211,15 @@ class _Way:
             trial.started = True
             return None
         out = what.finished(out)
-        self._tuner.measured(output.site, candidate, begin, program.mark())
+        self._call.tuner.measured(output.site, candidate, begin, program.mark())
         return out
 
     def _beside(self, at: int, what: Computed, stock: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return one output of PyTorch's own kernel, which is timed; a candidate may be checked before or after it."""
-        tuner, program, output = self._tuner, self._tuner.program, self._outputs[at]
-        trial, kernel = self._trials.get(at, (None, None))
-        candidate = None if trial is None or self._watches else trial.candidate
+        tuner, output = self._call.tuner, self._outputs[at]
+        program = tuner.program
+        trial, kernel = (None, None) if self._watches else self._trials.get(at, (None, None))
+        candidate = None if trial is None or kernel is None else trial.candidate
         compare = None
         if trial is not None and kernel is not None and candidate is not None and candidate.in_turn:
             compare = self._check(at).in_turn(kernel, trial, what)
@@ -267,11 +237,6 @@ class _Way:
             trial.started = self._check(at).beside(kernel, candidate, what, out)
         return out
 
-    def _has_room(self, at: int, kernel: TunedKernel) -> bool:
-        """Return whether a workspace takes no new memory from the device at this call."""
-        wanted = self._outputs[at].form.size_bytes, kernel.workspace_bytes
-        return not kernel.workspace_bytes or self._call.has_room(at, self._seen[at], wanted)
-
     def _check(self, at: int) -> CandidateCheck:
         """Return what checks a candidate at this call."""
         call, seen, output = self._call, self._seen[at], self._outputs[at]
@@ -279,7 +244,7 @@ class _Way:
         def has_room(sizes: Sequence[int], after: bool) -> bool:
             return call.has_room(at, -seen if after else seen, sizes)
 
-        return CandidateCheck(self._tuner, output.site, output.form, has_room)
+        return CandidateCheck(self._call.tuner, output.site, output.form, has_room)
 
 
 def forward_of(
@@ -295,11 +260,10 @@ def forward_of(
     if isinstance(call, str):
         return TunedCall(tuner, {}, reason=call)
     copied = missing_format(call, x, weight)
-    reason = _reason(flags, tuner, copied)
-    if reason or not bias_fits(bias, x, call):
-        return TunedCall(tuner, {}, reason=reason or "the bias does not fit")
-    problem = biased_problem(bias, call) or call.forward
-    output = _Output(tuner.site(problem), OutputForm(problem, x.get_device()))
+    reason = _reason(flags, tuner, copied) or ("" if bias_fits(bias, x, call) else "the bias does not fit")
+    if reason:
+        return TunedCall(tuner, {}, reason=reason)
+    output = _output(tuner, biased_problem(bias, call) or call.forward, x)
     return TunedCall(tuner, {0: output}, transposed=call.transposed, bias_as=bias_form(bias, x.dim()), copied=copied)
 
 
@@ -325,12 +289,12 @@ def backward_of(
     if reason:
         return TunedCall(tuner, {}, reason=reason)
     problems = {_DGRAD: call.backward_input, _WGRAD: call.backward_weight}
-    outputs = {
-        at: _Output(tuner.site(problem), OutputForm(problem, x.get_device()))
-        for at, problem in problems.items()
-        if mask[at]
-    }
+    outputs = {at: _output(tuner, problem, x) for at, problem in problems.items() if mask[at]}
     return TunedCall(tuner, outputs, transposed=call.transposed, copied=copied)
+
+
+def _output(tuner: Tuner, problem: ConvolutionProblem, x: torch.Tensor) -> _Output:
+    return _Output(tuner.site(problem), OutputForm(problem, x.get_device()))
 
 
 def _reason(flags: Flags, tuner: Tuner, copied: torch.memory_format | None) -> str:

@@ -53,10 +53,8 @@ class Tuner:
         clock: the host's, in seconds.
 
     Attributes:
-        phase: what is done now.
         sites: what was learned, by problem.
         watch: the memory of PyTorch's own steps.
-        host_check: whether the host bounds them.
         uses_adopted: whether adopted kernels run in this step.
         trials: what is tried in this step, by problem, with the kernel if there is one.
         kernels: the adopted kernels, by problem.
@@ -64,8 +62,8 @@ class Tuner:
         host_seconds: time of the program's own thread between steps: for handles of cuDNN ('opening'), for lists of
             candidates ('listing'), for plans ('building'), and for the slowest plan ('slowest').
         gain: time of a step with adopted kernels over PyTorch's own; None if that was not compared.
-        awaits: returns whether something is awaited that makes adopted kernels cheaper to call, before any comparison.
-        gated: returns whether calls by heuristic plans cost what they do in the end; None if they may do so soon.
+        awaits: returns whether the gate is being built, so that the comparison waits for it.
+        gated: returns whether calls by heuristic plans cost what they do once all is settled; None if they may soon.
     """
 
     def __init__(
@@ -110,6 +108,11 @@ class Tuner:
     def step_ms(self) -> float:
         """Median time of the latest steps of PyTorch's own; 0 if none is known."""
         return self._times.typical_ms
+
+    @property
+    def replaced(self) -> KernelSet:
+        """The adopted kernels that run in this step, by problem."""
+        return self.kernels if self.uses_adopted else {}
 
     def site(self, problem: ConvolutionProblem) -> CallSite:
         """Return what is known of a problem; nothing grows once all is settled, however many shapes a program has."""
@@ -174,10 +177,7 @@ class Tuner:
         """Take the steps that follow for others, whose time is not known.
 
         What was watched or decided in inference lacks the gradients of a training that follows, and its peak. So all
-        begins again then.
-
-        Args:
-            trains: whether the program trains from now on; else it only infers.
+        begins again if the program trains from now on.
         """
         self._times.begin_anew()
         self._trains = trains

@@ -24,7 +24,7 @@ class TunedKernelReport:
         time_ms: median time in the program.
         stock_ms: median time of PyTorch's own kernel in the program.
         workspace_bytes: workspace of a call.
-        room_bytes: the room that PyTorch's peak leaves at this call.
+        room_bytes: the headroom that PyTorch's peak leaves at this call.
     """
 
     problem: str
