@@ -13,8 +13,7 @@ from ucudnn.settings import Settings
 from ucudnn.torch import Enabled
 from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.device.gpu import TorchGpu
-from ucudnn.torch.device.memory_limit import MemoryLimit
-from ucudnn.torch.device.stated_headroom import StatedRoom
+from ucudnn.torch.device.memory_limit import MemoryLimit, StatedRoom
 from ucudnn.torch.device.timed_device import FreeBlocks, HomeStream
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.steps.phase import TuningPhase

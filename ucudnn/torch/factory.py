@@ -29,8 +29,7 @@ from ucudnn.settings import VARIABLES, Settings, is_set, parse_choice
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.device.gpu import TorchGpu, allocated_bytes
-from ucudnn.torch.device.memory_limit import MemoryLimit
-from ucudnn.torch.device.stated_headroom import StatedRoom
+from ucudnn.torch.device.memory_limit import MemoryLimit, StatedRoom
 from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides

@@ -112,7 +112,7 @@ class Overrides:
         taken = {each.device_type for each in (self.interceptor, *self.converted) if each is not None}
         for device_type in taken.union(key.lower() for key in (*self._libraries, *self._gates)):
             key, gated = device_type.upper(), self._gated(device_type)
-            gate, before = None if gated is None else gated.gate, self._gates.pop(key, None)
+            gate, before = None if gated is None else gated.router.gate, self._gates.pop(key, None)
             if before is not None and before is not gate:
                 before.close()
             library = self._libraries.pop(key, None)

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from ucudnn.torch.device.memory_limit import MemoryLimit
-from ucudnn.torch.device.stated_headroom import StatedRoom
+from ucudnn.torch.device.memory_limit import MemoryLimit, StatedRoom
 
 MIB = 1 << 20
 SIZES = st.integers(0, 100 * MIB)

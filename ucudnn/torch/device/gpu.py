@@ -64,15 +64,11 @@ def allocated_bytes(ordinal: int) -> int:
 
 @final
 class TorchGpu(Gpu):
-    """A GPU as PyTorch sees it.
+    """A GPU as PyTorch sees it, which must be the calling thread's current one; a limit bounds its workspaces.
 
     Workspaces and operands of benchmarks are tensors, so `torch.cuda.memory_stats` counts them and
     `set_per_process_memory_fraction` bounds them. A tensor belongs to the stream that is current when it is made, and
     is used on that stream only. So its memory is free for later work on that stream as soon as Python drops it.
-
-    Args:
-        ordinal: number of the GPU, which must be the calling thread's current one.
-        limit: bounds workspaces by the live bytes; None for no limit.
     """
 
     recycles = True
@@ -95,19 +91,12 @@ class TorchGpu(Gpu):
 
     def machine(self) -> Mapping[str, str]:
         """Return the GPU's name and compute capability, and the versions of driver and CUDA."""
-        return {
-            "device": self._name,
-            "capability": self._capability,
-            "driver": driver_version(),
-            "cuda": str(torch.version.cuda),
-        }
+        cuda = str(torch.version.cuda)
+        return {"device": self._name, "capability": self._capability, "driver": driver_version(), "cuda": cuda}
 
     def conditions(self) -> Mapping[str, str]:
         """Return the same, and PyTorch's version."""
-        return {
-            **self.machine(),
-            "torch": str(torch.__version__),
-        }
+        return {**self.machine(), "torch": str(torch.__version__)}
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -249,9 +238,6 @@ class _Memory:
     """Bytes of a GPU, described as CUDA libraries describe arrays to each other."""
 
     def __init__(self, address: int, size_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 2,  # since version 3, PyTorch would have to know the stream
-        }
+        # Since version 3, PyTorch would have to know the stream.
+        described = {"shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "version": 2}
+        self.__cuda_array_interface__ = described

@@ -1,7 +1,7 @@
-"""A limit of live bytes and workspace together, which each workspace obeys when it is allocated."""
+"""Stated limits: of live bytes and workspace together, which each workspace obeys, and the headroom at each call."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 from ucudnn.errors import MemoryLimitError
@@ -23,7 +23,6 @@ class MemoryLimit:
         live: returns how many bytes are allocated now.
 
     Attributes:
-        limit_bytes: the limit.
         most_bytes: what live bytes and a workspace may come to as it is asked for; its block may be larger.
         exceeded: whether live bytes alone have exceeded it.
     """
@@ -45,11 +44,7 @@ class MemoryLimit:
         return self.room_beside(live)
 
     def refuse(self, size_bytes: int) -> None:
-        """Refuse a workspace for which there is no room now.
-
-        Raises:
-            MemoryLimitError: with the bytes of both.
-        """
+        """Raise a MemoryLimitError with the bytes of both if there is no room for a workspace now."""
         if size_bytes and size_bytes > self.room_bytes():
             raise MemoryLimitError(
                 f"a workspace of {exact_bytes(size_bytes)} beside live bytes of {exact_bytes(self._live())} would"
@@ -65,3 +60,37 @@ class MemoryLimit:
                 exact_bytes(live_bytes),
                 exact_bytes(self.limit_bytes),
             )
+
+
+@final
+class StatedRoom:
+    """Answers what a tuner asks about memory, as `MemoryWatch` does, from stated limits of workspaces and of memory."""
+
+    def __init__(self, workspace_bytes: int, memory: MemoryLimit | None = None) -> None:
+        self._workspace_bytes = workspace_bytes
+        self._memory = memory
+        self._seen_bytes = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that a step may take: the limit of memory; without one, what the steps took that were looked at."""
+        return self._seen_bytes if self._memory is None else self._memory.limit_bytes
+
+    def step_ended(self, peak_bytes: int) -> None:
+        """Note the peak of PyTorch's statistics after a step, which may be older than the step."""
+        self._seen_bytes = max(self._seen_bytes, peak_bytes)
+
+    def called(self, live_bytes: int) -> None:
+        """Note how many bytes were live at a call, its outputs included."""
+        self._seen_bytes = max(self._seen_bytes, live_bytes)
+        if self._memory is not None:
+            self._memory.note(live_bytes)
+
+    def room(self, live_bytes: int) -> int:
+        """Return the largest workspace at a call beside live bytes, its outputs included."""
+        beside = self._workspace_bytes if self._memory is None else self._memory.room_beside(live_bytes)
+        return min(self._workspace_bytes, beside)
+
+    def holds(self, sizes: Sequence[int], live_bytes: int) -> bool:
+        """Return whether another output and a workspace may be allocated for a check beside live bytes."""
+        return self._memory is None or sum(sizes) <= self._memory.room_beside(live_bytes)

@@ -36,11 +36,7 @@ class MemoryWatch:
         return max(self._seen_bytes, self._new_peak_bytes)
 
     def step_ended(self, peak_bytes: int) -> None:
-        """Note the peak of PyTorch's statistics after a step; the first one is not counted.
-
-        Args:
-            peak_bytes: bytes at the peak since the statistics were last reset.
-        """
+        """Note the peak of PyTorch's statistics after a step, since they were last reset; the first does not count."""
         if self._last_peak_bytes is not None:
             reset = peak_bytes < self._new_peak_bytes  # by the program
             if reset or peak_bytes > self._last_peak_bytes:
@@ -52,11 +48,7 @@ class MemoryWatch:
         self._seen_bytes = max(self._seen_bytes, live_bytes)
 
     def room(self, live_bytes: int) -> int:
-        """Return the bytes of workspace for which there is room.
-
-        Args:
-            live_bytes: live bytes at the call, its outputs included.
-        """
+        """Return the bytes of workspace for which there is room beside live bytes, the outputs of the call included."""
         return max(0, self.peak_bytes - live_bytes - _ROUNDING_BYTES)
 
     def holds(self, sizes: Sequence[int], live_bytes: int) -> bool:
@@ -66,11 +58,7 @@ class MemoryWatch:
 
 @final
 class PeakGuard:
-    """Looks in some of the steps whether the peak of memory is what it was before kernels were replaced.
-
-    Args:
-        peak: returns the peak of PyTorch's statistics.
-    """
+    """Looks in some of the steps whether the peak of memory is what it was before kernels were replaced."""
 
     def __init__(self, peak: Callable[[], int]) -> None:
         self._peak = peak

@@ -19,12 +19,7 @@ _MOST_AWAY = 16  # steps in turn on another stream, after which that is the prog
 
 @final
 class FreeBlocks(NamedTuple):
-    """Blocks of memory that are reserved and free, as PyTorch's allocator keeps them.
-
-    Attributes:
-        small: sizes of blocks for tensors of at most 1 MiB.
-        large: sizes of blocks for larger ones.
-    """
+    """Sizes of blocks that are reserved and free in PyTorch's allocator, for small tensors and large ones."""
 
     small: Sequence[int]
     large: Sequence[int]
@@ -42,12 +37,7 @@ class HomeStream:
     """The stream on which a program is tuned: its first one, until many steps in turn are away and share another one.
 
     A program may begin with a warm-up on a stream of its own, or have one later, before a CUDA graph is captured.
-
-    Args:
-        address: address of the first stream.
-
-    Attributes:
-        address: address of the stream.
+    Streams are told apart by their addresses.
     """
 
     def __init__(self, address: int) -> None:
@@ -90,11 +80,7 @@ class _Mark(NamedTuple):
 
 @final
 class TimedGpu:
-    """A GPU on which a program runs, through PyTorch. Nothing here waits for the GPU.
-
-    Args:
-        ordinal: number of the GPU.
-    """
+    """A GPU on which a program runs, through PyTorch. Nothing here waits for the GPU."""
 
     def __init__(self, ordinal: int) -> None:
         self._ordinal = ordinal
@@ -180,8 +166,7 @@ class TimedGpu:
     def distance(self, found: torch.Tensor, expected: torch.Tensor) -> Callable[[], float]:
         """Begin to compute the relative L2 distance of two tensors; the first is overwritten.
 
-        Returns:
-            A function that returns the distance, once a mark after this call is reached.
+        Return a function that returns the distance, once a mark after this call is reached.
         """
         norm, wide = torch.linalg.vector_norm, torch.float64 if found.dtype is torch.float64 else torch.float32
         slot = self._distances[self._next % _MOST_DISTANCES]
@@ -216,10 +201,7 @@ class TimedGpu:
 def holds(free: Sequence[int], wanted: Sequence[int], least: int = 1) -> bool:
     """Return whether blocks of memory hold all wanted sizes, each taken from the smallest block that is left.
 
-    Args:
-        free: sizes of the blocks.
-        wanted: sizes of tensors.
-        least: what a block leaves over is lost if it is smaller than this.
+    What a block leaves over is lost if it is smaller than `least`.
     """
     left = list(free)
     for size in sorted(wanted, reverse=True):

@@ -20,8 +20,7 @@ from ucudnn.torch.device.fast_tensors import Sizes
 _LOG = logging.getLogger(__name__)
 
 Compute = Callable[..., bool]
-"""Computes one of x, w and y, given the addresses of all three, and returns whether that was done. If its kernel adds
-the bias, it is given the address of the bias, too."""
+"""Computes one of x, w and y, given the addresses of all three, and of the bias if it adds that."""
 
 _CODES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
 """Numbers of c10::ScalarType."""
@@ -29,42 +28,15 @@ _CODES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 
 _PRECISIONS = ("none", "ieee", "tf32", "bf16")
 """PyTorch's names of ways to compute convolutions of float32; the gate has the same."""
 
-_FUNCTIONS = (
-    "cudnnBackendCreateDescriptor",
-    "cudnnBackendSetAttribute",
-    "cudnnBackendFinalize",
-    "cudnnBackendExecute",
-    "cudnnBackendDestroyDescriptor",
-)
-
-_EXPORTED = (
-    "begin",
-    "python",
-    "add",
-    "direct",
-    "bias",
-    "aside",
-    "use",
-    "tables",
-    "passes_to_own",
-    "in_python",
-    "close",
-)
-"""The functions of the gate, without `ucudnn_gate_`."""
+_FUNCTIONS = ("CreateDescriptor", "SetAttribute", "Finalize", "Execute", "DestroyDescriptor")
+"""Of cuDNN's backend API."""
 
 _NUMBERS = count()
 
 
 @final
 class GateOutput(NamedTuple):
-    """An output that is computed here.
-
-    Attributes:
-        compute: computes it.
-        sizes: its sizes.
-        strides: its strides.
-        direct: computes it without Python; None if `compute` does.
-    """
+    """An output of stated sizes and strides that is computed here, if possible without Python by a direct kernel."""
 
     compute: Compute
     sizes: Sizes
@@ -74,14 +46,14 @@ class GateOutput(NamedTuple):
 
 @final
 class GateRule(NamedTuple):
-    """What is computed here of calls that look the same.
+    """What is computed here of calls with one signature.
 
     Attributes:
-        look: the look of the calls, as `look_of` returns it.
-        outputs: the outputs that are computed here: that of a forward call at 0, the gradients of input and weight of
-            a backward call at 0 and 1.
+        look: the signature, as `look_of` returns it.
+        outputs: what is computed here: the output of a forward call at 0, the gradients of input and weight of a
+            backward call at 0 and 1.
         bias_as: sizes and strides with which the bias of a forward call is added; () if there is none.
-        fuses: whether the output's kernel adds the bias. Then it is given the address of the bias, too.
+        fuses: whether the output's kernel adds the bias.
         aside: one number. Calls go to Python while it is not 0, also where there are outputs. It may change at any
             time. None sets no calls aside.
     """
@@ -95,12 +67,7 @@ class GateRule(NamedTuple):
 
 @final
 class PythonOperators:
-    """Operators of our own whose kernels are in Python: the gate passes calls on to them; aten's stay what they are.
-
-    Args:
-        device_type: 'cuda' or 'cpu'.
-        kernels: what computes forward and backward.
-    """
+    """Operators of our own with kernels in Python for forward and backward calls that the gate passes on to them."""
 
     def __init__(self, device_type: str, kernels: Sequence[Callable[..., Any]]) -> None:
         self._library = torch.library.Library("ucudnn", "FRAGMENT")
@@ -134,9 +101,8 @@ class CallGate:
     def __init__(self, path: Path) -> None:
         self.is_open = False
         self._library = ctypes.CDLL(str(path))
-        missing = [each for each in _EXPORTED if not hasattr(self._library, f"ucudnn_gate_{each}")]
-        if missing:
-            raise OSError(f"{path} is another library: it has no ucudnn_gate_{missing[0]}")
+        if not hasattr(self._library, "ucudnn_gate_use"):
+            raise OSError(f"{path} is another library: it has no ucudnn_gate_use")
         self._callback = _CALLBACK(self._computed)
         self._library.ucudnn_gate_tables.restype = ctypes.c_int64
         self._computes: dict[int, Compute] = {}  # by numbers that are never used again
@@ -157,9 +123,8 @@ class CallGate:
         """Use another table of rules; called between the steps of a program.
 
         The gate is registered in front of the operators for which the table has something to do, unless it stands
-        there. PyTorch's own kernels must be registered before. A table without rules and without kernels in Python
-        gives the operators back. Calls of other threads that are in the gate meanwhile end by the table by which they
-        began.
+        there. A table without rules and without kernels in Python gives the operators back. Calls of other threads that
+        are in the gate meanwhile end by the table by which they began.
 
         Args:
             device_type: 'cuda' or 'cpu'.
@@ -193,10 +158,7 @@ class CallGate:
             self._computes = {number: each for number, each in self._computes.items() if number >= first}
 
     def passes_to_own(self) -> bool:
-        """Return whether the gate has rules, and passes calls on to PyTorch's own kernels, which it calls as functions.
-
-        Kernels in Python take a list of arguments, and to make that takes the host microseconds for each call.
-        """
+        """Return whether the gate has rules, and calls PyTorch's own kernels as functions where it passes calls on."""
         return self.is_open and bool(self._library.ucudnn_gate_passes_to_own())
 
     @contextmanager
@@ -209,11 +171,7 @@ class CallGate:
             self._call("in_python", -1)
 
     def close(self) -> None:
-        """Give the operators back to PyTorch.
-
-        Raises:
-            RuntimeError: if PyTorch refuses it.
-        """
+        """Give the operators back to PyTorch."""
         self.is_open = False
         self._call("close")
 
@@ -230,8 +188,7 @@ class CallGate:
                 self._call("direct", is_backward, *look, at, *_call_of(direct))
         if rule.aside is not None:
             self._asides.append(rule.aside)
-            address, _ = rule.aside.buffer_info()
-            self._call("aside", is_backward, *look, ctypes.c_void_p(address))
+            self._call("aside", is_backward, *look, ctypes.c_void_p(rule.aside.buffer_info()[0]))
         sizes, strides = rule.bias_as
         if sizes:
             form = _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes))
@@ -257,9 +214,7 @@ def _call_of(direct: DirectKernel) -> tuple[Any, ...]:
     """Return what the gate needs to compute a kernel."""
     parts = [number for part in direct.parts for number in (part.plan, *part[1:4])]
     sizes = ctypes.c_int64(len(direct.parts)), ctypes.c_int64(direct.workspace_bytes)
-    calls, _ = direct.calls.buffer_info()
-    other_stream, _ = direct.other_stream.buffer_info()
-    shared = ctypes.c_void_p(calls), ctypes.c_void_p(other_stream)
+    shared = [ctypes.c_void_p(each.buffer_info()[0]) for each in (direct.calls, direct.other_stream)]
     most = ctypes.c_int64(-1 if direct.most_bytes is None else direct.most_bytes)
     return _functions_of(direct.library), ctypes.c_void_p(direct.handle), _numbers(parts), *sizes, *shared, most
 
@@ -267,7 +222,7 @@ def _call_of(direct: DirectKernel) -> tuple[Any, ...]:
 @lru_cache(maxsize=16)
 def _functions_of(library: Library) -> Any:
     """Return the addresses of a library's functions that the gate calls; a process has one library, or a few."""
-    loaded: list[Any] = [library.function(name) for name in _FUNCTIONS]
+    loaded: list[Any] = [library.function(f"cudnnBackend{name}") for name in _FUNCTIONS]
     found = (ctypes.cast(each, ctypes.c_void_p) for each in loaded)
     return (ctypes.c_void_p * len(_FUNCTIONS))(*(each.value for each in found))
 
@@ -276,10 +231,7 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, *[ctypes.c_void_p] * 
 
 
 def look_of(parts: Sequence[Any]) -> list[int]:
-    """Return the look of calls as numbers.
-
-    Args:
-        parts: shapes, strides, types and devices of tensors, and the other arguments, in the order of the gate.
+    """Return a signature as numbers, from shapes, strides, types and devices of tensors, and the other arguments.
 
     Raises:
         KeyError: if a type is not one of cuDNN's.

@@ -30,15 +30,6 @@ _MOST_SECONDS = 600.0  # it takes some seconds of one processor, of which a busy
 _MOST_AWAITED_SECONDS = 60.0
 
 
-def default_folder() -> Path:
-    """Return the folder that keeps the library, in the user's cache folder.
-
-    Raises:
-        DatabaseError: if the user has no such folder.
-    """
-    return default_path().parent / "gate"
-
-
 @final
 class GateLibrary:
     """Builds the gate where there is a C++ compiler, and loads it.
@@ -93,14 +84,7 @@ class GateLibrary:
             _LOG.info("%s: %s", _DETOUR, error)
 
     def _loaded(self) -> CallGate:
-        """Return the gate, whose library is built if there is none that can be trusted and loaded.
-
-        Raises:
-            OSError: if the folder or the compiler cannot be used.
-            BackendUnavailableError: if another user could replace what is in the folder.
-            SubprocessError: if the library cannot be built.
-            DatabaseError: if the user has no cache folder.
-        """
+        """Return the gate, whose library is built if there is none that can be trusted and loaded."""
         library = self._path()
         before, gate = state_of(library), self._kept(library)
         if gate is not None:
@@ -132,7 +116,9 @@ class GateLibrary:
         """Build the library in a folder of its own, so that nothing that is not whole gets its name."""
         with TemporaryDirectory(prefix="unfinished-", dir=library.parent, ignore_cleanup_errors=True) as folder:
             made = Path(folder) / library.name
-            command = [*self._polite(), compiler, *_flags(), str(_SOURCE), "-o", str(made), *_links()]
+            nice = self._find("nice")  # leaves the processors to the program
+            polite = [] if nice is None else [nice, "-n", "10"]
+            command = [*polite, compiler, *_flags(), str(_SOURCE), "-o", str(made), *_links()]
             subprocess.run(command, capture_output=True, timeout=_MOST_SECONDS, check=True)
             made.chmod(0o700)
             gate = CallGate(made)  # from here, because a path that was loaded before gives what was there then
@@ -140,29 +126,14 @@ class GateLibrary:
         return gate
 
     def _path(self) -> Path:
-        """Return the path of the library, which names all that it depends on.
-
-        Raises:
-            OSError: if a file cannot be read.
-            DatabaseError: if the user has no cache folder.
-        """
+        """Return the path of the library, which names all that it depends on."""
         texts = [each.read_text() for each in sorted(_SOURCE.parent.iterdir())]
         state = sha256("\0".join([*_flags(), torch.__version__, *texts]).encode()).hexdigest()[:16]
-        return (default_folder() if self._folder is None else self._folder) / f"call_gate-{state}.so"
-
-    def _polite(self) -> list[str]:
-        """Return what makes a command leave the processors to the program."""
-        nice = self._find("nice")
-        return [] if nice is None else [nice, "-n", "10"]
-
-
-def _root(folder: Path) -> Path:
-    """Return the user's cache folder: it holds the package's folder, and that holds the gate's."""
-    return folder.parent.parent
+        return (default_path().parent / "gate" if self._folder is None else self._folder) / f"call_gate-{state}.so"
 
 
 def _refuse_shared(folder: Path) -> None:
-    why = distrust(folder, _root(folder))
+    why = distrust(folder, folder.parent.parent)  # the user's cache folder holds the package's, and that holds this
     if why is not None:
         raise BackendUnavailableError(f"no library is loaded from {folder}, because {why}; or set XDG_CACHE_HOME")
 

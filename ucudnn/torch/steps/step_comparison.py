@@ -21,11 +21,7 @@ KernelSet = dict[ConvolutionProblem, TunedKernel]
 class Turns:
     """Says which steps are with what is compared: blocks of steps with it and without it take turns.
 
-    Args:
-        unsteady_steps: the first steps of each block, which do not count.
-
-    Attributes:
-        is_on: whether the step that runs is with it.
+    The first steps of each block are unsteady, and do not count.
     """
 
     def __init__(self, unsteady_steps: int = 1) -> None:

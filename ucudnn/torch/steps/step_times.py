@@ -2,10 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import hypot, sqrt
 from statistics import median
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.steps.phase import TuningPhase
@@ -21,15 +20,11 @@ _LEAST_PAUSE_SECONDS = 1.0
 _STANDARD_ERRORS = 2.5  # by which a gain may be wrong: in one of a hundred cases it is wrong by more
 _FROM_MEDIAN = 0.6745  # of a normal distribution, the median distance in standard deviations
 _OF_MEDIAN = 1.253  # the standard error of a median, in those of a mean
-
-
-_COMPARED = TuningPhase.HOST_CHECK, TuningPhase.COMPARING
-"""In which steps of two kinds take turns."""
+_COMPARED = TuningPhase.HOST_CHECK, TuningPhase.COMPARING  # in which steps of two kinds take turns
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class _OpenStep:
+class _OpenStep(NamedTuple):
     """A step whose time is not read yet: the marks at its ends, what it did, and what may have delayed it."""
 
     begin: Any
@@ -100,12 +95,12 @@ class StepTimes:
         return admitted
 
     def ended(self, phase: TuningPhase, *, differs: bool, first: bool, busy: bool) -> None:
-        """Note the end of a step.
+        """Note the end of a step of a phase.
 
         Args:
             phase: what it did.
             differs: whether adopted kernels ran, or the device was delayed.
-            first: whether it was one of the first ones of its phase, or of a block that is compared.
+            first: whether it was one of the first ones of a block that is compared.
             busy: whether threads built meanwhile.
         """
         self.count += 1
@@ -168,11 +163,7 @@ class StepTimes:
         self._open = deque(each for each in self._open if each is None or each.phase not in _COMPARED)
 
     def gain(self, least: int) -> float | None:
-        """Return the time of a step that differs over that of another one; None before there are enough of both.
-
-        Args:
-            least: number of steps of each that is enough.
-        """
+        """Return the time of a step that differs over that of another one; None before there are enough of both."""
         others, own = self._compared_ms[True], self._compared_ms[False]
         if min(len(others), len(own)) < least:
             return None

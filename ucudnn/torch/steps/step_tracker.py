@@ -25,10 +25,8 @@ class StepTracker:
     checkpoints compute the forward pass there once more.
 
     A program may train first and infer then. So convolutions count again after many of them without the step of an
-    optimizer, until one steps. A long evaluation looks like that, so it takes twice as many each time.
-
-    The first optimizer or convolution may be one that never recurs, such as that of another model before. Then another
-    one takes its place, after more and more of the others each time.
+    optimizer, until one steps. A long evaluation looks like that, so it takes twice as many each time. A first
+    optimizer or convolution may never recur. Then another one takes its place, after more of the others each time.
 
     Attributes:
         steps: number of steps that ended.
@@ -86,11 +84,9 @@ class StepTracker:
         return self._others > self._most_calls
 
     def begins(self, call: Hashable, *, in_backward: bool) -> bool:
-        """Return whether a forward call begins a new step after another one.
+        """Return whether a forward call, or one in a backward pass, begins a new step after another one.
 
-        Args:
-            call: stands for all calls that look the same; the very same object each time.
-            in_backward: whether a backward pass runs now.
+        The call stands for all that look the same; it is the very same object each time.
         """
         if in_backward:
             return False

@@ -11,8 +11,8 @@ class TrialLedger:
     """Bounds the time that trials lose.
 
     A trial is admitted by its estimate, and charged with what it has lost. If an estimate was too low, nothing is
-    admitted until the share of the elapsed time covers the loss. So the loss exceeds the share by no more than the
-    error of the estimates that were admitted together.
+    admitted until the share covers the loss. So this exceeds the share by no more than the errors of estimates that
+    were admitted together.
 
     The first step of a program may take as long as hundreds of others. If its time counted, the steps right behind it
     would all be full of trials. So the share is that of the time since `begin`, and of the time before it none.
@@ -24,9 +24,6 @@ class TrialLedger:
         share: the largest part of the elapsed time that may be lost, such as 0.05.
         clock: returns seconds.
         planned: returns the seconds in which the program has waited for plans so far.
-
-    Raises:
-        ValueError: if the share is not between 0 and 1.
     """
 
     def __init__(

@@ -19,7 +19,6 @@ from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.calls.layer_names import LayerNames
 from ucudnn.torch.calls.problem import Geometry
 from ucudnn.torch.device.gpu import capturing
-from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker
@@ -45,7 +44,7 @@ class AutoInterceptor:
         open_tuner: opens the tuner of a GPU, given its number; of the CPU, given -1.
         device_type: 'cuda' or 'cpu'.
         aten: PyTorch's own kernels.
-        changed: called between steps when calls are to go elsewhere; see `operators`, `gate` and `use_gate`.
+        changed: called between steps when calls are to go elsewhere; see `operators` and `router`.
         library: builds the gate, through which calls that are passed on do not come to Python; None goes without.
         planned: computes by heuristic plans, as the gate does while others are tried and by adopted ones once all is
             settled; None if PyTorch's own kernels run.
@@ -75,8 +74,8 @@ class AutoInterceptor:
         self._tuners: dict[int, Tuner] = {}
         self._tracker = StepTracker()
         self._forward_calls, self._backward_calls = CallTable(), CallTable()
-        tables = self._forward_calls, self._backward_calls
-        self.router = Router(library, planned, self._tracker, tables, self._tuners, changed)
+        calls = self._forward_calls, self._backward_calls
+        self.router = Router(library, planned, self._tracker, calls, self._tuners, changed)
         self._threads: set[int] = set()
         self._quiet = False
         self._by_optimizer = False
@@ -107,11 +106,6 @@ class AutoInterceptor:
         idle = (None, None) if self.planned is None else self.planned.operators()
         routes = self.router.routes
         return self.forward if routes.forward else idle[0], self.backward if routes.backward else idle[1]
-
-    @property
-    def gate(self) -> CallGate | None:
-        """The gate that is to stand in front of PyTorch's operators; None for `operators` in their place."""
-        return self.router.gate
 
     def use_gate(self) -> bool:
         """Let the gate use the table that is wanted; see `Router.use_gate`."""

@@ -33,54 +33,54 @@ class Computed(NamedTuple):
 
 
 @final
-class CandidateCheck:
+class CandidateCheck(NamedTuple):
     """Checks a candidate at one call.
 
-    `has_room` returns whether new tensors of some bytes take no new memory from the device, before PyTorch's output is
-    computed, or after it.
+    Attributes:
+        tuner: is told what was measured.
+        site: what is known about the kernel.
+        form: makes outputs.
+        has_room: returns whether new tensors of some bytes take no new memory from the device, before PyTorch's output
+            is computed, or after it.
     """
 
-    def __init__(
-        self, tuner: Tuner, site: CallSite, form: OutputForm, has_room: Callable[[Sequence[int], bool], bool]
-    ) -> None:
-        self._tuner = tuner
-        self._site = site
-        self._form = form
-        self._has_room = has_room
+    tuner: Tuner
+    site: CallSite
+    form: OutputForm
+    has_room: Callable[[Sequence[int], bool], bool]
 
     def beside(self, kernel: TunedKernel, candidate: Candidate, what: Computed, expected: torch.Tensor) -> bool:
         """Run a candidate after PyTorch's own kernel, and compare the outputs; return whether it was run.
 
         It is not run if no memory is free for another output.
         """
-        program = self._tuner.program
-        wanted = self._form.size_bytes, kernel.workspace_bytes
-        fits = self._tuner.watch.holds(wanted, program.live_bytes())
-        if not fits or not self._has_room((*wanted, _SCALARS_BYTES), True):
-            self._site.missed(candidate)
+        program = self.tuner.program
+        wanted = self.form.size_bytes, kernel.workspace_bytes
+        fits = self.tuner.watch.holds(wanted, program.live_bytes())
+        if not fits or not self.has_room((*wanted, _SCALARS_BYTES), True):
+            self.site.missed(candidate)
             return False
-        out = self._form.new()
+        out = self.form.new()
         marks = self._run(kernel, candidate, what.operands(out), out)
         if marks is None:
             candidate.failed()
         else:
             distance = program.distance(what.finished(out), expected)
-            self._tuner.measured(self._site, candidate, *marks, distance)
+            self.tuner.measured(self.site, candidate, *marks, distance)
         return True
 
     def in_turn(self, kernel: TunedKernel, trial: Trial, what: Computed) -> Callable[[torch.Tensor], None] | None:
         """Run a candidate before PyTorch's own kernel, in memory that this gets next, and keep a sketch of its output.
 
-        Returns:
-            What compares PyTorch's output with the sketch; None if no memory is free, or the candidate failed.
+        Return what compares PyTorch's output with the sketch; None if no memory is free, or the candidate failed.
         """
-        program, candidate = self._tuner.program, trial.candidate
+        program, candidate = self.tuner.program, trial.candidate
         assert candidate is not None
-        wanted = self._form.size_bytes, kernel.workspace_bytes, *sketch_sizes(self._form)
-        if not self._tuner.watch.holds(wanted, program.live_bytes()) or not self._has_room(wanted, False):
-            self._site.missed(candidate)
+        wanted = self.form.size_bytes, kernel.workspace_bytes, *sketch_sizes(self.form)
+        if not self.tuner.watch.holds(wanted, program.live_bytes()) or not self.has_room(wanted, False):
+            self.site.missed(candidate)
             return None
-        out, trial.started = self._form.new(), True
+        out, trial.started = self.form.new(), True
         marks = self._run(kernel, candidate, what.operands(out), out)
         if marks is None:
             candidate.failed()
@@ -88,9 +88,9 @@ class CandidateCheck:
         found = program.host_copy(sketch(what.finished(out)))  # so that nothing of it is live at PyTorch's peak
 
         def compare(expected: torch.Tensor) -> None:
-            if expected.is_contiguous(memory_format=self._form.memory_format):
+            if expected.is_contiguous(memory_format=self.form.memory_format):
                 distance = partial(distance_of, found, program.host_copy(sketch(expected)))
-                self._tuner.measured(self._site, candidate, *marks, distance)
+                self.tuner.measured(self.site, candidate, *marks, distance)
             else:
                 candidate.reject(NO_MEMORY)
 
@@ -100,10 +100,10 @@ class CandidateCheck:
         self, kernel: TunedKernel, candidate: Candidate, operands: Operands, out: torch.Tensor
     ) -> tuple[Any, Any] | None:
         """Compute an output that was poisoned, and return marks around that; None if it failed."""
-        program = self._tuner.program
+        program = self.tuner.program
         out.fill_(float("nan"))
         program.poison(kernel.workspace_bytes)
-        done = (self._site.is_long and not candidate.was_slow) or kernel.run(*operands)  # that may load code
+        done = (self.site.is_long and not candidate.was_slow) or kernel.run(*operands)  # that may load code
         begin = program.mark()
         done = done and kernel.run(*operands)
         return (begin, program.mark()) if done else None

@@ -46,10 +46,9 @@ class Router:
 
     Args:
         library: builds the gate; None goes without.
-        planned: computes by heuristic plans, as the gate does while others are tried and by adopted ones once all is
-            settled; None if PyTorch's own kernels run.
+        planned: computes by heuristic plans; None if PyTorch's own kernels run.
         tracker: says where steps end.
-        tables: what becomes of forward and backward calls.
+        calls: what becomes of forward and backward calls.
         tuners: the tuner of each device; others may be added later.
         changed: called between steps when calls are to go elsewhere.
 
@@ -63,7 +62,7 @@ class Router:
         library: GateLibrary | None,
         planned: Interceptor | None,
         tracker: StepTracker,
-        tables: tuple[CallTable, CallTable],
+        calls: tuple[CallTable, CallTable],
         tuners: Mapping[int, Tuner],
         changed: Callable[[], None],
     ) -> None:
@@ -72,7 +71,7 @@ class Router:
         self._library = library
         self._planned = planned
         self._tracker = tracker
-        self._tables = tables
+        self._calls = calls
         self._tuners = tuners
         self._changed = changed
         self._tries = False  # plans beside the heuristic ones, with which the gate computes meanwhile
@@ -97,7 +96,7 @@ class Router:
         return self._gate if self.routes.edition or self._stands else None
 
     def use_gate(self, device_type: str, kernels: tuple[Callable[..., Any], Callable[..., Any]]) -> bool:
-        """Let the gate use the table that is wanted, and return whether PyTorch takes it; no kernel of ours is there.
+        """Let the gate use the table that is wanted, and return whether PyTorch takes it.
 
         Args:
             device_type: 'cuda' or 'cpu'.
@@ -117,11 +116,11 @@ class Router:
             if routes.edition:
                 forward, backward = self._plan_rules(planned)
         else:
-            forward, backward = (adopted_rules(each.calls) for each in self._tables)
+            forward, backward = (adopted_rules(each.calls) for each in self._calls)
             self._made_elsewhere = not self._on_default_streams()
             self._renews_at = self._tracker.steps + (_LEAST_STEPS << self._renewed)
             if not self._tracker.by_optimizer:
-                forward = first_aside(forward, self._tables[0].calls, self._tracker.first)
+                forward = first_aside(forward, self._calls[0].calls, self._tracker.first)
                 python = of_tuner[0], None
         try:
             gate.use(device_type, forward, backward, python=python, over_plans=planned is not None)
@@ -133,11 +132,7 @@ class Router:
         return True
 
     def update(self, *, may_differ: bool) -> None:
-        """Let calls go where they are wanted now; called between steps.
-
-        Args:
-            may_differ: whether that may be elsewhere than before.
-        """
+        """Let calls go where they are wanted between steps; that may differ from before, or only the table may."""
         stale = self._is_stale()
         self._edition += stale
         if may_differ or stale or self._has_new_gate():
@@ -214,7 +209,7 @@ class Router:
         tuners = list(self._tuners.values())
         if not tuners or any(each.phase is TuningPhase.WATCHING for each in tuners):
             return Routes(forward=True, backward=True)
-        forward, backward = (each.replaces for each in self._tables)
+        forward, backward = (each.replaces for each in self._calls)
         if self._planned is None:
             gates = (forward or backward) and all(each.phase in _COMPARED_OR_SETTLED for each in tuners)
             kernels = [[id(kernel) for kernel in each.kernels.values()] for each in tuners if each.uses_adopted]
@@ -260,7 +255,7 @@ class Router:
         calls = {} if planned.has_unlent else planned.cached_calls()
         distance = max(_LEAST_STEPS, len(calls) // _SIGNATURES_IN_A_STEP) << self._renewed
         self._renews_at = self._tracker.steps + distance
-        tried = [item for table in self._tables for item in list(table.calls.items())] if self._tries else []
+        tried = [item for table in self._calls for item in list(table.calls.items())] if self._tries else []
         return plan_rules(calls, {key: call.aside for key, call in tried})
 
     def _needs_steps(self) -> bool:

@@ -8,8 +8,8 @@ from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
+from ucudnn.torch.device.memory_limit import StatedRoom
 from ucudnn.torch.device.memory_watch import MemoryWatch, PeakGuard
-from ucudnn.torch.device.stated_headroom import StatedRoom
 from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.steps.host_bound_check import HostBoundCheck
 from ucudnn.torch.steps.phase import Transition, TuningPhase, next_phase
