@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import ucudnn  # noqa: E402
 from ucudnn.torch.calls.aten_kernels import AtenKernels  # noqa: E402
-from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of  # noqa: E402
+from ucudnn.torch.gate.call_gate import GateOutput, GateRule, PythonOperators, look_of  # noqa: E402
 
 CASES = {
     "plain": ((4, 3, 9, 8), (6, 3, 3, 3), {"stride": (2, 1), "padding": (1, 2)}),
@@ -181,6 +181,30 @@ def test_calls_that_are_set_aside_are_passed_on_whole_until_they_are_not(gate, p
         assert all(map(torch.equal, found[1:], gradients[1:]))
     assert passed_on == [(False, True, True), mask, (False, True, True), mask], "one call, not one for each gradient"
     assert len(seen) == 4
+
+
+def test_calls_that_are_set_aside_go_to_python_and_over_plans_all_calls_without_a_rule(gate):
+    call, kernels, came, aside = Call("plain"), AtenKernels("CPU"), [], array("q", [0])
+    expected = call.forward()
+    grad = torch.randn_like(expected)
+    gradients = call.backward(grad)
+    operators = PythonOperators(
+        "cpu",
+        (
+            lambda *rest: came.append("forward") or kernels.forward(*rest),
+            lambda *rest: came.append("backward") or kernels.backward(*rest),
+        ),
+    )
+    for over_plans in (False, True):
+        rules = [GateRule(call.forward_look(), {}, aside=aside)]
+        gate.use("cpu", rules, python=tuple(operators.names), over_plans=over_plans)
+        for aside[0] in (0, 1):
+            came.clear()
+            assert torch.equal(call.forward(), expected)
+            assert all(map(torch.equal, call.backward(grad), gradients))
+            assert came == ["forward"] * (over_plans or aside[0]) + ["backward"] * over_plans
+    gate.close()
+    operators.close()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -429,11 +453,15 @@ def test_autograd_goes_through_the_gate(gate):
 def test_a_closed_gate_is_gone(gate):
     call = Call("plain")
     expected, seen = call.forward(), []
-    gate.use("cpu", [GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})], [])
-    call.forward()
-    gate.close()
-    assert torch.equal(call.forward(), expected)
-    assert len(seen) == 1
+    rules = [GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})]
+    for give_back in (gate.close, lambda: gate.use("cpu")):
+        gate.use("cpu", rules)
+        call.forward()
+        assert torch._C._dispatch_has_kernel_for_dispatch_key("aten::_convolution", "CPU")
+        give_back()
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_convolution", "CPU")
+        assert torch.equal(call.forward(), expected)
+    assert len(seen) == 2
 
 
 def test_errors_of_pytorch_are_those_without_the_gate(gate):

@@ -85,11 +85,10 @@ __attribute__((constructor)) static void begin(void) {{ fclose(fopen("{loaded}",
 
 def load(library, find):
     found = GateLibrary(library.parent, find)
-    was_built = found.is_built()
     found.begin()
     found.join(300)
     assert not found.is_pending
-    return found.gate, was_built
+    return found.gate
 
 
 def test_what_is_built_is_for_its_user_alone_and_whole(kept):
@@ -97,15 +96,13 @@ def test_what_is_built_is_for_its_user_alone_and_whole(kept):
     shutil.rmtree(library.parents[2])
     before = os.umask(0)
     try:
-        assert load(library, find)[0] is not None
+        assert load(library, find) is not None
     finally:
         os.umask(before)
     modes = [stat.S_IMODE(each.stat().st_mode) for each in (library, *library.parents[:3])]
     assert modes == [0o700] * 4
     assert sorted(each.suffix for each in library.parent.iterdir()) == [".so", ".ucudnn-lock"]
-    gate, was_built = load(library, lambda name: None)
-    assert gate is not None
-    assert was_built
+    assert load(library, lambda name: None) is not None
 
 
 @needs_root
@@ -116,9 +113,7 @@ def test_a_library_of_another_user_is_not_loaded_but_built_again(kept, foreign, 
     library.chmod(mode)
     if mode == 0o755:
         os.chown(library, OTHER, OTHER)
-    gate, was_built = load(library, find)
-    assert gate is not None
-    assert not was_built
+    assert load(library, find) is not None
     assert not foreign[1].exists()
     assert library.stat().st_uid == os.geteuid()
     assert caplog.text.count("the library of the gate is built again") == 1
@@ -137,7 +132,7 @@ def test_nothing_is_loaded_from_a_folder_that_others_can_change(kept, foreign, c
     else:
         folder.chmod(0o777)
     before = library.read_bytes()
-    assert load(library, find) == (None, False)
+    assert load(library, find) is None
     assert not foreign[1].exists()
     assert library.read_bytes() == before
     (said,) = caplog.records
@@ -152,10 +147,8 @@ def test_what_cannot_be_loaded_is_built_again(kept, gate_library, foreign, caplo
         shutil.copy(foreign[0], library)  # of this user, without the functions of the gate
     else:
         library.write_bytes(content)
-    assert load(library, lambda name: None)[0] is None
-    gate, _ = load(library, find)
-    assert gate is not None
-    assert gate.passes_to_own() is False
+    assert load(library, lambda name: None) is None
+    assert load(library, find) is not None
     assert caplog.text.count("the library of the gate is built again") == 1
     assert library.read_bytes() == (gate_library._folder / library.name).read_bytes()
 
@@ -169,8 +162,8 @@ while [ "$1" != -o ]; do shift; done
 cp {foreign[0]} "$2"
 """)
     compiler.chmod(0o755)
-    assert load(library, lambda name: str(compiler) if name == "c++" else None)[0] is None
-    assert "is another library: it has no ucudnn_gate_begin" in caplog.text
+    assert load(library, lambda name: str(compiler) if name == "c++" else None) is None
+    assert "is another library: it has no ucudnn_gate_use" in caplog.text
     assert [each.suffix for each in library.parent.iterdir()] == [".ucudnn-lock"]
 
 
