@@ -183,7 +183,7 @@ def test_calls_that_are_set_aside_are_passed_on_whole_until_they_are_not(gate, p
     assert len(seen) == 4
 
 
-def test_calls_that_are_set_aside_go_to_python_and_over_plans_all_calls_without_a_rule(gate):
+def test_calls_that_are_set_aside_or_have_no_rule_go_to_python_over_plans(gate):
     call, kernels, came, aside = Call("plain"), AtenKernels("CPU"), [], array("q", [0])
     expected = call.forward()
     grad = torch.randn_like(expected)
@@ -195,14 +195,13 @@ def test_calls_that_are_set_aside_go_to_python_and_over_plans_all_calls_without_
             lambda *rest: came.append("backward") or kernels.backward(*rest),
         ),
     )
-    for over_plans in (False, True):
-        rules = [GateRule(call.forward_look(), {}, aside=aside)]
-        gate.use("cpu", rules, python=tuple(operators.names), over_plans=over_plans)
-        for aside[0] in (0, 1):
-            came.clear()
-            assert torch.equal(call.forward(), expected)
-            assert all(map(torch.equal, call.backward(grad), gradients))
-            assert came == ["forward"] * (over_plans or aside[0]) + ["backward"] * over_plans
+    made = {0: output_of(expected, writer([], 2, expected.numel()))}
+    gate.use("cpu", [GateRule(call.forward_look(), made, aside=aside)], python=operators.names)
+    for aside[0] in (0, 1):
+        came.clear()
+        assert torch.equal(call.forward(), expected if aside[0] else torch.full_like(expected, SENTINEL))
+        assert all(map(torch.equal, call.backward(grad), gradients))
+        assert came == ["forward"] * aside[0] + ["backward"]
     gate.close()
     operators.close()
 

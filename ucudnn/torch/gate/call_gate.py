@@ -54,8 +54,8 @@ class GateRule(NamedTuple):
             backward call at 0 and 1.
         bias_as: sizes and strides with which the bias of a forward call is added; () if there is none.
         fuses: whether the output's kernel adds the bias.
-        aside: one number. Calls go to Python while it is not 0, also where there are outputs. It may change at any
-            time. None sets no calls aside.
+        aside: one number. Calls are passed on while it is not 0, also where there are outputs. It may change at any
+            time. None computes always.
     """
 
     look: Sequence[int]
@@ -117,8 +117,7 @@ class CallGate:
         forward: Sequence[GateRule] = (),
         backward: Sequence[GateRule] = (),
         *,
-        python: tuple[str | None, str | None] = (None, None),
-        over_plans: bool = False,
+        python: Sequence[str] = (),
     ) -> None:
         """Use another table of rules; called between the steps of a program.
 
@@ -130,10 +129,9 @@ class CallGate:
             device_type: 'cuda' or 'cpu'.
             forward: rules of aten::_convolution.
             backward: rules of aten::convolution_backward.
-            python: names of the operators of `PythonOperators` that compute forward and backward calls which are set
-                aside; None where no call comes to Python.
-            over_plans: whether plans within a stated limit compute in Python, too. Then calls without a rule go there.
-                The gate sums gradients of biases, and computes gradients of weights first, as they do.
+            python: names of the operators of `PythonOperators` that compute forward and backward calls which no rule
+                computes, by plans within a stated limit. Then the gate sums gradients of biases, and computes gradients
+                of weights first, as they do. () where PyTorch's own kernels compute these calls.
 
         Raises:
             RuntimeError: if PyTorch refuses it, or does not say how many bytes live where these are limited.
@@ -143,12 +141,11 @@ class CallGate:
         first, self._directs, self._asides = self._count, [], []
         try:
             for is_backward, rules in enumerate((forward, backward)):
-                name = python[is_backward]
-                if name is not None:
-                    self._call("python", is_backward, name.encode())
+                if python:
+                    self._call("python", is_backward, python[is_backward].encode())
                 for rule in rules:
                     self._add(is_backward, rule)
-            self._call("use", int(over_plans))
+            self._call("use")
         except RuntimeError:
             self.close()  # it may stand in front of one operator already
             raise

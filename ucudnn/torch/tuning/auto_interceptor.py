@@ -109,7 +109,12 @@ class AutoInterceptor:
 
     def use_gate(self) -> bool:
         """Let the gate use the table that is wanted; see `Router.use_gate`."""
-        return self.router.use_gate(self.device_type, (self.forward, self.backward))
+        return self.router.use_gate(self.device_type, (self.forward, self.backward), self._first_is_called)
+
+    def _first_is_called(self) -> None:
+        """End a step where the first kernel that the gate knows is called again, and no optimizer steps."""
+        if not self._tracker.by_optimizer and _graph_task() == -1:
+            self._step_ended_in_call()
 
     def handles(self) -> dict[torch.device, Handle]:
         """Return the handles of heuristic plans, by device; none if PyTorch's own kernels run."""

@@ -1,7 +1,7 @@
 """The rules of the gate for the calls of a tuned program, and for those that plans compute within a stated limit."""
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from ucudnn.torch.calls.call_cache import CachedCall
@@ -9,8 +9,6 @@ from ucudnn.torch.calls.fused_call import FusedCall
 from ucudnn.torch.calls.kernel_call import KernelCall
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of
 from ucudnn.torch.tuning.tuned_call import TunedCall
-
-_ALWAYS = array("q", [1])
 
 Key = tuple[Any, ...]
 """All that the outcome of a call depends on."""
@@ -22,12 +20,18 @@ def adopted_rules(calls: Mapping[Key, TunedCall]) -> list[GateRule]:
     return [rule for rule in rules if rule is not None]
 
 
-def first_aside(rules: list[GateRule], calls: Mapping[Key, TunedCall], first: object) -> list[GateRule]:
-    """Return rules by which the first call of a step comes to Python, because no optimizer tells where a step ends."""
-    look = next((look_of(key) for key, call in list(calls.items()) if call is first), None)
-    if look is None:
+def beginning(rules: list[GateRule], begins: Callable[[], object]) -> list[GateRule]:
+    """Return rules of which the first one calls a function before it computes, where no optimizer tells of steps."""
+    if not rules:
         return rules
-    return [GateRule(look, {}, aside=_ALWAYS), *(each for each in rules if each.look != look)]
+    at, first = next(iter(rules[0].outputs.items()))
+
+    def compute(*addresses: int) -> bool:
+        begins()
+        return first.compute(*addresses)
+
+    outputs = {**rules[0].outputs, at: first._replace(compute=compute, direct=None)}
+    return [rules[0]._replace(outputs=outputs), *rules[1:]]
 
 
 def plan_rules(

@@ -14,7 +14,7 @@ from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker, before_next_module
 from ucudnn.torch.tuning.call_table import CallTable
-from ucudnn.torch.tuning.gate_rules import adopted_rules, first_aside, plan_rules
+from ucudnn.torch.tuning.gate_rules import adopted_rules, beginning, plan_rules
 from ucudnn.torch.tuning.plan_owner import STEPS_TO_PLAN
 from ucudnn.torch.tuning.tuner import Tuner
 
@@ -95,23 +95,26 @@ class Router:
         """
         return self._gate if self.routes.edition or self._stands else None
 
-    def use_gate(self, device_type: str, kernels: tuple[Callable[..., Any], Callable[..., Any]]) -> bool:
+    def use_gate(
+        self, device_type: str, kernels: tuple[Callable[..., Any], Callable[..., Any]], begins: Callable[[], None]
+    ) -> bool:
         """Let the gate use the table that is wanted, and return whether PyTorch takes it.
 
         Args:
             device_type: 'cuda' or 'cpu'.
             kernels: the tuner's, for forward and backward calls.
+            begins: called where the first kernel that the gate knows is called, if no optimizer steps.
         """
         gate, planned, routes = self._gate, self._planned, self.routes
         assert gate is not None
-        if self._in_python is None:
-            past = kernels if planned is None else planned.operators()
-            self._in_python = PythonOperators(device_type, kernels), PythonOperators(device_type, past)
-        of_tuner, past_it = (each.names for each in self._in_python)
-        python: tuple[str | None, str | None] = (None, None)
+        python: tuple[str, ...] = ()
         forward: list[GateRule] = []
         backward: list[GateRule] = []
         if planned is not None:
+            if self._in_python is None:
+                past = planned.operators()
+                self._in_python = PythonOperators(device_type, kernels), PythonOperators(device_type, past)
+            of_tuner, past_it = (each.names for each in self._in_python)
             python = (of_tuner if routes.forward else past_it)[0], (of_tuner if routes.backward else past_it)[1]
             if routes.edition:
                 forward, backward = self._plan_rules(planned)
@@ -120,10 +123,9 @@ class Router:
             self._made_elsewhere = not self._on_default_streams()
             self._renews_at = self._tracker.steps + (_LEAST_STEPS << self._renewed)
             if not self._tracker.by_optimizer:
-                forward = first_aside(forward, self._calls[0].calls, self._tracker.first)
-                python = of_tuner[0], None
+                forward = beginning(forward, begins)
         try:
-            gate.use(device_type, forward, backward, python=python, over_plans=planned is not None)
+            gate.use(device_type, forward, backward, python=python)
         except RuntimeError as error:
             _LOG.warning("calls that are passed on make a detour through Python: %s", error)
             self._library = None

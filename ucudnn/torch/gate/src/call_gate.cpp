@@ -1,9 +1,9 @@
-// The gate in front of PyTorch's convolutions. Calls that look like one of a table are computed here, by execution plans
-// of cuDNN or by a callback. All others go on to PyTorch's kernel, or to a kernel in Python, as the table says. The gate
-// needs no header of Python, CUDA or cuDNN.
+// The gate in front of PyTorch's convolutions. Calls that look like one of a table are computed here, by execution
+// plans of cuDNN or by a callback. All others go on to PyTorch's kernel, or to a kernel in Python, as the table says.
+// The gate needs no header of Python, CUDA or cuDNN.
 //
-// It is registered once. Then only its table is replaced. Another thread may compute meanwhile, so a table does not change
-// once it is used, and a call has the same table from its begin to its end.
+// It is registered once. Then only its table is replaced. Another thread may compute meanwhile, so a table does not
+// change once it is used, and a call has the same table from its begin to its end.
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
@@ -101,15 +101,13 @@ class InPython final {
 };
 
 // Returns the kernel that computes calls which no rule computes.
-const Kernel& rest_of(const Table& table, const Side& side) {
-  return table.is_over_plans && side.python != nullptr ? *side.python : *side.own;
-}
+const Kernel& rest_of(const Side& side) { return side.python == nullptr ? *side.own : *side.python; }
 
 // Passes a call on to a kernel.
 template <typename Call>
 auto pass_on_to(const Table& table, const Kernel& kernel, const Call& call) {
   std::optional<InPython> inside;
-  if (kernel.is_ours) inside.emplace();
+  if (table.is_over_plans) inside.emplace();
   return goes_on(kernel, table.key, call);
 }
 
@@ -118,7 +116,7 @@ void pass_on_but(const Table& table, const Backward& call, Mask& left, int later
   Backward now = call;
   now.mask = left;
   if (later != NONE) now.mask[later] = false;
-  auto [near, filters, bias] = pass_on_to(table, rest_of(table, table.backward), now);
+  auto [near, filters, bias] = pass_on_to(table, rest_of(table.backward), now);
   const std::array<at::Tensor*, 3> passed{&near, &filters, &bias};
   for (int at = 0; at < 3; ++at) {
     if (!now.mask[at]) continue;
@@ -138,7 +136,7 @@ const Kernel* passes(const Table& table, const Side& side, const Rule* rule) {
   // A part of a gradients' call would have a plan of its own in Python, so all of it goes there.
   const bool is_whole = rule == nullptr || !table.is_over_plans || rule->has_its_plans();
   if (rule != nullptr && !is_aside && is_whole && rule->computes()) return nullptr;
-  return is_aside && side.python != nullptr ? side.python.get() : &rest_of(table, side);
+  return &rest_of(side);
 }
 
 at::Tensor forward(const Forward& call) {
@@ -157,7 +155,7 @@ at::Tensor forward(const Forward& call) {
   const at::Tensor* const fused = rule->fuses ? &*call.bias : nullptr;
   at::Tensor out =
       computed(table, rule->outputs[0], call.x, &call.x, &call.weight, nullptr, call.geometry.transposed, fused);
-  if (!out.defined()) return pass_on_to(table, rest_of(table, table.forward), call);
+  if (!out.defined()) return pass_on_to(table, rest_of(table.forward), call);
   if (biased && fused == nullptr) out.add_(call.bias->as_strided(rule->bias_sizes, rule->bias_strides));
   return out;
 }
@@ -232,7 +230,7 @@ class Quiet final : public c10::WarningHandler {
 std::shared_ptr<const Kernel> kernel_of(const char* name, c10::DispatchKey key) {
   const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
   const c10::SafeKernelFunction kernel = handle.getComputedKernelForDispatchKey(key);
-  return std::make_shared<const Kernel>(Kernel{handle, kernel, is_own(kernel), std::string(name).rfind("ucudnn::", 0) == 0});
+  return std::make_shared<const Kernel>(Kernel{handle, kernel, is_own(kernel)});
 }
 
 // Returns a side of the table that is being stated.
@@ -268,7 +266,7 @@ EXPORTED const char* ucudnn_gate_begin(const char* device_type, Callback callbac
   });
 }
 
-// Names the operator whose kernel in Python computes calls that are set aside; over plans, also those without a rule.
+// Names the operator whose kernel in Python computes calls that no rule computes, by plans within a stated limit.
 EXPORTED const char* ucudnn_gate_python(int is_backward, const char* name) {
   return guarded([&] { next_side(is_backward).python = kernel_of(name, gate().next->key); });
 }
@@ -333,10 +331,10 @@ EXPORTED const char* ucudnn_gate_aside(int is_backward, const std::int64_t* look
   return guarded([&] { next_side(is_backward).rules[list(look, length)].aside = aside; });
 }
 
-// Uses the table that was begun last. The gate is put in front of an operator for which it has something to do, unless it
-// stands there. What it passes on to PyTorch goes to the kernels that were registered before, which must stay. A table
-// with nothing to do gives the operators back.
-EXPORTED const char* ucudnn_gate_use(int over_plans) {
+// Uses the table that was begun last. The gate is put in front of an operator for which it has something to do, unless
+// it stands there. What it passes on to PyTorch goes to the kernels that were registered before, which must stay. A
+// table with nothing to do gives the operators back.
+EXPORTED const char* ucudnn_gate_use() {
   return guarded([&] {
     static Quiet quiet;
     const c10::WarningUtils::WarningHandlerGuard silence(&quiet);
@@ -352,7 +350,7 @@ EXPORTED const char* ucudnn_gate_use(int over_plans) {
     }
     next->forward.own = one.own_forward;
     next->backward.own = one.own_backward;
-    next->is_over_plans = over_plans != 0;
+    next->is_over_plans = next->forward.python != nullptr || next->backward.python != nullptr;
     for (const Side* side : {&next->forward, &next->backward}) {
       for (const auto& rule : side->rules) {
         for (const Output& output : rule.second.outputs) next->is_mixed |= output.kernel >= 0 && !output.direct;
@@ -383,7 +381,7 @@ EXPORTED std::int64_t ucudnn_gate_tables() { return tables; }
 // Returns whether all calls that are passed on go to PyTorch's own kernels, without a list of arguments.
 EXPORTED int ucudnn_gate_passes_to_own() {
   const std::shared_ptr<const Table> table = table_now();
-  return rest_of(*table, table->forward).is_own && rest_of(*table, table->backward).is_own;
+  return rest_of(table->forward).is_own && rest_of(table->backward).is_own;
 }
 
 // Lets no kernel be computed by its handle here (1), and ends that (-1).

@@ -65,7 +65,6 @@ struct Kernel {
   // Whether it is PyTorch's own, which is called as a function. A kernel in Python takes its arguments in a list, and
   // to make that takes the host longer than all else that the gate does.
   bool is_own;
-  bool is_ours;  // in Python, which may use the handles of cuDNN
 };
 
 // Returns whether a kernel was registered by the code that PyTorch generates for its own ones.
