@@ -1,4 +1,4 @@
-"""A limit of live bytes and workspace together refuses workspaces, and says so when live bytes alone exceed it."""
+"""Stated limits refuse workspaces, leave the lesser headroom of both, and say so when live bytes alone exceed one."""
 
 import pytest
 from hypothesis import given
@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from ucudnn.errors import MemoryLimitError
-from ucudnn.torch.device.memory_limit import MemoryLimit
+from ucudnn.torch.device.memory_limit import MemoryLimit, StatedRoom
 
 MIB = 1 << 20
+SIZES = st.integers(0, 100 * MIB)
 
 
 @given(st.integers(0, 200 * MIB), st.integers(0, 200 * MIB), st.integers(1, 200 * MIB))
@@ -36,3 +37,31 @@ def test_live_bytes_beyond_the_limit_are_told_once(caplog):
     assert one.exceeded
     assert caplog.text.count("alone exceed") == 1
     assert "10485761 bytes" in caplog.text
+
+
+@given(SIZES, SIZES)
+def test_a_limit_of_workspaces_does_not_depend_on_live_bytes(limit, live):
+    room = StatedRoom(limit)
+    assert room.room(live) == limit
+    assert room.holds((limit, live), live)
+    room.called(live)
+    room.step_ended(limit)
+    assert room.peak_bytes == max(live, limit)
+
+
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_no_workspace_and_no_check_exceeds_the_limit_of_memory(limit, memory, live, size):
+    room = StatedRoom(limit, MemoryLimit(memory, lambda: 0))
+    assert room.room(live) <= limit
+    assert room.room(live) == 0 or room.room(live) + live <= memory
+    assert not room.holds((size, size), live) or not size or 2 * size + live <= memory
+    assert room.peak_bytes == memory
+
+
+def test_a_call_whose_live_bytes_exceed_the_limit_is_noted():
+    memory = MemoryLimit(10 * MIB, lambda: 0)
+    room = StatedRoom(MIB, memory)
+    room.step_ended(11 * MIB)
+    assert not memory.exceeded, "a peak may be older than the limit"
+    room.called(11 * MIB)
+    assert memory.exceeded

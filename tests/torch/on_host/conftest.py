@@ -33,6 +33,22 @@ def host(stub, monkeypatch):
 
 
 @pytest.fixture
+def backend(host):
+    """Return cuDNN's stand-in on the host's GPU."""
+    from ucudnn.backends.cudnn.backend import CudnnBackend
+    from ucudnn.torch.device.gpu import TorchGpu
+
+    return CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+
+
+@pytest.fixture
+def gate(gate_library):
+    """Return the gate, which is closed after the test."""
+    yield gate_library.gate
+    gate_library.gate.close()
+
+
+@pytest.fixture
 def calls(stub):
     """Return a function that returns the calls that the stand-in has computed since the last time."""
     from tests.support.host_gpu import StubCall

@@ -78,17 +78,16 @@ def test_legacy_algorithms_that_the_graph_api_lacks_are_measured(host, calls, mo
 
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("adds", [False, True])
-def test_only_filter_gradients_that_add_have_a_second_plan(host, monkeypatch, operation, adds):
+def test_only_filter_gradients_that_add_have_a_second_plan(backend, monkeypatch, operation, adds):
     asked, prepare = [], Preparer.prepare
     monkeypatch.setattr(Preparer, "prepare", lambda self, *call: asked.append(call[2]) or prepare(self, *call))
-    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     problem = replace(PROBLEM, operation=operation)
     backend.prepare(problem, backend.algorithms(problem)[0].name, adds=adds)
     filters = operation is Operation.BACKWARD_FILTER
     assert asked == [(OVERWRITE, ACCUMULATE) if adds and filters else (OVERWRITE,)]
 
 
-def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):
+def test_plans_are_built_once_while_the_gpu_is_busy(backend, monkeypatch):
     built, queued = [], []
     prepare, timed, wait_ms = Preparer.prepare_for_bench, TorchGpu.timed, Timed.wait_ms
 
@@ -108,7 +107,6 @@ def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):
     monkeypatch.setattr(Preparer, "prepare_for_bench", counted)
     monkeypatch.setattr(TorchGpu, "timed", counted_timed)
     monkeypatch.setattr(Timed, "wait_ms", counted_wait)
-    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     own = Handle(backend=backend, effort=QUICK, policy="powerOfTwo", workspace_limit=3000)
     own.get_algorithm(PROBLEM)
     own.optimize()
@@ -117,13 +115,12 @@ def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_plans_do_not_share_compiled_engines(host, monkeypatch, compiling, compiles):
+def test_plans_do_not_share_compiled_engines(backend, monkeypatch, compiling, compiles):
     made = []
     new = OperationGraph._new
     monkeypatch.setattr(OperationGraph, "_new", lambda self, kind: made.append(kind) or new(self, kind))
     if not compiles:
         monkeypatch.setattr("ucudnn.backends.cudnn.algorithms.operation_graph.RUNTIME_COMPILATION", -1)
-    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     graph = OperationGraph(backend.library, backend.cudnn_handle, PROBLEM, OVERWRITE)
     for _ in range(3):
         assert graph.configuration("eng1").compiles == compiles
@@ -240,9 +237,8 @@ def test_nothing_is_built_after_all_requests_were_dropped(host, monkeypatch, com
         backend.stop()
 
 
-def test_the_number_of_plans_that_are_kept_is_bounded(host, monkeypatch, compiling):
+def test_the_number_of_plans_that_are_kept_is_bounded(backend, monkeypatch, compiling):
     monkeypatch.setattr("ucudnn.backends.cudnn.algorithms.compile_ahead._MOST_KEPT", 3)
-    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     kept = []
     for size in (1, 2, 3, 4, 5, 6, 7, 8):
         backend._compiler.build(PROBLEM.part(size), "eng0")

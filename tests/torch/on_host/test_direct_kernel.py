@@ -10,21 +10,8 @@ torch = pytest.importorskip("torch")
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from tests.support.direct_call import DirectCall  # noqa: E402
-from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.calls.direct_kernel import direct_kernel  # noqa: E402
-from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
-
-
-@pytest.fixture
-def gate(gate_library):
-    yield gate_library.gate
-    gate_library.gate.close()
-
-
-@pytest.fixture
-def backend(host):
-    return CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
 
 
 def check(kernel):

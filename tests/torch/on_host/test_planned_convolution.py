@@ -5,22 +5,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import PROBLEM, assert_near, image_and_filters  # noqa: E402
-from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.errors import BackendError  # noqa: E402
 from ucudnn.execution.plan import make_plan  # noqa: E402
 from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution  # noqa: E402
 from ucudnn.memory.torch.convolutions.step_kernel import StepKernel  # noqa: E402
 from ucudnn.memory.torch.subject.traced_values import TracedTensor  # noqa: E402
-from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
 
 REST = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 
 
 @pytest.fixture
-def planned(host):
+def planned(backend):
     """Return PROBLEM in two micro-batches, which takes the host's memory for a GPU's."""
-    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     algorithm = max(backend.algorithms(PROBLEM.part(4)), key=lambda each: each.workspace_bytes)
     part = MicroConfiguration(size=4, algorithm=algorithm.name, time_ms=1.0, workspace_bytes=algorithm.workspace_bytes)
     output = TracedTensor(0, (8, 6, 7, 6), (252, 42, 6, 1), 0, torch.float32)

@@ -5,16 +5,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.direct_call import DirectCall  # noqa: E402
-from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
-from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
 
 OTHER = 0x40
 
 
 @pytest.fixture
-def call(host):
-    return DirectCall(CudnnBackend(library_path=host.stub._name, device=TorchGpu(0)), Operation.FORWARD, parts=2)
+def call(backend):
+    return DirectCall(backend, Operation.FORWARD, parts=2)
 
 
 def is_computed(call, out):

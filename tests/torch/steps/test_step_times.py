@@ -31,18 +31,22 @@ def compare(times, clock, took):
             times.ended(TuningPhase.COMPARING, differs=uses_adopted, first=first, busy=False)
 
 
-def trying(times, clock, ledger):
-    """Return a function that ends a step whose time is read at once, and returns what was lost so far."""
+def trying(late=0):
+    """Return a function that ends a step whose time is read some steps late, and returns what was lost so far."""
+    clock, ends = Clock(), [0.0]
+    ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
+    times = StepTimes(clock, ledger)
 
     def step(time_ms, reserved_seconds=0.0, busy=False):
         assert times.reserve(reserved_seconds)
         clock.now += time_ms
-        clock.reached = clock.now
+        ends.append(clock.now)
+        clock.reached = ends[max(0, len(ends) - 1 - late)]
         times.ended(TuningPhase.TRYING, differs=False, first=False, busy=busy)
         times.read()
         return ledger.lost_seconds
 
-    return step
+    return times, step
 
 
 def test_steps_that_are_read_late_do_not_count_for_other_kernels():
@@ -90,11 +94,7 @@ def test_a_trial_is_charged_with_what_it_took_and_a_pause_of_the_program_is_not_
 
 
 def test_a_step_behind_a_trial_is_charged_too_because_the_host_is_late_there():
-    clock = Clock()
-    ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
-    times = StepTimes(clock, ledger)
-
-    step = trying(times, clock, ledger)
+    times, step = trying()
     for _ in range(5):
         assert step(100.0) == 0
     assert step(120.0, reserved_seconds=0.01) == pytest.approx(0.02)
@@ -108,11 +108,7 @@ def test_a_step_behind_a_trial_is_charged_too_because_the_host_is_late_there():
 
 
 def test_steps_between_trials_are_charged_with_what_they_take_longer_than_those_in_which_all_rests():
-    clock = Clock()
-    ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
-    times = StepTimes(clock, ledger)
-
-    step = trying(times, clock, ledger)
+    times, step = trying()
 
     def turn(third_ms):
         """Take a step with a trial, the one behind it, and a third one, which is slower than it should be."""
@@ -130,8 +126,7 @@ def test_steps_between_trials_are_charged_with_what_they_take_longer_than_those_
     for _ in range(40):
         step(140.0)
     assert times.typical_ms == 140.0, "the program's own pace may change"
-    assert ledger.lost_seconds == pytest.approx(0.1)
-    step(100.0, busy=True)
+    assert step(100.0, busy=True) == pytest.approx(0.06)
     for time_ms in (150.0, 150.0, 150.0):
         step(time_ms)
     assert times.typical_ms == 140.0, "threads have built"
@@ -147,32 +142,20 @@ def test_steps_in_which_the_device_does_nothing_gain_nothing():
 
 @pytest.mark.parametrize("late", [0, 2])
 def test_steps_of_another_kind_are_not_charged_with_what_they_take_longer(late):
-    clock = Clock()
-    ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
-    times = StepTimes(clock, ledger)
-    ends = [0.0]
-
-    def step(time_ms, reserved_seconds=0.0, busy=False):
-        assert times.reserve(reserved_seconds)
-        clock.now += time_ms
-        ends.append(clock.now)
-        clock.reached = ends[max(0, len(ends) - 1 - late)]
-        times.ended(TuningPhase.TRYING, differs=False, first=False, busy=busy)
-        times.read()
-
+    times, step = trying(late)
     for _ in range(10):
         step(10.0)
     assert times.typical_ms == 10.0
     times.begin_anew()
     step(700.0, reserved_seconds=0.25)
     for _ in range(10):
-        step(700.0, busy=True)
+        lost = step(700.0, busy=True)
     assert times.typical_ms == 700.0
-    assert ledger.lost_seconds == pytest.approx(0.25), "what the trial was expected to lose"
+    assert lost == pytest.approx(0.25), "what the trial was expected to lose"
     step(900.0, reserved_seconds=0.25)
     for _ in range(4):
-        step(700.0)
-    assert ledger.lost_seconds == pytest.approx(0.45)
+        lost = step(700.0)
+    assert lost == pytest.approx(0.45)
 
 
 def test_what_was_compared_before_other_steps_does_not_count():

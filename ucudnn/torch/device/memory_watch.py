@@ -1,18 +1,10 @@
-"""The room that PyTorch's own peak of memory leaves for workspace at each call (Dymem, section 4.2), and its guard."""
+"""The room that PyTorch's own peak of memory leaves for workspace at each call (Dymem, section 4.2)."""
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
-
-from ucudnn.units import exact_bytes
-
-_LOG = logging.getLogger("ucudnn.torch")
 
 _ROUNDING_BYTES = 2 << 20
 """A block of PyTorch's allocator may be 1 MiB larger than what was asked for, and a trial takes two blocks."""
-
-_SLACK_BYTES = 2 << 20  # a program's small tensors come and go
-_GUARDED_STEPS = 16  # between looks at the peak
 
 
 @final
@@ -54,32 +46,3 @@ class MemoryWatch:
     def holds(self, sizes: Sequence[int], live_bytes: int) -> bool:
         """Return whether new tensors stay below the peak beside live bytes."""
         return sum(sizes) <= self.room(live_bytes)
-
-
-@final
-class PeakGuard:
-    """Looks in some of the steps whether the peak of memory is what it was before kernels were replaced."""
-
-    def __init__(self, peak: Callable[[], int]) -> None:
-        self._peak = peak
-        self._allowed_bytes = 0
-        self._steps = 0
-
-    def begin(self, least_bytes: int) -> None:
-        """Allow the peak that there is now, or `least_bytes` if that is more, in the steps that follow."""
-        self._allowed_bytes, self._steps = max(least_bytes, self._peak()), 0
-
-    def is_kept(self) -> bool:
-        """Return after a step whether the peak is no higher than it may be, as far as that was looked at."""
-        self._steps += 1
-        if self._steps % _GUARDED_STEPS:
-            return True
-        peak = self._peak()
-        if peak <= self._allowed_bytes + _SLACK_BYTES:
-            return True
-        _LOG.warning(
-            "the peak of memory grew from %s to %s: PyTorch's own kernels run again",
-            exact_bytes(self._allowed_bytes),
-            exact_bytes(peak),
-        )
-        return False

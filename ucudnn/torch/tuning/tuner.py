@@ -9,7 +9,7 @@ from typing import Any, final
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.device.memory_limit import StatedRoom
-from ucudnn.torch.device.memory_watch import MemoryWatch, PeakGuard
+from ucudnn.torch.device.memory_watch import MemoryWatch
 from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.steps.host_bound_check import HostBoundCheck
 from ucudnn.torch.steps.phase import Transition, TuningPhase, next_phase
@@ -22,6 +22,7 @@ from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.trials.kernel_maker import KernelMaker
 from ucudnn.torch.trials.readings import Reading, Readings
 from ucudnn.torch.tuning.plan_owner import UNSTEADY_STEPS, Stated
+from ucudnn.units import exact_bytes
 from ucudnn.workspace.spare import own_bytes
 
 _LOG = logging.getLogger("ucudnn.torch")
@@ -36,6 +37,7 @@ _MOST_AT_ONCE, _TRIAL_STRIDE = 16, 3  # trials in one step, and steps of which o
 _REST_STRIDE, _REST_STEPS = 72, 9  # steps of which the first ones have no trials, and tell the program's own pace
 _WORK = "opening", "listing", "building"
 _LEAST_MADE, _QUICK_SECONDS = 2, 0.02  # kernels in one step, and the host's time in which further ones are made
+_GUARDED_STEPS, _SLACK_BYTES = 16, 2 << 20  # between looks at the peak; a program's small tensors come and go
 _MOST_ASKED, _MOST_KNOWN = 4, 1 << 13  # kernels whose candidates are looked for at a time, and problems
 
 
@@ -101,7 +103,7 @@ class Tuner:
         self._maker = KernelMaker(source, clock)
         self._clock = clock
         self._ranked: list[CallSite] | None = None  # that are not decided yet
-        self._guard = PeakGuard(program.peak_bytes)
+        self._settled_steps = self._allowed_bytes = 0
         self._asked: dict[ConvolutionProblem, bool] = {}  # whether the answer is awaited
 
     @property
@@ -224,8 +226,14 @@ class Tuner:
         It is looked at in some of the steps. The program itself may need more memory by now, so what was learned about
         its room does not hold any more.
         """
-        if not self.uses_adopted or self._guard.is_kept():
+        self._settled_steps += self.uses_adopted
+        if not self.uses_adopted or self._settled_steps % _GUARDED_STEPS:
             return True
+        peak, allowed = self.program.peak_bytes(), self._allowed_bytes
+        if peak <= allowed + _SLACK_BYTES:
+            return True
+        grown = exact_bytes(allowed), exact_bytes(peak)
+        _LOG.warning("the peak of memory grew from %s to %s: PyTorch's own kernels run again", *grown)
         self.kernels, self.uses_adopted = {}, False
         return False
 
@@ -395,6 +403,6 @@ class Tuner:
             self.owner.adopt(self.sites[problem] for problem in self.kernels)
         self.trials = {}
         self._maker.forget()
-        self._guard.begin(self.watch.peak_bytes)
+        self._settled_steps, self._allowed_bytes = 0, max(self.watch.peak_bytes, self.program.peak_bytes())
         gain, ledger = "" if self.gain is None else f", a step takes {self.gain:.3f} of the time before", self.ledger
         _LOG.info(_SETTLED, len(self.kernels), len(self.sites), gain, ledger.elapsed_seconds, ledger.lost_seconds)
