@@ -25,7 +25,7 @@ from bench.tools.results import save_run
 from bench.tools.script import out_of, run_main, verdict
 from bench.torch.measuring import built_gate, conditions, device_of, torch_command_line
 from bench.torch.overhead import sample_us
-from ucudnn.torch.gate.call_gate import CallGate, GateOutput, GateRule, look_of
+from ucudnn.torch.gate.call_gate import CallGate, GateOutput, GateRule, signature_of
 
 CALLS = 50  # so few that most samples are not interrupted by other processes
 MOST_PASSED_US = 3.0
@@ -69,9 +69,9 @@ class Calls:
         flags = cudnn.deterministic or torch.are_deterministic_algorithms_enabled(), cudnn.enabled
         nothing = Nothing()
         out, near, filters = (_output(each, nothing) for each in (self.grad, self.x, self.weight))
-        forward = look_of((*parts[4:], None, geometry, *flags, cudnn.allow_tf32))
+        forward = signature_of((*parts[4:], None, geometry, *flags, cudnn.allow_tf32))
         precision = torch._C._get_fp32_precision_getter("cuda", "conv")
-        backward = look_of((*parts, geometry, (True, True, False), *flags, precision))
+        backward = signature_of((*parts, geometry, (True, True, False), *flags, precision))
         return GateRule(forward, {0: out}), GateRule(backward, {0: near, 1: filters})
 
 

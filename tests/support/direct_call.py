@@ -9,7 +9,7 @@ from ucudnn.benchmarking.unmeasured.untimed_division import equal_parts
 from ucudnn.problem import Operation
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.calls.problem import shapes_of
-from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of
+from ucudnn.torch.gate.call_gate import GateOutput, GateRule, signature_of
 
 GEOMETRY = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 
@@ -44,12 +44,12 @@ class DirectCall:
             bias, bias_as = None, ((), ())
             if self.bias is not None:
                 bias, bias_as = ((*self.bias.shape,), (1,), self.bias.dtype, 0), ((*self.bias.shape, 1, 1), (1, 1, 1))
-            look = look_of((*x, *weight, bias, GEOMETRY, *flags, True))
-            return [GateRule(look, {0: made}, bias_as, self.kernel.fuses)], []
+            signature = signature_of((*x, *weight, bias, GEOMETRY, *flags, True))
+            return [GateRule(signature, {0: made}, bias_as, self.kernel.fuses)], []
         at = int(self.problem.operation is Operation.BACKWARD_FILTER)
         precision = torch._C._get_fp32_precision_getter("cuda", "conv")
-        look = look_of((*grad, *x, *weight, GEOMETRY, (True, True, False), *flags, precision))
-        return [], [GateRule(look, {at: made})]
+        signature = signature_of((*grad, *x, *weight, GEOMETRY, (True, True, False), *flags, precision))
+        return [], [GateRule(signature, {at: made})]
 
     def run(self):
         """Return the output."""

@@ -1,8 +1,8 @@
 """Makes interceptors: wrong options are refused at once, and a device is opened when it is first used.
 
 There are three kinds. One plans each kernel before its first run, from measurements. One lets PyTorch's own kernels run
-first and tries others within the memory that they leave. One makes heuristic plans at once within a stated limit, and
-tries others within that limit.
+first and tries others within the memory that they leave. One lets heuristic plans run within a stated limit, which are
+made at once, and tries others within that limit.
 """
 
 import logging

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import ucudnn  # noqa: E402
 from ucudnn.torch.calls.aten_kernels import AtenKernels  # noqa: E402
-from ucudnn.torch.gate.call_gate import GateOutput, GateRule, PythonOperators, look_of  # noqa: E402
+from ucudnn.torch.gate.call_gate import GateOutput, GateRule, PythonOperators, signature_of  # noqa: E402
 
 CASES = {
     "plain": ((4, 3, 9, 8), (6, 3, 3, 3), {"stride": (2, 1), "padding": (1, 2)}),
@@ -53,13 +53,13 @@ class Call:
         sizes = list(self.bias.shape)
         return torch.ops.aten.convolution_backward.default(grad, self.x, self.weight, sizes, *self.geometry, list(mask))
 
-    def forward_look(self, bias=None, tf32=True):
+    def forward_signature(self, bias=None, tf32=True):
         biased = None if bias is None else (tuple(bias.shape), bias.stride(), bias.dtype, 0)
-        return look_of((*_parts(self.x), *_parts(self.weight), biased, self.geometry, *self.flags, tf32))
+        return signature_of((*_parts(self.x), *_parts(self.weight), biased, self.geometry, *self.flags, tf32))
 
-    def backward_look(self, grad, mask=(True, True, True)):
+    def backward_signature(self, grad, mask=(True, True, True)):
         tensors = (*_parts(grad), *_parts(self.x), *_parts(self.weight))
-        return look_of(
+        return signature_of(
             (*tensors, self.geometry, mask, *self.flags, torch._C._get_fp32_precision_getter("cuda", "conv"))
         )
 
@@ -108,7 +108,7 @@ def test_a_call_with_a_rule_is_computed_by_it_and_its_bias_is_added(gate, name, 
     seen = []
     compute = writer(seen, 0 if transposed else 2, expected.numel())
     bias_as = ((len(call.bias), *ones), (1, *ones)) if biased else ((), ())
-    gate.use("cpu", [GateRule(call.forward_look(bias), {0: output_of(expected, compute)}, bias_as)], [])
+    gate.use("cpu", [GateRule(call.forward_signature(bias), {0: output_of(expected, compute)}, bias_as)], [])
     found = call.forward(bias=bias)
     assert found.shape == expected.shape
     wanted = torch.full_like(expected, SENTINEL)
@@ -116,7 +116,7 @@ def test_a_call_with_a_rule_is_computed_by_it_and_its_bias_is_added(gate, name, 
     ((x, w, y),) = seen
     assert w == call.weight.data_ptr()
     assert (y if transposed else x) == call.x.data_ptr()
-    assert torch.equal(call.forward(tf32=False), expected), "another look"
+    assert torch.equal(call.forward(tf32=False), expected), "another signature"
     assert len(seen) == 1
 
 
@@ -125,11 +125,11 @@ def test_a_kernel_that_adds_the_bias_is_given_its_address(gate):
     expected, seen = call.forward(), []
     bias_as = ((len(call.bias), 1, 1), (1, 1, 1))
     made = {0: output_of(expected, writer(seen, 2, expected.numel()))}
-    gate.use("cpu", [GateRule(call.forward_look(call.bias), made, bias_as, fuses=True)], [])
+    gate.use("cpu", [GateRule(call.forward_signature(call.bias), made, bias_as, fuses=True)], [])
     assert torch.equal(call.forward(bias=call.bias), torch.full_like(expected, SENTINEL))
     ((x, w, _, bias),) = seen
     assert (x, w, bias) == tuple(each.data_ptr() for each in (call.x, call.weight, call.bias))
-    assert torch.equal(call.forward(), expected), "another look"
+    assert torch.equal(call.forward(), expected), "another signature"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -143,7 +143,7 @@ def test_gradients_with_a_rule_are_computed_by_it_and_the_others_by_pytorch(gate
     outputs = {
         at: output_of((call.x, call.weight)[at], writer(seen[at], places[at], expected[at].numel())) for at in ours
     }
-    gate.use("cpu", [], [GateRule(call.backward_look(grad), outputs)])
+    gate.use("cpu", [], [GateRule(call.backward_signature(grad), outputs)])
     found = call.backward(grad)
     for at in range(3):
         wanted = torch.full_like(expected[at], SENTINEL) if at in ours else expected[at]
@@ -156,7 +156,7 @@ def test_gradients_with_a_rule_are_computed_by_it_and_the_others_by_pytorch(gate
         del known[("near", "filters")[at]]
         assert all(given[key] == tensor.data_ptr() for key, tensor in known.items())
     for left, right in zip(call.backward(grad, (False, True, False)), expected, strict=True):
-        assert left is None or torch.equal(left, right), "another look"
+        assert left is None or torch.equal(left, right), "another signature"
     assert sum(map(len, seen.values())) == len(ours)
 
 
@@ -167,8 +167,8 @@ def test_calls_that_are_set_aside_are_passed_on_whole_until_they_are_not(gate, p
     gradients, mask = call.backward(grad), (True, True, True)
     made = {0: output_of(expected, writer(seen, 2, expected.numel()))}
     other = {0: output_of(call.x, writer(seen, 0, call.x.numel()))}
-    forward = GateRule(call.forward_look(), made, aside=aside)
-    gate.use("cpu", [forward], [GateRule(call.backward_look(grad), other, aside=aside)])
+    forward = GateRule(call.forward_signature(), made, aside=aside)
+    gate.use("cpu", [forward], [GateRule(call.backward_signature(grad), other, aside=aside)])
     del forward  # the gate keeps the number
     passed_on.clear()
     for is_aside in (0, 1, 0, -1):
@@ -196,7 +196,7 @@ def test_calls_that_are_set_aside_or_have_no_rule_go_to_python_over_plans(gate):
         ),
     )
     made = {0: output_of(expected, writer([], 2, expected.numel()))}
-    gate.use("cpu", [GateRule(call.forward_look(), made, aside=aside)], python=operators.names)
+    gate.use("cpu", [GateRule(call.forward_signature(), made, aside=aside)], python=operators.names)
     for aside[0] in (0, 1):
         came.clear()
         assert torch.equal(call.forward(), expected if aside[0] else torch.full_like(expected, SENTINEL))
@@ -283,7 +283,7 @@ def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_
 
     outputs = {at: output_of((call.x, call.weight)[at], computes(at)) for at in ours}
     try:
-        gate.use("cpu", [], [GateRule(call.backward_look(grad, mask), outputs)])
+        gate.use("cpu", [], [GateRule(call.backward_signature(grad, mask), outputs)])
         found = call.backward(grad, mask)
     finally:
         gate.close()  # before the kernels to which it passes on are gone
@@ -302,18 +302,18 @@ def test_a_call_ends_by_the_rules_by_which_it_began_though_others_are_opened_mea
     call = Call("plain")
     grad = torch.randn_like(call.forward())
     expected = call.backward(grad)
-    look, others, opened = call.backward_look(grad), [], []
+    signature, others, opened = call.backward_signature(grad), [], []
     not_called = writer(others, 1, 1)
 
     def opens(*addresses):  # as another thread may while this call goes on
         opened.append(len(gate._computes))
-        gate.use("cpu", [], [GateRule(look, {1: output_of(call.weight, not_called)})])
+        gate.use("cpu", [], [GateRule(signature, {1: output_of(call.weight, not_called)})])
         opened.append(len(gate._computes))
         return write(*addresses)
 
     write = writer([], 0, expected[0].numel())
     outputs = {0: output_of(call.x, opens), 1: output_of(call.weight, writer([], 1, expected[1].numel()))}
-    gate.use("cpu", [], [GateRule(look, outputs)])
+    gate.use("cpu", [], [GateRule(signature, outputs)])
     found = call.backward(grad)
     for at in range(2):
         assert torch.equal(found[at], torch.full_like(expected[at], SENTINEL))
@@ -329,7 +329,7 @@ def test_a_call_ends_by_the_rules_by_which_it_began_though_others_are_opened_mea
 def test_threads_compute_while_the_gate_gets_other_rules(gate):
     call = Call("plain")
     expected = call.forward()
-    rule = GateRule(call.forward_look(), {0: output_of(expected, writer([], 2, expected.numel()))})
+    rule = GateRule(call.forward_signature(), {0: output_of(expected, writer([], 2, expected.numel()))})
     gate.use("cpu", [rule], [])
     ours, found, ended = torch.full_like(expected, SENTINEL), Counter(), Event()
 
@@ -362,8 +362,8 @@ def test_a_gate_that_is_opened_again_passes_on_to_the_same_kernels_and_stands_be
     grad, seen = torch.randn_like(expected), []
     gradients = call.backward(grad)
     passed_on.clear()
-    backward = GateRule(call.backward_look(grad), {1: output_of(call.weight, lambda *addresses: False)})
-    forward = GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})
+    backward = GateRule(call.backward_signature(grad), {1: output_of(call.weight, lambda *addresses: False)})
+    forward = GateRule(call.forward_signature(), {0: output_of(expected, writer(seen, 2, expected.numel()))})
     try:
         gate.use("cpu", [], [backward])
         assert torch.equal(call.forward(), expected)
@@ -387,7 +387,7 @@ def test_gradients_in_another_precision_than_stated_are_left_to_pytorch(gate, co
     _, expected, _ = call.backward(grad)
     conv.fp32_precision = precision
     output = output_of(call.weight, writer(seen, 1, expected.numel()))
-    gate.use("cpu", [], [GateRule(call.backward_look(grad), {1: output})])
+    gate.use("cpu", [], [GateRule(call.backward_signature(grad), {1: output})])
     conv.fp32_precision = other
     assert torch.equal(call.backward(grad)[1], expected)
     assert not seen
@@ -405,8 +405,8 @@ def test_what_cannot_be_computed_is_left_to_pytorch(gate, caplog):
     def fails(*addresses):
         raise ValueError("on purpose")
 
-    forward = [GateRule(call.forward_look(), {0: output_of(expected, fails)})]
-    backward = [GateRule(call.backward_look(grad), {0: output_of(call.x, lambda *_: False)})]
+    forward = [GateRule(call.forward_signature(), {0: output_of(expected, fails)})]
+    backward = [GateRule(call.backward_signature(grad), {0: output_of(call.x, lambda *_: False)})]
     gate.use("cpu", forward, backward)
     assert torch.equal(call.forward(), expected)
     assert "on purpose" in caplog.text
@@ -416,7 +416,9 @@ def test_what_cannot_be_computed_is_left_to_pytorch(gate, caplog):
 def test_calls_that_are_passed_on_never_come_to_python(gate):
     call, other = Call("plain"), Call("grouped")
     expected, seen, entered = call.forward(), [], []
-    gate.use("cpu", [GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})], [])
+    gate.use(
+        "cpu", [GateRule(call.forward_signature(), {0: output_of(expected, writer(seen, 2, expected.numel()))})], []
+    )
     inside = str(Path(ucudnn.__file__).parent)
     sys.setprofile(lambda frame, event, _: entered.append(frame.f_code.co_filename) if event == "call" else None)
     try:
@@ -437,7 +439,7 @@ def test_autograd_goes_through_the_gate(gate):
     grad = torch.randn_like(out)
     seen = []
     rule = GateRule(
-        call.backward_look(grad, (True, True, False)), {1: output_of(weight, writer(seen, 1, weight.numel()))}
+        call.backward_signature(grad, (True, True, False)), {1: output_of(weight, writer(seen, 1, weight.numel()))}
     )
     out.backward(grad)
     expected = x.grad.clone()
@@ -452,7 +454,7 @@ def test_autograd_goes_through_the_gate(gate):
 def test_a_closed_gate_is_gone(gate):
     call = Call("plain")
     expected, seen = call.forward(), []
-    rules = [GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})]
+    rules = [GateRule(call.forward_signature(), {0: output_of(expected, writer(seen, 2, expected.numel()))})]
     for give_back in (gate.close, lambda: gate.use("cpu")):
         gate.use("cpu", rules)
         call.forward()
@@ -465,7 +467,7 @@ def test_a_closed_gate_is_gone(gate):
 
 def test_errors_of_pytorch_are_those_without_the_gate(gate):
     call = Call("plain")
-    gate.use("cpu", [GateRule(call.forward_look(), {0: output_of(call.x, lambda *_: False)})], [])
+    gate.use("cpu", [GateRule(call.forward_signature(), {0: output_of(call.x, lambda *_: False)})], [])
     with pytest.raises(RuntimeError, match=r"expected input\[.*to have 3 channels, but got 5"):
         call.forward(torch.randn(4, 5, 9, 8))
     with pytest.raises(RuntimeError, match="could not parse dispatch key"):

@@ -64,7 +64,7 @@ def test_replaced_kernels_run_through_the_gate_and_others_are_pytorchs(gated, mo
         assert on.report().calls == calls + len(one.tuner.kernels)
         x, one.x = one.x, torch.randn(4, 4, 9, 8)
         one.check()
-        assert on.report().calls == calls + len(one.tuner.kernels), "PyTorch computes a new look, without Python"
+        assert on.report().calls == calls + len(one.tuner.kernels), "PyTorch computes a new signature, without Python"
         one.x = x
     assert not one.is_gated
     one.check()

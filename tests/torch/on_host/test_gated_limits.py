@@ -158,7 +158,7 @@ def test_no_kernel_is_computed_by_the_gate_while_python_may_use_its_handle(gated
         assert may_end.wait(600)
         return run(*rest)
 
-    monkeypatch.setattr(Interceptor, "_note_owner", wait)  # a call of a new look is inside Python
+    monkeypatch.setattr(Interceptor, "_note_owner", wait)  # a call of a new signature is inside Python
     other = Thread(target=lambda: torch.nn.functional.conv2d(torch.randn(3, 4, 7, 6), torch.randn(6, 4, 3, 3)))
     other.start()
     try:

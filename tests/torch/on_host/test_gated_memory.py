@@ -150,11 +150,13 @@ def test_plans_that_were_replaced_because_memory_is_short_are_computed_by_the_ga
         one.check()
         assert in_python, "there is no room for a workspace"
         one.until(lambda: not taken(in_python), 100)
-        assert len(directs()) >= 5, "a gradient whose workspace had no room beside the other one has a look of its own"
+        assert len(directs()) >= 5, (
+            "a gradient whose workspace had no room beside the other one has a signature of its own"
+        )
         assert max(kernel.workspace_bytes for kernel in directs()) < before
         counts = {
             id(kernel.calls): kernel.calls for kernel in directs()
-        }.values()  # of a kernel that two looks share, once
+        }.values()  # of a kernel that two signatures share, once
         count = sum(each[0] for each in counts)
         one.check()
         assert not in_python

@@ -49,7 +49,7 @@ class GateRule(NamedTuple):
     """What is computed here of calls with one signature.
 
     Attributes:
-        look: the signature, as `look_of` returns it.
+        signature: the signature, as `signature_of` returns it.
         outputs: what is computed here: the output of a forward call at 0, the gradients of input and weight of a
             backward call at 0 and 1.
         bias_as: sizes and strides with which the bias of a forward call is added; () if there is none.
@@ -58,7 +58,7 @@ class GateRule(NamedTuple):
             time. None computes always.
     """
 
-    look: Sequence[int]
+    signature: Sequence[int]
     outputs: Mapping[int, GateOutput]
     bias_as: tuple[Sizes, Sizes] = ((), ())
     fuses: bool = False
@@ -173,23 +173,23 @@ class CallGate:
         self._call("close")
 
     def _add(self, is_backward: int, rule: GateRule) -> None:
-        look = _numbers(rule.look), ctypes.c_int64(len(rule.look))
+        signature = _numbers(rule.signature), ctypes.c_int64(len(rule.signature))
         for at, (compute, sizes, strides, direct) in rule.outputs.items():
             kernel = ctypes.c_int64(self._count)
             self._computes[self._count] = compute
             self._count += 1
             form = _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes))
-            self._call("add", is_backward, *look, at, kernel, *form)
+            self._call("add", is_backward, *signature, at, kernel, *form)
             if direct is not None:
                 self._directs.append(direct)
-                self._call("direct", is_backward, *look, at, *_call_of(direct))
+                self._call("direct", is_backward, *signature, at, *_call_of(direct))
         if rule.aside is not None:
             self._asides.append(rule.aside)
-            self._call("aside", is_backward, *look, ctypes.c_void_p(rule.aside.buffer_info()[0]))
+            self._call("aside", is_backward, *signature, ctypes.c_void_p(rule.aside.buffer_info()[0]))
         sizes, strides = rule.bias_as
         if sizes:
             form = _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes))
-            self._call("bias", *look, *form, int(rule.fuses))
+            self._call("bias", *signature, *form, int(rule.fuses))
 
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._library, f"ucudnn_gate_{name}")
@@ -227,7 +227,7 @@ def _functions_of(library: Library) -> Any:
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, *[ctypes.c_void_p] * 4)
 
 
-def look_of(parts: Sequence[Any]) -> list[int]:
+def signature_of(parts: Sequence[Any]) -> list[int]:
     """Return a signature as numbers, from shapes, strides, types and devices of tensors, and the other arguments.
 
     Raises:
@@ -240,7 +240,7 @@ def look_of(parts: Sequence[Any]) -> list[int]:
 
 
 def _add_flat(found: list[int], part: Any) -> None:
-    """Add what a part of a look is as numbers; most parts are numbers, or tuples of them, which are short to add."""
+    """Add a part of a signature as numbers; most parts are numbers, or tuples of them, which are short to add."""
     if part.__class__ is int:
         found.append(part)
     elif isinstance(part, tuple):

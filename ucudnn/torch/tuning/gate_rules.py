@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from ucudnn.torch.calls.call_cache import CachedCall
 from ucudnn.torch.calls.fused_call import FusedCall
 from ucudnn.torch.calls.kernel_call import KernelCall
-from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of
+from ucudnn.torch.gate.call_gate import GateOutput, GateRule, signature_of
 from ucudnn.torch.tuning.tuned_call import TunedCall
 
 Key = tuple[Any, ...]
@@ -16,7 +16,7 @@ Key = tuple[Any, ...]
 
 def adopted_rules(calls: Mapping[Key, TunedCall]) -> list[GateRule]:
     """Return the rules for those calls of which a part is replaced by adopted kernels."""
-    rules = (call.rule(look_of(key)) for key, call in list(calls.items()) if call.path is not None)
+    rules = (call.rule(signature_of(key)) for key, call in list(calls.items()) if call.path is not None)
     return [rule for rule in rules if rule is not None]
 
 
@@ -40,7 +40,7 @@ def plan_rules(
     """Return the rules of forward and backward calls all of whose outputs cuDNN can compute without Python.
 
     Args:
-        calls: what becomes of calls, by their look and the name of their layer, which must be ''.
+        calls: what becomes of calls, by their signature and the name of their layer, which must be ''.
         asides: for calls in which something may be tried, a number that is not 0 while that is so.
     """
     forward: list[GateRule] = []
@@ -55,8 +55,10 @@ def plan_rules(
         ready = {at: each for at, each in outputs.items() if each is not None}
         if wanted and len(ready) == len(wanted):  # a part of a gradient's call would have another plan
             rules = backward if call.output is None else forward
-            look = key[:-1]
-            rules.append(GateRule(look_of(look), ready, call.bias_as, fused is not None, asides.get(look)))
+            signature = key[:-1]
+            rules.append(
+                GateRule(signature_of(signature), ready, call.bias_as, fused is not None, asides.get(signature))
+            )
     return forward, backward
 
 

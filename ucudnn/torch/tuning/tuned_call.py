@@ -33,7 +33,7 @@ from ucudnn.torch.tuning.tuner import Tuner
 
 _WGRAD, _DGRAD = 1, 0  # places in PyTorch's mask of gradients
 _ONLY = {_DGRAD: [True, False, False], _WGRAD: [False, True, False]}
-_MOST_SEEN = 256  # calls of one look in a step, which is long if the program evaluates before the next one
+_MOST_SEEN = 256  # calls of one signature in a step, which is long if the program evaluates before the next one
 
 
 @final
@@ -78,7 +78,7 @@ class TunedCall:
         self.path = _Path(self, watches=watches) if acts else None
         self.aside[0] = acts
 
-    def rule(self, look: Sequence[int]) -> GateRule | None:
+    def rule(self, signature: Sequence[int]) -> GateRule | None:
         """Return what the gate does with calls of a signature; None if they are passed on."""
         outputs, fuses = {}, False
         for at, each in self.outputs.items():
@@ -86,7 +86,7 @@ class TunedCall:
             if kernel is not None:
                 outputs[at] = GateOutput(kernel.run_at, each.form.sizes, each.form.strides, kernel.direct())
                 fuses |= kernel.fuses
-        return GateRule(look, outputs, self.bias_as, fuses) if outputs else None
+        return GateRule(signature, outputs, self.bias_as, fuses) if outputs else None
 
     def has_room(self, at: int, position: int, sizes: Sequence[int]) -> bool:
         """Return whether new tensors of some bytes take no new memory from the device at one of a step's calls.

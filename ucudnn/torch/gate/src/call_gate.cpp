@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "look.hpp"
+#include "signature.hpp"
 #include "rules.hpp"
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -56,7 +56,7 @@ std::unique_lock<std::mutex> handles_of_this_thread(const Table& table) {
 bool computes(const Table& table, const Direct& direct, const at::Tensor& like, const Tensors& tensors, void* out) {
   if (!are_aligned(tensors)) return false;
   std::unique_lock<std::mutex> lock;
-  if (direct.is_bounded()) {  // no other kernel may take a workspace between the look at live bytes and the allocation
+  if (direct.is_bounded()) {  // no other kernel may take a workspace after live bytes are read, before the allocation
     lock = handles_of_this_thread(table);
     if (!lock.owns_lock() || gate().in_python || !is_current(direct) || !has_room(direct, like)) return false;
   }
@@ -125,8 +125,8 @@ void pass_on_but(const Table& table, const Backward& call, Mask& left, int later
   }
 }
 
-const Rule* rule_of(const Side& side, const Numbers& look) {
-  const auto found = side.rules.find(look);
+const Rule* rule_of(const Side& side, const Numbers& signature) {
+  const auto found = side.rules.find(signature);
   return found == side.rules.end() ? nullptr : &found->second;
 }
 
@@ -142,15 +142,15 @@ const Kernel* passes(const Table& table, const Side& side, const Rule* rule) {
 at::Tensor forward(const Forward& call) {
   const std::shared_ptr<const Table> held = table_now();
   const Table& table = *held;
-  Numbers& look = empty_look();
-  add(look, call.x);
-  add(look, call.weight);
+  Numbers& signature = empty_signature();
+  add(signature, call.x);
+  add(signature, call.weight);
   const bool biased = call.bias.has_value() && call.bias->defined();
-  look.push_back(biased ? 4 : -1);
-  if (biased) add(look, *call.bias);
-  add(look, call.geometry);
-  look.insert(look.end(), {call.deterministic, call.enabled, call.tf32});  // all but `benchmark`
-  const Rule* const rule = rule_of(table.forward, look);
+  signature.push_back(biased ? 4 : -1);
+  if (biased) add(signature, *call.bias);
+  add(signature, call.geometry);
+  signature.insert(signature.end(), {call.deterministic, call.enabled, call.tf32});  // all but `benchmark`
+  const Rule* const rule = rule_of(table.forward, signature);
   if (const Kernel* const kernel = passes(table, table.forward, rule)) return pass_on_to(table, *kernel, call);
   const at::Tensor* const fused = rule->fuses ? &*call.bias : nullptr;
   at::Tensor out =
@@ -163,17 +163,17 @@ at::Tensor forward(const Forward& call) {
 Gradients backward(const Backward& call) {
   const std::shared_ptr<const Table> held = table_now();
   const Table& table = *held;
-  Numbers& look = empty_look();
-  add(look, call.grad);
-  add(look, call.x);
-  add(look, call.weight);
-  add(look, call.geometry);
-  add(look, call.mask);
+  Numbers& signature = empty_signature();
+  add(signature, call.grad);
+  add(signature, call.x);
+  add(signature, call.weight);
+  add(signature, call.geometry);
+  add(signature, call.mask);
   const auto& context = at::globalContext();
-  look.push_back(context.deterministicCuDNN() || context.deterministicAlgorithms());
-  look.push_back(context.userEnabledCuDNN());
-  look.push_back(precision_now());
-  const Rule* const rule = rule_of(table.backward, look);
+  signature.push_back(context.deterministicCuDNN() || context.deterministicAlgorithms());
+  signature.push_back(context.userEnabledCuDNN());
+  signature.push_back(precision_now());
+  const Rule* const rule = rule_of(table.backward, signature);
   if (const Kernel* const kernel = passes(table, table.backward, rule)) return pass_on_to(table, *kernel, call);
   std::array<at::Tensor, 3> found;
   Mask left = call.mask;
@@ -271,13 +271,13 @@ EXPORTED const char* ucudnn_gate_python(int is_backward, const char* name) {
   return guarded([&] { next_side(is_backward).python = kernel_of(name, gate().next->key); });
 }
 
-// Lets a kernel compute an output of calls with a look: `at` is 0 for a forward call, else the place of the gradient.
-EXPORTED const char* ucudnn_gate_add(int is_backward, const std::int64_t* look, std::int64_t length, int at,
+// Lets a kernel compute an output of calls with a signature: `at` is 0 for a forward call, else the gradient's place.
+EXPORTED const char* ucudnn_gate_add(int is_backward, const std::int64_t* signature, std::int64_t length, int at,
                                      std::int64_t kernel, const std::int64_t* sizes, const std::int64_t* strides,
                                      std::int64_t dimensions) {
   return guarded([&] {
     Side& side = next_side(is_backward);
-    side.rules[list(look, length)].outputs.at(at) = {kernel, nullptr, list(sizes, dimensions),
+    side.rules[list(signature, length)].outputs.at(at) = {kernel, nullptr, list(sizes, dimensions),
                                                      list(strides, dimensions)};
   });
 }
@@ -285,7 +285,7 @@ EXPORTED const char* ucudnn_gate_add(int is_backward, const std::int64_t* look, 
 // Lets cuDNN compute an output, in place of the callback. `functions` are those of `Cudnn`, in that order; `parts` has
 // four numbers for each part. `calls`, `other_stream` and `most_bytes` are those of `Direct`. All live as long as the
 // table.
-EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* look, std::int64_t length, int at,
+EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* signature, std::int64_t length, int at,
                                         void* const* functions, void* handle, const std::int64_t* parts,
                                         std::int64_t count, std::int64_t workspace_bytes, std::int64_t* calls,
                                         const std::int64_t* other_stream, std::int64_t most_bytes) {
@@ -309,26 +309,27 @@ EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* loo
       direct->allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type));
       TORCH_CHECK(direct->allocator != nullptr, "PyTorch's allocator does not say how many bytes live");
     }
-    next_side(is_backward).rules.at(list(look, length)).outputs.at(at).direct = std::move(direct);
+    next_side(is_backward).rules.at(list(signature, length)).outputs.at(at).direct = std::move(direct);
     gate().next->is_direct = true;
   });
 }
 
 // States the sizes and strides with which the bias of a forward call is added, unless its kernel fuses it.
-EXPORTED const char* ucudnn_gate_bias(const std::int64_t* look, std::int64_t length, const std::int64_t* sizes,
+EXPORTED const char* ucudnn_gate_bias(const std::int64_t* signature, std::int64_t length, const std::int64_t* sizes,
                                       const std::int64_t* strides, std::int64_t dimensions, int fuses) {
   return guarded([&] {
-    Rule& rule = next_side(0).rules.at(list(look, length));
+    Rule& rule = next_side(0).rules.at(list(signature, length));
     rule.bias_sizes = list(sizes, dimensions);
     rule.bias_strides = list(strides, dimensions);
     rule.fuses = fuses != 0;
   });
 }
 
-// Passes calls with a look on while a number is not 0, which may change at any time. It lives as long as the table.
-EXPORTED const char* ucudnn_gate_aside(int is_backward, const std::int64_t* look, std::int64_t length,
+// Passes calls with a signature on while a number is not 0, which may change at any time. It lives as long as the
+// table.
+EXPORTED const char* ucudnn_gate_aside(int is_backward, const std::int64_t* signature, std::int64_t length,
                                        const std::int64_t* aside) {
-  return guarded([&] { next_side(is_backward).rules[list(look, length)].aside = aside; });
+  return guarded([&] { next_side(is_backward).rules[list(signature, length)].aside = aside; });
 }
 
 // Uses the table that was begun last. The gate is put in front of an operator for which it has something to do, unless

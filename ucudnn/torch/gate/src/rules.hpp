@@ -10,7 +10,7 @@
 
 #include "calls.hpp"
 #include "direct.hpp"
-#include "look.hpp"
+#include "signature.hpp"
 
 namespace {
 
