@@ -132,18 +132,6 @@ def test_the_gate_computes_on_the_default_stream_only_after_python_has_used_anot
     assert 1 in (comes_to_python() for _ in range(20)), "the gate computes all others in the same step"
 
 
-def test_a_plan_that_changes_is_seen_at_once(gated, in_python, calls):
-    until_open(gated, in_python)
-    adopt_another_plan(gated)
-    calls()
-    gated.check()
-    assert in_python, "the call of the changed plan"
-    assert len(calls()) == parts_of(gated)
-    in_python.clear()
-    gated.until(lambda: len(taken(in_python)) == 1)
-    assert gated.program.stock_calls == 0
-
-
 def test_no_kernel_is_computed_by_the_gate_while_python_may_use_its_handle(gated, in_python, monkeypatch):
     until_open(gated, in_python)
     with process_overrides.gates_aside():
@@ -202,11 +190,13 @@ def assert_computed(gated, in_python, calls):
     assert gated.program.stock_calls == 0
 
 
-def test_a_plan_that_has_changed_is_computed_by_the_gate_again(gated, in_python, calls):
+def test_a_plan_that_changes_is_seen_at_once_and_computed_by_the_gate_again(gated, in_python, calls):
     until_open(gated, in_python)
     adopt_another_plan(gated)
+    calls()
     gated.check()
-    assert len(in_python) == 1
+    assert len(in_python) == 1, "the call of the changed plan"
+    assert len(calls()) == parts_of(gated)
     until_open(gated, in_python)
     assert_computed(gated, in_python, calls)
 

@@ -368,14 +368,17 @@ def test_the_end_of_tuning_gives_pytorchs_operators_back_and_another_begin_goes_
     assert on.report().calls == calls + 5
 
 
-def test_kernels_are_given_up_if_the_peak_grows(program, caplog):
-    one = program()
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_kernels_are_given_up_if_the_peak_grows(program, gate_library, caplog, has_gate):
+    one = program(library=gate_library if has_gate else None)
     with one.enable() as on:
         one.settle()
+        assert one.is_gated is has_gate
         one.program.peak += 3 * MIB
         for _ in range(20):
             one.check()
         assert "PyTorch's own kernels run again" in caplog.text
+        assert not one.is_gated
         calls = on.report().calls
         one.check()
         assert on.report().calls == calls

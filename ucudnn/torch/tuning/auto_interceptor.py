@@ -165,11 +165,11 @@ class AutoInterceptor:
 
     def backward(self, *call: Any) -> Gradients:
         """Return what aten::convolution_backward returns, given its arguments."""
-        grad, x, weight = call[:3]
+        x, weight = call[1], call[2]
         busy = self._backward_calls.busy
         if busy is not None and (x.shape, weight.shape) not in busy:
             return self._pass_backward(*call)
-        stride, padding, dilation, transposed, output_padding, groups, output_mask = call[4:]
+        grad, stride, padding, dilation, transposed, output_padding, groups, output_mask = call[0], *call[4:]
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
         deterministic = _deterministic() or _all_deterministic()
