@@ -43,9 +43,7 @@ _MOST_ASKED, _MOST_KNOWN = 4, 1 << 13  # kernels whose candidates are looked for
 
 @final
 class Tuner:
-    """Decides what runs in each step on one device; the calls ask it, and tell it what they measured.
-
-    Nothing changes within a step.
+    """Decides what runs in each step on one device; calls tell it what they measured. Nothing changes within a step.
 
     Args:
         program: the device.
@@ -55,9 +53,7 @@ class Tuner:
         clock: the host's, in seconds.
 
     Attributes:
-        sites: what was learned, by problem.
         watch: the memory of PyTorch's own steps.
-        uses_adopted: whether adopted kernels run in this step.
         trials: what is tried in this step, by problem, with the kernel if there is one.
         kernels: the adopted kernels, by problem.
         epoch: changes when the free blocks at calls may have changed.
@@ -229,10 +225,10 @@ class Tuner:
         self._settled_steps += self.uses_adopted
         if not self.uses_adopted or self._settled_steps % _GUARDED_STEPS:
             return True
-        peak, allowed = self.program.peak_bytes(), self._allowed_bytes
-        if peak <= allowed + _SLACK_BYTES:
+        peak = self.program.peak_bytes()
+        if peak <= self._allowed_bytes + _SLACK_BYTES:
             return True
-        grown = exact_bytes(allowed), exact_bytes(peak)
+        grown = map(exact_bytes, (self._allowed_bytes, peak))
         _LOG.warning("the peak of memory grew from %s to %s: PyTorch's own kernels run again", *grown)
         self.kernels, self.uses_adopted = {}, False
         return False
@@ -304,7 +300,6 @@ class Tuner:
         self._tried_since += self.step_ms / 1e3 * rests
         if rests or not self._is_turn or (not self._asked and self._readings):
             return None  # it is another step's turn, or what was watched is not read yet
-        self._look_at_memory()
         if self._ranked is None:
             self._ranked = ranked(self.sites.values(), self.step_ms)
         sites = self._ranked = [each for each in self._ranked if not each.finished]
@@ -323,7 +318,12 @@ class Tuner:
         return None
 
     def _choose_trials(self, sites: list[CallSite]) -> bool:
-        """Choose what is tried in the next step, and return whether the share of the time covers the best trial."""
+        """Choose what is tried in the next step, and return whether the share of the time covers the best trial.
+
+        Free blocks are looked up again if memory was taken from the device, or given back to it.
+        """
+        held = self.program.reserved_bytes()
+        self.epoch, self._held_bytes = self.epoch + (held != self._held_bytes), held
         made, before = 0, self._maker.seconds
         for site in sorted(sites, key=priority):
             trial = site.next_trial()
@@ -336,14 +336,11 @@ class Tuner:
             if len(self.trials) >= _MOST_AT_ONCE or not self._times.reserve(seconds + trial.estimate_ms / 1e3):
                 return bool(self.trials)  # smaller kernels wait, or they would use up what the larger one waits for
             made += seconds > 0
-            self._assign(site, trial)
+            kernel = None if trial.candidate is None else self._maker.made(site, trial.candidate)
+            if trial.candidate is None or kernel is not None:
+                self.trials[site.problem] = trial, kernel
+            self.host_seconds.update(building=self._maker.seconds, slowest=self._maker.slowest_seconds)
         return True
-
-    def _look_at_memory(self) -> None:
-        """Let free blocks be looked up again if memory was taken from the device, or given back to it."""
-        held = self.program.reserved_bytes()
-        self.epoch += held != self._held_bytes
-        self._held_bytes = held
 
     def _ask(self, sites: list[CallSite]) -> None:
         """Ask for the candidates of few kernels at a time, because listing and building disturb the program."""
@@ -358,13 +355,6 @@ class Tuner:
                 costly = site.is_costly(self.step_ms, limited=self.owner is not None)
                 self.source.ask(site.problem, int(site.room_bytes), costly=costly, now_ms=site.stock_median_ms)
                 self.host_seconds["listing"] += self._clock() - begin
-
-    def _assign(self, site: CallSite, trial: Trial) -> None:
-        candidate = trial.candidate
-        kernel = None if candidate is None else self._maker.made(site, candidate)
-        if candidate is None or kernel is not None:
-            self.trials[site.problem] = trial, kernel
-        self.host_seconds.update(building=self._maker.seconds, slowest=self._maker.slowest_seconds)
 
     def _end_trying(self) -> Transition:
         self._watched_training &= self._trains
