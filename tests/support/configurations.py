@@ -1,9 +1,15 @@
-"""Random micro-configurations and desirable sets."""
+"""Configurations: stated ones, random micro-configurations and desirable sets."""
 
 from hypothesis import strategies as st
 
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.solvers.desirable import desirable_set
+
+
+def in_parts(algorithm, size=8, batch=8):
+    """Return a division of a mini-batch into equal parts by an algorithm without workspace."""
+    part = MicroConfiguration(size=size, algorithm=algorithm, time_ms=1.0, workspace_bytes=0)
+    return Configuration(parts=(part,) * (batch // size))
 
 
 @st.composite

@@ -8,16 +8,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+from tests.support.configurations import in_parts
 from tests.support.host_gpu import PROBLEM
-from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.problem import Operation
 from ucudnn.torch.trials.call_site import ENOUGH, CallSite, priority, ranked, sets_to_compare, worth_replacing
 from ucudnn.torch.trials.candidate import FAILED, SLOW, WRONG, Candidate
 
 
 def candidate(name, size=8):
-    part = MicroConfiguration(size=size, algorithm=name, time_ms=1.0, workspace_bytes=0)
-    return Candidate(Configuration(parts=(part,) * (8 // size)), 0)
+    return Candidate(in_parts(name, size), 0)
 
 
 def site_of(*candidates, stock=1.0, calls=2):

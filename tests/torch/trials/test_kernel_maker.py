@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.support.configurations import in_parts
 from tests.support.host_gpu import PROBLEM
-from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import CudnnError
 from ucudnn.torch.trials import kernel_maker as module
 from ucudnn.torch.trials.call_site import CallSite
@@ -16,8 +16,7 @@ from ucudnn.torch.trials.kernel_maker import KernelMaker
 
 
 def candidate(name):
-    part = MicroConfiguration(size=8, algorithm=name, time_ms=1.0, workspace_bytes=0)
-    return Candidate(Configuration(parts=(part,)), 0)
+    return Candidate(in_parts(name), 0)
 
 
 @pytest.fixture

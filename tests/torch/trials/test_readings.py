@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.support.configurations import in_parts
 from tests.support.host_gpu import PROBLEM
-from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.torch.trials.call_site import CallSite
 from ucudnn.torch.trials.candidate import Candidate
 from ucudnn.torch.trials.readings import Reading, Readings
@@ -27,8 +27,7 @@ class Marked:
 
 def test_a_distance_is_read_once_the_device_has_computed_it_and_not_with_the_times():
     program, site, read, ran = Marked(), CallSite(PROBLEM), [], []
-    part = MicroConfiguration(size=8, algorithm="a", time_ms=1.0, workspace_bytes=0)
-    candidate = Candidate(Configuration(parts=(part,)), 0)
+    candidate = Candidate(in_parts("a"), 0)
     site.offer([candidate])
     readings = Readings(program, ran.append)
     readings.add(Reading(site, None, program.mark(), program.mark()))

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.configurations import in_parts  # noqa: E402
 from tests.support.host_gpu import PROBLEM  # noqa: E402
-from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.torch.trials.call_site import CallSite  # noqa: E402
 from ucudnn.torch.trials.candidate import Candidate  # noqa: E402
 from ucudnn.torch.tuning.candidate_check import CandidateCheck, Computed  # noqa: E402
@@ -50,8 +50,7 @@ def test_a_run_that_loads_code_is_not_timed_where_kernels_are_short_or_a_check_i
 ):
     tuner, site = Recorder(), CallSite(PROBLEM)
     site.stock_ms = [stock_ms] * 3
-    part = MicroConfiguration(size=8, algorithm="a", time_ms=1.0, workspace_bytes=0)
-    candidate = Candidate(Configuration(parts=(part,)), 0)
+    candidate = Candidate(in_parts("a"), 0)
     candidate.was_slow = was_slow
     out = torch.full((4,), 5.0)
 

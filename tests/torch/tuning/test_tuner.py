@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 
 import torch
 
+from tests.support.configurations import in_parts
 from tests.support.host_gpu import PROBLEM
-from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.trials import kernel_maker as module
@@ -124,11 +124,7 @@ class Listed:
         assert room_bytes > 0
         assert now_ms > 0, "how long the kernel takes is known by then"
         sizes = {name: 4 if name == "divided" else 8 for name in self._times[problem.channels]}
-        parts = [
-            MicroConfiguration(size=size, algorithm=name, time_ms=1.0, workspace_bytes=0)
-            for name, size in sizes.items()
-        ]
-        self._found.append((problem, [Configuration(parts=(part,) * (8 // part.size)) for part in parts]))
+        self._found.append((problem, [in_parts(name, size) for name, size in sizes.items()]))
 
     def pause(self, *, paused):
         pass
