@@ -57,7 +57,7 @@ def test_an_engine_that_adds_the_bias_replaces_the_first_plan_within_the_limit(s
         host.forget()
         one.check()
         assert fused_calls(one) is None
-        assert additions(one) == 1, "a first plan is the one without the bias"
+        assert additions(one) == 1, "the heuristic plan is the one without the bias"
         one.settle()
         site = biased_site(one)
         assert site.adopted.configuration.parts[0].size < 8, "divided to fit the limit"

@@ -17,6 +17,7 @@ from ucudnn.kernel import KernelKey
 from ucudnn.planning.choices import Origin
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
+from ucudnn.torch.calls.fused_choice import without_addition
 from ucudnn.torch.device.memory_limit import StatedRoom
 from ucudnn.torch.trials.call_site import CallSite
 
