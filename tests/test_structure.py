@@ -58,7 +58,7 @@ ROOMS = {  # each room: the rooms directly under it; imports go down only
     "memory/plans": ("memory/step",),
     "memory/simulation": ("memory/plans",),
     "memory/pools": ("memory/simulation",),  # the papers'
-    "memory/allocator": ("memory/simulation",),  # PyTorch's own
+    "memory/allocator": ("memory/pools",),  # PyTorch's own
     "memory/policies/swaps": ("memory/simulation",),
     "memory/policies": ("memory/pools", "memory/policies/swaps"),
     "memory/planner": ("memory/policies", "memory/allocator"),
@@ -83,7 +83,7 @@ SHARED_FILE_NAMES = {
     *("backend", "bench", "base", "problem", "factory", "division", "plan", "report", "planner", "replay"),
 }
 PLACES = {  # a package from elsewhere: the modules or folders that import it
-    "numpy": ("backends", "execution.overlap", "solvers", "torch", "memory.plans.remakes", "memory.planner.bounds"),
+    "numpy": ("backends", "execution.overlap", "solvers", "torch", "memory.plans", "memory.planner.bounds"),
     "pulp": ("solvers.integer_program", "memory"),
     "typer": ("cli",),
     "rich": ("reporting.terminal",),

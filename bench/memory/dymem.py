@@ -24,8 +24,7 @@ from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.dymem import DymemPolicy
 from ucudnn.memory.policies.pool_room import fastest_in_room, room_for_workspaces
-from ucudnn.memory.policies.vdnn import VdnnPolicy
-from ucudnn.memory.policies.vdnn_dynamic import VdnnDynamicPolicy
+from ucudnn.memory.policies.vdnn import VdnnDynamicPolicy, VdnnPolicy
 from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.two_ended import Mobility, TwoEndedPool, mobility_in
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from ucudnn.memory.allocator.step_replay import ReplayedPlan, StepReplay
+from ucudnn.memory.allocator.step_replay import StepReplay, replayed_step
 from ucudnn.memory.plans.actions import ActionKind, Move
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Phase, Role
@@ -23,22 +23,24 @@ class _Shaker(StepReplay):
     """Lets some of the storages that are there move before each action."""
 
     def __init__(self, plan, costs, seed):
-        super().__init__(plan.graph, costs, _Nowhere(), state_exists=True)
+        super().__init__(plan.graph, _Nowhere(), state_exists=True)
+        self.graph = plan.graph
         self.dice, self.found = random.Random(seed), {}
         actions = enumerate(plan.actions)
         runs = [index for index, (kind, target) in actions if kind is ActionKind.RUN and self.is_inside(target)]
         self.last = max(runs)
-        self.step(ReplayedPlan(plan, {}, simulate(plan, costs).delayed))
+        self.step(replayed_step(plan, costs, simulate(plan, costs).delayed).events)
 
     def is_inside(self, operation):
         return self.graph.operations[operation].phase is not Phase.OPTIMIZER
 
-    def expect(self, index, wanted):
+    def take(self, event, wanted):
         roles = (Role.ACTIVATION, Role.GRADIENT)
         there = [each for each in self.pieces if self.graph.storages[each].role in roles]
         moving = tuple(self.dice.sample(there, min(len(there), self.dice.randint(0, 3))))
-        if moving and index <= self.last:
-            self.found[index] = (Move((self.dice.randint(1, 999),), moving, slides=self.dice.random() < 0.5),)
+        if moving and event.action <= self.last:
+            self.found[event.action] = (Move((self.dice.randint(1, 999),), moving, slides=self.dice.random() < 0.5),)
+        super().take(event, wanted)
 
 
 def shaken(plan, costs, seed):

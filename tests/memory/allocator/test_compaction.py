@@ -10,9 +10,10 @@ from tests.support.memory_plans import random_plans, with_sizes
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.allocator import compaction
 from ucudnn.memory.allocator.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
+from ucudnn.memory.allocator.block_steps import BlockSteps
 from ucudnn.memory.allocator.compaction import compact, tightened
 from ucudnn.memory.allocator.replay import SMALL_BYTES, replay_allocator, replay_returns
-from ucudnn.memory.allocator.step_replay import ReplayedPlan, StepReplay
+from ucudnn.memory.allocator.step_replay import StepReplay, replayed_step
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.planner.least import frugal_plan
@@ -46,12 +47,17 @@ def compacted(builder, plan, most, live=120, **options):
     """Return how a plan runs in the smallest block that is worth it."""
     costs = builder.costs()
     limits = BlockLimits(most_bytes=most * MIB, live_bytes=live * MIB, **options)
-    return in_smallest(ReplayedPlan(plan, {}, simulate(plan, costs).delayed), costs, limits)
+    return in_smallest(BlockSteps(step_of(plan, costs), costs), limits)
 
 
-def in_smallest(*step):
-    wide = compact(*step)
-    return None if wide is None else tightened(wide, *step)
+def step_of(plan, costs):
+    done = simulate(plan, costs)
+    return replayed_step(plan, costs, done.delayed)
+
+
+def in_smallest(steps, limits):
+    wide = compact(steps, limits)
+    return None if wide is None else tightened(wide, steps, limits)
 
 
 def test_the_smallest_storage_in_the_way_moves():
@@ -90,9 +96,8 @@ def test_only_steps_in_which_something_moves_are_replayed_once_more_as_they_will
     monkeypatch.setattr(BlockReplay, "follow", lambda self, *rest: steps.append(self) or follow(self, *rest))
     builder = two_holes()
     costs, plan = builder.costs(), plan_of(builder)
-    step = ReplayedPlan(plan, {}, simulate(plan, costs).delayed)
     limits = BlockLimits(most_bytes=200 * MIB, live_bytes=200 * MIB, keeps_state=False)
-    found = compaction._Trial(step, costs, limits, None).run(block * MIB)
+    found = compaction._Trial(BlockSteps(step_of(plan, costs), costs), limits).run(block * MIB)
     assert bool(found.moves) is (block == 120)
     assert [steps.count(each) for each in dict.fromkeys(steps)] == replays
 
@@ -100,9 +105,9 @@ def test_only_steps_in_which_something_moves_are_replayed_once_more_as_they_will
 def test_pieces_that_are_only_tried_leave_the_block_as_it_was():
     block = TensorBlock(PAGE)
     block.take(3 * MIB)
-    before = block.parts(), block.live, block.top
+    before = dict(block.holes.ends), block.live, block.top
     assert block.placed([8 * MIB, 4 * MIB, 9 * MIB]) == 2
-    assert (block.parts(), block.live, block.top) == before
+    assert (block.holes.ends, block.live, block.top) == before
     assert block.top == 3 * MIB
 
 
@@ -153,7 +158,7 @@ def test_no_more_bytes_are_alive_than_at_the_peak():
     without = compacted(builder, plan_of(builder), 140, live=55)
     assert without.moves == {6: (Move((), (3,), slides=True),)}  # 20 MiB by 40, in one copy
     assert (without.moved_bytes, without.copies) == (20 * MIB, 1)
-    assert follow(without, ReplayedPlan(plan_of(builder), {}, {}), builder.costs()) == 118 * MIB
+    assert follow(without, step_of(plan_of(builder), builder.costs())) == 118 * MIB
 
 
 @pytest.mark.parametrize("ended", [{}, {2: 8}, {2: 7}, {2: 3}])
@@ -164,13 +169,13 @@ def test_what_a_copy_reads_stays_until_it_has_ended(ended, waits):
     between = [wait(1)] if waits else []
     actions = (run(0), run(1), offload(1), run(2), run(3), free(0), free(2), *between, run(4))
     plan = MemoryPlan(policy="hand", graph=builder.graph(), actions=(*actions, free(1), free(3), free(4)))
-    step = ReplayedPlan(plan, {}, {}, ended)
-    found = in_smallest(step, builder.costs(), BlockLimits(most_bytes=140 * MIB, live_bytes=120 * MIB))
+    step, costs = replayed_step(plan, builder.costs(), {}, ended), builder.costs()
+    found = in_smallest(BlockSteps(step, costs), BlockLimits(most_bytes=140 * MIB, live_bytes=120 * MIB))
     last = 140 * MIB - 118 * MIB - END_BYTES
     there = 7 + waits  # the action that wants room
     stays = not waits and ended.get(2, 8) > there
     assert found.moves == {there: (Move((40 * MIB, last), (3,)) if stays else Move((), (1,), slides=True),)}
-    assert follow(found, step, builder.costs()) <= 120 * MIB
+    assert follow(found, step) <= 120 * MIB
 
 
 def test_room_is_made_before_the_copy_beside_an_operation_is_issued():
@@ -233,8 +238,8 @@ class _Follower(StepReplay):
 
     moves = ()
 
-    def act(self, index, plan, scratch, *, waits):
-        for move in self.moves.get(index, ()):
+    def act(self, event):
+        for move in self.moves.get(event.action, ()):
             held = [self.space.take(size) for size in move.pads]
             for storage in move.storages:
                 before = self.pieces[storage]
@@ -245,16 +250,16 @@ class _Follower(StepReplay):
                     self.space.give_back(before)
             for piece in held:
                 self.space.give_back(piece)
-        super().act(index, plan, scratch, waits=waits)
+        super().act(event)
 
 
-def follow(found, step, costs):
+def follow(found, step):
     """Run three steps in a block, and check that nothing grows; return the most bytes alive."""
     space = _Allocator(found.block_bytes)
-    follower = _Follower(step.plan.graph, costs, space, state_exists=True)
+    follower = _Follower(step.graph, space, state_exists=True)
     follower.moves = found.moves
     for _ in range(3):
-        follower.step(step)
+        follower.step(step.events)
     return space.peak
 
 
@@ -271,7 +276,7 @@ def test_only_what_finds_another_place_is_said_to_move():
     plan = MemoryPlan(policy="hand", graph=builder.graph(), actions=actions)
     found, costs = compacted(builder, plan, 140, live=128), builder.costs()
     assert found.moves == {13: (Move((14 * MIB,), (3,)),)}
-    assert follow(found, ReplayedPlan(plan, {}, simulate(plan, costs).delayed), costs) == 128 * MIB
+    assert follow(found, step_of(plan, costs)) == 128 * MIB
 
 
 def test_storages_move_one_after_another_where_no_single_move_makes_enough_room():
@@ -286,32 +291,32 @@ def test_storages_move_one_after_another_where_no_single_move_makes_enough_room(
     last = 240 * MIB - 150 * MIB - END_BYTES
     assert found.moves == {8: (Move((last,), (1,), slides=True), Move((), (2,), slides=True))}
     assert (found.moved_bytes, found.copies) == (110 * MIB, 2 + 2)
-    assert follow(found, ReplayedPlan(plan, {}, simulate(plan, costs).delayed), costs) == 230 * MIB
+    assert follow(found, step_of(plan, costs)) == 230 * MIB
 
 
 def test_a_step_does_not_follow_moves_for_which_there_is_no_room():
     builder = two_holes()
     plan, costs = plan_of(builder), builder.costs()
     limits = BlockLimits(most_bytes=140 * MIB, live_bytes=120 * MIB)
-    step = ReplayedPlan(plan, {}, simulate(plan, costs).delayed)
+    step = BlockSteps(step_of(plan, costs), costs).later
     for moves in ({6: (Move((), (1, 0)),)}, {6: (Move((100 * MIB,), (1,)),)}):
         with pytest.raises(NoRoomError):
-            BlockReplay(plan.graph, costs, TensorBlock(140 * MIB), limits).follow(step, moves)
-    assert BlockReplay(plan.graph, costs, TensorBlock(140 * MIB), limits).follow(step, {6: (Move((), (1,)),)})
+            BlockReplay(plan.graph, TensorBlock(140 * MIB), limits).follow(step, moves, limits.live_bytes)
+    follower = BlockReplay(plan.graph, TensorBlock(140 * MIB), limits)
+    assert follower.follow(step, {6: (Move((), (1,)),)}, limits.live_bytes)
 
 
 @given(drawn=random_plans(), sizes=st.lists(st.integers(2, 40), min_size=1, max_size=12))
 def test_an_allocator_that_follows_never_grows(drawn, sizes):
     plan, costs = drawn  # of tensors that would all lie in the small range
     plan = with_sizes(plan, sizes)
-    simulation = simulate(plan, costs)
-    step = ReplayedPlan(plan, {}, simulation.delayed)
-    replayed = replay_allocator(plan, costs, {}, simulation.delayed, state_exists=True)
+    step = step_of(plan, costs)
+    replayed, steps = replay_allocator(step, state_exists=True), BlockSteps(step, costs, state_exists=True)
     limits = BlockLimits(most_bytes=replayed.live_bytes + PAGE, live_bytes=replayed.live_bytes, state_exists=True)
-    for found in (compact(step, costs, limits), in_smallest(step, costs, limits)):
+    for found in (compact(steps, limits), in_smallest(steps, limits)):
         if found is not None:
             assert found.reserved_bytes <= replayed.live_bytes + PAGE
-            assert follow(found, step, costs) <= replayed.live_bytes
+            assert follow(found, step) <= replayed.live_bytes
 
 
 @pytest.fixture(scope="module")
@@ -326,25 +331,24 @@ def vgg():
 
 def test_a_step_that_gave_gigabytes_back_fits_when_less_than_one_moves(vgg):
     plan, costs, budget = vgg
-    scratch, delayed = dict(enumerate(costs.scratch_bytes)), simulate(plan, costs).delayed
+    step = step_of(plan, costs)
     room = budget - sum(
         costs.rounded(size)
         for size, storage in zip(plan.graph.sizes, plan.graph.storages, strict=True)
         if storage.role in (Role.PARAMETER, Role.BUFFER, Role.INPUT)
     )
-    live = replay_allocator(plan, costs, scratch, delayed).live_bytes
-    assert replay_returns(plan, costs, scratch, delayed, room).returned_bytes > 2**31
+    live = replay_allocator(step).live_bytes
+    assert replay_returns(step, room).returned_bytes > 2**31
     first = frugal_plan(plan.graph, costs, "checkpoint", plan)
-    before = ReplayedPlan(first, scratch, simulate(first, costs).delayed)
+    steps = BlockSteps(step, costs, first=step_of(first, costs))
     limits = BlockLimits(most_bytes=room, live_bytes=live)
-    found = compact(ReplayedPlan(plan, scratch, delayed), costs, limits, before)
+    found = compact(steps, limits)
     assert found is not None
     assert 0 < found.moved_bytes < 2**30
     assert found.reserved_bytes <= room
-    step = ReplayedPlan(plan, scratch, delayed)
-    beside = compact(step, costs, replace(limits, keeps_state=False), before)
+    beside = compact(steps, replace(limits, keeps_state=False))
     assert beside.moved_bytes > found.moved_bytes
     larger = replace(limits, most_bytes=int(1.03 * room))
-    with_kept, without = (compact(step, costs, replace(larger, keeps_state=keeps), before) for keeps in (True, False))
+    with_kept, without = (compact(steps, replace(larger, keeps_state=keeps)) for keeps in (True, False))
     assert with_kept.kept_bytes > 2**29  # the momentum of the classifier, which would lie between activations
     assert with_kept.moved_bytes < without.moved_bytes

@@ -61,17 +61,6 @@ def test_a_hole_before_pages_that_are_not_mapped_counts_with_them_up_to_the_next
     assert found.find(6) is None
 
 
-def test_bytes_that_are_mapped_before_are_one_hole():
-    found = GrowingRange(PAGE)
-    found.map(25)
-    assert (found.mapped_bytes, found.paged_bytes) == (30, 0)
-    assert [put(found, size) for size in (8, 12, 4)] == [0, 8, 20]
-    found.give_back(8, 12)
-    assert found.parts() == [(0, 8, False), (8, 20, True), (20, 24, False), (24, 30, True)]
-    assert found.find(7) == 8
-    assert found.find(13) is None
-
-
 def test_a_hole_that_is_too_small_with_its_missing_pages_is_passed_over():
     found = GrowingRange(PAGE)
     assert [put(found, size) for size in (10, 20, 10)] == [0, 10, 30]
@@ -106,7 +95,6 @@ def test_pieces_never_overlap_and_lie_on_mapped_pages(data):
 @given(st.data())
 def test_where_all_pages_are_mapped_the_smallest_hole_that_cannot_grow_is_taken_and_else_the_end(data):
     found, pieces = GrowingRange(PAGE), {}
-    found.map(data.draw(st.integers(0, 60)))
     for _ in range(20):
         if pieces and data.draw(st.booleans()):
             address = data.draw(st.sampled_from(sorted(pieces)))
@@ -115,8 +103,9 @@ def test_where_all_pages_are_mapped_the_smallest_hole_that_cannot_grow_is_taken_
             size = data.draw(st.integers(1, 35))
             pieces[put(found, size)] = size
         size = data.draw(st.integers(1, 40))
-        holes = [(end - begin, begin) for begin, end, is_hole in found.parts() if is_hole]
-        last = max((address + length for address, length in pieces.items()), default=0)
-        inner = sorted(hole for hole in holes if hole[0] >= size and hole[1] < last)
-        ends = [hole for hole in holes if hole[0] >= size and hole[1] == last]
+        borders = [0, *(border for begin in sorted(pieces) for border in (begin, begin + pieces[begin]))]
+        inner = sorted(
+            (end - begin, begin) for begin, end in zip(borders[::2], borders[1::2], strict=False) if end - begin >= size
+        )
+        ends = [(0, borders[-1])] if found.mapped_bytes - borders[-1] >= size else []
         assert found.find(size) == next((begin for _, begin in [*inner, *ends]), None)

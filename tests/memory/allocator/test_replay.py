@@ -1,12 +1,14 @@
 """Tests of the replay of PyTorch's allocator: lost holes, the optimizer's state between gradients, and live bytes."""
 
+from dataclasses import replace
+
 from hypothesis import given
 
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.allocator.growing_range import GrowingRange
 from ucudnn.memory.allocator.replay import ReplayedReturns, replay_allocator, replay_returns
-from ucudnn.memory.allocator.step_replay import ReplayedPlan, StepReplay
+from ucudnn.memory.allocator.step_replay import StepReplay, replayed_step
 from ucudnn.memory.plans.actions import free, offload, run
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.stock import StockPolicy
@@ -29,11 +31,16 @@ def line(*sizes):
     return builder.storage("d", MIB).backward("b", before, "d")
 
 
+def step_of(plan, costs):
+    return replayed_step(plan, costs, simulate(plan, costs).delayed)
+
+
 def replayed(builder, plan=None, scratch=None, **options):
     costs = builder.costs()
+    if scratch:
+        costs = replace(costs, scratch_bytes=tuple(scratch.get(each, 0) for each in range(len(costs.time_ms))))
     plan = plan or StockPolicy().plan(builder.graph(), costs, None)
-    delayed = simulate(plan, costs).delayed
-    return replay_allocator(plan, costs, scratch or {}, delayed, **options)
+    return replay_allocator(step_of(plan, costs), **options)
 
 
 def test_a_hole_that_is_too_small_is_lost():
@@ -68,9 +75,7 @@ def test_what_is_returned_lies_behind_scratch_that_was_allocated_before_it():
     def places(**given):
         costs = builder.costs(**given)
         space = Lines()
-        StepReplay(graph, costs, space, state_exists=True).step(
-            ReplayedPlan(plan, dict(enumerate(costs.scratch_bytes)), {})
-        )
+        StepReplay(graph, space, state_exists=True).step(replayed_step(plan, costs, {}).events)
         return space.taken[-3:]
 
     assert places()[-2:] == [(0, 30 * MIB), (102 * MIB, 70 * MIB)]
@@ -122,14 +127,14 @@ def test_bytes_that_an_offload_still_reads_are_free_when_it_has_ended():
     plan = MemoryPlan(policy="hand", graph=graph, actions=away)
     slow = builder.costs(offload_bytes_per_ms=15.0 * MIB)  # the copy of 30 MiB ends behind the third layer
     fast = builder.costs(offload_bytes_per_ms=60.0 * MIB)
-    live = [replay_allocator(plan, each, {}, simulate(plan, each).delayed).live_bytes for each in (slow, fast)]
+    live = [replay_allocator(step_of(plan, each)).live_bytes for each in (slow, fast)]
     assert live == [100 * MIB, 70 * MIB]
 
 
 def returned(builder, most, **options):
     costs = builder.costs()
     plan = StockPolicy().plan(builder.graph(), costs, None)
-    return replay_returns(plan, costs, {}, simulate(plan, costs).delayed, most * MIB, **options)
+    return replay_returns(step_of(plan, costs), most * MIB, **options)
 
 
 def test_empty_pages_go_back_in_each_step_where_a_tensor_finds_no_room():
@@ -162,18 +167,17 @@ def test_the_first_update_counts():
 @given(step=random_plans())
 def test_with_room_for_all_nothing_goes_back_and_without_it_no_tensor_is_lost(step):
     plan, costs = step
-    scratch, delayed = dict(enumerate(costs.scratch_bytes)), simulate(plan, costs).delayed
-    found = replay_allocator(plan, costs, scratch, delayed)
-    wide = found.reserved_bytes + max(plan.graph.sizes, default=0) + max(scratch.values(), default=0) + PAGE
-    assert replay_returns(plan, costs, scratch, delayed, wide).times == 0
-    assert replay_returns(plan, costs, scratch, delayed, found.paged_bytes - 1).fits is (found.paged_bytes == 0)
+    replayed = step_of(plan, costs)
+    found = replay_allocator(replayed)
+    wide = found.reserved_bytes + max(plan.graph.sizes, default=0) + max(costs.scratch_bytes, default=0) + PAGE
+    assert replay_returns(replayed, wide).times == 0
+    assert replay_returns(replayed, found.paged_bytes - 1).fits is (found.paged_bytes == 0)
 
 
 @given(step=random_plans())
 def test_live_bytes_are_those_of_the_simulation(step):
     plan, costs = step
     simulation = simulate(plan, costs)
-    scratch = dict(enumerate(costs.scratch_bytes))
-    found = replay_allocator(plan, costs, scratch, simulation.delayed, state_exists=True)
+    found = replay_allocator(step_of(plan, costs), state_exists=True)
     assert found.live_bytes + fixed_bytes(plan, costs) == simulation.peak_bytes
     assert found.reserved_bytes >= found.paged_bytes >= found.live_bytes

@@ -23,8 +23,7 @@ def arranged(layout, fixed=(), live=None):
     for storage in range(max(sizes, default=0) + 1):
         builder.storage(f"s{storage}", sizes.get(storage, 1) * MIB).run(f"make s{storage}", "", f"s{storage}")
     limits = BlockLimits(most_bytes=BLOCK, live_bytes=live or BLOCK, fixed=fixed)
-    replay = BlockReplay(builder.graph(), builder.costs(), TensorBlock(BLOCK), limits)
-    replay._most_live = limits.live_bytes
+    replay = BlockReplay(builder.graph(), TensorBlock(BLOCK), limits)
     address = 0
     for storage, size in layout:
         if storage != FREE:
@@ -91,6 +90,17 @@ def test_room_for_several_pieces_counts_as_they_are_taken(sizes):
     assert replay.placed([size * MIB for size in sizes]) == len(sizes)
 
 
+def test_a_place_that_was_only_tried_is_not_the_highest_one():
+    """The storage would move behind the other one, and be the highest there."""
+    replay = arranged([(FREE, 10), (0, 20), (1, 20)], fixed={1})
+    before = dict(replay.pieces)
+    done, undone = replay.carry_out(Move((10 * MIB,), (0,)))
+    assert done.storages == (0,)
+    assert replay.block.top == 70 * MIB
+    replay.undo(undone)
+    assert (replay.pieces, replay.block.top) == (before, 0)
+
+
 @given(
     lengths=st.lists(st.tuples(st.booleans(), st.integers(2, 14)), min_size=2, max_size=8),
     fixed=st.sets(st.integers(0, 7)),
@@ -106,7 +116,7 @@ def test_what_is_found_makes_room_and_loses_nothing(lengths, fixed, wanted, spar
     if placed == len(sizes):
         return
     moves = SlideSearch(replay).moves(sizes, placed)
-    assert (replay.pieces, replay.moved_bytes, replay.copies) == (before, 0, 0)
+    assert (replay.pieces, replay.moved_bytes, replay.copies, replay.block.top) == (before, 0, 0, 0)
     for move in moves:
         assert replay.carry_out(move)[0] == move
     assert replay.placed(sizes) > placed or not moves

@@ -1,5 +1,6 @@
 """Tests of bounds: no plan is faster than the bound of its policy, and plans of policies that copy come near it."""
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.step_graphs import random_steps, small_unet
 from ucudnn.errors import BudgetError
-from ucudnn.memory.planner.bounds import least_time_ms
+from ucudnn.memory.planner.bounds import StepBounds
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.liveness import measure_liveness
@@ -23,8 +24,18 @@ def test_no_plan_is_faster_than_the_bound_of_its_policy(drawn, share, rates):
     for policy in POLICIES.values():
         with suppress(BudgetError):
             plan = policy.plan(graph, costs, budget)
-            least_ms = least_time_ms(policy, graph, costs, budget)
-            assert least_ms <= simulate(plan, costs).time_ms * (1 + 1e-12)
+            least_ms = StepBounds(graph, costs).least_ms(policy, budget)
+            if least_ms == math.inf:
+                assert plan.actions in (others := [each.actions for each in _others(graph, costs, budget)]), others
+            else:
+                assert least_ms <= simulate(plan, costs).time_ms * (1 + 1e-12)
+
+
+def _others(graph, costs, budget):
+    """Return the plans as which those of vDNN plan a step without convolutions."""
+    for name in ("stock", "vdnn-all-m", "vdnn-ext-all-m"):
+        with suppress(BudgetError):
+            yield POLICIES[name].plan(graph, costs, budget)
 
 
 def test_what_a_slow_link_copies_counts():
@@ -32,7 +43,7 @@ def test_what_a_slow_link_copies_counts():
     graph, costs = builder.graph(), builder.costs(offload_bytes_per_ms=1e5, prefetch_bytes_per_ms=1e5)
     live, spill = measure_liveness(graph, costs), POLICIES["spill"]
     budget = (live.floor_bytes + live.peak_bytes) // 2
-    least_ms = least_time_ms(spill, graph, costs, budget)
+    least_ms = StepBounds(graph, costs).least_ms(spill, budget)
     taken_ms = simulate(spill.plan(graph, costs, budget), costs).time_ms
     assert sum(costs.time_ms) < 0.5 * taken_ms < least_ms <= taken_ms
-    assert least_time_ms(POLICIES["checkpoint"], graph, costs, budget) == sum(costs.time_ms)
+    assert StepBounds(graph, costs).least_ms(POLICIES["checkpoint"], budget) == sum(costs.time_ms)

@@ -59,9 +59,9 @@ def test_a_plan_is_laid_into_a_room_once_whatever_its_budget_and_moves_and_anew_
     graph, costs, budget = unet
     laid = []
 
-    def counted(step, *rest):
-        laid.append(step.plan.actions)
-        return compact(step, *rest)
+    def counted(steps, *rest):
+        laid.append(steps)
+        return compact(steps, *rest)
 
     monkeypatch.setattr(headroom, "compact", counted)
     room = AllocatorRoom(tensor_bytes=budget)

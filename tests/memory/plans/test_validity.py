@@ -19,7 +19,7 @@ from ucudnn.memory.plans.actions import (
     synchronize,
     wait,
 )
-from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.plans.plan import MemoryPlan, drafts
 from ucudnn.memory.step.graph import Phase, Role
 
 
@@ -185,3 +185,11 @@ def test_dropping_a_run_or_a_first_free_is_noticed(drawn):
         if action.kind is ActionKind.FREE:
             with pytest.raises(MemoryPlanError):
                 replace(plan, actions=(*plan.actions[:index], action, Action(*action), *plan.actions[index + 1 :]))
+
+
+def test_only_drafts_are_not_checked():
+    graph = StepBuilder().run("0", "", "a").graph()
+    with drafts():
+        draft = MemoryPlan(policy="hand", graph=graph, actions=())
+    with pytest.raises(MemoryPlanError, match="never runs"):
+        replace(draft, budget=1)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, alternatives, random_convolution_steps, small_branches, small_line
 from ucudnn.errors import BudgetError
-from ucudnn.memory.policies.vdnn import VdnnPolicy
-from ucudnn.memory.policies.vdnn_dynamic import VdnnDynamicPolicy
+from ucudnn.memory.policies.vdnn import VdnnDynamicPolicy, VdnnPolicy
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Role
 

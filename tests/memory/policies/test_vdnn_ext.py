@@ -9,8 +9,7 @@ from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, random_convolution_steps, small_branches, small_line
 from ucudnn.errors import BudgetError
 from ucudnn.memory.plans.actions import ActionKind
-from ucudnn.memory.policies.vdnn import VdnnPolicy
-from ucudnn.memory.policies.vdnn_ext import VdnnExtPolicy
+from ucudnn.memory.policies.vdnn import VdnnExtPolicy, VdnnPolicy
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Role
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.memory.pools.free_list import FreeList
+from ucudnn.memory.pools.free_list import FreeList, Holes
 
 
 def with_holes():
@@ -79,3 +79,31 @@ def free_runs(used, top):
 def expected(holes, size, top, best):
     fitting = [(hole if best else 0, address) for address, hole in holes if hole >= size]
     return min(fitting)[1] if fitting else top
+
+
+@given(st.data())
+def test_holes_are_the_bytes_that_nobody_took(data):
+    holes, free = Holes([(0, 60)]), set(range(60))
+    pieces = []
+    for _ in range(20):
+        size = data.draw(st.integers(1, 20))
+        runs = [(begin, stop) for begin in free if begin - 1 not in free for stop in [_stop(begin, free)]]
+        fitting = sorted((stop - begin, begin) for begin, stop in runs if stop - begin >= size)
+        assert holes.ends == dict(runs)
+        assert holes.best(size) == (fitting[0][1] if fitting else None)
+        assert [(stop - begin, begin) for begin, stop in holes.of_at_least(size)] == fitting
+        if pieces and (not fitting or data.draw(st.booleans())):
+            address, size = pieces.pop(data.draw(st.integers(0, len(pieces) - 1)))
+            merged = holes.merged(address, size)
+            assert holes.give_back(address, size) == merged
+            free.update(range(address, address + size))
+        elif fitting:
+            length, begin = data.draw(st.sampled_from(fitting))
+            address = begin + data.draw(st.integers(0, length - size))
+            assert holes.take(address, size) == (begin, begin + length)
+            free.difference_update(range(address, address + size))
+            pieces.append((address, size))
+
+
+def _stop(begin, free):
+    return next(each for each in range(begin, 61) if each not in free)

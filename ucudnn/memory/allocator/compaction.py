@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from ucudnn.memory.allocator.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
+from ucudnn.memory.allocator.block_steps import BlockSteps
 from ucudnn.memory.allocator.replay import PAGE_BYTES, SMALL_BYTES
-from ucudnn.memory.allocator.step_replay import ReplayedPlan
 from ucudnn.memory.plans.actions import Moves
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Role, StepGraph
@@ -62,44 +62,28 @@ class Compaction:
         return self.block_bytes + self.small_bytes
 
 
-def compact(
-    step: ReplayedPlan, costs: Costs, limits: BlockLimits, first: ReplayedPlan | None = None
-) -> Compaction | None:
-    """Return how a plan runs in the largest block; None if it does not run in any, although storages move.
-
-    Args:
-        step: the plan.
-        costs: costs of its step.
-        limits: what it must keep.
-        first: what the first step follows; None for the plan itself.
-    """
-    trial = _Trial(step, costs, limits, first)
-    most_bytes = limits.most_bytes
-    wide = trial.run(_pages(most_bytes)) if most_bytes >= _LARGE else None
-    if wide is not None and wide.reserved_bytes > most_bytes:  # small tensors have pages of their own
-        wide = trial.run(_pages(most_bytes - wide.small_bytes))
-    return _smaller(trial, limits) if wide is None or wide.reserved_bytes > most_bytes else wide
+def compact(steps: BlockSteps, limits: BlockLimits) -> Compaction | None:
+    """Return how a plan runs in the largest block; None if it does not run in any, although storages move."""
+    trial = _Trial(steps, limits)
+    wide = trial.run(_pages(limits.most_bytes - steps.small_bytes))
+    return _smaller(trial, limits) if wide is None else wide
 
 
-def tightened(
-    wide: Compaction, step: ReplayedPlan, costs: Costs, limits: BlockLimits, first: ReplayedPlan | None = None
-) -> Compaction:
+def tightened(wide: Compaction, steps: BlockSteps, limits: BlockLimits) -> Compaction:
     """Return how a plan runs in a block that is hardly larger than its tensors, if that is worth what moves there.
 
     Args:
         wide: how it runs in the largest block, as `compact` returns it.
-        step: the plan.
-        costs: costs of its step.
+        steps: the plan.
         limits: what it must keep.
-        first: what the first step follows; None for the plan itself.
     """
-    trial = _Trial(step, costs, limits, first)
+    trial = _Trial(steps, limits)
     best: Compaction | None = None
     for multiple in (*TIGHT, *_TIGHTER):
         if best is not None and multiple in _TIGHTER:
             break
         block = _pages(limits.tight_bytes(multiple) - wide.small_bytes)
-        smaller = trial.run(block) if _LARGE <= block < wide.block_bytes else None
+        smaller = trial.run(block) if block < wide.block_bytes else None
         if smaller is None or smaller.moved_bytes > wide.moved_bytes + limits.worth_bytes:
             continue
         if best is None or smaller.moved_bytes < best.moved_bytes:
@@ -135,11 +119,11 @@ def _smaller(trial: "_Trial", limits: BlockLimits) -> Compaction | None:
 
     Tensors lie elsewhere in a smaller block, so there it may find some.
     """
-    for most in dict.fromkeys(limits.tight_bytes(multiple) for multiple in (*TIGHT, *_TIGHTER[:1])):
-        found = trial.run(_pages(most)) if _LARGE <= most < _pages(limits.most_bytes) else None
-        if found is not None and found.reserved_bytes > limits.most_bytes:
-            found = trial.run(_pages(most - found.small_bytes))
-        if found is not None and found.reserved_bytes <= limits.most_bytes:
+    small = trial.steps.small_bytes
+    for most in (limits.tight_bytes(multiple) for multiple in (*TIGHT, *_TIGHTER[:1])):
+        block = min(_pages(most), _pages(limits.most_bytes - small) - _LARGE)
+        found = trial.run(block)
+        if found is not None:
             return replace(found, must_move=True)
     return None
 
@@ -162,16 +146,24 @@ def _pages(size: int) -> int:
 
 @final
 class _Trial:
-    """Replays steps in blocks of several sizes; arguments as those of `compact`."""
+    """Replays steps in blocks of several sizes, once in each."""
 
-    def __init__(self, step: ReplayedPlan, costs: Costs, limits: BlockLimits, first: ReplayedPlan | None) -> None:
-        self._step, self._costs, self._limits, self._first = step, costs, limits, first
+    def __init__(self, steps: BlockSteps, limits: BlockLimits) -> None:
+        self.steps, self._limits = steps, limits
+        self._kept_sizes = kept_sizes(steps.graph, steps.costs, limits)
+        self._known: dict[int, Compaction | None] = {}
 
     def run(self, block_bytes: int) -> Compaction | None:
         """Return how the plan runs in a block with fewest moves; None if it does not run there."""
-        best: Compaction | None = None
-        for kept in kept_sizes(self._step.plan.graph, self._costs, self._limits):
-            found = self._with_kept(block_bytes, kept)
+        if block_bytes not in self._known:
+            self._known[block_bytes] = self._run(block_bytes) if block_bytes >= _LARGE else None
+        return self._known[block_bytes]
+
+    def _run(self, block_bytes: int) -> Compaction | None:
+        steps, best = self.steps, None
+        for kept in self._kept_sizes:
+            needed = max(steps.large_bytes, steps.before_update + kept)
+            found = self._with_kept(block_bytes, kept) if needed <= block_bytes - END_BYTES else None
             if found is not None and (best is None or found.moved_bytes < best.moved_bytes):
                 best = found
             if best is not None and not best.moved_bytes:
@@ -186,32 +178,33 @@ class _Trial:
         where it runs in the first step already, the same storages move there. If nothing moves, both steps have already
         run as they will.
         """
+        steps, most_live = self.steps, self._limits.live_bytes
+        first_live = most_live if self._limits.first_live_bytes is None else self._limits.first_live_bytes + kept
         try:
             running = self._replay(block_bytes, kept)
-            first, live = self._first or self._step, self._limits.first_live_bytes
-            live = live if live is None else live + kept
-            before, moves = running.follow(first, None, live), running.follow(self._step, None)
+            before = running.follow(steps.first, None, first_live)
+            moves = running.follow(steps.later, None, most_live)
             moved = copies = 0
             if before or moves:
                 running = self._replay(block_bytes, kept)
-                running.follow(first, moves if self._first is None else before, live)
+                running.follow(steps.first, before if steps.follows_other else moves, first_live)
                 moved, copies = running.moved_bytes, running.copies
-                running.follow(self._step, moves)
+                running.follow(steps.later, moves, most_live)
         except NoRoomError:
             return None
         return Compaction(
             block_bytes=block_bytes,
-            small_bytes=running.block.small_bytes,
+            small_bytes=steps.small_bytes,
             kept_bytes=kept,
             top=running.block.top,
             moves=moves,
             moved_bytes=running.moved_bytes - moved,
             copies=running.copies - copies,
-            first_moves={} if self._first is None else before,
+            first_moves=before if steps.follows_other else {},
             must_move=bool(moves),
         )
 
     def _replay(self, block_bytes: int, kept: int) -> BlockReplay:
-        replay = BlockReplay(self._step.plan.graph, self._costs, TensorBlock(block_bytes), self._limits)
+        replay = BlockReplay(self.steps.graph, TensorBlock(block_bytes), self._limits)
         replay.keep(kept)
         return replay

@@ -12,12 +12,11 @@ from typing import Any, TypeVar, final
 
 from ucudnn.bounded import BoundedDict
 from ucudnn.memory.allocator.block import BlockLimits
+from ucudnn.memory.allocator.block_steps import BlockSteps
 from ucudnn.memory.allocator.compaction import Compaction, compact, tightened
 from ucudnn.memory.allocator.replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
 from ucudnn.memory.allocator.slide_search import COPY_BYTES
-from ucudnn.memory.allocator.step_replay import ReplayedPlan
-from ucudnn.memory.allocator.waits import SteppedBlock, with_waits
-from ucudnn.memory.plans.actions import COPIES
+from ucudnn.memory.allocator.step_replay import ReplayedStep, replayed_step
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
@@ -26,7 +25,7 @@ from ucudnn.memory.step.graph import Role, StepGraph
 
 WORTH = 0.02
 """Share of the step's time that storages may move only to let the block be smaller."""
-_MOST_LATEST = 64  # findings, of which a plan has four
+_MOST_LATEST = 64  # findings, of which a plan has eight
 _Found = TypeVar("_Found")
 
 
@@ -96,33 +95,33 @@ class AllocatorRoom:
 
     def _compacted(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
         found, most = self.widest(plan, costs), self.tensor_bytes - self.spare_bytes
-        if found is None and self.spare_bytes:
-            most = self.tensor_bytes
-            found = self._within(most, plan, costs)
-        return None if found is None else tightened(found, *self._stepped(most, plan, costs))
+        if found is None:
+            found, most = self.spending(plan, costs), self.tensor_bytes
+        return None if found is None else tightened(found, self._steps(plan, costs), self._limits(most, plan, costs))
 
-    def waiting(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
-        """Return a plan that runs in one block because it waits for copies; None where none does."""
-        if not self.in_one_block or not any(kind in COPIES for kind, _ in plan.actions):
+    def spending(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        """Return how a plan runs in the largest block, with what is spared; None if it does not, or spares nothing."""
+        if not self.in_one_block or not self.spare_bytes:
             return None
-        return self._latest.known("waiting", plan, costs, self._waiting_anew)
+        return self._latest.known("spending", plan, costs, partial(self._within, self.tensor_bytes))
 
-    def _waiting_anew(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
-        most_bytes = self.tensor_bytes - self.spare_bytes
-        found = with_waits(plan, costs, partial(self._stepped, most_bytes), most_bytes)
-        return None if found is None or self.widest(found, costs) is None else found
+    def least_taken(self, plan: MemoryPlan, costs: Costs) -> int:
+        """Return about what the allocator takes for a plan at least, in bytes; counted as `tensor_bytes`."""
+        found = self.spending(plan, costs)
+        least = self._replayed(plan, costs).reserved_bytes if found is None else found.top + found.small_bytes
+        return self._lasting(plan.graph, costs) + least
 
     def _within(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> Compaction | None:
-        return compact(*self._stepped(most_bytes, plan, costs))
+        return compact(self._steps(plan, costs), self._limits(most_bytes, plan, costs))
 
-    def _stepped(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> SteppedBlock:
-        """Return what steps of a plan are in a block of some bytes, as `compact` takes it."""
-        done, first = self._simulated(plan, costs), self.first_of(plan, costs)
+    def _limits(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> BlockLimits:
+        """Return what steps of a plan must keep in a block of some bytes."""
+        done, first = self._simulated(plan, costs), self.first_of(plan, costs) or plan
         lasting = self._lasting(plan.graph, costs)
-        limits = BlockLimits(
+        return BlockLimits(
             most_bytes=most_bytes - lasting,
             live_bytes=predicted_bytes(plan, costs, done) + self._made_bytes(plan.graph, costs),
-            first_live_bytes=predicted_bytes(first or plan, costs, self._simulated(first or plan, costs)),
+            first_live_bytes=predicted_bytes(first, costs, self._simulated(first, costs)),
             state_exists=self.state_exists,
             fixed=self.fixed,
             keeps_state=self.keeps_state,
@@ -130,11 +129,21 @@ class AllocatorRoom:
             lasting_bytes=lasting - self.lost_bytes,
             lost_bytes=self.lost_bytes,
         )
-        return SteppedBlock(self._step(plan, costs), costs, limits, None if first is None else self._step(first, costs))
 
-    def _step(self, plan: MemoryPlan, costs: Costs) -> ReplayedPlan:
+    def _steps(self, plan: MemoryPlan, costs: Costs) -> BlockSteps:
+        return self._latest.known("steps", plan, costs, self._steps_anew)
+
+    def _steps_anew(self, plan: MemoryPlan, costs: Costs) -> BlockSteps:
+        first = self.first_of(plan, costs)
+        known = None if first is None else self._step(first, costs)
+        return BlockSteps(self._step(plan, costs), costs, state_exists=self.state_exists, first=known)
+
+    def _step(self, plan: MemoryPlan, costs: Costs) -> ReplayedStep:
+        return self._latest.known("step", plan, costs, self._step_anew)
+
+    def _step_anew(self, plan: MemoryPlan, costs: Costs) -> ReplayedStep:
         done = self._simulated(plan, costs)
-        return ReplayedPlan(plan, self._scratch(plan, costs), done.delayed, done.ended)
+        return replayed_step(plan, costs, done.delayed, done.ended)
 
     def first_of(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
         """Return the plan of the first step; None where no plan takes less than this one."""
@@ -153,25 +162,20 @@ class AllocatorRoom:
 
     def returns(self, plan: MemoryPlan, costs: Costs, spare: int = 0) -> ReplayedReturns:
         """Return how often an allocator that may take its room, less some bytes, gives pages back in each step."""
-        scratch, delayed = self._scratch(plan, costs), self._simulated(plan, costs).delayed
+        return self._latest.known(f"returns {spare}", plan, costs, partial(self._returned, spare))
+
+    def _returned(self, spare: int, plan: MemoryPlan, costs: Costs) -> ReplayedReturns:
         most = self.tensor_bytes - spare - self._lasting(plan.graph, costs)
-        return replay_returns(plan, costs, scratch, delayed, most, state_exists=self.state_exists)
+        return replay_returns(self._step(plan, costs), most, state_exists=self.state_exists)
 
     def _replayed(self, plan: MemoryPlan, costs: Costs) -> ReplayedBytes:
         return self._latest.known("bytes", plan, costs, self._replayed_anew)
 
     def _replayed_anew(self, plan: MemoryPlan, costs: Costs) -> ReplayedBytes:
-        scratch, delayed = self._scratch(plan, costs), self._simulated(plan, costs).delayed
-        return replay_allocator(plan, costs, scratch, delayed, state_exists=self.state_exists)
+        return replay_allocator(self._step(plan, costs), state_exists=self.state_exists)
 
     def _simulated(self, plan: MemoryPlan, costs: Costs) -> Simulation:
         return self._latest.known("simulation", plan, costs, simulate)
-
-    @staticmethod
-    def _scratch(plan: MemoryPlan, costs: Costs) -> dict[int, int]:
-        """Return the bytes of scratch by operation, as the plan chooses them."""
-        chosen = {operation: each.workspace_bytes for operation, each in plan.configurations.items()}
-        return {**dict(enumerate(costs.scratch_bytes)), **chosen}
 
     def _made_bytes(self, graph: StepGraph, costs: Costs) -> int:
         """Return the bytes of the optimizer's state that the first update makes."""

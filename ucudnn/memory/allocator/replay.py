@@ -14,13 +14,10 @@ all empty pages back to the driver. In each step it maps them again when they ar
 same. Its statistics call that a retry (`num_alloc_retries`).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ucudnn.memory.allocator.growing_range import GrowingRange
-from ucudnn.memory.allocator.step_replay import Piece, ReplayedPlan, StepReplay
-from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.allocator.step_replay import Piece, ReplayedStep, StepReplay
 
 SMALL_BYTES = 2**20
 """The largest tensor of the first range."""
@@ -61,60 +58,39 @@ class ReplayedReturns:
     returned_bytes: int
 
 
-def replay_allocator(
-    plan: MemoryPlan,
-    costs: Costs,
-    scratch: Mapping[int, int],
-    delayed: Mapping[int, int],
-    *,
-    state_exists: bool = False,
-) -> ReplayedBytes:
+def replay_allocator(step: ReplayedStep, *, state_exists: bool = False) -> ReplayedBytes:
     """Return what PyTorch's allocator takes for a plan.
 
     Parameters, buffers and inputs exist before and are not counted. Gradients are freed before a step, as `zero_grad()`
     does it, and outputs with them.
 
     Args:
-        plan: the plan.
-        costs: costs of its step.
-        scratch: bytes of scratch by operation.
-        delayed: for each free that waits for an offload, the action before which the bytes go (`Simulation.delayed`).
+        step: the step by the plan.
         state_exists: whether the optimizer's state exists before, too.
     """
     space = _Space()
-    replay = StepReplay(plan.graph, costs, space, state_exists=state_exists)
+    replay = StepReplay(step.graph, space, state_exists=state_exists)
     for _ in range(_STEPS):
-        replay.step(ReplayedPlan(plan, scratch, delayed))
+        replay.step(step.events)
     return ReplayedBytes(live_bytes=space.peak, reserved_bytes=space.reserved, paged_bytes=space.paged_peak)
 
 
-def replay_returns(
-    plan: MemoryPlan,
-    costs: Costs,
-    scratch: Mapping[int, int],
-    delayed: Mapping[int, int],
-    most_bytes: int,
-    *,
-    state_exists: bool = False,
-) -> ReplayedReturns:
+def replay_returns(step: ReplayedStep, most_bytes: int, *, state_exists: bool = False) -> ReplayedReturns:
     """Return how often an allocator with a bound gives pages back in each step of a plan; arguments as above.
 
     Args:
-        plan: the plan.
-        costs: costs of its step.
-        scratch: bytes of scratch by operation.
-        delayed: the frees that wait.
+        step: the step by the plan.
         most_bytes: bytes that the allocator may have beside the storages that exist before the first step.
         state_exists: whether the optimizer's state exists before, too.
     """
     space = _Space(most_bytes)
-    replay = StepReplay(plan.graph, costs, space, state_exists=state_exists)
+    replay = StepReplay(step.graph, space, state_exists=state_exists)
     before = 0, 0
-    for step in range(_STEPS + 1):
-        if step >= _STEPS and space.times == before[0]:
+    for number in range(_STEPS + 1):
+        if number >= _STEPS and space.times == before[0]:
             break  # the next step finds all that this one found
         before = space.times, space.returned_bytes
-        replay.step(ReplayedPlan(plan, scratch, delayed))
+        replay.step(step.events)
         if not space.fits:
             break
     return ReplayedReturns(
@@ -141,7 +117,7 @@ class _Space:
         found.take(address, size)
         self._live += size
         self.peak = max(self.peak, self._live)
-        self.paged_peak = max(self.paged_peak, sum(each.paged_bytes for each in self._ranges))
+        self.paged_peak = max(self.paged_peak, self._ranges[0].paged_bytes + self._ranges[1].paged_bytes)
         return address, size
 
     def give_back(self, piece: Piece) -> None:

@@ -8,7 +8,7 @@ elsewhere. Neither needs more live bytes, because each storage gives its place b
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from heapq import nsmallest
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 from ucudnn.memory.allocator.step_replay import ABSENT, Piece
 from ucudnn.memory.plans.actions import Move
@@ -21,9 +21,19 @@ _MOST_PARTS = 32  # of a window: with more of them, each slide costs more than i
 
 Part = tuple[int, int, int | None]
 """Address, end, and the storage there: ABSENT for a hole, None for what cannot move."""
-Before = list[tuple[int, Piece]]
-"""Storages that moved, and where each was."""
 _Candidate = tuple[int, int, int, tuple[int, ...], tuple[int, ...]]  # cost, window, storages that leave, that slide
+
+
+class Before(NamedTuple):
+    """What was before storages moved.
+
+    Attributes:
+        top: the end of the highest tensor so far.
+        places: the storages that moved, and where each was.
+    """
+
+    top: int
+    places: list[tuple[int, Piece]]
 
 
 class Arrangement(Protocol):
@@ -34,13 +44,19 @@ class Arrangement(Protocol):
     def parts(self) -> list[Part]:
         """Return the parts of the block, in order."""
 
+    def holes(self, size: int) -> list[tuple[int, int]]:
+        """Return (bytes, address) of the holes of a size and larger ones, in ascending order."""
+
+    def merged(self, storage: int) -> tuple[int, int]:
+        """Return bytes and address of the hole that a storage would leave."""
+
     def placed(self, sizes: Sequence[int]) -> int:
         """Return how many pieces of these sizes find room one after another."""
 
     def carry_out(self, move: Move) -> tuple[Move, Before]:
         """Let storages move as far as they find other places; return what moved, and where it was."""
 
-    def undo(self, before: Sequence[tuple[int, Piece]]) -> None:
+    def undo(self, before: Before) -> None:
         """Let storages be where they were."""
 
 
@@ -67,7 +83,8 @@ class SlideSearch:
         for candidate in nsmallest(_MOST_CANDIDATES, self._candidates({sizes[placed], sum(sizes)})):
             moves, before = self._carried_out(candidate)
             now = self._arrangement.placed(sizes)
-            self._arrangement.undo(before)
+            for each in reversed(before):
+                self._arrangement.undo(each)
             if now > most:
                 better, most = moves, now
             if now == len(sizes):
@@ -79,41 +96,37 @@ class SlideSearch:
         holes = [(begin, end - begin) for begin, end, storage in parts if storage == ABSENT]
         return {found for need in needs for first in range(len(parts)) for found in _windows(parts, holes, first, need)}
 
-    def _carried_out(self, candidate: _Candidate) -> tuple[tuple[Move, ...], Before]:
+    def _carried_out(self, candidate: _Candidate) -> tuple[tuple[Move, ...], list[Before]]:
         """Carry a candidate out as far as it goes."""
         _, begin, end, leaving, sliding = candidate
         done: list[Move] = []
-        before: Before = []
+        before: list[Before] = []
         for storage in (*leaving, *sliding):
             found = self._leave(storage, begin, end) if len(done) < len(leaving) else self._slide_down(storage)
             if found is None:
                 break
             done.append(found[0])
-            before += found[1]
+            before.append(found[1])
         return tuple(done), before
 
     def _leave(self, storage: int, begin: int, end: int) -> tuple[Move, Before] | None:
         """Move a storage into a hole beyond a window; None if it does not go there."""
-        parts = self._arrangement.parts()
-        size = self._arrangement.pieces[storage][1]
-        holes = sorted((stop - at, at) for at, stop, each in parts if each == ABSENT and stop - at >= size)
-        own = _merged(parts, storage)
-        for target in holes:
-            if begin <= target[1] < end:
-                continue
-            slides = target < own
-            pads = tuple(length for length, at in holes if (length, at) < target and not _within(at, own))
-            return self._to(Move(pads[::-1], (storage,), slides), target[1])
-        return None
+        holes, own = self._holes_of(storage)
+        target = next((hole for hole in holes if not begin <= hole[1] < end), None)
+        if target is None:
+            return None
+        pads = tuple(length for length, at in holes if (length, at) < target and not _within(at, own))
+        return self._to(Move(pads[::-1], (storage,), slides=target < own), target[1])
 
     def _slide_down(self, storage: int) -> tuple[Move, Before] | None:
         """Let a storage slide to the begin of the hole below it; None if it does not go there."""
-        parts = self._arrangement.parts()
-        size = self._arrangement.pieces[storage][1]
-        own = _merged(parts, storage)
-        holes = sorted((stop - at, at) for at, stop, each in parts if each == ABSENT and stop - at >= size)
+        holes, own = self._holes_of(storage)
         pads = tuple(length for length, at in holes if (length, at) < own and not _within(at, own))
         return self._to(Move(pads[::-1], (storage,), slides=True), own[1])
+
+    def _holes_of(self, storage: int) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+        """Return (bytes, address) of the holes that hold a storage, and of the one that it would leave."""
+        return self._arrangement.holes(self._arrangement.pieces[storage][1]), self._arrangement.merged(storage)
 
     def _to(self, move: Move, address: int) -> tuple[Move, Before] | None:
         done, before = self._arrangement.carry_out(move)
@@ -194,17 +207,6 @@ def _sliding(window: Sequence[Part], leaving: Sequence[int]) -> tuple[tuple[int,
     if window[-1][2] not in (ABSENT, *leaving) and not leaving:
         return (), 0  # the same hole is made by the window without this storage, or with the hole behind it
     return tuple(found), cost
-
-
-def _merged(parts: Sequence[Part], storage: int) -> tuple[int, int]:
-    """Return bytes and address of the hole that a storage would leave."""
-    at = next(index for index, part in enumerate(parts) if part[2] == storage)
-    begin, end, _ = parts[at]
-    if at and parts[at - 1][2] == ABSENT:
-        begin = parts[at - 1][0]
-    if at + 1 < len(parts) and parts[at + 1][2] == ABSENT:
-        end = parts[at + 1][1]
-    return end - begin, begin
 
 
 def _within(address: int, hole: tuple[int, int]) -> bool:

@@ -3,9 +3,12 @@
 PyTorch's operators take what they write, then their scratch. A prefetch takes what comes back, unless an offload of it
 still runs, because its piece has not been given back then. The optimizer's state is taken in the first update, and
 stays. Gradients are freed before a step, as `zero_grad()` does it, and outputs with them.
+
+All that is known before anything has an address. So a step is written down once as events, and they are replayed in
+each space that is tried.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -19,6 +22,8 @@ ABSENT = -1
 
 Piece = tuple[int, int]
 """Address and bytes."""
+Wanted = tuple[tuple[int, int], ...]
+"""Pieces that are taken one after another: (storage, bytes), and ABSENT for what is dropped when the action ends."""
 
 
 class Space(Protocol):
@@ -31,120 +36,194 @@ class Space(Protocol):
         """Free a piece."""
 
 
-class ReplayedPlan(NamedTuple):
-    """A plan, and what its replay has to know of it.
+class Event(NamedTuple):
+    """What an action does to memory.
 
     Attributes:
-        plan: the plan.
-        scratch: bytes of scratch by operation.
-        delayed: for each free that waits for an offload, the action before which the bytes go (`Simulation.delayed`).
+        action: its index.
+        kind: what it does; None behind the last action.
+        target: its operation or storage.
+        released: the frees before it whose bytes go now, because their offloads have ended.
+        state: the optimizer's state that it takes in the first step.
+        wanted: what it takes in each step.
+        freed_at: the action of a free whose bytes a prefetch finds still there, or of this free, if its bytes go later.
+        updates: whether it belongs to the optimizer.
+        small_live: bytes of small tensors that are alive before it, where these are kept apart.
+    """
+
+    action: int
+    kind: ActionKind | None
+    target: int
+    released: tuple[int, ...] = ()
+    state: Wanted = ()
+    wanted: Wanted = ()
+    freed_at: int = ABSENT
+    updates: bool = False
+    small_live: int = 0
+
+
+class ReplayedStep(NamedTuple):
+    """A step by a plan, ready to be replayed.
+
+    Attributes:
+        graph: the step.
+        events: what its actions do to memory, without those that do nothing.
         ended: by the action of a copy, the action before which the copy has ended (`Simulation.ended`). A copy that is
             missing here ends where compute waits for it.
     """
 
-    plan: MemoryPlan
-    scratch: Mapping[int, int]
-    delayed: Mapping[int, int]
-    ended: Mapping[int, int] = MappingProxyType({})
+    graph: StepGraph
+    events: Sequence[Event]
+    ended: Mapping[int, int]
+
+
+def replayed_step(
+    plan: MemoryPlan, costs: Costs, delayed: Mapping[int, int], ended: Mapping[int, int] = MappingProxyType({})
+) -> ReplayedStep:
+    """Return a step by a plan.
+
+    Args:
+        plan: the plan.
+        costs: costs of its step.
+        delayed: for each free that waits for an offload, the action before which the bytes go (`Simulation.delayed`).
+        ended: as in `ReplayedStep`.
+    """
+    released: dict[int, list[int]] = {}
+    for freed_at, released_at in delayed.items():
+        released.setdefault(released_at, []).append(freed_at)
+    walk = _Walk(plan, costs, delayed)
+    events = []
+    for index, action in enumerate(plan.actions):
+        gone = tuple(released.get(index, ()))
+        found = walk.event(index, *action, gone)
+        if found is not None:
+            events.append(found)
+    last = len(plan.actions)
+    events.append(Event(last, None, ABSENT, tuple(released.get(last, ()))))
+    return ReplayedStep(plan.graph, events, ended)
+
+
+class _Walk:
+    """What actions take and give back, as versions of storages come and go."""
+
+    def __init__(self, plan: MemoryPlan, costs: Costs, delayed: Mapping[int, int]) -> None:
+        self._graph, self._costs, self._delayed = plan.graph, costs, delayed
+        self._sizes = [costs.rounded(size) for size in self._graph.sizes]
+        self._scratch = list(costs.scratch_bytes)
+        for operation, chosen in plan.configurations.items():
+            self._scratch[operation] = chosen.workspace_bytes
+        self._version = [0 if exists else ABSENT for exists in self._graph.exists_before]
+        self._host = [ABSENT] * len(self._sizes)
+        self._states = _states(self._graph)
+        self._has_updated = False
+        self._held: dict[int, int] = {}  # for each storage whose bytes go later the last action that frees it
+
+    def event(self, index: int, kind: ActionKind, target: int, released: tuple[int, ...]) -> Event | None:
+        """Return what an action does; None if that is nothing. It comes after those before it."""
+        if released:
+            self._held = {storage: at for storage, at in self._held.items() if at not in released}
+        if kind in COMPUTES:
+            return self._computed(index, kind, target, released)
+        wanted: Wanted = ()
+        freed_at = ABSENT
+        if kind is ActionKind.OFFLOAD:
+            self._host[target] = self._version[target]
+        elif kind is ActionKind.PREFETCH:
+            self._version[target] = self._host[target]
+            freed_at = self._held.pop(target, ABSENT)
+            size = self._sizes[target]
+            wanted = ((target, size),) if freed_at == ABSENT and size else ()
+        elif kind is ActionKind.FREE:
+            self._version[target] = ABSENT
+            self._held.pop(target, None)
+            if index in self._delayed:
+                self._held[target] = freed_at = index
+        return Event(index, kind, target, released, (), wanted, freed_at)
+
+    def _computed(self, index: int, kind: ActionKind, target: int, released: tuple[int, ...]) -> Event | None:
+        updates = self._graph.operations[target].phase is Phase.OPTIMIZER
+        state = self._state(target) if updates else ()
+        wanted = self._wanted(target, again=kind is ActionKind.RECOMPUTE)
+        if not (wanted or state or released or (updates and not self._has_updated)):
+            return None
+        self._has_updated |= updates
+        return Event(index, kind, target, released, state, wanted, ABSENT, updates)
+
+    def _state(self, target: int) -> Wanted:
+        """Return the optimizer's state that an operation is the first to access."""
+        operation = self._graph.operations[target]
+        found = sorted(self._states.intersection((*operation.reads, *operation.writes)))
+        self._states.difference_update(found)
+        return tuple((each, self._sizes[each]) for each in found if self._sizes[each])
+
+    def _wanted(self, target: int, *, again: bool) -> Wanted:
+        """Return what an operation takes, in the order of allocation, and count up the versions."""
+        version, sizes = self._version, self._sizes
+        reads = self._graph.operations[target].reads
+        found: list[tuple[int, int]] = []
+        for storage, makes in self._graph.makes[target]:
+            current = version[storage]
+            if current == ABSENT:
+                found.append((storage, sizes[storage]))
+            elif again and current >= makes and storage not in reads:
+                found.append((ABSENT, sizes[storage]))
+            if current < makes:
+                version[storage] = makes
+        if self._scratch[target] or target in self._costs.scratch_pieces:
+            before, after, _ = self._costs.pieces(target, self._scratch[target])
+            found = [*((ABSENT, size) for size in before), *found, *((ABSENT, size) for size in after)]
+        return tuple(each for each in found if each[1])
 
 
 class StepReplay:
     """Steps of one graph in a space, one after another; each may follow another plan.
 
+    Attributes:
+        space: where pieces lie.
+        pieces: the piece of each storage that is there.
+
     Args:
         graph: the step.
-        costs: its costs.
         space: where its pieces lie.
         state_exists: whether the optimizer's state exists before the first step; it lies elsewhere then.
     """
 
-    def __init__(self, graph: StepGraph, costs: Costs, space: Space, *, state_exists: bool) -> None:
-        self.graph, self.space = graph, space
-        self.pieces: dict[int, Piece] = {}  # by storage
-        self._costs = costs
-        self._sizes = [costs.rounded(size) for size in graph.sizes]
-        states = {each for each, storage in enumerate(graph.storages) if storage.role is Role.OPTIMIZER_STATE}
-        self._later = set() if state_exists else states
+    def __init__(self, graph: StepGraph, space: Space, *, state_exists: bool) -> None:
+        self.space = space
+        self.pieces: dict[int, Piece] = {}
+        self._states = _states(graph)
+        self._makes_state = not state_exists
         self._held: dict[int, Piece] = {}  # by the action that frees them, as long as their offloads run
-        self._last_free: dict[int, int] = {}  # of each storage
-        self._version: list[int] = []
-        self._host = [ABSENT] * len(self._sizes)
 
-    def step(self, replayed: ReplayedPlan) -> None:
+    def step(self, events: Iterable[Event]) -> None:
         """Replay one step."""
-        plan, delayed, scratch = replayed.plan, replayed.delayed, replayed.scratch
-        released: dict[int, list[int]] = {}
-        for freed_at, released_at in delayed.items():
-            released.setdefault(released_at, []).append(freed_at)
-        self._begin()
-        for index in range(len(plan.actions) + 1):
-            for freed_at in released.get(index, ()):
-                self._release(freed_at)
-            if index < len(plan.actions):
-                self.act(index, plan, scratch, waits=index in delayed)
-
-    def act(self, index: int, plan: MemoryPlan, scratch: Mapping[int, int], *, waits: bool) -> None:
-        """Replay an action; `waits` is whether it frees what an offload still reads."""
-        kind, target = plan.actions[index]
-        if kind in COMPUTES:
-            made = self._made(target, again=kind is ActionKind.RECOMPUTE)
-            self._take(index, self.with_scratch(target, made, scratch))
-        elif kind is ActionKind.OFFLOAD:
-            self._host[target] = self._version[target]
-        elif kind is ActionKind.PREFETCH:
-            self._version[target] = self._host[target]
-            still = self._held.pop(self._last_free.get(target, ABSENT), None)
-            if still is None:
-                self._take(index, [(target, self._sizes[target])])
-            else:
-                self.pieces[target] = still
-        elif kind is ActionKind.FREE:
-            self._free(index, target, waits=waits)
-
-    def expect(self, index: int, wanted: Sequence[tuple[int, int]]) -> None:
-        """Is called before an action takes pieces: (storage, bytes) in their order; ABSENT for what is dropped."""
-
-    def wanted(self, operation: int, *, again: bool) -> list[tuple[int, int]]:
-        """Return what an operation of forward or backward takes for what it writes: (storage, bytes), as `expect`."""
-        found: list[tuple[int, int]] = []
-        reads = self.graph.operations[operation].reads
-        for storage, version in self.graph.makes[operation]:
-            current = self._version[storage]
-            if current == ABSENT:
-                found.append((storage, self._sizes[storage]))
-            elif again and current >= version and storage not in reads:
-                found.append((ABSENT, self._sizes[storage]))
-        return found
-
-    def with_scratch(
-        self, operation: int, made: Sequence[tuple[int, int]], scratch: Mapping[int, int]
-    ) -> list[tuple[int, int]]:
-        """Return what an operation takes for what it writes, with its scratch in the order of allocation."""
-        before, after, _ = self._costs.pieces(operation, scratch.get(operation, 0))
-        return [*((ABSENT, size) for size in before), *made, *((ABSENT, size) for size in after)]
-
-    def _begin(self) -> None:
         for storage in [*self.pieces]:
-            if self.graph.storages[storage].role is not Role.OPTIMIZER_STATE:
+            if storage not in self._states:
                 self.space.give_back(self.pieces.pop(storage))
-        self._version = [0 if exists else ABSENT for exists in self.graph.exists_before]
+        for event in events:
+            for freed_at in event.released:
+                self._release(freed_at)
+            self.act(event)
+        self._makes_state = False
 
-    def _made(self, operation: int, *, again: bool) -> list[tuple[int, int]]:
-        """Return what an operation takes for what it writes, and count up the versions."""
-        done, sizes = self.graph.operations[operation], self._sizes
-        wanted: list[tuple[int, int]] = []
-        if done.phase is Phase.OPTIMIZER:
-            for storage in sorted(self._later.intersection((*done.reads, *done.writes))):
-                wanted.append((storage, sizes[storage]))
-                self._later.remove(storage)
-        wanted += self.wanted(operation, again=again)
-        for storage, version in self.graph.makes[operation]:
-            self._version[storage] = max(self._version[storage], version)
-        return wanted
+    def act(self, event: Event) -> None:
+        """Replay an event, whose released bytes have gone."""
+        wanted = event.state + event.wanted if self._makes_state and event.state else event.wanted
+        if wanted:
+            self.take(event, wanted)
+        elif event.kind is ActionKind.FREE:
+            piece = self.pieces.pop(event.target, None)
+            if piece is None:
+                return
+            if event.freed_at == ABSENT:
+                self.space.give_back(piece)
+            else:
+                self._held[event.freed_at] = piece
+        elif event.freed_at in self._held:
+            self.pieces[event.target] = self._held.pop(event.freed_at)
 
-    def _take(self, index: int, wanted: Sequence[tuple[int, int]]) -> None:
-        wanted = [(storage, size) for storage, size in wanted if size]
-        self.expect(index, wanted)
+    def take(self, event: Event, wanted: Wanted) -> None:
+        """Take the pieces that an event wants, and drop those that do not stay."""
         dropped = []
         for storage, size in wanted:
             piece = self.space.take(size)
@@ -155,18 +234,11 @@ class StepReplay:
         for piece in dropped:
             self.space.give_back(piece)
 
-    def _free(self, index: int, storage: int, *, waits: bool) -> None:
-        self._version[storage] = ABSENT
-        self._last_free[storage] = index
-        piece = self.pieces.pop(storage, None)
-        if piece is None:
-            return
-        if waits:
-            self._held[index] = piece
-        else:
-            self.space.give_back(piece)
-
     def _release(self, freed_at: int) -> None:
         piece = self._held.pop(freed_at, None)
         if piece is not None:
             self.space.give_back(piece)
+
+
+def _states(graph: StepGraph) -> set[int]:
+    return {each for each, storage in enumerate(graph.storages) if storage.role is Role.OPTIMIZER_STATE}

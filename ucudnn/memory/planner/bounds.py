@@ -4,39 +4,82 @@ A policy that only copies must move what exists at a time beyond the budget: out
 hide beside compute. So the step takes at least the longer of the two before that time, and the longer of the two after.
 """
 
+from functools import cached_property
 from itertools import accumulate, pairwise
+from math import inf
 
 from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.dymem import DymemPolicy
 from ucudnn.memory.policies.joint import JointPolicy
 from ucudnn.memory.policies.selective import SelectivePolicy
+from ucudnn.memory.policies.vdnn import VdnnDynamicPolicy, VdnnExtPolicy, VdnnPolicy
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.layers import StepLayers, find_layers, parts_in_order
 
+_STATIC = (VdnnPolicy, VdnnExtPolicy)
+_VDNN = (*_STATIC, VdnnDynamicPolicy)
 _RECOMPUTE = (CheckpointPolicy, SelectivePolicy, JointPolicy)
 
 
-def least_time_ms(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int | None) -> float:
-    """Return a time in milliseconds below which the device does not compute a policy's plan within a budget in bytes.
+class StepBounds:
+    """What bounds the time of a step.
 
-    It is the sum of the operations' fastest times for policies that recompute, and for those of other people.
+    Args:
+        graph: the step.
+        costs: its costs.
     """
-    import numpy as np  # commands that plan nothing do without it
 
-    times = np.array(costs.time_ms, dtype=np.float64)
-    for operation, each in costs.fastest.items():
-        times[operation] = min(times[operation], each.time_ms)
-    ends = times.cumsum()  # as the simulator adds them, so that a plan that takes no longer has the same time
-    least = float(ends[-1]) if len(ends) else 0.0
-    if budget is None or isinstance(policy, _RECOMPUTE) or policy not in POLICIES.values() or not least:
-        return least
-    before = ends - times
-    left = np.maximum(np.array(_needed_bytes(graph)) - budget, 0)
-    out, back = left / costs.offload_bytes_per_ms, left / costs.prefetch_bytes_per_ms
-    found = np.maximum(before, out) + np.maximum(least - before, back)
-    turn = min(graph.backward_begins, len(times) - 1)  # before it, all of forward has run, whatever its order
-    return max(least, float(found[turn] if isinstance(policy, DymemPolicy) else found.max()))
+    def __init__(self, graph: StepGraph, costs: Costs) -> None:
+        import numpy as np  # commands that plan nothing do without it
+
+        self._graph, self._costs = graph, costs
+        times = np.array(costs.time_ms, dtype=np.float64)
+        for operation, each in costs.fastest.items():
+            times[operation] = min(times[operation], each.time_ms)
+        ends = times.cumsum()  # as the simulator adds them, so that a plan that takes no longer has the same time
+        self._least = float(ends[-1]) if len(ends) else 0.0
+        self._before = ends - times
+        self._needed = np.array(_needed_bytes(graph))
+        self._turn = min(graph.backward_begins, len(times) - 1)  # before it, all of forward has run
+
+    def least_ms(self, policy: MemoryPolicy, budget: int | None) -> float:
+        """Return a time in milliseconds below which the device does not compute a policy's plan within some bytes.
+
+        It is the sum of the operations' fastest times for policies that recompute, and for those of other people.
+        Without convolutions, those of vDNN plan as one of them does, or as 'stock': only that one has a time.
+        """
+        import numpy as np
+
+        if budget is None or isinstance(policy, _RECOMPUTE) or policy not in POLICIES.values() or not self._least:
+            return self._least
+        left = np.maximum(self._needed - budget, 0)
+        out, back = left / self._costs.offload_bytes_per_ms, left / self._costs.prefetch_bytes_per_ms
+        found = np.maximum(self._before, out) + np.maximum(self._least - self._before, back)
+        needed_ms = float(found[self._turn] if isinstance(policy, DymemPolicy) else found.max())
+        return max(self._vdnn_ms(policy) if isinstance(policy, _VDNN) else self._least, needed_ms)
+
+    def _vdnn_ms(self, policy: MemoryPolicy) -> float:
+        """Return the bound of a policy of vDNN, which moves the same bytes whatever the budget is.
+
+        All of them leave before backward begins, and come back after that.
+        """
+        offloads = policy.offloads if isinstance(policy, VdnnPolicy | VdnnExtPolicy) else "dynamic"
+        has_choice = self._costs.configurations or any(layer.convolution for layer in self._layers.forward)
+        if not has_choice and (offloads != "all" or (isinstance(policy, _STATIC) and policy.fastest)):
+            return inf
+        if offloads != "all":
+            return self._least
+        forward = float(self._before[self._turn])
+        inputs = (each for layer in self._layers.forward[: self._layers.classifier] for each in layer.inputs)
+        moved = sum(map(self._graph.sizes.__getitem__, inputs))
+        out, back = moved / self._costs.offload_bytes_per_ms, moved / self._costs.prefetch_bytes_per_ms
+        return max(forward, out) + max(self._least - forward, back)
+
+    @cached_property
+    def _layers(self) -> StepLayers:
+        return find_layers(self._graph, parts_in_order(self._graph, range(len(self._graph.operations))))
 
 
 def _needed_bytes(graph: StepGraph) -> list[int]:

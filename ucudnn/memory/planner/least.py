@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ucudnn.errors import BudgetError
 from ucudnn.memory.allocator.headroom import AllocatorRoom
+from ucudnn.memory.planner.condensed import planned
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, find_policy
 from ucudnn.memory.simulation.simulator import simulate
@@ -51,7 +52,7 @@ def near(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int) -> M
     """Return a policy's plan for a budget, or else for the least one that it keeps; None where there is none."""
     for _ in range(3):  # an error names the floor, or the least budget that the policy keeps
         try:
-            return policy.plan(graph, costs, budget)
+            return planned(policy, graph, costs, budget)
         except BudgetError as error:
             budget = error.required_bytes
     return None

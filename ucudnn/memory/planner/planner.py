@@ -19,7 +19,8 @@ from typing import NamedTuple
 from ucudnn.errors import BudgetError
 from ucudnn.memory.allocator.headroom import AllocatorRoom
 from ucudnn.memory.allocator.replay import ReplayedReturns
-from ucudnn.memory.planner.bounds import least_time_ms
+from ucudnn.memory.planner.bounds import StepBounds
+from ucudnn.memory.planner.condensed import planned
 from ucudnn.memory.planner.least import least_of, near
 from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -120,7 +121,7 @@ class _Choice:
         host_bytes: int | None,
     ) -> None:
         self._graph, self._costs, self._budget, self._room = graph, costs, budget, room
-        self._host_bytes = host_bytes
+        self._host_bytes, self._bounds = host_bytes, StepBounds(graph, costs)
         self._waiting: list[_Candidate] = []
         self._too_much_host: list[_Candidate] = []
         self._refused: list[tuple[MemoryPolicy, BudgetError]] = []
@@ -129,7 +130,7 @@ class _Choice:
     def add(self, number: int, policy: MemoryPolicy) -> None:
         """Add a policy. It plans when nothing that is known can be faster than it."""
         self._policies.append(policy)
-        least_ms = least_time_ms(policy, self._graph, self._costs, self._budget)
+        least_ms = self._bounds.least_ms(policy, self._budget)
         step_ms = max(least_ms, sum(self._costs.issue_ms))
         heappush(self._waiting, _Candidate(step_ms, least_ms, number, 0, 0, policy, None))
 
@@ -137,15 +138,32 @@ class _Choice:
         """Return the fastest plan that no other policy can beat; None if there is none."""
         while self._waiting:
             candidate = heappop(self._waiting)
-            if candidate.plan is not None:
-                return candidate
-            try:
-                plan = candidate.policy.plan(self._graph, self._costs, self._budget)
-            except BudgetError as error:
-                self._refused.append((candidate.policy, error))
+            if candidate.plan is None:
+                self._plan(candidate)
+            elif candidate.bare_ms is not None:
+                self._price(candidate)
             else:
-                self._push(candidate.number, candidate.policy, plan, tries=1)
+                return candidate
         return None
+
+    def _plan(self, candidate: "_Candidate") -> None:
+        """Let a policy plan."""
+        try:
+            plan = planned(candidate.policy, self._graph, self._costs, self._budget)
+        except BudgetError as error:
+            self._refused.append((candidate.policy, error))
+        else:
+            self._push(self._candidate(candidate.number, candidate.policy, plan, tries=1))
+
+    def _price(self, candidate: "_Candidate") -> None:
+        """Add the time of the pages that go back to a plan that runs in no block, if it runs at all."""
+        assert candidate.plan is not None
+        assert candidate.bare_ms is not None
+        pause_ms = self._returns_ms(candidate.plan)
+        if pause_ms < inf:
+            heappush(
+                self._waiting, candidate._replace(time_ms=candidate.bare_ms + pause_ms, bare_ms=None, is_priced=True)
+            )
 
     @property
     def fits(self) -> bool:
@@ -154,8 +172,12 @@ class _Choice:
         if candidate is None or candidate.plan is None:
             return False
         heappush(self._waiting, candidate)
-        over, pause_ms, _ = self._outlook(candidate.plan)
-        return not over and (not pause_ms or self._may_stay(candidate.plan))
+        if self._room is None:
+            return True
+        found = self._room.widest(candidate.plan, self._costs)
+        if found is not None:
+            return not found.must_move
+        return not self._over(candidate.plan) and not self._returns_ms(candidate.plan)
 
     def best(self) -> MemoryPlan:
         """Return the fastest plan that fits, or one that fits with empty pages given back, or without what is spared.
@@ -163,30 +185,40 @@ class _Choice:
         Raises:
             BudgetError: if there is none.
         """
-        candidate = self._next()
-        if candidate is None:  # whoever takes the host's memory refuses these
-            candidate = min(self._too_much_host, default=None)
+        looked_at: list[MemoryPlan] = []
+        tight: _Candidate | None = None
+        candidate = self._next() or min(self._too_much_host, default=None)  # whoever takes the host's memory refuses
         if candidate is None:
             raise self._refusal()
-        looked_at: list[MemoryPlan] = []
-        tight: tuple[float, MemoryPlan] | None = None
         while candidate is not None and candidate.plan is not None:
-            if tight is not None and candidate.time_ms > _DEAR * tight[0]:
+            plan, room = candidate.plan, self._room
+            if tight is not None and candidate.time_ms > _DEAR * tight.time_ms:
                 break
-            over, pause_ms, plan = (0, 0.0, candidate.plan) if candidate.priced else self._outlook(candidate.plan)
+            if room is None or candidate.is_priced:
+                return self._laid_out(plan)
+            layout = room.widest(plan, self._costs)
+            over = 0 if layout is not None else self._over(plan)
+            if layout is not None:
+                pause_ms = room.moves_ms(layout)
+            else:
+                pause_ms = over / _RETURN_BYTES_PER_MS or self._returns_ms(plan)  # a guess where it is over
             if not over and pause_ms <= _LITTLE * candidate.time_ms:
                 return self._laid_out(plan)
             if pause_ms < inf:
-                later = candidate._replace(time_ms=candidate.time_ms + pause_ms, plan=plan, priced=True)
+                bare_ms = candidate.time_ms if over else None
+                later = candidate._replace(time_ms=candidate.time_ms + pause_ms, bare_ms=bare_ms, is_priced=not over)
                 heappush(self._waiting, later)
-            spends = self._spending(candidate.plan)
-            if spends is not None and (tight is None or spends[0] < tight[0]):
-                tight = spends
-            looked_at.append(candidate.plan)
+            if (
+                layout is None
+                and (tight is None or candidate.time_ms < tight.time_ms)
+                and room.spending(plan, self._costs)
+            ):
+                tight = candidate
+            looked_at.append(plan)
             self._tighten(candidate, over)
             candidate = self._next()
-        if tight is not None:
-            return self._laid_out(tight[1])
+        if tight is not None and tight.plan is not None:
+            return self._laid_out(tight.plan)
         return replace(
             self._closest(*min(((self._paged_over(each), each) for each in looked_at), key=lambda each: each[0])),
             budget=self._budget,
@@ -268,50 +300,15 @@ class _Choice:
         assert self._room is not None
         return max(self._room.paged_bytes(plan, self._costs), found.peak_bytes)
 
-    def _outlook(self, plan: MemoryPlan) -> tuple[int, float, MemoryPlan]:
-        """Return how a plan fits into the room, without what is spared.
-
-        Returns:
-            Bytes that the allocator takes beyond it, milliseconds in which storages move or pages go back to the driver
-            (infinity where a tensor has no room even so), and the plan with what moves.
-        """
-        room, costs = self._room, self._costs
-        if room is None:
-            return 0, 0.0, plan
-        found = room.widest(plan, costs)
-        if found is None:
-            return self._waited(plan)
-        return 0, room.moves_ms(found), replace(plan, moves=found.moves)
-
-    def _waited(self, plan: MemoryPlan) -> tuple[int, float, MemoryPlan]:
-        """Return the outlook of a plan that runs in no block as it is: it waits for copies, or pages go back."""
+    def _returns_ms(self, plan: MemoryPlan) -> float:
+        """Return how long pages take that go back in each step, so that a plan leaves what is spared."""
         assert self._room is not None
-        room, costs = self._room, self._costs
-        own = self._over(plan), returns_ms(room.returns(plan, costs, room.spare_bytes)), plan
-        waiting = room.waiting(plan, costs)
-        layout = None if waiting is None else room.widest(waiting, costs)
-        if waiting is None or layout is None:
-            return own
-        longer_ms = simulate(waiting, costs).step_ms - simulate(plan, costs).step_ms + room.moves_ms(layout)
-        return (own[0], longer_ms, replace(waiting, moves=layout.moves)) if longer_ms < own[1] else own
+        return returns_ms(self._room.returns(plan, self._costs, self._room.spare_bytes))
 
     def _over(self, plan: MemoryPlan) -> int:
-        """Return the bytes that the allocator takes for a plan beyond the room, without what is spared."""
+        """Return about how many bytes the allocator takes for a plan beyond the room, without what is spared."""
         assert self._room is not None
-        return max(0, self._room.taken_bytes(plan, self._costs) - self._room.tensor_bytes + self._room.spare_bytes)
-
-    def _may_stay(self, plan: MemoryPlan) -> bool:
-        """Return whether nothing of a plan has to move in the largest block of the room."""
-        found = None if self._room is None else self._room.widest(plan, self._costs)
-        return found is not None and not found.must_move
-
-    def _spending(self, plan: MemoryPlan) -> tuple[float, MemoryPlan] | None:
-        """Return a plan that runs in one block only with what is spared, and its time; None where it needs it not."""
-        room, costs = self._room, self._costs
-        if room is None or not room.spare_bytes or room.widest(plan, costs) is not None:
-            return None
-        found = room.compaction(plan, costs)
-        return None if found is None else (simulate(plan, costs).step_ms, plan)
+        return max(0, self._room.least_taken(plan, self._costs) - self._room.tensor_bytes + self._room.spare_bytes)
 
     def _paged_over(self, plan: MemoryPlan) -> int:
         """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""
@@ -326,16 +323,21 @@ class _Choice:
         least, most = (int(candidate.peak_bytes * share) for share in (_LEAST_STEP, _MOST_STEP))
         less = min(max(int(over * _STEP), least), most)
         plan = near(candidate.policy, self._graph, self._costs, candidate.peak_bytes - less)
-        if plan is not None and simulate(plan, self._costs).peak_bytes < candidate.peak_bytes:
-            self._push(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)
+        if plan is not None:
+            found = self._candidate(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)
+            if found.peak_bytes < candidate.peak_bytes:
+                self._push(found)
 
-    def _push(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> None:
+    def _candidate(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> "_Candidate":
         if self._room is None:
             found = simulate(plan, self._costs)
         else:
             plan, found = with_late_copies(plan, self._costs)
-        fits_host = self._holds_host(found)
-        candidate = _Candidate(found.step_ms, found.time_ms, number, tries, found.peak_bytes, policy, plan)
+        return _Candidate(found.step_ms, found.time_ms, number, tries, found.peak_bytes, policy, plan)
+
+    def _push(self, candidate: "_Candidate") -> None:
+        assert candidate.plan is not None
+        fits_host = self._holds_host(simulate(candidate.plan, self._costs))
         heappush(self._waiting if fits_host else self._too_much_host, candidate)
 
     def _keeps(self, plan: MemoryPlan) -> bool:
@@ -349,11 +351,12 @@ class _Choice:
 
 
 class _Candidate(NamedTuple):
-    """A plan of a policy, in the order in which candidates are looked at: the fastest first.
+    """A plan of a policy, or a policy that has not planned, in the order in which candidates are looked at.
 
-    Its time is the device's, or the host's where that is longer, because operations that run again are issued again. Of
-    plans that the host issues as fast, the one that the device computes first is better. The time has what moving
-    storages or giving pages back takes if it is priced.
+    The fastest comes first. Its time is the device's, or the host's where that is longer, because operations that run
+    again are issued again. Of plans that the host issues as fast, the one that the device computes first is better.
+    Once it is priced, the time has what moving storages or giving pages back takes. Where `bare_ms` is its time without
+    that, pages go back, and its time is a guess that is hardly too high.
     """
 
     time_ms: float
@@ -363,4 +366,5 @@ class _Candidate(NamedTuple):
     peak_bytes: int
     policy: MemoryPolicy
     plan: MemoryPlan | None
-    priced: bool = False
+    bare_ms: float | None = None
+    is_priced: bool = False

@@ -16,6 +16,8 @@ from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Phase, StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
 
+_LATEST = "_latest_blocks"  # of a step, beside its fields
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
@@ -61,10 +63,27 @@ class ForwardBlocks:
             self._add(storage, sorted(self._places[operation] for operation in accesses))
         self._writers = [sorted(self._places[operation] for operation in writers) for writers in graph.writers]
         self.saved = tuple(self._backward)
-        self._changes = self._liveness.changes()
+        import numpy as np  # commands that plan nothing do without it
+
+        self._changes = np.array(self._liveness.changes(), dtype=np.int64)
+        self._scratch_row = np.array(self._liveness.scratch_bytes, dtype=np.int64)
+        self._divided: dict[int, tuple[Block, ...]] = {}
+
+    @classmethod
+    def latest(cls, graph: StepGraph, costs: Costs, order: Sequence[int]) -> "ForwardBlocks":
+        """Return the forward part of a step, which knows its divisions for other budgets."""
+        known: tuple[Costs, Sequence[int], ForwardBlocks] | None = vars(graph).get(_LATEST)
+        if known is None or known[0] is not costs or known[1] != order:
+            known = vars(graph)[_LATEST] = costs, order, cls(graph, costs, order)
+        return known[2]
 
     def divide(self, count: int) -> tuple[Block, ...]:
         """Return the blocks of a division into at most `count`, in the order of forward."""
+        if count not in self._divided:
+            self._divided[count] = self._divide(count)
+        return self._divided[count]
+
+    def _divide(self, count: int) -> tuple[Block, ...]:
         cuts = [0, *self._cuts(count), self._turn]
         members: list[list[int]] = [[] for _ in cuts[1:]]
         for storage, (first, last) in self._forward.items():
@@ -85,7 +104,7 @@ class ForwardBlocks:
         It is more where an input of a block is freed while the block runs again: here it counts until the block's end.
         """
         sizes, spans = self._liveness.sizes, self._liveness.spans
-        changes = list(self._changes)
+        changes = self._changes.copy()
         extended: dict[int, int] = {}
         for block in blocks:
             for storage in block.dropped:
@@ -98,11 +117,13 @@ class ForwardBlocks:
             if span is not None and span[1] < trigger:
                 changes[2 * span[1] + 2] += sizes[storage]
                 changes[2 * trigger + 1] -= sizes[storage]
-        live = list(accumulate(changes))
-        peak = max(map(int.__add__, live[1::2], self._liveness.scratch_bytes), default=live[0])
+        live = changes.cumsum()
+        operations = len(self._order)
+        running = live[1 : 2 * operations + 1 : 2] + self._scratch_row
+        peak = int(running.max()) if operations else int(live[0])
         for block in sorted(blocks, key=lambda block: block.trigger):
             before = 2 * block.trigger
-            peak = max(peak, live[before] + block.extra_bytes)
+            peak = max(peak, int(live[before]) + block.extra_bytes)
             live[before] += self.dropped_bytes(block)  # for the next block of the same trigger
         return peak
 

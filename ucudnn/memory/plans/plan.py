@@ -1,12 +1,26 @@
 """MemoryPlan: an order of a step's operations, with what is freed, moved and recomputed between them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from ucudnn.configuration import Configuration
 from ucudnn.memory.plans.actions import Action, Moves
 from ucudnn.memory.plans.validity import check_actions, check_buffers
 from ucudnn.memory.step.graph import StepGraph
+
+_is_draft = ContextVar("_is_draft", default=False)
+
+
+@contextmanager
+def drafts() -> Iterator[None]:
+    """Let plans be made without a check: a search makes many, and the one that it chooses is made once more."""
+    token = _is_draft.set(True)
+    try:
+        yield
+    finally:
+        _is_draft.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,5 +60,6 @@ class MemoryPlan:
     moves: Moves = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_actions(self.graph, self.actions)
-        check_buffers(self.graph, self.actions, self.buffers)
+        if not _is_draft.get():
+            check_actions(self.graph, self.actions)
+            check_buffers(self.graph, self.actions, self.buffers)

@@ -42,12 +42,14 @@ class _Known(NamedTuple):
     """What runs again before an operation, and all that this follows from.
 
     Attributes:
-        absent: for each storage that was asked for, whether it was gone before the operation.
+        gone: the activations that were asked for and that forward had dropped, and nothing had made again.
+        there: those that were asked for and were not.
         again: what runs again, in order; None where nothing can make what is wanted.
         extra: most bytes that it takes beside what is there, by the storages that stay after it.
     """
 
-    absent: Mapping[int, bool]
+    gone: frozenset[int]
+    there: frozenset[int]
     again: tuple[int, ...] | None
     extra: dict[frozenset[int], int]
 
@@ -84,6 +86,7 @@ class DroppedActivations:
         found: dict[int, _Known] = {}
         operations: dict[int, tuple[int, ...]] = {}
         made: dict[int, int] = {}
+        missing = set(dropped)
         read_at: dict[int, list[int]] = {}
         for storage in sorted(dropped):
             read_at.setdefault(self.spans[storage][1], []).append(storage)
@@ -91,7 +94,7 @@ class DroppedActivations:
             wanted = [each for each in storages if each not in made]
             if not wanted:
                 continue
-            found[place] = self._found(wanted, place, dropped, made)
+            found[place] = self._found(wanted, place, missing)
             again = found[place].again
             if again is None:
                 return None
@@ -101,6 +104,7 @@ class DroppedActivations:
                     stays = each in dropped and (each not in brief or self.spans[each][1] == place)
                     if stays and version == self._version(each, self.spans[each][1]):
                         made.setdefault(each, place)
+                        missing.discard(each)
         times = self._costs.time_ms
         time_ms = sum(times[operation] for again in operations.values() for operation in again)
         return Remakes(dropped=dropped, operations=operations, made=made, time_ms=time_ms, found=found)
@@ -165,17 +169,17 @@ class DroppedActivations:
         first = accesses[before]
         return (accesses[before - 1], first) if storage in self._graph.operations[first].reads else None
 
-    def _found(self, wanted: Sequence[int], place: int, dropped: Collection[int], made: Mapping[int, int]) -> _Known:
-        """Return what makes activations again before an operation.
+    def _found(self, wanted: Sequence[int], place: int, missing: set[int]) -> _Known:
+        """Return what makes activations again before an operation, when some are missing.
 
         A search asks for the same ones again and again while others are dropped far away. So what was found is kept
-        with all storages whose absence it follows from, and holds as long as none of them has come or gone.
+        with all activations whose absence it follows from, and holds as long as none of them has come or gone.
         """
-        absent = self._absent(place, dropped, made)
         known = self._known.setdefault((place, tuple(wanted)), [])
         for each in reversed(known):
-            if all(absent(storage) == gone for storage, gone in each.absent.items()):
+            if each.gone <= missing and each.there.isdisjoint(missing):
                 return each
+        absent = self._absent(place, missing, {})
         asked: dict[int, bool] = {}
 
         def noted(storage: int) -> bool:
@@ -192,7 +196,9 @@ class DroppedActivations:
         for operation in found.operations:  # what they access says how many bytes they take
             for storage in (*self._graph.operations[operation].reads, *self._graph.operations[operation].writes):
                 noted(storage)
-        known.append(_Known(asked, None if found.impossible else found.operations, {}))
+        droppable = self.spans.keys() & asked.keys()
+        gone = frozenset(droppable & missing)
+        known.append(_Known(gone, frozenset(droppable - gone), None if found.impossible else found.operations, {}))
         return known[-1]
 
     def _extra(self, found: _Known, place: int, remakes: Remakes, stays: frozenset[int]) -> int:

@@ -84,8 +84,11 @@ class UnfoldedStep:
                 versions[storage] = version
                 writes.append(present[storage])
             phase = phase if again else operation.phase
-            name = f"{operation.name} again at {at}" if again else operation.name
-            yield replace(operation, name=name, phase=phase, reads=tuple(sorted(reads)), writes=tuple(sorted(writes)))
+            if again or (*reads, *writes) != (*operation.reads, *operation.writes):
+                name = f"{operation.name} again at {at}" if again else operation.name
+                accessed = tuple(sorted(reads)), tuple(sorted(writes))
+                operation = replace(operation, name=name, phase=phase, reads=accessed[0], writes=accessed[1])
+            yield operation
 
     def _another(self, graph: StepGraph, storage: int, owner: int | None) -> int:
         """Return one more storage, with the bytes of one that is made again."""

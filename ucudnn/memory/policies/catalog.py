@@ -14,9 +14,7 @@ from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.policies.swaps.hidden import HiddenSwapPolicy
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.policies.swaps.swap import SwapPolicy
-from ucudnn.memory.policies.vdnn import VdnnPolicy
-from ucudnn.memory.policies.vdnn_dynamic import VdnnDynamicPolicy
-from ucudnn.memory.policies.vdnn_ext import VdnnExtPolicy
+from ucudnn.memory.policies.vdnn import VdnnDynamicPolicy, VdnnExtPolicy, VdnnPolicy
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.units import shortened

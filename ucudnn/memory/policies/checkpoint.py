@@ -38,7 +38,7 @@ class CheckpointPolicy:
         """
         order = find_order(self.order)(graph)
         check_budget(graph, costs, budget, order)
-        forward = ForwardBlocks(graph, costs, order)
+        forward = ForwardBlocks.latest(graph, costs, order)
         if budget is None:
             blocks = forward.divide(isqrt(len(forward.saved)))[:-1]
         else:

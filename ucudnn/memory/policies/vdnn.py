@@ -1,22 +1,33 @@
-"""Policies 'vdnn-all' and 'vdnn-conv' with (m) or (p): static vDNN (arXiv 1602.08124; its study, sections 3.3 and 3.4).
+"""Policies 'vdnn-*' and 'vdnn-ext-*': vDNN (arXiv 1602.08124; its study, sections 3.3 and 3.4) and vDNNExt (4.3).
 
-While a layer of feature extraction runs in forward, its input X is copied to the host; both streams synchronize at the
-end of the layer, and X is freed. In backward, `find_prefetch_layer` says whose X comes back beside a layer. The streams
-synchronize at the end of that layer, too.
+**Static vDNN.** While a layer of feature extraction runs in forward, its input X is copied to the host; both streams
+synchronize at the end of the layer, and X is freed. In backward, `find_prefetch_layer` says whose X comes back beside a
+layer. The streams synchronize at the end of that layer, too.
 
 Two streams orchestrate the layers of feature extraction only; "the classification layer remains unchanged" (study,
 section 5.1.1). So layers of the classifier neither offload nor prefetch, and the X that the last layer of feature
 extraction offloaded is fetched when it is read.
+
+**Dynamic vDNN.** All with (m) must fit, else the step cannot be trained. Then come, in this order: no offload with (p);
+conv and all with (p); conv and all with algorithms that are chosen greedily; conv and all with (m). The first that fits
+wins.
+
+**vDNNExt.** Layers do not synchronize. An input X is freed when its layer and its copy have both ended. All offloads
+end before backward begins, and an operation of backward waits only for the prefetch of what it reads. The plan never
+takes more memory than vDNN with the same offloads and algorithms: where it would, it waits until an offload has freed
+enough.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ucudnn.configuration import Configuration
+from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.layerwise import layerwise_actions
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.simulation.stalls import with_stalls
 from ucudnn.memory.step.budget import check_budget, over_budget
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
@@ -25,6 +36,7 @@ from ucudnn.memory.step.order import find_order
 
 Offloads = Literal["none", "conv", "all"]
 """Whose inputs leave: nobody's, those of convolutions, those of all layers of feature extraction."""
+_Pass = tuple[Offloads, dict[int, Configuration]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +70,63 @@ class VdnnPolicy:
             if peak > budget:
                 raise over_budget(name, graph, peak, budget)
         return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class VdnnDynamicPolicy:
+    """Dynamic vDNN. Without a budget, everything fits, so it offloads nothing.
+
+    Attributes:
+        order: name of the order of operations; forward always comes first.
+    """
+
+    order: str = "program"
+
+    def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
+        """Return the plan of a step.
+
+        Raises:
+            BudgetError: if all with (m) is above the budget, as published even where another configuration would fit.
+        """
+        layers = find_layers(graph, parts_in_order(graph, find_order(self.order)(graph)))
+        offloads, chosen = choose_dynamically(graph, costs, layers, budget)
+        return replace(vdnn_plan("vdnn-dynamic", graph, layers, offloads, chosen), budget=budget)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VdnnExtPolicy:
+    """vDNNExt.
+
+    Attributes:
+        offloads: whose inputs leave, or 'dynamic' for vDNN's own choice of this and of the algorithms.
+        fastest: (p) or (m), as in VdnnPolicy; 'dynamic' chooses itself.
+        order: name of the order of operations; forward always comes first.
+    """
+
+    offloads: Offloads | Literal["dynamic"]
+    fastest: bool = True
+    order: str = "program"
+
+    def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
+        """Return the plan of a step.
+
+        Raises:
+            BudgetError: if the peak of vDNN is above the budget.
+        """
+        order = parts_in_order(graph, find_order(self.order)(graph))
+        layers = find_layers(graph, order)
+        if self.offloads == "dynamic":
+            name = "vdnn-ext-dynamic"
+            offloads, chosen = choose_dynamically(graph, costs, layers, budget)
+        else:
+            name = f"vdnn-ext-{self.offloads}-{'p' if self.fastest else 'm'}"
+            offloads, chosen = self.offloads, costs.fastest if self.fastest else costs.smallest
+        check_budget(graph, costs.with_configurations(chosen), budget, order)
+        cap = simulate(vdnn_plan(name, graph, layers, offloads, chosen), costs).peak_bytes
+        if budget is not None and cap > budget:
+            raise over_budget(name, graph, cap, budget)
+        plan = vdnn_plan(name, graph, layers, offloads, chosen, synchronous=False)
+        return with_stalls(replace(plan, budget=budget), costs, cap)
 
 
 def vdnn_plan(
@@ -111,3 +180,56 @@ def _leaving(layers: StepLayers, *, convolutions_only: bool) -> dict[int, tuple[
         for number, layer in enumerate(layers.forward[: layers.classifier])
         if layer.inputs and (layer.convolution or not convolutions_only)
     }
+
+
+def choose_dynamically(
+    graph: StepGraph, costs: Costs, layers: StepLayers, budget: int | None
+) -> tuple[Offloads, dict[int, Configuration]]:
+    """Return whose inputs leave, and the convolutions' configurations.
+
+    Raises:
+        BudgetError: if all with (m) is above the budget.
+    """
+    if budget is None:
+        return "none", costs.fastest
+    order = [each for layer in layers.forward for each in layer.operations]
+    order += [each for _, operations in layers.backward for each in operations]
+    check_budget(graph, costs.with_configurations(costs.smallest), budget, order)
+    least = _peak(graph, costs, layers, ("all", costs.smallest))
+    if least > budget:
+        raise over_budget("vdnn-dynamic", graph, least, budget)
+    passes = _passes(graph, costs, layers, budget)
+    return next(each for each in passes if _peak(graph, costs, layers, each) <= budget)
+
+
+def _passes(graph: StepGraph, costs: Costs, layers: StepLayers, budget: int) -> Iterator[_Pass]:
+    """Yield the profiling passes after the first one."""
+    yield "none", costs.fastest
+    yield "conv", costs.fastest
+    yield "all", costs.fastest
+    yield "conv", _greedy(graph, costs, layers, "conv", budget)
+    yield "all", _greedy(graph, costs, layers, "all", budget)
+    yield "conv", costs.smallest
+    yield "all", costs.smallest
+
+
+def _greedy(
+    graph: StepGraph, costs: Costs, layers: StepLayers, offloads: Offloads, budget: int
+) -> dict[int, Configuration]:
+    """Return the fastest configuration of each convolution that does not overflow memory, else the smallest.
+
+    vDNN synchronizes its streams, so what exists beside a workspace does not depend on the algorithms before it.
+    """
+    plan = vdnn_plan("vdnn-dynamic", graph, layers, offloads, costs.smallest)
+    runs = [target for kind, target in plan.actions if kind is ActionKind.RUN]
+    running = dict(zip(runs, simulate(plan, costs).running_bytes, strict=True))
+    chosen = {}
+    for operation, front in costs.configurations.items():
+        left = budget - running[operation] + costs.rounded(front[0].workspace_bytes)
+        fitting = [each for each in front if costs.rounded(each.workspace_bytes) <= left]
+        chosen[operation] = fitting[-1] if fitting else front[0]
+    return chosen
+
+
+def _peak(graph: StepGraph, costs: Costs, layers: StepLayers, tried: _Pass) -> int:
+    return simulate(vdnn_plan("vdnn-dynamic", graph, layers, *tried), costs).peak_bytes

@@ -1,6 +1,67 @@
-"""The free list of a pool that grows at one end."""
+"""Holes between pieces of memory, and the free list of a pool that grows at one end."""
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+
+Hole = tuple[int, int]
+"""Address and end."""
+
+
+class Holes:
+    """Holes of which no two touch.
+
+    Attributes:
+        ends: the end of each hole, by its address.
+    """
+
+    def __init__(self, holes: Iterable[Hole] = ()) -> None:
+        self.ends = dict(holes)
+        self._begins = {end: begin for begin, end in self.ends.items()}
+        self._by_size = sorted((end - begin, begin) for begin, end in self.ends.items())
+
+    def best(self, size: int) -> int | None:
+        """Return the address of the smallest hole that is large enough, the first of several; None if there is none."""
+        at = bisect_left(self._by_size, (size, 0))
+        return self._by_size[at][1] if at < len(self._by_size) else None
+
+    def of_at_least(self, size: int) -> Iterator[Hole]:
+        """Yield the holes of a size and larger ones."""
+        for length, begin in self._by_size[bisect_left(self._by_size, (size, 0)) :]:
+            yield begin, begin + length
+
+    def take(self, address: int, size: int) -> Hole:
+        """Use bytes of a hole; return the hole in which they were."""
+        begin = address if address in self.ends else max(each for each in self.ends if each < address)
+        end = self.ends[begin]
+        self._remove(begin, end)
+        if begin < address:
+            self._add(begin, address)
+        if address + size < end:
+            self._add(address + size, end)
+        return begin, end
+
+    def give_back(self, address: int, size: int) -> Hole:
+        """Free bytes, and join them with the holes that they touch; return the hole that this makes."""
+        begin, end = self.merged(address, size)
+        if begin < address:
+            self._remove(begin, address)
+        if address + size < end:
+            self._remove(address + size, end)
+        self._add(begin, end)
+        return begin, end
+
+    def merged(self, address: int, size: int) -> Hole:
+        """Return the hole that bytes would make with those that they touch."""
+        return self._begins.get(address, address), self.ends.get(address + size, address + size)
+
+    def _add(self, begin: int, end: int) -> None:
+        self.ends[begin] = end
+        self._begins[end] = begin
+        insort(self._by_size, (end - begin, begin))
+
+    def _remove(self, begin: int, end: int) -> None:
+        del self.ends[begin], self._begins[end]
+        del self._by_size[bisect_left(self._by_size, (end - begin, begin))]
 
 
 class FreeList:
@@ -12,45 +73,35 @@ class FreeList:
 
     def __init__(self) -> None:
         self.top = 0
-        self._holes: list[tuple[int, int]] = []  # (address, bytes), by address; no two touch, none touches the top
+        self._holes = Holes()  # none touches the top
 
     @property
     def largest_hole(self) -> int:
         """Bytes of the largest hole; 0 where there is none."""
-        return max((hole for _, hole in self._holes), default=0)
+        return max((end - begin for begin, end in self._holes.ends.items()), default=0)
 
     def best_hole(self, size: int) -> int | None:
         """Return the bytes of the smallest hole that is large enough; None if there is none."""
-        return min((hole for _, hole in self._holes if hole >= size), default=None)
+        return next((end - begin for begin, end in self._holes.of_at_least(size)), None)
 
     def take_best(self, size: int) -> int:
         """Return the address of the smallest hole that is large enough, or the top (CNMeM's best fit)."""
-        fitting = [(hole, address) for address, hole in self._holes if hole >= size]
-        return self._take(min(fitting)[1] if fitting else self.top, size)
+        return self._take(self._holes.best(size), size)
 
     def take_first(self, size: int) -> int:
         """Return the address of the first hole that is large enough, or the top."""
-        return self._take(next((address for address, hole in self._holes if hole >= size), self.top), size)
+        return self._take(min((begin for begin, _ in self._holes.of_at_least(size)), default=None), size)
 
     def give_back(self, address: int, size: int) -> None:
         """Free bytes, and join them with the holes that they touch."""
-        end = address + size
-        at = bisect_left(self._holes, (address, 0))
-        if at < len(self._holes) and self._holes[at][0] == end:
-            end += self._holes.pop(at)[1]
-        if at and sum(self._holes[at - 1]) == address:
-            address, _ = self._holes.pop(at - 1)
+        begin, end = self._holes.give_back(address, size)
         if end == self.top:
-            self.top = address
-        else:
-            insort(self._holes, (address, end - address))
+            self._holes.take(begin, end - begin)
+            self.top = begin
 
-    def _take(self, address: int, size: int) -> int:
-        if address == self.top:
+    def _take(self, address: int | None, size: int) -> int:
+        if address is None:
             self.top += size
-            return address
-        at = bisect_left(self._holes, (address, 0))
-        hole = self._holes.pop(at)[1]
-        if hole > size:
-            self._holes.insert(at, (address + size, hole - size))
+            return self.top - size
+        self._holes.take(address, size)
         return address

@@ -13,6 +13,7 @@ from itertools import accumulate
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 
+_LATEST = "_latest_liveness"  # of a step, beside its fields
 _Span = tuple[int, int]  # first and last place in an order
 
 
@@ -100,8 +101,16 @@ def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None
     Raises:
         InvalidValueError: if the costs belong to a step with another number of operations.
     """
+    if order is not None:
+        return _measured(graph, costs, order)
+    known: tuple[Costs, Liveness] | None = vars(graph).get(_LATEST)
+    if known is None or known[0] is not costs:  # a step never changes, and each of its policies asks
+        known = vars(graph)[_LATEST] = costs, _measured(graph, costs, range(len(graph.operations)))
+    return known[1]
+
+
+def _measured(graph: StepGraph, costs: Costs, order: Sequence[int]) -> Liveness:
     costs.check(len(graph.operations))
-    order = range(len(graph.operations)) if order is None else order
     sizes = [costs.rounded(size) for size in graph.sizes]
     spans = _spans(graph, order)
     fixed = graph.exists_after

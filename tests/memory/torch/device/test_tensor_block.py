@@ -1,6 +1,7 @@
 """Tests of a block that is taken at once: which bytes it keeps for the first update, and when it gives them back."""
 
 import gc
+import weakref
 
 import pytest
 
@@ -76,13 +77,19 @@ class RangeMemory:
     """An allocator whose range of addresses grows at its first gap that is large enough, as PyTorch's does."""
 
     def __init__(self):
-        self.space = GrowingRange(PAGE_BYTES[1])
+        self.space, self.pieces = GrowingRange(PAGE_BYTES[1]), weakref.WeakSet()
 
     def take(self, size):
-        return RangePiece(self.space, size)
+        piece = RangePiece(self.space, size)
+        self.pieces.add(piece)
+        return piece
 
     def holes(self):
-        return [end - begin for begin, end, is_hole in self.space.parts() if is_hole]
+        pieces = sorted((each.address, each.size) for each in self.pieces)
+        ends = [0, *(address + size for address, size in pieces)]
+        return [
+            begin - end for end, begin in zip(ends, [*(each for each, _ in pieces), self.reserved_bytes()], strict=True)
+        ]
 
     def reserved_bytes(self):
         return self.space.mapped_bytes

@@ -15,8 +15,7 @@ from tests.support.moving_plans import shaken  # noqa: E402
 from tests.support.plain_training import Race, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.errors import BudgetError  # noqa: E402
-from ucudnn.memory.allocator import block, compaction, headroom  # noqa: E402
-from ucudnn.memory.allocator.compaction import compact  # noqa: E402
+from ucudnn.memory.allocator import block, block_steps, compaction  # noqa: E402
 from ucudnn.memory.allocator.headroom import AllocatorRoom  # noqa: E402
 from ucudnn.memory.planner.least import least_plan  # noqa: E402
 from ucudnn.memory.planner.planner import make_plan  # noqa: E402
@@ -77,27 +76,12 @@ class _Addresses(LiveBytes):
         self.pieces.pop(address, None)
 
 
-def replayed(layout, step, costs, limits):
+def replayed(layout, steps, limits):
     """Return address and size of each large piece that a step takes in its block by the replay, in order."""
-    replay = compaction._Trial(step, costs, limits, None)._replay(layout.block_bytes, layout.kept_bytes)
-    space, taken, tries = replay.block, [], []
-    take, placed = space.take, space.placed
-
-    def take_one(size):
-        piece = take(size)
-        if size > SMALL and not tries:
-            taken.append(piece)
-        return piece
-
-    def try_some(sizes):
-        tries.append(sizes)
-        try:
-            return placed(sizes)
-        finally:
-            tries.pop()
-
-    space.take, space.placed = take_one, try_some
-    replay.follow(step, layout.moves)
+    replay = compaction._Trial(steps, limits)._replay(layout.block_bytes, layout.kept_bytes)
+    taken, take = [], replay.block.take
+    replay.block.take = lambda size: taken.append(take(size)) or taken[-1]
+    replay.follow(steps.first, layout.moves, limits.live_bytes)
     return taken
 
 
@@ -107,13 +91,12 @@ def replayed(layout, step, costs, limits):
     [("unet", "checkpoint"), ("unet3d", "checkpoint"), ("unet", "swap-capped"), ("unet3d", "spill")],
 )
 def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy, slides, monkeypatch):
-    asked = []
-    monkeypatch.setattr(headroom, "compact", lambda *each: asked.append(each) or compact(*each))
-    for module in (block, compaction):
+    monkeypatch.setattr(compaction, "_LARGE", PAGE)
+    for module in (block, block_steps, compaction):
         monkeypatch.setattr(module, "SMALL_BYTES", SMALL)
-        monkeypatch.setattr(module, "_LARGE", PAGE)
+    for module in (block, compaction):
         monkeypatch.setattr(module, "END_BYTES", END)
-    monkeypatch.setattr(block, "_SMALL", PAGE)
+    monkeypatch.setattr(block_steps, "PAGE_BYTES", (PAGE, PAGE))
     if slides:  # wherever room is needed
         monkeypatch.setattr(block.BlockReplay, "_room_maker", lambda *_: None)
     torch.manual_seed(0)
@@ -138,8 +121,8 @@ def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy,
         with _Addresses(layout.block_bytes) as addresses:
             train(step, None, trained.inputs, steps=1)
         assert addresses.top == layout.top <= layout.block_bytes - END
-        one, limits = next((each[0], each[2]) for each in reversed(asked) if each[0].plan.actions == plan.actions)
-        assert addresses.taken == replayed(layout, one, costs, limits)
+        steps, limits = room._steps(plan, costs), room._limits(room.most_bytes, plan, costs)
+        assert addresses.taken == replayed(layout, steps, limits)
         assert "arrive(" in step.code or not slides
         moved.append(layout.moved_bytes)
     assert moved, "nothing had to move, so this tests nothing"

@@ -1,0 +1,127 @@
+"""Steps as a block of large tensors sees them.
+
+Small tensors have a range of their own, so what they take does not depend on the block. It is known before any block is
+tried.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, final
+
+from ucudnn.memory.allocator.growing_range import GrowingRange
+from ucudnn.memory.allocator.replay import PAGE_BYTES, SMALL_BYTES
+from ucudnn.memory.allocator.step_replay import Event, Piece, ReplayedStep, StepReplay
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+
+
+class BlockStep(NamedTuple):
+    """A step as a block sees it.
+
+    Attributes:
+        events: those of large tensors, each with the bytes of small ones that are alive before it.
+        ended: by the action of a copy, the action before which it has ended.
+    """
+
+    events: Sequence[Event]
+    ended: Mapping[int, int]
+
+
+@final
+class BlockSteps:
+    """Steps of a plan as blocks see them.
+
+    Args:
+        step: a step by the plan.
+        costs: its costs.
+        state_exists: whether the optimizer's state exists before the first step.
+        first: what the first step follows; None for the plan itself.
+
+    Attributes:
+        graph: the step.
+        costs: its costs.
+        first: the first step.
+        later: those after it.
+        follows_other: whether the first step follows another plan.
+        small_bytes: pages of small tensors.
+        large_bytes: most bytes of large tensors that are alive.
+        before_update: the same before the first update.
+    """
+
+    def __init__(
+        self, step: ReplayedStep, costs: Costs, *, state_exists: bool = False, first: ReplayedStep | None = None
+    ) -> None:
+        self.graph, self.costs, self.follows_other = step.graph, costs, first is not None
+        replay = _SmallTensors(self.graph, state_exists=state_exists)
+        self.first, self.later = replay.without(first or step), replay.without(step)
+        self.small_bytes = replay.small.range.mapped_bytes
+        forward = [each for each in self.first.events if not each.updates]
+        self.before_update = _most_bytes(self.graph, forward)
+        self.large_bytes = _most_bytes(self.graph, self.first.events, self.later.events)
+
+
+class _LiveBytes:
+    """A space of which nobody asks addresses: the bytes that are alive in it, and the most of them."""
+
+    def __init__(self) -> None:
+        self.live = self.most = 0
+
+    def take(self, size: int) -> Piece:
+        self.live += size
+        self.most = max(self.most, self.live)
+        return 0, size
+
+    def give_back(self, piece: Piece) -> None:
+        self.live -= piece[1]
+
+
+class _SmallSpace:
+    """A range that grows, and the bytes that are alive in it."""
+
+    def __init__(self) -> None:
+        self.range, self.live = GrowingRange(PAGE_BYTES[0]), 0
+
+    def take(self, size: int) -> Piece:
+        address = self.range.find(size)
+        if address is None:
+            address = self.range.grow(size)
+        self.range.take(address, size)
+        self.live += size
+        return address, size
+
+    def give_back(self, piece: Piece) -> None:
+        self.range.give_back(*piece)
+        self.live -= piece[1]
+
+
+class _SmallTensors(StepReplay):
+    """Steps of the small tensors alone, which leave those of the large ones."""
+
+    def __init__(self, graph: StepGraph, *, state_exists: bool) -> None:
+        self.small = _SmallSpace()
+        super().__init__(graph, self.small, state_exists=state_exists)
+        self._events: list[Event] = []
+
+    def without(self, step: ReplayedStep) -> BlockStep:
+        """Replay a step, and return what is left of it."""
+        self._events = []
+        self.step(step.events)
+        return BlockStep(self._events, step.ended)
+
+    def act(self, event: Event) -> None:
+        wanted = event.state + event.wanted if self._makes_state and event.state else event.wanted
+        large = tuple(each for each in wanted if each[1] > SMALL_BYTES)
+        small = wanted if not large else tuple(each for each in wanted if each[1] <= SMALL_BYTES)
+        is_small = small or (event.kind is ActionKind.FREE and event.target in self.pieces)
+        if large or event.released or not is_small:
+            self._events.append(event._replace(state=(), wanted=large, small_live=self.small.live))
+        super().act(event._replace(state=(), wanted=small) if event.state or large else event)
+
+
+def _most_bytes(graph: StepGraph, *steps: Sequence[Event]) -> int:
+    """Return the most bytes that are alive in steps that follow one another."""
+    space = _LiveBytes()
+    replay = StepReplay(graph, space, state_exists=True)
+    for events in steps:
+        replay.step(events)
+    return space.most
