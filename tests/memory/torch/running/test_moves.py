@@ -121,7 +121,7 @@ def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy,
         with _Addresses(layout.block_bytes) as addresses:
             train(step, None, trained.inputs, steps=1)
         assert addresses.top == layout.top <= layout.block_bytes - END
-        steps, limits = room._steps(plan, costs), room._limits(room.most_bytes, plan, costs)
+        steps, limits = room._steps(plan, costs), room._limits(room.tensor_bytes, plan, costs)
         assert addresses.taken == replayed(layout, steps, limits)
         assert "arrive(" in step.code or not slides
         moved.append(layout.moved_bytes)
