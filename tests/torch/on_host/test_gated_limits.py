@@ -139,14 +139,14 @@ def test_no_kernel_is_computed_by_the_gate_while_python_may_use_its_handle(gated
         assert len(taken(in_python)) == 4
     until_open(gated, in_python)
     entered, may_end = Event(), Event()
-    run = Interceptor._note_owner
+    run = Interceptor._keep
 
     def wait(*rest):
         entered.set()
         assert may_end.wait(600)
         return run(*rest)
 
-    monkeypatch.setattr(Interceptor, "_note_owner", wait)  # a call of a new signature is inside Python
+    monkeypatch.setattr(Interceptor, "_keep", wait)  # a call of a new signature is inside Python
     other = Thread(target=lambda: torch.nn.functional.conv2d(torch.randn(3, 4, 7, 6), torch.randn(6, 4, 3, 3)))
     other.start()
     try:
