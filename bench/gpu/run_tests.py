@@ -1,6 +1,6 @@
 """All tests that need a GPU, each file in a process of its own, so that none sees what another has left on the GPU.
 
-    python -m bench.gpu.run_tests --out bench/results/gpu/tests.json [FILE ...] [--seconds 580]
+    python -m bench.gpu.run_tests --out bench/results/gpu/tests.json [FILE ...] [--seconds 580] [--jobs 4]
 
 The results have the GPU, the versions of all libraries, and for each file of tests what passed, failed and was skipped,
 the names of what failed with the end of their reports, and seconds. Files that the time did not reach are named.
@@ -10,11 +10,12 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from bench.tools.results import ROOT, cpu_conditions, save
-from bench.tools.script import command_line, run_main
+from bench.tools.script import add_commit, command_line, commit_of, run_main
 
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|error|errors|deselected)")
 
@@ -24,19 +25,26 @@ def main() -> None:
     parser = command_line(__doc__, __spec__.name)
     parser.add_argument("files", nargs="*", help="files of tests; all of tests/gpu if none is named")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
-    parser.add_argument("--seconds", type=float, default=1e9, help="when to begin no further file")
+    parser.add_argument("--seconds", type=float, default=1e9, help="when to end")
+    parser.add_argument("--jobs", type=int, default=1, help="files at once, whose tests take turns")
+    add_commit(parser)
     arguments = parser.parse_args()
     files = arguments.files or sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/gpu/**/test_*.py"))
     began, results = time.monotonic(), dict[str, Any]()
-    found = {"conditions": gpu_conditions(), "files": results, "not_reached": files}
-    for number, file in enumerate(files):
+    conditions = {**gpu_conditions(), "commit": commit_of(arguments)}
+
+    def run(file: str) -> None:
         left = arguments.seconds - (time.monotonic() - began)
         if left <= 0:
-            break
+            return
         results[file] = tested(file, left)
-        found["not_reached"] = files[number + 1 :]
-        save(arguments.out, found)
+        missing = [each for each in files if each not in results]
+        save(arguments.out, {"conditions": conditions, "files": dict(results), "not_reached": missing})
         print(file, {key: value for key, value in results[file].items() if key != "reports"}, flush=True)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for _ in pool.map(run, files):
+            pass
 
 
 def gpu_conditions() -> dict[str, str]:
