@@ -19,6 +19,7 @@ from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import Decision
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 
+ALONE = pytest.mark.alone  # they ask how much of the whole GPU is free
 QUICK = Effort(warmup=1, repeats=1, time_limit_ms=5)
 PROBLEM = ConvolutionProblem(
     operation=Operation.FORWARD,
@@ -279,6 +280,7 @@ def test_divided_workspace_on_streams(cupy):
     assert 0 <= each.workspace_bytes <= 32 * 2**20
 
 
+@ALONE
 def test_a_recurring_call_allocates_nothing(cupy):
     operands = Operands.random(cupy, replace(PROBLEM, batch=64))
     each = handle(workspace_limit="4MiB")
@@ -316,6 +318,7 @@ def test_an_algorithm_that_fails_is_replaced(cupy, caplog, operation, beta):
     assert good.workspace_bytes <= 2**26
 
 
+@ALONE
 def test_a_full_gpu_gets_smaller_plans(cupy, caplog):
     problem = replace(load_network("alexnet", 256).layers[1].forward, batch=256)
     operands = Operands.random(cupy, problem)
@@ -342,6 +345,7 @@ def test_types_that_do_not_fit_their_addresses(cupy):
         handle().convolve(operands.problem, x + 2, w, y)
 
 
+@ALONE
 def test_benchmarks_give_their_memory_back(cupy):
     problem = replace(load_network("alexnet", 256).layers[1].forward, operation=Operation.BACKWARD_DATA)
     each = handle(workspace_limit="1GiB")

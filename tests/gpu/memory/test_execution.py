@@ -215,12 +215,14 @@ def test_an_error_in_a_step_leaves_the_next_one_right():
     fitted.close()
 
 
+@ALONE
 def test_the_clocks_own_events_count_as_nothing():
     device = torch.device("cuda", torch.cuda.current_device())
     assert measure_operator(lambda: None, device, 5).time_ms < 0.001
     assert measure_operator(lambda: torch.ones(2**28, device=device), device, 5).time_ms > 0.1
 
 
+@ALONE
 def test_the_hosts_time_to_issue_an_operator_is_not_the_devices():
     device = torch.device("cuda", torch.cuda.current_device())
 
