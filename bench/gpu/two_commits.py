@@ -4,8 +4,8 @@
     python -m bench.gpu.two_commits --before ../before              about nine minutes on an H200
     python -m bench.gpu.two_commits --before ../before --backend cpu     a trial of the script
 
-Both checkouts take turns, and each run is a process of its own. Each checkout has a database, which a first run fills.
-That run does not count. A figure agrees if the medians of both differ by at most 2 %, or by at most the range of the
+Both checkouts take turns, and each run is a process of its own. Each checkout has a database, so that only its first
+run measures algorithms. A figure agrees if the medians of both differ by at most 2 %, or by at most the range of the
 other checkout's own runs.
 """
 
@@ -63,18 +63,16 @@ def main() -> None:
     began, checkouts = perf_counter(), [arguments.before.resolve(), ROOT]
     options = [arguments.tuning_seconds, *(["--on-cpu"] if on_cpu else [])]
     runs: list[list[dict[str, float]]] = [[], []]
+    conditions = cpu_conditions("torch") if on_cpu else gpu_conditions()
     with TemporaryDirectory() as folder:
-        for number in range(arguments.runs + 1):
-            if number > 1 and perf_counter() - began > arguments.seconds:
+        for number in range(arguments.runs):
+            if number and perf_counter() - began > arguments.seconds:
                 break
             for which in (0, 1) if number % 2 else (1, 0):
-                found = _run(checkouts[which], Path(folder) / f"{which}.sqlite", options)
-                if number:
-                    runs[which].append(found)
+                runs[which].append(_run(checkouts[which], Path(folder) / f"{which}.sqlite", options))
                 note(f"{number} {('before', 'after')[which]}")
-    figures = compared(*runs)
-    conditions = cpu_conditions("torch") if on_cpu else gpu_conditions()
-    save(out_of(arguments), {"conditions": conditions, "runs": len(runs[0]), "figures": figures})
+            figures = compared(*runs)
+            save(out_of(arguments), {"conditions": conditions, "runs": len(runs[0]), "figures": figures})
     for name, each in figures.items():
         print(f"{name}: {each['before']:.4g} {each['after']:.4g} {each['ratio']:.4f} {each['agrees']}")
 
