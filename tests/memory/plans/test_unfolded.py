@@ -56,7 +56,13 @@ def test_what_runs_again_beside_bytes_that_are_there_makes_some_that_are_dropped
     again = step.graph.operations[2]
     extra = next(each for each in again.writes if "kept" in step.graph.storages[each].name)
     assert [each.name for each in step.graph.operations if extra in (*each.reads, *each.writes)] == [again.name]
-    assert step.folded([run(2), free(extra)]) == (recompute(0),), "a recomputation drops it by itself"
+    a_kept = next(index for index, each in enumerate(graph.storages) if each.name == "kept")
+    before = [run(0), run(1), free(a)]
+    found = step.folded([*before, run(2), free(extra)])
+    assert found == (*before, recompute(0)), "a recomputation drops it by itself"
+    before = [run(0), offload(a_kept), run(1), free(a), free(a_kept)]
+    found = step.folded([*before, wait(a_kept), run(2), free(extra), prefetch(a_kept)])
+    assert found == (*before, wait(a_kept), recompute(0), free(a_kept), prefetch(a_kept)), "it is there if it was away"
 
 
 @given(step=random_steps(), data=st.data())

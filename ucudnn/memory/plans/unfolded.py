@@ -28,7 +28,9 @@ class UnfoldedStep:
     def __init__(self, graph: StepGraph, costs: Costs, actions: Sequence[Action]) -> None:
         self._computes = [each for each in actions if each.kind is not ActionKind.FREE]
         self._storages: list[Storage] = list(graph.storages)
-        self._owners: list[int | None] = [*range(len(graph.storages))]  # None: a storage that is dropped at once
+        self._owners = [*range(len(graph.storages))]
+        self._spares = set[int]()  # what operations make again beside what they run for, and drop at once
+        self._step = graph
         self.graph = replace(graph, operations=tuple(self._operations(graph, actions)), storages=tuple(self._storages))
         numbers = [operation for _, operation in self._computes]
         self.costs = replace(
@@ -49,14 +51,26 @@ class UnfoldedStep:
             actions: runs, copies, waits and frees; nothing of the unfolded step runs again.
         """
         found: list[Action] = []
-        for action in actions:
-            if action.kind is ActionKind.RUN:
-                found.append(self._computes[action.target])
-            elif action.kind in _COPIES_OF_STORAGES:
-                owner = self._owners[action.target]
-                found += [] if owner is None else [Action(action.kind, owner)]
-            else:
+        present = {each for each, exists in enumerate(self._step.exists_before) if exists}
+        strays = set[int]()  # storages that were away when an operation made them again beside what it ran for
+        for kind, target in actions:
+            if kind is ActionKind.RUN:
+                action = self._computes[target]
+                spares = {self._owners[each] for each in self.graph.operations[target].writes if each in self._spares}
+                strays |= spares - present
+                present |= {self._owners[each] for each in self.graph.operations[target].writes}
                 found.append(action)
+            elif kind in _COPIES_OF_STORAGES:
+                owner = self._owners[target]
+                if target not in self._spares or (kind is ActionKind.FREE and owner in strays):
+                    found.append(Action(kind, owner))
+                    strays.discard(owner)
+                    if kind is ActionKind.FREE:
+                        present.discard(owner)
+                    elif kind is ActionKind.PREFETCH:
+                        present.add(owner)
+            else:
+                found.append(Action(kind, target))
         return tuple(found)
 
     def _operations(self, graph: StepGraph, actions: Iterable[Action]) -> Iterable[StepOperation]:
@@ -76,10 +90,11 @@ class UnfoldedStep:
                 if again and graph.left_alone[storage]:
                     continue
                 if storage in present and again and versions[storage] >= version:
-                    writes.append(self._another(graph, storage, None))
+                    writes.append(self._another(graph, storage))
+                    self._spares.add(writes[-1])
                     continue
                 if storage not in present:
-                    present[storage] = storage if storage in untouched else self._another(graph, storage, storage)
+                    present[storage] = storage if storage in untouched else self._another(graph, storage)
                     untouched.discard(storage)
                 versions[storage] = version
                 writes.append(present[storage])
@@ -90,10 +105,10 @@ class UnfoldedStep:
                 operation = replace(operation, name=name, phase=phase, reads=accessed[0], writes=accessed[1])
             yield operation
 
-    def _another(self, graph: StepGraph, storage: int, owner: int | None) -> int:
+    def _another(self, graph: StepGraph, storage: int) -> int:
         """Return one more storage, with the bytes of one that is made again."""
         number = len(self._storages)
         name = f"{graph.storages[storage].name} again {number}"
         self._storages.append(replace(graph.storages[storage], name=name, role=Role.ACTIVATION, aliases=()))
-        self._owners.append(owner)
+        self._owners.append(storage)
         return number
