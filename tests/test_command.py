@@ -78,7 +78,8 @@ def test_a_command_imports_what_it_needs(words, needs, does_without):
     loaded = set(done.stdout.splitlines()[-1].split())
     assert f"ucudnn.{needs}" in loaded
     assert {f"ucudnn.{each}" for each in does_without} & loaded == set()
-    assert {"numpy", "pulp", "highspy", "torch", "matplotlib"} & loaded == set()
+    heavy = {"numpy", "pulp", "highspy", "torch", "matplotlib"} - {"numpy" for word in words if word == "why"}
+    assert heavy & loaded == set()  # 'why' plans the least budget with arrays
 
 
 def test_who_ignores_ctrl_c_goes_on(tmp_path):

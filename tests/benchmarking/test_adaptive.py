@@ -11,7 +11,7 @@ import pytest
 
 from ucudnn.backends.base import Backend
 from ucudnn.backends.bench import Bench
-from ucudnn.backends.sampling import settled, worthless
+from ucudnn.backends.sampling import converged, worthless
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import decide
@@ -80,7 +80,7 @@ class Recorded(Backend, Bench):
         self.measured += 1
         time_ms = self.time_ms(self.problem, size, algorithm.name) * (1 + self.chance.gauss(0, 0.004))
         samples = []
-        while not samples or not settled(samples, effort, worth_ms, GPU_NOISE):
+        while not samples or not converged(samples, effort, worth_ms, GPU_NOISE):
             samples.append(time_ms * (1 + abs(self.chance.gauss(0, 0.006))))
         complete = not worthless(samples, worth_ms, GPU_NOISE)
         return Measurement.of(algorithm, tuple(samples), complete=complete)
