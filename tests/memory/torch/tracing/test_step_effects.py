@@ -238,7 +238,7 @@ def check(effect, pattern, place, policy, before=(), behind=()):
 
 @pytest.mark.parametrize("lines", REFUSED)
 def test_what_no_plan_does_is_refused_with_module_and_line(lines):
-    check(*REFUSED[lines], r"inner\.0(\.line)?", "stock", behind=["linear"])
+    check(*REFUSED[lines], r"inner\.0(\.line)?", "stock", behind=["tanh"])
 
 
 @pytest.mark.parametrize("lines", FOLLOWED)
