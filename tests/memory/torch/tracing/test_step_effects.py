@@ -238,7 +238,8 @@ def check(effect, pattern, place, policy, before=(), behind=()):
 
 @pytest.mark.parametrize("lines", REFUSED)
 def test_what_no_plan_does_is_refused_with_module_and_line(lines):
-    check(*REFUSED[lines], r"inner\.0(\.line)?", "stock", behind=["tanh"])
+    behind = [] if "torch.set_default_dtype(torch.float64)" in lines else ["tanh"]  # which would compute in that type
+    check(*REFUSED[lines], r"inner\.0(\.line)?", "stock", behind=behind)
 
 
 @pytest.mark.parametrize("lines", FOLLOWED)

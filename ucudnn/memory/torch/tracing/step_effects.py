@@ -201,6 +201,11 @@ _KERNELS = {name: read for name, read in _SETTINGS.items() if name.startswith("t
 """Those that choose kernels when an operator runs: the code of a plan would run it under others."""
 
 
+def _is_apart(frame: FrameType) -> bool:
+    """Whether code is a library's, or the tracer's, which PyTorch calls in other modes."""
+    return is_library(frame) or frame.f_globals.get("__name__", "").startswith("ucudnn.memory.torch.")
+
+
 def _values_of(settings: Mapping[str, Callable[[], Any]]) -> list[Any]:
     return [read() for read in settings.values()]
 
@@ -336,7 +341,7 @@ class StepEffects:
 
     def _seek(self, frame: FrameType, event: str) -> None:
         """Look for the place of a change; what a library has changed is seen where it returns to the program."""
-        if is_library(frame) and (event != "return" or frame.f_back is None or is_library(frame.f_back)):
+        if _is_apart(frame) and (event != "return" or frame.f_back is None or _is_apart(frame.f_back)):
             return
         for name, now, before in zip(_SETTINGS, _values_of(_SETTINGS), self._settings, strict=True):
             if now == before:
