@@ -24,7 +24,8 @@ from ucudnn.memory.step.graph import StepGraph
 
 _NAME = "checkpoint-selective"
 _LOOKED_AT = 16  # kinds that are looked at anew before one of them is dropped, or more if a cheaper one may follow
-_MOST_SINGLE = 400  # activations of a step in which each is a kind of its own, because few layers repeat
+_MOST_SINGLE = 400  # activations of a small step, in which each is a kind of its own
+_MOST_UNLIKE = 1000  # the same where few layers repeat
 
 
 class SelectivePolicy:
@@ -77,7 +78,8 @@ class ActivationSearch:
 
     So a budget that is refused is told the least one, and that one is kept. A step of many layers has few kinds of
     activations. The search takes all of a kind that lie at the peak at once, so its cost grows with kinds. Of the last
-    kind it takes the fewest that keep the budget. In a small step it takes one activation at a time.
+    kind it takes the fewest that keep the budget. In a small step, or one in which few layers repeat, it takes one
+    activation at a time.
 
     Args:
         activations: the activations that may be dropped.
@@ -90,7 +92,9 @@ class ActivationSearch:
     def __init__(self, activations: DroppedActivations, most_ms: float) -> None:
         self.activations = activations
         self._most_ms = most_ms
-        self._is_small = len(activations.spans) <= _MOST_SINGLE
+        self._is_small = False
+        count, kinds = len(activations.spans), len(self._kinds(sorted(activations.spans)))
+        self._is_small = count <= _MOST_SINGLE or (count <= _MOST_UNLIKE and count <= 2 * kinds)
         self._kept = set[int]()  # that turned out to be impossible to make again
         self._found: list[ActivationSelection] = []  # the selections without a budget, as far as one was asked for
         self._is_complete = False
