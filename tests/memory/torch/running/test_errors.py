@@ -163,6 +163,7 @@ def check_steps(name, folders, number, seed, policy):
     plain = Setup(name).trained(None)
     begin = copy.deepcopy(setup.model.state_dict())
     values = _values_in_a_step(Setup(name))
+    _step(setup, step)  # what is made in the first step is not made again
     with Points(folders) as points:
         _step(setup, step)
     setup.model.load_state_dict(begin)
@@ -181,7 +182,7 @@ def check_steps(name, folders, number, seed, policy):
         for each in (before, after):
             each["process"].pop("torch", None)
         check_state(after, before, error, point)
-    assert reached > number / 4  # code that is made in the first step is not made again
+    assert reached > number / 2
     assert all(map(torch.equal, setup.trained(step), plain))
 
 
