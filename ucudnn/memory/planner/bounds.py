@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from math import inf
 
+from ucudnn.memory.plans.exact_array import exact_array
 from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.dymem import DymemPolicy
@@ -41,7 +42,7 @@ class StepBounds:
         ends = times.cumsum()  # as the simulator adds them, so that a plan that takes no longer has the same time
         self._least = float(ends[-1]) if len(ends) else 0.0
         self._before = ends - times
-        self._needed = np.array(_needed_bytes(graph))
+        self._needed = exact_array(_needed_bytes(graph))
         self._turn = min(graph.backward_begins, len(times) - 1)  # before it, all of forward has run
 
     def least_ms(self, policy: MemoryPolicy, budget: int | None) -> float:

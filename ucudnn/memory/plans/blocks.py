@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from ucudnn.memory.plans.exact_array import exact_array
 from ucudnn.memory.plans.recomputation import Recomputation, extra_bytes, recomputation
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Phase, StepGraph
@@ -63,10 +64,8 @@ class ForwardBlocks:
             self._add(storage, sorted(self._places[operation] for operation in accesses))
         self._writers = [sorted(self._places[operation] for operation in writers) for writers in graph.writers]
         self.saved = tuple(self._backward)
-        import numpy as np  # commands that plan nothing do without it
-
-        self._changes = np.array(self._liveness.changes(), dtype=np.int64)
-        self._scratch_row = np.array(self._liveness.scratch_bytes, dtype=np.int64)
+        self._changes = exact_array(self._liveness.changes())
+        self._scratch_row = exact_array(self._liveness.scratch_bytes)
         self._divided: dict[int, tuple[Block, ...]] = {}
 
     @classmethod

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ucudnn.memory.plans.actions import Action
+from ucudnn.memory.plans.exact_array import exact_array
 from ucudnn.memory.plans.recomputation import actions_with, extra_bytes, recomputation
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
@@ -69,10 +70,8 @@ class DroppedActivations:
         self.spans = {storage: span for storage in graph.saved if (span := self._span(storage)) is not None}
         liveness = measure_liveness(graph, costs)
         self.sizes, self._scratch = liveness.sizes, liveness.scratch_bytes
-        import numpy as np  # commands that plan nothing do without it
-
-        self._changes = np.array(liveness.changes(), dtype=np.int64)
-        self._scratch_row = np.array(self._scratch, dtype=np.int64)
+        self._changes = exact_array(liveness.changes())
+        self._scratch_row = exact_array(self._scratch)
         self.kinds = self._kinds()
         self._known: dict[tuple[int, tuple[int, ...]], list[_Known]] = {}
 
