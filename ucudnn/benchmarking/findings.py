@@ -41,7 +41,7 @@ class Findings:
 
     Attributes:
         results: the measurements of all requests.
-        explored: what was tried for the requests that are finished in this process.
+        explored: what this process has tried for the requests that it has finished.
     """
 
     def __init__(self, backend: Backend, storage: "MachineStore | None" = None, *, reuses: bool = True) -> None:

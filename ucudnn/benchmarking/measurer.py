@@ -68,7 +68,7 @@ class Measurer:
         return self._known(request) is not None
 
     def find(self, request: Request) -> Finding:
-        """Return what was found for a request, which is explored first if it is not known; raises as `explore`."""
+        """Return the findings for a request, and explore it first if there are none; raises as `explore`."""
         exploration = self._known(request)
         if exploration is None:
             self.begin([request])

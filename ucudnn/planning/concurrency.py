@@ -17,7 +17,7 @@ Branches = tuple[tuple[int, ...], ...]
 def parse_groups(given: Sequence[Sequence[str | Sequence[str]]]) -> Groups:
     """Return groups from the names of layers; a branch of one layer may be just its name.
 
-    A SettingsError names what is no name, and a name that is there twice.
+    A SettingsError names an entry that is no name, and a name that is given twice.
     """
     groups = []
     for group in _items(given, "are no groups: give a sequence of them"):

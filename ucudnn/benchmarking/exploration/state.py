@@ -1,4 +1,4 @@
-"""An exploration of one request: what it is given, what it has found so far, and its bench."""
+"""The exploration of one request: its inputs, its findings so far, and its bench."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

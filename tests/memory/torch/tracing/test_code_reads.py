@@ -137,7 +137,7 @@ class Times:
 
 
 OF_MODULE = "vars(model)['{}']".format
-CHANGES = {  # a line of forward, what is put in the place of what it reads, and how the error begins
+CHANGES = {  # a line of forward, what replaces the value that it reads, and how the error begins
     "global": ("x = x * SCALE", "SCALE", 2.5, "{module}.SCALE is 2.5"),
     "global of a cached function": ("x = x * cached()", "OTHER", 2.5, "{module}.OTHER is 2.5"),
     "global tuple": ("x = x * PAIR[0]", "PAIR", (2.5, "x"), r"{module}.PAIR\[0\] is 2.5"),

@@ -90,7 +90,7 @@ class StepReads:
                 yield each, now.tensors, self._writes[key]
 
     def changed(self) -> Iterator[AttributeRead]:
-        """Yield what was read first, and is not as it was; tensors that it keeps are for `check_kept`, but no list."""
+        """Yield what the step has read and what has changed since; kept tensors, but no lists, are for `check_kept`."""
         for key, each, now in self._now():
             kept = key in self._lasting and now.is_fake and not isinstance(each.value(), list)
             if now != each.content and not kept and each.key not in _REMADE:
