@@ -2,6 +2,7 @@ import csv
 import io
 import re
 from pathlib import Path
+from warnings import catch_warnings, simplefilter
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,15 @@ from hypothesis import strategies as st
 
 import ucudnn
 from ucudnn.errors import InvalidSizeError
-from ucudnn.units import csv_text, exact_bytes, format_bytes, format_ms, parse_bytes
+from ucudnn.units import (
+    csv_text,
+    exact_bytes,
+    format_bytes,
+    format_ms,
+    parse_budget,
+    parse_bytes,
+    parse_limit,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,17 +33,41 @@ from ucudnn.units import csv_text, exact_bytes, format_bytes, format_ms, parse_b
         ("0.1KB", 100),
         ("2 GB", 2 * 10**9),
         (4096, 4096),
+        ("23.65GiB", 25393994137),
+        ("1.0000001KiB", 1024),
     ],
 )
 def test_sizes_are_read_as_people_write_them(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("bad", ["", "MiB", "-1", "64 MoB", "1e9", "0.3", "nan", "1.0000001KiB", -1, True, 1.5, None])
+@pytest.mark.parametrize("bad", ["", "MiB", "-1", "64 MoB", "1e9", "0.3", "1.5", "nan", -1, True, 1.5, None])
 def test_other_texts_are_refused_and_the_error_lists_the_forms(bad):
     with pytest.raises(InvalidSizeError, match=r"64MiB, 1\.5 GiB") as caught:
         parse_bytes(bad)
     assert str(bad) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("budget", "size"),
+    [("80%", 800), (" 12.55 % ", 125), ("0.8", 800), (0.8, 800), (".5", 500), ("1.0", 1000), ("2MiB", 2**21)],
+)
+def test_budgets_are_sizes_or_shares_of_a_memory(budget, size):
+    assert parse_budget(budget, 1000) == size
+
+
+@pytest.mark.parametrize("bad", ["0%", "101%", "0.0", 1.5, "80 percent", "-80%", float("nan")])
+def test_other_budgets_are_refused(bad):
+    with pytest.raises(InvalidSizeError):
+        parse_budget(bad, 1000)
+
+
+def test_a_few_bytes_without_a_unit_are_taken_for_a_mistake():
+    with pytest.warns(UserWarning, match="workspace=64 is 64 bytes: write 64MiB if you mean MiB"):
+        assert parse_limit("64", "workspace") == 64
+    with catch_warnings():
+        simplefilter("error")
+        assert [parse_limit(each, "workspace") for each in ("0", "64KiB", "16384", 64)] == [0, 65536, 16384, 64]
 
 
 @given(st.integers(0, 2**50))

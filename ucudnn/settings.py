@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ucudnn.errors import InvalidSizeError, SettingsError
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.units import parse_bytes, shortened
+from ucudnn.units import parse_limit, shortened
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -47,7 +47,7 @@ def parse_choice(choices: type[_Choice], value: str | _Choice, name: str) -> _Ch
 def _parse_size(value: int | str, name: str) -> int:
     try:
         # The environment holds only text, so '67108864' is a number of bytes as well.
-        return parse_bytes(value)
+        return parse_limit(value, name)
     except InvalidSizeError as error:
         raise SettingsError(f"{name}: {error}") from error
 

@@ -1,6 +1,6 @@
 """Whole numbers, and bytes, milliseconds and tables as text.
 
-It reads '64MiB', and writes '64 MiB' and '12.3 ms'; no other module does.
+It reads '64MiB' and '80%', and writes '64 MiB' and '12.3 ms'; no other module does.
 """
 
 import csv
@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
+from warnings import warn
 
 from ucudnn.errors import InvalidProblemError, InvalidSizeError
 
@@ -18,6 +19,8 @@ _FACTORS = {"": 1, "b": 1} | {
     for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-zA-Z]*)\s*", re.ASCII)
+_SHARE = re.compile(r"\s*(?:(\d{1,3}(?:\.\d{1,9})?)\s*%|(0?\.\d{1,9}|1\.0{1,9}))\s*", re.ASCII)
+_FEW = 1 << 14  # bytes, of which nobody gives so few as a budget or a workspace without a unit
 _MOST_SHOWN = 80  # characters of a value in a message
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _MOST = 1 << 63  # bytes; no machine has so many
@@ -25,10 +28,10 @@ _FORMS = "a whole number of bytes (67108864) or a number with B, KiB, MiB, GiB, 
 
 
 def parse_bytes(size: int | str) -> int:
-    """Return a size in bytes from a whole number or a text such as '64MiB'.
+    """Return a size in bytes from a whole number or a text such as '64MiB'; parts of a byte are rounded down.
 
     Raises:
-        InvalidSizeError: if the size is negative, is no whole number of bytes, or cannot be read.
+        InvalidSizeError: if the size is negative or cannot be read.
     """
     if hasattr(size, "__index__") and not isinstance(size, bool):  # NumPy's whole numbers are no ints
         size = index(size)
@@ -37,13 +40,47 @@ def parse_bytes(size: int | str) -> int:
         return _within_memory(size)
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     factor = _FACTORS.get(match[2].lower()) if match else None
-    if match is None or factor is None:
+    if match is None or factor is None or (factor == 1 and "." in match[1]):
         raise InvalidSizeError(f"size {shortened(size)} cannot be read: give {_FORMS}")
-    whole, _, fraction = match[1].partition(".")
-    numerator, remainder = divmod(int(whole + fraction) * factor, int(10 ** len(fraction)))
-    if remainder:
-        raise InvalidSizeError(f"size {size!r} is no whole number of bytes: give {_FORMS}")
-    return _within_memory(numerator)
+    return _within_memory(_times(match[1], factor))
+
+
+def parse_limit(size: int | str, name: str) -> int:
+    """Return the bytes of a limit, as `parse_bytes`; a few of them in a text without a unit get a warning.
+
+    Args:
+        size: bytes or a text.
+        name: what the warning calls the limit.
+    """
+    limit = parse_bytes(size)
+    if isinstance(size, str) and size.strip().isdigit() and 0 < limit < _FEW:
+        warn(f"{name}={size.strip()} is {limit} bytes: write {limit}MiB if you mean MiB", stacklevel=2)
+    return limit
+
+
+def parse_budget(size: float | str, memory_bytes: int) -> int:
+    """Return the bytes of a budget: a size as `parse_limit` reads it, or a share of a memory: '80%', '0.8' or 0.8.
+
+    Args:
+        size: the budget.
+        memory_bytes: the memory of which it may be a share.
+
+    Raises:
+        InvalidSizeError: if it is neither a size nor a share above 0 and at most 1.
+    """
+    text = repr(size) if isinstance(size, float) else size
+    match = _SHARE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return parse_limit(text, "budget")
+    if not 0 < float(match[1] or match[2]) <= (100 if match[1] else 1):
+        raise InvalidSizeError(f"share {shortened(size)} is not above 0 and at most 100%")
+    return _times(match[1], memory_bytes) // 100 if match[1] else _times(match[2], memory_bytes)
+
+
+def _times(number: str, factor: int) -> int:
+    """Return a decimal number times a factor, rounded down."""
+    whole, _, fraction = number.partition(".")
+    return int(whole + fraction) * factor // int(10 ** len(fraction))
 
 
 def whole_number(name: str, value: Any) -> int:

@@ -103,7 +103,7 @@ def test_a_picture_is_of_the_plan_that_the_table_has_and_nothing_is_planned_agai
 def test_the_plan_of_auto_is_drawn(call, pictures):
     assert call("--policy", "auto", "--timeline", "queues.svg") == (0, "")
     ((_, _, title),) = pictures
-    assert "on h200: stock, " in title
+    assert "predicted for h200, not measured: stock, " in title
 
 
 @pytest.mark.parametrize(

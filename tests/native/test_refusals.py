@@ -12,7 +12,7 @@ from ucudnn.native import build
 @pytest.fixture(scope="module")
 def refused(computes):
     """Return a function that runs the program, and returns the lines that it says on stderr."""
-    return lambda what: computes("refusals", what, UCUDNN_DEFAULT_WORKSPACE_LIMIT="300").splitlines()
+    return lambda what: computes("refusals", what, UCUDNN_DEFAULT_WORKSPACE_LIMIT="300B").splitlines()
 
 
 @pytest.mark.parametrize("what", ["while it computes", "while it plans", "another handle", "another thread"])

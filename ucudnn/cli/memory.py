@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
+from shlex import join
 from typing import Annotated
 
 import typer
@@ -25,7 +26,7 @@ from ucudnn.cli.options import (
 )
 from ucudnn.cli.torch_model import record_model
 from ucudnn.command_line import NoEffect
-from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.profile import load_device, smallest_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.policies.catalog import AUTO, POLICIES, named_policies
 from ucudnn.memory.reports.comparison import compare_policies, policy_fronts
@@ -72,7 +73,10 @@ def why(
     *,
     step: _StepArgument,
     budget: Annotated[
-        str | None, option("SIZE", "Look for mini-batches within this budget; default: the device's memory.")
+        str | None,
+        option(
+            "SIZE", "Look for mini-batches within this budget, or share of the device's memory; default: all of it."
+        ),
     ] = None,
     options: StepOptions,
     plot: PlotOption = None,
@@ -92,8 +96,7 @@ def why(
     """
     if plot is not None:
         check_picture(plot)
-    limit = budget_of(budget)
-    graph, costs_of = _opened(context, step, options)
+    graph, costs_of, limit = _opened(context, step, options, budget)
     with _telling("explaining") as tell:
         found = explain(graph, costs_of, limit, progress=tell)
     if plot is not None:
@@ -113,7 +116,7 @@ def why(
             found.title() if attribute == "operation" else "",
             [heading, "storages", "memory", "of the peak"],
             rows,
-            found.lines() if attribute == "source" else (),
+            [*found.lines(), f"next: {_plan_command(context)}"] if attribute == "source" else (),
             text=(heading,),
             cut=heading,
         )
@@ -125,7 +128,8 @@ def plan_step(
     *,
     step: _StepArgument,
     budget: Annotated[
-        str | None, option("SIZE", "Memory for the whole step, such as 12GiB; default: the device's.")
+        str | None,
+        option("SIZE", "Memory for the whole step, such as 12GiB, or 80% of the device's; default: all of it."),
     ] = None,
     policy: Annotated[
         str,
@@ -161,10 +165,9 @@ def plan_step(
 
         ucudnn memory plan vgg16 --policy vdnn-all-p --addresses pool.png
     """
-    limit = budget_of(budget)
     names = named_policies(policy)
     pictures.check(names, [step, options.device or ""])
-    graph, costs_of = _opened(context, step, options)
+    graph, costs_of, limit = _opened(context, step, options, budget)
     costs = costs_of(graph)
     if front:
         with _telling("planning", len(names) * (points + 1)) as tell:  # each policy without a budget, too
@@ -178,7 +181,7 @@ def plan_step(
         found = compare_policies(graph, costs, limit, names, tell)
     pictures.draw(found.rows[0], costs)
     if pictures.plot is not None:
-        dots = {row.policy: [(row.done.peak_bytes, row.done.time_ms)] for row in found.rows if row.done is not None}
+        dots = {row.policy: [(done.peak_bytes, done.time_ms)] for row, done in found.ranked()}
         draw_front(dots, pictures.plot, marks=_marks(found.floor_bytes, found.budget), title=found.title())
     output.show(
         found, lambda: print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
@@ -219,8 +222,22 @@ def record_step(
 memory.command("run", short_help="Train a PyTorch model with policies, and compare them.")(run_step)
 
 
-def _opened(context: typer.Context, name: str, options: StepOptions) -> tuple[StepGraph, Callable[[StepGraph], Costs]]:
-    """Return a step, and what returns its costs at any mini-batch; measured ones grow with the mini-batch.
+def _plan_command(context: typer.Context) -> str:
+    """Return the command line of `plan` for the step of `why`."""
+    typed = typed_options(context)
+    words = [typed.pop("STEP")]
+    for name, value in typed.items():
+        if name not in ("--plot", "--json"):
+            words += [name] if value is True else [name, value]
+    return f"ucudnn memory plan {join(map(str, words))}"
+
+
+def _opened(
+    context: typer.Context, name: str, options: StepOptions, budget: str | None
+) -> tuple[StepGraph, Callable[[StepGraph], Costs], int | None]:
+    """Return a step, what returns its costs at any mini-batch, and its budget; measured costs grow with the mini-batch.
+
+    Without a device, a budget chooses the smallest one that ships and has it.
 
     Raises:
         UcudnnError: if there is no such step, model, device or mini-batch, or an option has no effect.
@@ -231,12 +248,16 @@ def _opened(context: typer.Context, name: str, options: StepOptions) -> tuple[St
     for rule in _RULES:
         rule.refuse(typed, present)
     device = load_device(options.device or DEFAULT_DEVICE)
-    if is_model:
+    opened = None if is_model else open_measured_step(name)
+    measured = None if opened is None or options.device is not None else opened[1]
+    limit = budget_of(budget, (device if measured is None else measured).memory_bytes)
+    if limit is not None and options.device is None:
+        device = smallest_device(limit) or device
+    if opened is None:
         with _telling("recording") as tell:
-            graph, measured = record_model(name, options, "none", tell)
-    else:
-        graph, measured = open_measured_step(name)
-    if measured is not None and options.device is None:
+            opened = record_model(name, options, "none", tell)
+    graph = opened[0]
+    if measured is not None:
         _RULES[2].refuse(typed, {_RULES[2].beside[0]: _RULES[2].beside[0]})
         recorded, batch = measured, graph.batch
 
@@ -247,7 +268,7 @@ def _opened(context: typer.Context, name: str, options: StepOptions) -> tuple[St
         def costs_of(sized: StepGraph) -> Costs:
             return device_costs(device, sized, options.algorithms)
 
-    return graph if options.batch is None else graph.with_batch(options.batch), costs_of
+    return graph if options.batch is None else graph.with_batch(options.batch), costs_of, limit
 
 
 @contextmanager

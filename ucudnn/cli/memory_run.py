@@ -10,7 +10,6 @@ from ucudnn.cli.options import (
     ModelArgument,
     ModelOptions,
     TrialOptions,
-    budget_of,
     option,
     typed_options,
 )
@@ -68,13 +67,12 @@ def run_step(
     present = [*typed, f"--on {trial.on}", f"--policy {policy.strip()}"]
     for rule in _RULES:
         rule.refuse(typed, {each: each for each in present})
-    limit = budget_of(budget)
     names = [name.strip() for name in policy.split(",")]
     if timeline is not None:
         check_picture(timeline)
         if len(names) != 1:
             raise InvalidValueError("--timeline draws the step of one policy: give it as --policy NAME")
-    found = run_policies(model, options, names, limit, trial)
+    found = run_policies(model, options, names, budget, trial)
     try:
         _print(found, as_json)
     finally:  # the picture is drawn even if the output is closed

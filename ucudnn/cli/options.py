@@ -20,7 +20,7 @@ from ucudnn.problem import DataType, MathMode
 from ucudnn.profiles.format import shipped_profiles
 from ucudnn.reporting.terminal import print_json, print_text
 from ucudnn.settings import Settings, SolverName
-from ucudnn.units import parse_bytes
+from ucudnn.units import parse_budget
 
 _COLUMNS = ", ".join(CSV_HEADER.split(","))
 NETWORK_HELP = f"{', '.join(NETWORKS)}, or a CSV file of layers with these columns in its first line: {_COLUMNS}."
@@ -274,7 +274,8 @@ class StepOptions(RecordedOptions):
         str | None,
         option(
             "DEVICE",
-            f"{', '.join(shipped_devices())} or a file; default: the one it was measured on, or {DEFAULT_DEVICE}.",
+            f"{', '.join(shipped_devices())} or a file; default: the one it was measured on, the smallest of these that"
+            f" has the budget, or {DEFAULT_DEVICE}.",
             complete=shipped_devices(),
         ),
     ] = None
@@ -356,9 +357,14 @@ def settings_of(context: typer.Context, rules: tuple[NoEffect, ...] = (), **inst
     return read_settings(typed_options(context), rules, **instead)
 
 
-def budget_of(size: str | None) -> int | None:
-    """Return bytes from the value of --budget, which an InvalidSizeError names; None without one."""
+def budget_of(size: str | None, memory_bytes: int) -> int | None:
+    """Return bytes from the value of --budget, which an InvalidSizeError names; None without one.
+
+    Args:
+        size: the value, a size or a share of a device's memory.
+        memory_bytes: that memory.
+    """
     try:
-        return None if size is None else parse_bytes(size)
+        return None if size is None else parse_budget(size, memory_bytes)
     except InvalidSizeError as error:
         raise InvalidSizeError(f"--budget: {error}") from error

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
-from ucudnn.cli.options import MODEL_BATCH, ModelOptions, RecordedOptions, TrialOptions
+from ucudnn.cli.options import MODEL_BATCH, ModelOptions, RecordedOptions, TrialOptions, budget_of
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
@@ -66,24 +66,27 @@ def record_model(
 
 
 def run_policies(
-    model: str, options: ModelOptions, policies: Sequence[str], budget: int | None, trial: TrialOptions
+    model: str, options: ModelOptions, policies: Sequence[str], budget: str | None, trial: TrialOptions
 ) -> "TrialTable":
     """Train a model with policies, each in a process of its own and within a budget, and show the progress."""
+    budget_of(budget, 1)  # a text that cannot be read is refused before PyTorch is loaded
     given = trial.convolutions
     sizes = "" if given is None else parse_choice(BatchSizePolicy, given, "--convolutions").value
     with _loading():
         from ucudnn.memory.torch.comparison.trial import trial_device
         from ucudnn.memory.torch.comparison.trial_result import TrialSettings
         from ucudnn.memory.torch.comparison.trial_table import compare_trials
+        from ucudnn.memory.torch.measuring.measure import memory_bytes
         from ucudnn.memory.torch.measuring.training_step import check_recipe
     recipe = _recipe_of(model, options)
     with words_aside():
         check_recipe(recipe)  # before a process of each policy looks for what it names
+    device = trial_device(trial.on)
     settings = TrialSettings(
         recipe=recipe,
         policy="",
-        budget=budget,
-        device=trial_device(trial.on),
+        budget=budget_of(budget, memory_bytes(device)),
+        device=device,
         steps=trial.steps,
         capped=trial.cap,
         convolutions=sizes,

@@ -39,7 +39,7 @@ from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.plan_owner import PlanOwner, Stated
 from ucudnn.torch.tuning.tuner import Tuner
-from ucudnn.units import parse_bytes
+from ucudnn.units import parse_limit
 
 _LOG = logging.getLogger(__name__)
 _NO_SETTINGS = ("groups", "effort", "listener")
@@ -96,7 +96,7 @@ def stated_interceptor(
     """
     share = _share(trial_share)
     try:
-        limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+        limit_bytes = None if memory_limit is None else parse_limit(memory_limit, "memory_limit")
     except InvalidSizeError as error:
         raise SettingsError(f"memory_limit: {error}") from error
     on_gpu = settings.backend.partition(":")[0] in _ON_GPUS

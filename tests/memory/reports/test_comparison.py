@@ -17,6 +17,7 @@ from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.reports.comparison import POOLS, compare_policies, policy_fronts
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.shipped import open_step
+from ucudnn.units import format_bytes, format_ms, parse_bytes
 
 GIB = 2**30
 
@@ -84,10 +85,36 @@ def test_pieces_that_several_plans_have_are_placed_with_a_search_once(step, monk
 
 def test_a_table_has_a_row_for_each_plan_and_a_line_for_the_others(step):
     found = compare_policies(*step, 4 * GIB, ["stock", "checkpoint"])
-    assert found.title() == "resnet50, mini-batch 64, on h200, within 4 GiB"
-    assert [row[0] for row in found.cells()] == ["checkpoint"]
+    assert found.title() == "resnet50, mini-batch 64, predicted for h200, not measured, within 4 GiB"
+    assert [row[0] for row in found.cells()] == ["checkpoint", "stock"]
+    assert found.cells()[1][1] == f"needs {format_bytes(found.rows[0].least_bytes)}"
     assert all(len(row) == len(found.headings()) for row in found.cells())
-    assert any("policy stock needs" in line for line in found.lines())
+
+
+def test_the_fastest_plan_is_first_and_slow_ones_share_a_row(step):
+    found = compare_policies(*step, 4 * GIB, ["spill", "vdnn-all-p", "joint", "checkpoint"])
+    cells = found.cells()
+    assert [row[0] for row in cells] == ["joint", "checkpoint", "2 others"]
+    assert cells[2][1] == f"from {format_ms(min(found.rows[0].done.time_ms, found.rows[1].done.time_ms))}"
+    assert "more than 2 times as slow: spill, vdnn-all-p" in found.lines()
+    times = {row.policy: row.done.time_ms for row in found.rows}
+    assert min(times["spill"], times["vdnn-all-p"]) > 2 * times["joint"] > times["checkpoint"] > times["joint"]
+    assert [row["policy"] for row in found.to_dict()["policies"]] == [*times]
+
+
+def test_the_answer_is_a_line_of_python_that_keeps_the_budget(step):
+    line = compare_policies(*step, 4 * GIB, ["stock", "checkpoint"]).lines()[-1]
+    assert line.startswith("best: checkpoint, ")
+    given = {}
+    call = line[line.index("fit(") :]
+    eval(
+        call,
+        {name: None for name in ("model", "x", "y", "loss", "optimizer")} | {"fit": lambda *_, **k: given.update(k)},
+    )
+    assert (parse_bytes(given["budget"]), given["policy"]) == (4 * GIB, "checkpoint")
+    odd = compare_policies(*step, 4 * GIB + 1, ["auto"])
+    assert odd.lines()[-1].endswith(f"budget={4 * GIB + 1})")
+    assert compare_policies(*step, 8 * GIB, ["stock"]).lines()[-1].endswith("the step fits as it is")
 
 
 def test_a_sum_in_another_order_is_no_negative_percentage():
@@ -112,8 +139,8 @@ def test_plans_that_wait_for_the_host_are_named(step):
         replace(costs, issue_ms=(share * time_ms / len(graph.operations),) * len(graph.operations))
         for share in (0.99, 1.01)
     )
-    assert len(compare_policies(graph, short, None, ["stock"]).lines()) == 1
-    (_, line) = compare_policies(graph, long, None, ["stock"]).lines()
+    assert len(compare_policies(graph, short, None, ["stock"]).lines()) == 2
+    (_, line, _) = compare_policies(graph, long, None, ["stock"]).lines()
     assert line.startswith("stock waits for the host, which issues its operations in ")
 
 

@@ -83,7 +83,17 @@ def shipped_devices() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
 
 
-@lru_cache(maxsize=16)
+def smallest_device(memory_bytes: int) -> "DeviceProfile | None":
+    """Return the shipped device of the least memory that has so many bytes, of several the fastest one."""
+    devices = [load_device(name) for name in shipped_devices()]
+    return min(
+        (each for each in devices if each.memory_bytes >= memory_bytes),
+        key=lambda each: (each.memory_bytes, -each.flops_per_second),
+        default=None,
+    )
+
+
+@lru_cache(maxsize=32)
 def load_device(name: str) -> DeviceProfile:
     """Read a device profile that ships with ucudnn ('h200'), or a file.
 

@@ -54,6 +54,7 @@ def device_costs(profile: DeviceProfile, graph: StepGraph, choice: str = "fastes
         duplex=profile.duplex,
         granularity=profile.granularity,
         configurations=convolutions,
+        modelled=True,
     )
 
 

@@ -31,6 +31,8 @@ POOLS = ("best fit", "two-ended", "planned")
 _SHOWN = ("best fit", "planned")
 """Pools in the table; CSV and JSON have all."""
 
+_SLOW = 2  # times the best policy's time, beyond which policies share a row
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRow:
@@ -95,26 +97,55 @@ class PolicyComparison:
         """Return the headings of the table."""
         return ["policy", "time", "slower", "peak", "moved", "recomputed", "stalled", *_SHOWN]
 
+    def ranked(self) -> list[tuple[PolicyRow, Simulation]]:
+        """Return the policies that have a plan and what it takes, the fastest first; of equal ones the lower peak."""
+        planned = [(row, row.done) for row in self.rows if row.done is not None]
+        return sorted(planned, key=lambda each: (each[1].time_ms, each[1].peak_bytes))
+
     def cells(self) -> list[list[str]]:
-        """Return the table, a list for each policy that has a plan."""
-        fastest = sum(self.costs.time_ms)
-        return [
+        """Return the table: plans, the fastest first; a row for all that are more than twice as slow; refusals."""
+        fastest, slow = sum(self.costs.time_ms), self._slow()
+        rows = [
             [
                 row.policy,
-                format_ms(row.done.time_ms),
-                _slower(row.done.time_ms, fastest),
-                format_bytes(row.done.peak_bytes),
-                format_bytes(row.done.offloaded_bytes + row.done.prefetched_bytes),
-                format_ms(row.done.recompute_ms),
-                format_ms(row.done.wait_ms + row.done.memory_stall_ms),
+                format_ms(done.time_ms),
+                _slower(done.time_ms, fastest),
+                format_bytes(done.peak_bytes),
+                format_bytes(done.offloaded_bytes + done.prefetched_bytes),
+                format_ms(done.recompute_ms),
+                format_ms(done.wait_ms + done.memory_stall_ms),
                 *(f"+{row.placements[pool].waste:.1%}" for pool in _SHOWN),
             ]
-            for row in self.rows
-            if row.done is not None
+            for row, done in self.ranked()[: -len(slow) or None]
         ]
+        blank = [""] * (len(self.headings()) - 2)
+        if slow:
+            rows.append(
+                [f"{len(slow)} other{'s' if slow[1:] else ''}", f"from {format_ms(slow[0][1].time_ms)}", *blank]
+            )
+        refused = [row for row in self.rows if row.done is None]
+        return [*rows, *([row.policy, f"needs {format_bytes(row.least_bytes)}", *blank] for row in refused)]
+
+    def _slow(self) -> list[tuple[PolicyRow, Simulation]]:
+        ranked = self.ranked()
+        return [each for each in ranked if each[1].time_ms > _SLOW * ranked[0][1].time_ms]
+
+    def answer(self) -> str:
+        """Return the best policy, what it costs, and the line of Python that trains by it."""
+        row, done = self.ranked()[0]
+        own = measure_liveness(self.graph, self.costs).peak_bytes
+        cost = f"best: {row.policy}, {_slower(done.time_ms, sum(self.costs.time_ms))} slower,"
+        cost += f" {format_bytes(done.peak_bytes)} of {format_bytes(own)}"
+        if own <= done.peak_bytes:
+            return f"{cost}: the step fits as it is"
+        policy = "" if row.policy.startswith(AUTO) else f', policy="{row.policy}"'
+        return (
+            f"{cost}: step = ucudnn.memory.fit(model, (x, y), loss=loss, optimizer=optimizer,"
+            f" budget={_typed_bytes(self.budget or done.peak_bytes)}{policy})"
+        )
 
     def lines(self) -> list[str]:
-        """Return the floor, which plans wait for the host, and why policies have no plan, a line each."""
+        """Return the floor, which plans wait for the host, and the best policy with what it costs, a line each."""
         floor = f"floor {format_bytes(self.floor_bytes)}; device memory {format_bytes(self.costs.memory_bytes)};"
         floor += " the last columns are fragmentation: by how much each pool is larger than its live bytes"
         bound = [
@@ -122,7 +153,8 @@ class PolicyComparison:
             for row in self.rows
             if row.done is not None and row.done.waits_for_host
         ]
-        return [floor, *bound, *(row.reason for row in self.rows if row.reason)]
+        slow = ", ".join(row.policy for row, _ in self._slow())
+        return [floor, *bound, *([f"more than {_SLOW} times as slow: {slow}"] if slow else []), self.answer()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON; sizes in bytes, times in milliseconds."""
@@ -157,7 +189,7 @@ class PolicyComparison:
 
 def step_title(graph: StepGraph, costs: Costs) -> str:
     """Return which step is shown, and on which device."""
-    return f"{graph.name}, mini-batch {graph.batch}, on {costs.device}"
+    return f"{graph.name}, mini-batch {graph.batch}, {costs.where}"
 
 
 def compare_policies(
@@ -199,6 +231,14 @@ def compare_policies(
 def _planned(name: str, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
     """Return the plan of a policy, or the fastest one of all policies for 'auto', as `fit` chooses it."""
     return make_plan(graph, costs, budget, AUTO) if name == AUTO else find_policy(name).plan(graph, costs, budget)
+
+
+def _typed_bytes(size: int) -> str:
+    """Return bytes exactly, in the form in which people type them."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
+        if size % factor == 0:
+            return f'"{size // factor}{unit}"'
+    return str(size)
 
 
 def _slower(time: float, fastest: float) -> str:

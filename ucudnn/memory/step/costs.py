@@ -46,6 +46,7 @@ class Costs:
             then `time_ms` and `scratch_bytes` stand.
         scratch_pieces: the pieces of scratch of some operations, which say where PyTorch's allocator puts what they
             return. An operation that is not among them allocates its scratch in one piece after what it returns.
+        modelled: whether times are those of a device profile, and were not measured.
 
     Raises:
         InvalidValueError: if a value makes no sense; the message names it.
@@ -63,6 +64,7 @@ class Costs:
     issue_ms: tuple[float, ...] = ()
     configurations: Mapping[int, tuple[Configuration, ...]] = field(default_factory=dict, compare=False)
     scratch_pieces: Mapping[int, ScratchPieces] = field(default_factory=dict, compare=False)
+    modelled: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("contention", 1), ("granularity", 1)):
@@ -100,6 +102,11 @@ class Costs:
             times[operation] = configuration.time_ms
             scratch[operation] = configuration.workspace_bytes
         return replace(self, time_ms=tuple(times), scratch_bytes=tuple(scratch))
+
+    @property
+    def where(self) -> str:
+        """Where the step takes these times, in words that tell a prediction from a measurement."""
+        return f"predicted for {self.device}, not measured" if self.modelled else f"on {self.device}"
 
     @property
     def fastest(self) -> dict[int, Configuration]:

@@ -214,6 +214,7 @@ def _wholes(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
 
 def _encode_measured(measured: Costs) -> dict[str, Any]:
     fields = asdict(replace(measured, configurations={}, scratch_pieces={}))
+    del fields["modelled"]
     pieces = [[operation, *map(list, each)] for operation, each in sorted(measured.scratch_pieces.items())]
     return {**fields, "scratch_pieces": pieces}
 
@@ -226,7 +227,8 @@ def _decode_pieces(given: Any, what: str) -> Iterator[tuple[int, ScratchPieces]]
 
 def _decode_measured(given: Any) -> Costs:
     fields: dict[str, Any] = dict(given)
-    fields.pop("configurations", None)  # what convolutions can choose from is never written
+    for name in ("configurations", "modelled"):  # neither is ever written
+        fields.pop(name, None)
     for name, value in fields.items():
         what = f"measured {name}"
         if name == "device":

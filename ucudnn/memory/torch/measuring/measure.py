@@ -227,8 +227,8 @@ def bandwidth(source: torch.device, target: torch.device, size: int = COPIED_BYT
     return size / (min(found) * 1e3)
 
 
-def memory_bytes(device: torch.device) -> int:
+def memory_bytes(device: torch.device | str) -> int:
     """Return the bytes of a device's memory."""
-    if device.type == "cuda":
+    if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -27,6 +27,7 @@ from ucudnn.memory.torch.device.allocator import expand_segments, settings_resto
 from ucudnn.memory.torch.device.host_block import host_headroom
 from ucudnn.memory.torch.device.stated_budget import StatedBudget, stated_budget
 from ucudnn.memory.torch.device.tensor_block import allocator_room, taken_block
+from ucudnn.memory.torch.measuring.measure import memory_bytes
 from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.running.first_step import AllocatorMeter, FirstStep, GrowthGuard, outside_meter, step_meter
@@ -38,7 +39,7 @@ from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject, s
 from ucudnn.memory.torch.tracing.garbage import only_new_collected
 from ucudnn.memory.torch.tracing.traced_program import trace_program
 from ucudnn.settings import Settings
-from ucudnn.units import parse_bytes
+from ucudnn.units import parse_budget, parse_bytes
 
 __all__ = ["fit"]
 
@@ -50,7 +51,7 @@ def fit(
     sample: Any,
     loss: Callable[..., Tensor] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    budget: int | str | None = None,
+    budget: float | str | None = None,
     policy: str | MemoryPolicy = "auto",
     *,
     keep_gradients: bool = False,
@@ -79,9 +80,10 @@ def fit(
         loss: returns the loss, a scalar, of the model's output and the target. Without it the loop computes the loss of
             the step's outputs, and the memory for that is not planned.
         optimizer: counts its state and temporaries; the loop calls it. Several may update one after the other.
-        budget: bytes, or a text such as '12GiB', of everything that the process has on the device for the step: the
-            CUDA context, loaded kernels and libraries' workspaces included. None bounds nothing. With a budget,
-            PyTorch's allocator grows its segments from now on (see `expand_segments`).
+        budget: bytes, a text such as '12GiB', or a share of the device's memory such as '80%' or 0.8, of everything
+            that the process has on the device for the step: the CUDA context, loaded kernels and libraries' workspaces
+            included. None bounds nothing. With a budget, PyTorch's allocator grows its segments from now on (see
+            `expand_segments`).
         policy: name of a policy, a policy, or 'auto' for the fastest plan of all policies that keep the budget.
         keep_gradients: counts a second set of gradients, because the loop adds up those of several steps.
         convolutions: lets policies choose how each convolution is computed, among what ucudnn measures first: a
@@ -107,12 +109,12 @@ def fit(
             "the model is a step that fit returned, or holds one, and follows the plan of that: give fit the model"
             " itself, which is the step's attribute `model`"
         )
-    on_gpu = any(each.is_cuda for each in model.parameters())
+    device = next((each.device for each in model.parameters() if each.is_cuda), torch.device("cpu"))
     host = None if host_memory is None else parse_bytes(host_memory)
     options = FitOptions(
-        budget=None if budget is None else parse_bytes(budget),
+        budget=None if budget is None else parse_budget(budget, memory_bytes(device)),
         policy=policy,
-        measured=on_gpu,
+        measured=device.type == "cuda",
         convolutions=convolutions,
         debug=debug,
         host_bytes=host,

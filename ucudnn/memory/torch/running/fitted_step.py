@@ -263,7 +263,7 @@ class FittedStep(nn.Module):
             time += f", measured {format_ms(median(measured))} in {len(measured)} steps"
         budget = self.stated.budget
         within = "" if budget is None else f", budget {format_bytes(budget)}"
-        head = f"{plan.graph.name}, mini-batch {plan.graph.batch}, on {costs.device}: policy {plan.policy}{within}"
+        head = f"{plan.graph.name}, mini-batch {plan.graph.batch}, {costs.where}: policy {plan.policy}{within}"
         host = f"host memory: {format_bytes(self.transfers.block_bytes)}{', pinned' if device.type == 'cuda' else ''}"
         usage = [f"{name}: {format_bytes(size)}" for name, size in parts.items() if size]
         beside = [f"among the buffers: {name} {format_bytes(size)}" for name, size in self._subject.beside.items()]
