@@ -152,7 +152,7 @@ def pytest_runtest_protocol(item):
 @pytest.fixture(autouse=True)
 def clean_environment(clean_torch_flags, monkeypatch):  # in this order, because some tests take PyTorch away
     # Tests measure for themselves, and leave nothing behind; a tool that slows them down may keep what they measured.
-    database = os.environ.get("UCUDNN_TEST_DATABASE", "off")
+    database = os.environ.get("TEST_DATABASE", "off")
     for variable in [name for name in os.environ if name.startswith("UCUDNN_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("UCUDNN_DATABASE", database)

@@ -14,7 +14,7 @@ from ucudnn.errors import SettingsError
 from ucudnn.handle import Handle
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.profiles.measurement import Effort
-from ucudnn.settings import VARIABLES, Settings, SolverName
+from ucudnn.settings import VARIABLES, Settings, SolverName, is_set
 
 QUICK = Effort(repeats=1, time_limit_ms=1, warmup=0)
 
@@ -36,6 +36,27 @@ def test_environment_over_defaults_and_arguments_over_both():
     expected = replace(EVERY, policy=BatchSizePolicy.UNDIVIDED, workspace_limit_bytes=5, solver=SolverName.CBC)
     assert Settings.load(ENVIRONMENT, **given) == expected
     assert Settings.load(dict.fromkeys(ENVIRONMENT, "")) == Settings(), "an empty variable counts as absent"
+
+
+def test_the_limits_variable_may_be_called_as_its_option():
+    settings = Settings.load({"UCUDNN_WORKSPACE_LIMIT": "2MiB"})
+    assert settings.workspace_limit_bytes == 2**21
+    assert settings.called("workspace_limit_bytes") == "UCUDNN_WORKSPACE_LIMIT"
+    both = {"UCUDNN_WORKSPACE_LIMIT": "2MiB", "UCUDNN_DEFAULT_WORKSPACE_LIMIT": "3MiB"}
+    assert Settings.load(both).workspace_limit_bytes == 3 * 2**20
+    assert is_set("workspace_limit_bytes", {"UCUDNN_WORKSPACE_LIMIT": "2MiB"})
+
+
+def test_an_unknown_variable_warns_once_with_the_likely_name(monkeypatch):
+    monkeypatch.setenv("UCUDNN_WORKSPACE_LIMITS", "1")
+    with pytest.warns(UserWarning, match=r"UCUDNN_WORKSPACE_LIMITS is no .*: did you mean UCUDNN_WORKSPACE_LIMIT\?"):
+        Settings.load()
+    Settings.load()  # a second warning were an error
+    monkeypatch.setenv("UCUDNN_XYZZY", "1")
+    with pytest.warns(
+        UserWarning, match="UCUDNN_XYZZY is no variable of ucudnn, and has no effect: there are UCUDNN_BACK"
+    ):
+        Settings.load()
 
 
 def test_all_devices():

@@ -34,6 +34,8 @@ def __getattr__(name: str) -> typing.Any:
 
     Python imports this file before the first line of the command `ucudnn`. So it is short: Ctrl-C cannot be taken yet.
     """
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("ucudnn")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(f"{__name__}.{_OTHERS.get(name, 'problem')}"), name)

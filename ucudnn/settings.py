@@ -6,11 +6,13 @@ No other module reads the environment.
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from math import inf
 from operator import index
 from typing import Any, TypeVar
+from warnings import warn
 
 from ucudnn.errors import InvalidSizeError, SettingsError
 from ucudnn.policy import BatchSizePolicy
@@ -160,7 +162,10 @@ class Settings:
         Raises:
             SettingsError: names the argument or the variable, its value and the allowed values.
         """
-        environment = os.environ if environment is None else environment
+        if environment is None:
+            environment = os.environ
+            for variable in environment:
+                _warn_of_unknown(variable)
         unknown = set(arguments) - {*_FIELDS, *_ARGUMENTS}
         if unknown:
             raise SettingsError(f"unknown settings {sorted(unknown)}: there are {', '.join(_ARGUMENTS)}")
@@ -171,8 +176,8 @@ class Settings:
             value = arguments.get(name)
             if value is not None:
                 given[name] = (names or {}).get(name, _without_unit(name))
-            elif environment.get(variable):
-                value, given[name] = environment[variable], variable
+            elif stated := _stated(variable, environment):
+                given[name], value = stated
             if name in given:
                 values[name] = parse(value, given[name])
         return cls(**values, names=given)
@@ -205,6 +210,9 @@ _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
 
 _ARGUMENTS = {_without_unit(name): name for name in _FIELDS}
 
+_ALSO = {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": "UCUDNN_WORKSPACE_LIMIT"}  # as its option and its argument are called
+_OF_PROGRAMS = ("UCUDNN_REPORT", "UCUDNN_VERBOSE", "UCUDNN_PLAIN", "UCUDNN_PYTHON")
+
 VARIABLES: dict[str, str] = {name: variable for name, (variable, _) in _FIELDS.items()}
 """The environment variable of each field of Settings."""
 
@@ -217,13 +225,29 @@ def report_file(environment: Mapping[str, str] | None = None) -> str | None:
 
 def is_set(name: str, environment: Mapping[str, str] | None = None) -> bool:
     """Whether the environment sets a field of Settings; the environment is that of the process if None."""
-    return bool((os.environ if environment is None else environment).get(VARIABLES[name]))
+    return _stated(VARIABLES[name], os.environ if environment is None else environment) is not None
 
 
 def variables_set(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables of ucudnn that an environment sets, with their values; None for that of the process."""
     environment = os.environ if environment is None else environment
-    return {variable: environment[variable] for variable in VARIABLES.values() if environment.get(variable)}
+    return dict(filter(None, (_stated(variable, environment) for variable in VARIABLES.values())))
+
+
+def _stated(variable: str, environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return a variable or the one that stands for it, and its value; None where neither is set."""
+    names = (variable, _ALSO.get(variable, variable))
+    return next(((name, environment[name]) for name in names if environment.get(name)), None)
+
+
+@cache
+def _warn_of_unknown(variable: str) -> None:
+    """Warn of a variable that looks like one of ucudnn and is none, once in a process."""
+    known = {*VARIABLES.values(), *_ALSO.values(), *_OF_PROGRAMS}
+    if variable.startswith("UCUDNN_") and variable not in known:
+        likely = get_close_matches(variable, known, 1)
+        meant = f": did you mean {likely[0]}?" if likely else f": there are {', '.join(sorted(known))}"
+        warn(f"{variable} is no variable of ucudnn, and has no effect{meant}", stacklevel=3)
 
 
 def tell_libraries(variable: str, value: str) -> None:

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-PLUGIN = "UCUDNN_CONFORMANCE"
+PLUGIN = "TEST_CONFORMANCE"
 """Variable with the options with which the plugin turns ucudnn on, and the folder for its counts, as JSON."""
 
-OUTCOMES = "UCUDNN_CONFORMANCE_OUTCOMES"
+OUTCOMES = "TEST_CONFORMANCE_OUTCOMES"
 """Variable with the file to which the plugin writes the outcome of each test."""
 
-GPUS = "UCUDNN_CONFORMANCE_GPUS"
+GPUS = "TEST_CONFORMANCE_GPUS"
 """Variable with the number of GPUs for the workers."""
 
-TEST_SECONDS = "UCUDNN_CONFORMANCE_TEST_SECONDS"
+TEST_SECONDS = "TEST_CONFORMANCE_TEST_SECONDS"
 """Variable with the seconds of processor time after which a test is given up; 0 is never."""
 
 OUT_OF_TIME = "out of time"

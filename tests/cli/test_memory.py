@@ -128,6 +128,16 @@ def test_plan_on_a_device_of_the_papers(memory):
     assert slow["budget_bytes"] == 12 * GIB
 
 
+def test_a_device_is_written_from_a_specification(memory):
+    figures = ("--memory", "15.7GiB", "--flops", "48.7", "--tensor-flops", "97.5", "--bandwidth", "717", "--link", "25")
+    status, out, _ = memory("device", "mine", *figures)
+    assert (status, out) == (0, "mine is in mine.json: ucudnn memory plan resnet50 --device mine.json\n")
+    found = answer(memory("plan", "resnet50", "--batch", "32", "--device", "mine.json", "--policy", "stock", "--json"))
+    assert (found["device"], found["budget_bytes"]) == ("mine", int(15.7 * GIB))
+    assert found["policies"][0]["time_ms"] > 20
+    assert memory("device", "mine", *figures[:-1], "0")[0] == 2
+
+
 def test_plan_prints_csv_and_draws(memory, tmp_path):
     status, out, _ = memory("plan", "alexnet", "--policy", "stock, checkpoint", "--csv", "--plot", "points.png")
     assert status == 0

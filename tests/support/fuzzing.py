@@ -1,6 +1,6 @@
 """The search for inputs that break the command line: values, a process that runs commands, and what all must hold.
 
-UCUDNN_FUZZ_SECONDS says how long each test looks for a failure; without it a test takes 1.5 s, and all tests that run
+TEST_FUZZ_SECONDS says how long each test looks for a failure; without it a test takes 1.5 s, and all tests that run
 without PyTorch take about 15 s.
 """
 
@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-SECONDS = float(os.environ.get("UCUDNN_FUZZ_SECONDS", "1.5"))
+SECONDS = float(os.environ.get("TEST_FUZZ_SECONDS", "1.5"))
 ROOT = Path(__file__).parents[2]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Threads that wait for each other would use up a processor's time on a busy machine."""

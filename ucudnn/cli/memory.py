@@ -1,10 +1,11 @@
 """`ucudnn memory`: commands for training within a memory budget."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
-from shlex import join
+from shlex import join, quote
 from typing import Annotated
 
 import typer
@@ -28,6 +29,7 @@ from ucudnn.cli.torch_model import record_model
 from ucudnn.command_line import NoEffect
 from ucudnn.memory.devices.profile import load_device, smallest_device
 from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.devices.specification import specified_device
 from ucudnn.memory.policies.catalog import AUTO, POLICIES, named_policies
 from ucudnn.memory.reports.comparison import compare_policies, policy_fronts
 from ucudnn.memory.reports.explanation import PeakExplanation, explain
@@ -38,7 +40,7 @@ from ucudnn.memory.step.shipped import open_measured_step, shipped_steps
 from ucudnn.plots import MemoryPicture, check_picture, draw_front, draw_memory
 from ucudnn.reporting.output_file import check_output, write_whole
 from ucudnn.reporting.terminal import print_json, print_table, print_text, progress
-from ucudnn.units import format_bytes, format_ms
+from ucudnn.units import format_bytes, format_ms, parse_bytes
 
 _MODEL_OPTIONS = ("--shape", "--tokens", "--loss", "--optimizer", "--dtype", "--math", "--layout", "--autocast")
 _RULES = (
@@ -230,6 +232,47 @@ def _plan_command(context: typer.Context) -> str:
         if name not in ("--plot", "--json"):
             words += [name] if value is True else [name, value]
     return f"ucudnn memory plan {join(map(str, words))}"
+
+
+@memory.command("device", short_help="Write a device profile from the figures of a specification.")
+def write_device(
+    *,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the device in reports, such as my-gpu.")],
+    memory_size: Annotated[str, option("SIZE", "Its memory, as programs have it, such as 23.65GiB.", "--memory")],
+    flops: Annotated[float, option("TFLOPS", "Peak of float32 without tensor cores, in 10^12 operations per second.")],
+    tensor_flops: Annotated[
+        float | None,
+        option("TFLOPS", "Peak of tensor cores for 16 bits, sums in float32, without sparsity; default: it has none."),
+    ] = None,
+    tf32_flops: Annotated[
+        float | None, option("TFLOPS", "Their peak for TF32, without sparsity; default: half of that.")
+    ] = None,
+    bandwidth: Annotated[float, option("GB/S", "Bandwidth of its memory, in 10^9 bytes per second.")],
+    link: Annotated[float, option("GB/S", "Copies from or to pinned memory: 12.5 for PCIe 3 x16, 25 for 4, 50 for 5.")],
+    out: Annotated[Path | None, option("FILE", "File to write; default: NAME.json.")] = None,
+) -> None:
+    """Write a device profile from published figures, for a GPU that does not ship and is not at hand.
+
+    Convolutions and matrix products are taken to reach the shares of a peak that common GPUs reach:
+
+        ucudnn memory device rtx-4080 --memory 15.7GiB --flops 48.7 --tensor-flops 97.5 --tf32-flops 48.7
+        --bandwidth 717 --link 25
+
+        ucudnn memory plan resnet50 --batch 128 --device rtx-4080.json
+    """
+    path = Path(f"{name}.json") if out is None else out
+    check_output(path)
+    content = specified_device(
+        name,
+        memory_bytes=parse_bytes(memory_size),
+        tflops=flops,
+        tensor_tflops=tensor_flops,
+        tf32_tflops=tf32_flops,
+        bandwidth=bandwidth,
+        link=link,
+    )
+    write_whole(path, f"{json.dumps(content, indent=1)}\n".encode())
+    print_text(f"{name} is in {path}: ucudnn memory plan resnet50 --device {quote(str(path))}")
 
 
 def _opened(

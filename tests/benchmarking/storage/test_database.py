@@ -1,6 +1,6 @@
 """The database: saved rows are loaded again, and many processes share a file.
 
-UCUDNN_SHARED_SECONDS says how long processes share a file; without it, 8 s.
+TEST_SHARED_SECONDS says how long processes share a file; without it, 8 s.
 """
 
 import gc
@@ -28,7 +28,7 @@ from ucudnn.benchmarking.storage.database import Database
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 
 ROOT = Path(__file__).parents[3]
-SHARED_SECONDS = float(os.environ.get("UCUDNN_SHARED_SECONDS", "8"))
+SHARED_SECONDS = float(os.environ.get("TEST_SHARED_SECONDS", "8"))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from ucudnn.errors import ProfileError
 from ucudnn.memory.devices.profile import load_device, shipped_devices
 from ucudnn.memory.devices.roofline import convolution_front, device_costs
+from ucudnn.memory.devices.specification import specified_device
 from ucudnn.memory.step.graph import Affine
 from ucudnn.memory.step.shipped import open_step
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
@@ -16,6 +17,7 @@ from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Opera
 FIGURES = {
     *("memory_bytes", "link", "flops_per_second", "bytes_per_second", "launch_ms", "matrix", "convolution"),
 }
+UNTESTED = ("a10g", "l4", "l40s", "rtx-3060")  # of which no published time of training was found
 PUBLISHED = ("a10", "a100-40", "a100-80", "h100", "p100", "rtx-3090", "rtx-4090", "t4", "v100")
 WITHIN = {
     "titan-x": 0.15,
@@ -51,7 +53,7 @@ def predicted_ms(profile, row):
 
 
 def test_the_devices_of_the_papers_the_measured_one_and_common_ones_ship():
-    assert {*shipped_devices()} == {"gtx-970", "h200", "m40", "titan-x", *PUBLISHED}
+    assert {*shipped_devices()} == {"gtx-970", "h200", "m40", "titan-x", *PUBLISHED, *UNTESTED}
 
 
 @pytest.mark.parametrize("name", shipped_devices())
@@ -68,8 +70,8 @@ def test_every_figure_has_its_source(name):
     assert {*profile.sources} >= FIGURES
     assert all(profile.sources.values())
     assert all(row["source"] for row in profile.published)
-    assert any("calibrates" in row for row in profile.published)
-    assert any("calibrates" not in row for row in profile.published)
+    assert bool(profile.published) is (name not in UNTESTED)
+    assert {"calibrates" in row for row in profile.published} in (set(), {True, False})
 
 
 @pytest.mark.parametrize("name", [*WITHIN])
@@ -170,6 +172,38 @@ def test_a_damaged_profile_is_refused_in_one_line(tmp_path, change, message):
     with pytest.raises(ProfileError, match=message) as caught:
         load_device(str(path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["link", "matrix", "launch_ms", "convolution"])
+def test_a_key_that_is_missing_is_named_with_what_it_means(tmp_path, key):
+    content = specified_device("mine", memory_bytes=2**30, tflops=1.0, bandwidth=100.0, link=10.0)
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(content))
+    assert load_device(str(path)).title == "mine", "title, sources and the like may be left out"
+    load_device.cache_clear()
+    del content[key]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ProfileError, match=f"it has no {key}, which is .*(share|bytes|time)"):
+        load_device(str(path))
+
+
+SPECIFIED = {  # TFLOPS of float32, of 16 bits and of TF32, GB/s of the memory and of the link, as vendors publish them
+    "a10": (31.2, 125, 62.5, 600, 25),
+    "a100-40": (19.5, 312, 156, 1555, 25),
+    "a100-80": (19.5, 312, 156, 2039, 25),
+    "rtx-3090": (35.6, 71, 35.6, 936, 25),
+    "h100": (66.9, 989, 494, 3350, 50),
+}
+
+
+@pytest.mark.parametrize("name", SPECIFIED)
+def test_figures_of_a_specification_predict_published_times(name, tmp_path):
+    flops, tensor, tf32, bandwidth, link = SPECIFIED[name]
+    figures = {"tflops": flops, "tensor_tflops": tensor, "tf32_tflops": tf32, "bandwidth": bandwidth, "link": link}
+    path = tmp_path / "device.json"
+    path.write_text(json.dumps(specified_device(name, memory_bytes=2**34, **figures)))
+    ratios = [predicted_ms(load_device(str(path)), row) / row["time_ms"] for row in load_device(name).published]
+    assert ratios == pytest.approx([1.0] * len(ratios), abs=0.35)
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "7", '{"format": "ucudnn-step"}'])

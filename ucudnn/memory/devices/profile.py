@@ -14,6 +14,8 @@ A profile has
 * `sources`: where each of these is from;
 * `published`: times that others measured, of steps or convolutions. Those that calibrated the profile say so, the
   others test it.
+
+`title`, `granularity`, `recorded`, `sources` and `published` may be left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,6 +34,18 @@ _FORMAT = "ucudnn-device"
 _VERSION = 1
 _SUFFIX = ".json"
 _LEAST_SHARE = 1e-9  # of a peak or of a bandwidth
+_GRANULARITY = 512  # of PyTorch's allocator on CUDA
+_NEEDED = {
+    "name": "the name by which it is asked for",
+    "memory_bytes": "its memory in bytes",
+    "link": "{to_host, from_host: bytes per second; duplex: share that each direction keeps while both copy;"
+    " contention: how many times as long an operation takes beside a copy}",
+    "flops_per_second": "its peak of float32",
+    "bytes_per_second": "the bandwidth that kernels reach",
+    "launch_ms": "the least time of a kernel",
+    "matrix": "{float32, tf32, float16, ...: share of that peak that matrix products reach}",
+    "convolution": "{float32, tf32, float16, ...: {first, last: share of that peak that convolutions reach}}",
+}
 
 Shares = Mapping[str, Mapping[str, float]]
 
@@ -122,14 +136,17 @@ def load_device(name: str) -> DeviceProfile:
 
 
 def _decode(content: dict[str, Any]) -> DeviceProfile:
-    link, recorded, matrix = content["link"], content["recorded"], _shares(content["matrix"], "matrix")
+    for key, meaning in _NEEDED.items():
+        if key not in content:
+            raise InvalidValueError(f"it has no {key}, which is {meaning}")
+    link, recorded, matrix = content["link"], content.get("recorded"), _shares(content["matrix"], "matrix")
     if "float32" not in matrix:
         raise InvalidValueError("matrix has no float32, which stands for types that have no share of their own")
     return DeviceProfile(
         name=text(content["name"], "name"),
-        title=text(content["title"], "title"),
+        title=text(content.get("title", content["name"]), "title"),
         memory_bytes=whole(content["memory_bytes"], "memory_bytes"),
-        granularity=whole(content["granularity"], "granularity", least=1),
+        granularity=whole(content.get("granularity", _GRANULARITY), "granularity", least=1),
         to_host=number(link["to_host"], "to_host", least=1),
         from_host=number(link["from_host"], "from_host", least=1),
         duplex=number(link["duplex"], "duplex", least=_LEAST_SHARE, most=1),
@@ -140,8 +157,8 @@ def _decode(content: dict[str, Any]) -> DeviceProfile:
         matrix=matrix,
         convolution={name: _shares(shares, name) for name, shares in content["convolution"].items()},
         recorded=None if recorded is None else text(recorded, "recorded"),
-        sources=texts_by_name(content["sources"], "source of"),
-        published=tuple(entries(content["published"], "published")),
+        sources=texts_by_name(content.get("sources", {}), "source of"),
+        published=tuple(entries(content.get("published", []), "published")),
     )
 
 

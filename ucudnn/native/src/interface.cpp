@@ -88,6 +88,7 @@ int ucudnn_divides(ucudnn_handle_t handle, int operation, const ucudnn_descripto
 
 int64_t ucudnn_plain_limit(int64_t limit_bytes) {
   const char* text = std::getenv("UCUDNN_DEFAULT_WORKSPACE_LIMIT");
+  if (!text || !*text) text = std::getenv("UCUDNN_WORKSPACE_LIMIT");
   const std::int64_t named = text && *text && limit_bytes != 0 ? parse_bytes(text) : -1;
   return named >= 0 ? named : limit_bytes;
 }
