@@ -245,8 +245,10 @@ def _warn_of_unknown(variable: str) -> None:
     """Warn of a variable that looks like one of ucudnn and is none, once in a process."""
     known = {*VARIABLES.values(), *_ALSO.values(), *_OF_PROGRAMS}
     if variable.startswith("UCUDNN_") and variable not in known:
-        likely = get_close_matches(variable, known, 1)
-        meant = f": did you mean {likely[0]}?" if likely else f": there are {', '.join(sorted(known))}"
+        likely = get_close_matches(
+            variable.removeprefix("UCUDNN_"), [each.removeprefix("UCUDNN_") for each in known], 1
+        )
+        meant = f": did you mean UCUDNN_{likely[0]}?" if likely else f": there are {', '.join(sorted(known))}"
         warn(f"{variable} is no variable of ucudnn, and has no effect{meant}", stacklevel=3)
 
 

@@ -138,7 +138,7 @@ def plan_step(
         option(
             "POLICIES",
             f"Policies, with commas between them, or the beginning of several, such as vdnn-ext: "
-            f"{', '.join(POLICIES)}, or auto for the fastest of them; default: all but auto.",
+            f"{', '.join(POLICIES)}, auto for the fastest of them, or your own, MODULE:CLASS; default: all but auto.",
             show_default=False,
             complete=(*POLICIES, AUTO),
         ),

@@ -1,13 +1,15 @@
 """PyTorch models in commands: run by `ucudnn time --torch`, recorded by `ucudnn memory`. PyTorch is loaded for them."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
 from ucudnn.cli.options import MODEL_BATCH, ModelOptions, RecordedOptions, TrialOptions, budget_of
-from ucudnn.errors import BackendUnavailableError, InvalidValueError
+from ucudnn.errors import BackendUnavailableError, InvalidNetworkError, InvalidValueError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.networks.variants import Variant
@@ -41,6 +43,7 @@ def time_model(
         BackendUnavailableError: if PyTorch is not installed, or has no GPU.
         InvalidNetworkError: if there is no such model, or it does not take such an input.
     """
+    _check_module(factory)
     with _loading():
         from ucudnn.torch.model_timing import ModelStep, parse_shape, time_step
     step = ModelStep(factory=factory, shape=parse_shape(shape), batch=_checked(batch), variant=variant)
@@ -55,6 +58,7 @@ def record_model(
 
     `measure` is 'cuda' or 'cpu'; 'auto' for a GPU where there is one; 'none'. `tell` hears what is about to be done.
     """
+    _check_module(model)
     with _loading():
         from ucudnn.memory.torch.record import measuring_device, record, record_measured
     recipe = _recipe_of(model, options)
@@ -69,6 +73,7 @@ def run_policies(
     model: str, options: ModelOptions, policies: Sequence[str], budget: str | None, trial: TrialOptions
 ) -> "TrialTable":
     """Train a model with policies, each in a process of its own and within a budget, and show the progress."""
+    _check_module(model)
     budget_of(budget, 1)  # a text that cannot be read is refused before PyTorch is loaded
     given = trial.convolutions
     sizes = "" if given is None else parse_choice(BatchSizePolicy, given, "--convolutions").value
@@ -93,6 +98,15 @@ def run_policies(
     )
     with progress("policies", len(policies)) as step:
         return compare_trials(settings, policies, step)
+
+
+def _check_module(model: str) -> None:
+    """Refuse a model whose module does not exist before PyTorch is loaded, which takes seconds."""
+    name = model.partition(":")[0].partition(".")[0]
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    if name and name not in sys.modules and find_spec(name) is None:
+        raise InvalidNetworkError(f"{model!r}: there is no module {name!r} in this folder or installed")
 
 
 def _recipe_of(model: str, options: ModelOptions) -> "TrainingRecipe":

@@ -8,6 +8,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.base import BasePolicy
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.dymem import DymemPolicy
+from ucudnn.memory.policies.foreign import ForeignPolicy, load_policy
 from ucudnn.memory.policies.joint import JointPolicy
 from ucudnn.memory.policies.selective import SelectivePolicy
 from ucudnn.memory.policies.stock import StockPolicy
@@ -67,11 +68,13 @@ AUTO = "auto"
 
 
 def find_policy(name: str) -> MemoryPolicy:
-    """Return a policy by its name.
+    """Return a policy by its name, or by the name of its class, 'module:Class'.
 
     Raises:
         InvalidValueError: if there is none of this name; the message lists all.
     """
+    if ":" in name:
+        return load_policy(name)
     if name not in POLICIES:
         raise InvalidValueError(f"policy {name!r} is not known: take one of {', '.join(POLICIES)}")
     return POLICIES[name]
@@ -85,12 +88,8 @@ def chosen_policies(policy: str | MemoryPolicy) -> list[MemoryPolicy]:
     """
     if isinstance(policy, str):
         return [*POLICIES.values()] if policy == AUTO else [find_policy(policy)]
-    if isinstance(policy, type) or not callable(getattr(policy, "plan", None)):
-        raise InvalidValueError(
-            f"policy={shortened(policy)} is no policy: give 'auto', a name or an object with a method"
-            " plan(graph, costs, budget)"
-        )
-    return [policy]
+    shipped = type(policy) in {ForeignPolicy, *map(type, POLICIES.values())}
+    return [policy if shipped else ForeignPolicy(policy, shortened(policy))]
 
 
 def named_policies(text: str) -> list[str]:

@@ -561,7 +561,7 @@ def test_a_loop_as_in_torchvisions_references():
     [
         ({"model": None}, "model=None is no torch.nn.Module"),
         ({"model": torch.relu}, "is no torch.nn.Module"),
-        ({"policy": 5}, "policy=5 is no policy: give 'auto', a name or an object with a method plan"),
+        ({"policy": 5}, "policy=5 is no policy: give 'auto', a name, 'module:Class' or an object with a method"),
         ({"policy": None}, "policy=None is no policy"),
         ({"policy": ["auto"]}, "is no policy"),
         ({"policy": nn.Linear}, "is no policy"),
