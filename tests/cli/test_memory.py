@@ -109,7 +109,7 @@ def test_why_draws_who_owns_the_memory(memory, tmp_path, name):
 def test_plan_compares_policies_within_a_budget(memory):
     status, out, _ = memory("plan", "vgg16", "--batch", "64", "--budget", "5.75GiB")
     assert status == 0
-    assert "vgg16, mini-batch 64, predicted for titan-x, not measured, within 5.75 GiB" in out
+    assert "vgg16, mini-batch 64, predicted for rtx-3060, not measured, within 5.75 GiB" in out
     assert re.search(r"^checkpoint +[\d.]+ ms +[\d.]+% +[\d.]+ GiB +0 +[\d.]+ ms +0 ms +\+[\d.]+%", out, re.MULTILINE)
     assert re.search(r"^stock +needs [\d.]+ GiB", out, re.MULTILINE)
     assert re.search(

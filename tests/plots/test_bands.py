@@ -83,7 +83,7 @@ def test_bands_are_named_from_the_top_as_they_lie_in_their_color():
 
 def test_fronts_are_lines_from_small_peaks_to_large_ones_with_their_names_beside_the_picture():
     fronts = {"stock": [(8 * GIB, 10.0)], "none": [], "checkpoint": [(6 * GIB, 12.0), (4 * GIB, 15.0)]}
-    fronts |= {name: [(20 * GIB, 900.0)] for name in POLICIES if name not in fronts}
+    fronts |= {f"swap-{index}": [(20 * GIB, 900.0)] for index in range(5)}
     figure = front_figure(fronts, [("floor 2 GiB", 2 * GIB)], "title")
     (axes,) = figure.axes
     assert [each.get_text() for each in axes.texts] == ["floor 2 GiB"]
@@ -94,7 +94,18 @@ def test_fronts_are_lines_from_small_peaks_to_large_ones_with_their_names_beside
     assert not legend.overlaps(axes.get_window_extent())
     assert all(figure.bbox.contains(*corner) for corner in legend.corners())
     looks = [(line.get_color(), line.get_marker()) for line in axes.lines[:-1]]
-    assert len({*looks}) == len(looks) == len(POLICIES)
+    assert len({*looks}) == len(looks) == 7
+    assert axes.get_yscale() == "log"
+
+
+def test_of_many_policies_those_have_a_name_that_are_the_fastest_somewhere():
+    fronts = {"stock": [(8, 10.0)], "joint": [(4, 15.0), (8, 10.0)], "checkpoint": [(4, 16.0)], "spill": [(3, 17.0)]}
+    fronts |= {name: [(5, 16.0), (8, 10.0)] for name in POLICIES if name not in fronts}
+    figure = front_figure(fronts)
+    names = [each.get_text() for each in figure.legends[0].texts]
+    assert names == [f"{len(POLICIES) - 3} others", "stock", "joint", "spill"]
+    assert len(figure.axes[0].lines) == len(POLICIES)
+    assert figure.axes[0].get_yscale() == "linear"
 
 
 def test_nothing_to_draw_is_an_error(tmp_path):

@@ -73,8 +73,8 @@ def run_policies(
     model: str, options: ModelOptions, policies: Sequence[str], budget: str | None, trial: TrialOptions
 ) -> "TrialTable":
     """Train a model with policies, each in a process of its own and within a budget, and show the progress."""
-    _check_module(model)
     budget_of(budget, 1)  # a text that cannot be read is refused before PyTorch is loaded
+    _check_module(model)
     given = trial.convolutions
     sizes = "" if given is None else parse_choice(BatchSizePolicy, given, "--convolutions").value
     with _loading():

@@ -15,6 +15,9 @@ _LAYERS = ("#08306b", "#2171b5", "#6baed6", "#9ecae1", "#c6dbef")  # what is sav
 _REST = ("#009E73", "#E69F00", "#D55E00", "#CC79A7")  # what comes and goes
 _FAMILIES = ("#333333", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9")  # one for each kind of policy
 _SHAPES = "osD^vP*X<>"  # of one color
+_MOST_NAMED = 7  # policies in a picture, beyond which some have neither a color nor a name
+_SAME = 1.001  # times the time of a plan that is as fast
+_LOG = 3  # ratio of times beyond which their scale is logarithmic
 _LEAST_NAMED = 0.008  # of the height: a thinner band has no name
 
 
@@ -82,6 +85,8 @@ def front_figure(
 ) -> "Figure":
     """Draw the time of a training step against its peak, with a line for each policy.
 
+    Where there are many policies, those have a color and a name that are the fastest at one of their peaks.
+
     Args:
         fronts: peak in bytes and milliseconds of plans, by the name of their policy.
         marks: lines across the picture: text and bytes.
@@ -89,17 +94,44 @@ def front_figure(
     """
     figure, axes = new_figure(title, 4.6)
     drawn = {name: sorted(points) for name, points in fronts.items() if points}
-    families = [*dict.fromkeys(name.partition("-")[0] for name in drawn)]
+    named = [*drawn] if len(drawn) <= _MOST_NAMED else _best(drawn)
+    families = [*dict.fromkeys(name.partition("-")[0] for name in named)]
     shapes = {color: cycle(_SHAPES) for color in _FAMILIES}
-    for name, points in drawn.items():
+    others = [points for name, points in drawn.items() if name not in named]
+    for index, points in enumerate(others):
+        label = "_" if index else f"{len(others)} others"
+        xs, ys = [peak / GIB for peak, _ in points], [time_ms for _, time_ms in points]
+        axes.plot(xs, ys, ".-", label=label, color="#c8c8c8", linewidth=0.8, markersize=4)
+    for name in named:
+        points = drawn[name]
         color = _FAMILIES[families.index(name.partition("-")[0]) % len(_FAMILIES)]
         xs, ys = [peak / GIB for peak, _ in points], [time_ms for _, time_ms in points]
         style: Any = {"color": color, "linewidth": 1, "markersize": 4.5, "markerfacecolor": "none"}
         axes.plot(xs, ys, f"{next(shapes[color])}-", label=name, **style)
     axes.set(xlabel="peak in GiB", ylabel="time of a step in ms")
-    axes.set(xlim=(0, 1.08 * axes.dataLim.x1), ylim=(0, 1.15 * axes.dataLim.y1))
+    low, high = axes.dataLim.y0, axes.dataLim.y1
+    axes.set(xlim=(0, 1.08 * axes.dataLim.x1), ylim=(0, 1.15 * high))
+    if 0 < _LOG * low < high:
+        axes.set(yscale="log", ylim=(low / 1.3, 1.3 * high))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     for text, size in marks:
+        if size / GIB > axes.get_xlim()[1]:
+            continue
         axes.axvline(size / GIB, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.annotate(text, (size / GIB, 0), (4, 4), textcoords="offset points")
+        axes.annotate(text, (size / GIB, 0), (4, 4), xycoords=("data", "axes fraction"), textcoords="offset points")
     figure.legend(loc="outside lower center", ncols=4)
     return figure
+
+
+def _best(fronts: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
+    """Return the first of the fastest policies, and those that no other one beats at one of their lower peaks."""
+    every = sorted(point for points in fronts.values() for point in points)
+    least = {peak: min(time_ms for other, time_ms in every if other <= peak) for peak, _ in every}
+    fastest_ms = _SAME * min(time_ms for _, time_ms in every)
+    first = next(name for name, points in fronts.items() if min(time_ms for _, time_ms in points) <= fastest_ms)
+    return [
+        name
+        for name, points in fronts.items()
+        if name == first or any(fastest_ms < time_ms <= _SAME * least[peak] for peak, time_ms in points)
+    ]

@@ -68,6 +68,14 @@ def test_auto_has_a_front_on_which_it_is_the_fastest(step):
     assert all(each.time_ms >= best.get(each.budget_bytes, 0) for each in fronts["checkpoint"])
 
 
+def test_a_front_has_no_plan_that_another_one_of_its_policy_beats(step):
+    fronts = fronts_of(step, ["dymem", "checkpoint"], 4)
+    for found in fronts.values():
+        assert [each.peak_bytes for each in found] == sorted(each.peak_bytes for each in found)
+        assert [each.time_ms for each in found] == sorted({each.time_ms for each in found}, reverse=True)
+    assert len(fronts["dymem"]) < len(fronts["checkpoint"])
+
+
 def test_pieces_that_several_plans_have_are_placed_with_a_search_once(step, monkeypatch):
     placed = []
     real = PlannedPool.place

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
+from math import inf
 from typing import Any
 
 from ucudnn.errors import BudgetError
@@ -307,12 +308,16 @@ class PolicyFronts:
 def policy_fronts(
     graph: StepGraph, costs: Costs, policies: Iterable[str], points: int, progress: Progress = lambda _: None
 ) -> PolicyFronts:
-    """Return time against peak of policies at so many budgets, and without one; see `compare_policies`."""
+    """Return time against peak of policies at so many budgets, and without one; see `compare_policies`.
+
+    Of each policy, plans are left out that another one of it beats in both, and the others are in the order of peaks.
+    """
     liveness = measure_liveness(graph, costs)
     low, high = liveness.floor_bytes, liveness.peak_bytes
     budgets = [low + (high - low) * index // max(1, points - 1) for index in range(points)]
-    plans: dict[tuple[str, int, float], FrontPoint] = {}
+    plans: list[FrontPoint] = []
     for name in policies:
+        found: list[FrontPoint] = []
         for budget in (*budgets, None):
             progress(f"planning {name} within {format_bytes(budget)}" if budget else f"planning {name}")
             try:
@@ -325,5 +330,10 @@ def policy_fronts(
                 peak_bytes=done.peak_bytes,
                 time_ms=done.time_ms,
             )
-            plans.setdefault((name, done.peak_bytes, done.time_ms), point)
-    return PolicyFronts(graph=graph, costs=costs, floor_bytes=low, plans=tuple(plans.values()))
+            found.append(point)
+        least_ms = inf
+        for point in sorted(found, key=lambda each: (each.peak_bytes, each.time_ms)):
+            if point.time_ms < least_ms:
+                plans.append(point)
+                least_ms = point.time_ms
+    return PolicyFronts(graph=graph, costs=costs, floor_bytes=low, plans=tuple(plans))
