@@ -113,7 +113,7 @@ def test_plan_compares_policies_within_a_budget(memory):
     assert re.search(r"^checkpoint +[\d.]+ ms +[\d.]+% +[\d.]+ GiB +0 +[\d.]+ ms +0 ms +\+[\d.]+%", out, re.MULTILINE)
     assert re.search(r"^stock +needs [\d.]+ GiB", out, re.MULTILINE)
     assert re.search(
-        r'^best: [\w-]+, [\d.]+% slower, 5\.\d+ GiB of 7\.15 GiB: .* budget="5888MiB", policy="', out, re.MULTILINE
+        r'^best: [\w-]+, [\d.]+% slower, [\d.]+ GiB of [\d.]+ GiB: .* budget="5888MiB", policy="', out, re.MULTILINE
     )
 
 

@@ -33,6 +33,7 @@ from ucudnn.memory.devices.specification import specified_device
 from ucudnn.memory.policies.catalog import AUTO, POLICIES, named_policies
 from ucudnn.memory.reports.comparison import compare_policies, policy_fronts
 from ucudnn.memory.reports.explanation import PeakExplanation, explain
+from ucudnn.memory.reports.fits import largest_batches
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.file import encode_step
 from ucudnn.memory.step.graph import StepGraph
@@ -188,6 +189,35 @@ def plan_step(
     output.show(
         found, lambda: print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
     )
+
+
+@memory.command("fits", short_help="The largest mini-batch that fits a GPU, and what it costs.")
+def largest(
+    context: typer.Context,
+    *,
+    step: _StepArgument,
+    budget: Annotated[
+        str | None,
+        option("SIZE", "Memory for the whole process, such as 12GiB, or 80% of the device's; default: all of it."),
+    ] = None,
+    options: StepOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the largest mini-batches of a step that fit a GPU: as the program is, and with `ucudnn.memory.fit`.
+
+    A sample's time is in multiples of that of the program as it is:
+
+        ucudnn memory fits resnet50 --gpu rtx-4090
+
+        ucudnn memory fits my_models:net --gpu rtx-3060 --optimizer adamw
+    """
+    graph, costs_of, limit = _opened(context, step, options, budget)
+    with _telling("looking") as tell:
+        found = largest_batches(graph, costs_of, costs_of(graph).memory_bytes if limit is None else limit, tell)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_table(found.title(), *found.table(), found.lines(), text=("training", "policy"))
 
 
 @memory.command("record", short_help="Record the step of a PyTorch model to a file.")

@@ -276,6 +276,8 @@ class StepOptions(RecordedOptions):
             "DEVICE",
             f"{', '.join(shipped_devices())} or a file; default: the one it was measured on, the smallest of these that"
             f" has the budget, or {DEFAULT_DEVICE}.",
+            "--device",
+            "--gpu",
             complete=shipped_devices(),
         ),
     ] = None

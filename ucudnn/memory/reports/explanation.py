@@ -234,7 +234,7 @@ def largest_batch(policy: str, graph: StepGraph, costs_of: CostsOf, budget: int)
             return False
         return True
 
-    return _largest(fits, graph, least_budget(policy, graph, costs_of(graph)), budget)
+    return largest_within(fits, graph, _guess(graph, least_budget(policy, graph, costs_of(graph)), budget))
 
 
 def floor_batch(graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
@@ -247,14 +247,25 @@ def floor_batch(graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
         except (StepGraphError, InvalidProblemError):
             return False
 
-    return _largest(fits, graph, measure_liveness(graph, costs_of(graph)).floor_bytes, budget)
+    return largest_within(fits, graph, _guess(graph, measure_liveness(graph, costs_of(graph)).floor_bytes, budget))
 
 
-def _largest(fits: Callable[[int], bool], graph: StepGraph, least: int | None, budget: int) -> int:
-    """Return the largest mini-batch of at most MOST_SIZE that fits; it is near where the smallest budget suggests."""
+def _guess(graph: StepGraph, least: int | None, budget: int) -> int:
+    """Return the mini-batch that a budget suggests, if the step needs `least` bytes at its own."""
+    return max(1, min(MOST_SIZE, graph.batch * budget // (least or budget or 1)))
+
+
+def largest_within(fits: Callable[[int], bool], graph: StepGraph, guess: int, near: float = 0.0) -> int:
+    """Return the largest mini-batch of at most MOST_SIZE that fits; 0 if none does.
+
+    Args:
+        fits: whether a mini-batch fits.
+        graph: the step.
+        guess: near where it is.
+        near: share of it by which a larger one may fit, too.
+    """
     if len(graph.recorded) == 1:
         return graph.batch if fits(graph.batch) else 0
-    guess = max(1, min(MOST_SIZE, graph.batch * budget // (least or budget or 1)))
     low, high, step = 0, guess, max(1, guess // 16)
     while fits(high):
         if high == MOST_SIZE:
@@ -263,7 +274,7 @@ def _largest(fits: Callable[[int], bool], graph: StepGraph, least: int | None, b
     step = max(1, guess // 16)
     while low < high - step and not fits(high - step):
         high, step = high - step, step * 2
-    while high - low > 1:
+    while high - low > max(1, near * low):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low

@@ -1,0 +1,55 @@
+"""The largest mini-batches of a step: those that fit, and no much larger one, within the time that is allowed."""
+
+import pytest
+
+from ucudnn.errors import BudgetError
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.reports.fits import CONTEXT_BYTES, largest_batches
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.shipped import open_step
+
+BUDGET = 12 * 2**30
+STEP = open_step("unet2d")
+
+
+def costs_of(graph):
+    return device_costs(load_device("rtx-3090"), graph)
+
+
+def planned(batch):
+    """Return peak and time of the fastest plan at a mini-batch."""
+    sized = STEP.with_batch(batch)
+    done = simulate(make_plan(sized, costs_of(sized), BUDGET - CONTEXT_BYTES, "auto"), costs_of(sized))
+    return done.peak_bytes, done.step_ms
+
+
+def test_each_way_has_its_largest_mini_batch_and_what_it_costs():
+    found = largest_batches(STEP, costs_of, BUDGET)
+    plain, some, more, most = found.rows
+    peaks = [
+        measure_liveness(sized, costs_of(sized)).peak_bytes
+        for sized in map(STEP.with_batch, (plain.batch, plain.batch + 1))
+    ]
+    assert peaks[0] == plain.peak_bytes <= BUDGET - CONTEXT_BYTES < peaks[1]
+    assert plain.batch < most.batch
+    assert some.batch <= more.batch <= most.batch
+    for row in (some, more, most):
+        assert (row.peak_bytes, row.time_ms) == planned(row.batch)
+        assert row.slower == pytest.approx(row.time_ms / row.batch / (plain.time_ms / plain.batch))
+    assert some.slower <= 1.1
+    assert more.slower <= 1.5 < most.slower
+    with pytest.raises(BudgetError):
+        planned(most.batch + 1)
+    assert found.lines()[0].endswith(f"budget={BUDGET})")
+    assert [row[:2] for row in found.table()[1]] == [[row.way, str(row.batch)] for row in found.rows]
+
+
+def test_a_way_without_a_mini_batch_says_so():
+    found = largest_batches(STEP, costs_of, CONTEXT_BYTES + 2**20)
+    assert {row.batch for row in found.rows} == {0}
+    assert {row[1] for row in found.table()[1]} == {"none"}
+    with pytest.raises(BudgetError, match="leaves nothing beside CUDA's context, 1 GiB"):
+        largest_batches(STEP, costs_of, CONTEXT_BYTES)
