@@ -12,7 +12,7 @@ from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.step.shipped import open_step
 
 BUDGET = 12 * 2**30
-STEP = open_step("unet2d")
+STEP = open_step("vgg16_bn")
 
 
 def costs_of(graph):
@@ -40,7 +40,7 @@ def test_each_way_has_its_largest_mini_batch_and_what_it_costs():
         assert (row.peak_bytes, row.time_ms) == planned(row.batch)
         assert row.slower == pytest.approx(row.time_ms / row.batch / (plain.time_ms / plain.batch))
     assert some.slower <= 1.1
-    assert more.slower <= 1.5 < most.slower
+    assert some.slower < more.slower <= min(1.5, most.slower)
     with pytest.raises(BudgetError):
         planned(most.batch + 1)
     assert found.lines()[0].endswith(f"budget={BUDGET})")
