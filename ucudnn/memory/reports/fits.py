@@ -1,8 +1,8 @@
 """The largest mini-batches of a step that a GPU has room for, as the program is and by plans, and what each costs."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 from ucudnn.errors import BudgetError, InvalidProblemError, StepGraphError
@@ -31,7 +31,6 @@ class LargestBatch:
         policy: the policy that plans it.
         peak_bytes: its peak.
         time_ms: the time of its step.
-        slower: time of a sample in multiples of the program's own time.
     """
 
     way: str
@@ -39,7 +38,11 @@ class LargestBatch:
     policy: str = ""
     peak_bytes: int = 0
     time_ms: float = 0.0
-    slower: float = 0.0
+
+    @property
+    def sample_ms(self) -> float:
+        """The time of a sample; 0 where no mini-batch fits."""
+        return self.time_ms / max(1, self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +53,13 @@ class LargestBatches:
         where: the step and the device, in words.
         budget: bytes for what plans count.
         rows: a row for each way.
+        own_ms: time of a sample of the program as it is.
     """
 
     where: str
     budget: int
     rows: tuple[LargestBatch, ...]
+    own_ms: float
 
     def title(self) -> str:
         """Return what is asked, as one line."""
@@ -72,7 +77,7 @@ class LargestBatches:
                 row.policy,
                 format_bytes(row.peak_bytes),
                 format_ms(row.time_ms),
-                f"{row.slower:.2f}",
+                f"{row.sample_ms / self.own_ms:.2f}",
             ]
             for row in self.rows
         ]
@@ -85,7 +90,12 @@ class LargestBatches:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON; sizes in bytes, times in milliseconds."""
-        return {"where": self.where, "budget_bytes": self.budget, "rows": [asdict(row) for row in self.rows]}
+        return {
+            "where": self.where,
+            "budget_bytes": self.budget,
+            "rows": [asdict(row) for row in self.rows],
+            "own_sample_ms": self.own_ms,
+        }
 
 
 def largest_batches(
@@ -111,48 +121,40 @@ def largest_batches(
             required_bytes=CONTEXT_BYTES,
         )
 
-    @cache
-    def row(policy: str, batch: int) -> LargestBatch | None:
-        try:
-            sized = graph.with_batch(batch)
-            costs = costs_of(sized)
-            plan = make_plan(sized, costs, left, policy)
-        except (BudgetError, StepGraphError, InvalidProblemError):
-            return None
-        done = simulate(plan, costs)
-        return LargestBatch(
-            way="",
-            batch=batch,
-            policy=plan.policy,
-            peak_bytes=done.peak_bytes,
-            time_ms=done.step_ms,
-            slower=done.step_ms * batch_of_own / batch / own_ms,
-        )
-
-    own_ms, batch_of_own = sum(costs_of(graph).time_ms), graph.batch
     progress("looking for the largest mini-batch of the program as it is")
-    plain = largest_within(lambda batch: row("stock", batch) is not None, graph, graph.batch)
-    rows = [_named("as it is", row("stock", plain) if plain else None)]
-    if plain:
-        own_ms, batch_of_own = rows[0].time_ms, plain
-        row.cache_clear()
+    plain = largest_within(lambda batch: _fitted(graph, costs_of, left, "stock", batch) is not None, graph, graph.batch)
+    rows = [_named("as it is", _fitted(graph, costs_of, left, "stock", plain))]
+    own_ms = rows[0].sample_ms or sum(costs_of(graph).time_ms) / graph.batch
+    planned = cache(partial(_fitted, graph, costs_of, left, AUTO))
     most = floor_batch(graph, costs_of, left)  # 'spill' and 'joint' keep each budget down to the floor
-    guess = max(1, plain)
+    guess = max(1, min(plain, most))
     for bound in _BOUNDS:
         way = f"with fit, at most {bound} of the time"
         progress(f"looking for the largest mini-batch {way}")
 
         def fits(batch: int, bound: float = bound) -> bool:
-            found = row(AUTO, batch) if batch <= most else None
-            return found is not None and found.slower <= bound
+            found = planned(batch) if batch <= most else None
+            return found is not None and found.sample_ms <= bound * own_ms
 
-        guess = largest_within(fits, graph, min(max(1, guess), max(1, most)), _NEAR)
-        rows.append(_named(way, row(AUTO, guess) if guess else None))
-    rows.append(_named("with fit, at any time", row(AUTO, most) if most else None))
-    return LargestBatches(where=f"{graph.name}, {costs_of(graph).where}", budget=left, rows=tuple(rows))
+        found = largest_within(fits, graph, guess, _NEAR)
+        rows.append(_named(way, planned(found)))
+        guess = max(1, found)
+    rows.append(_named("with fit, at any time", planned(most)))
+    where = f"{graph.name}, {costs_of(graph).where}"
+    return LargestBatches(where=where, budget=left, rows=tuple(rows), own_ms=own_ms)
+
+
+def _fitted(graph: StepGraph, costs_of: CostsOf, budget: int, policy: str, batch: int) -> LargestBatch | None:
+    """Return what a policy makes of a mini-batch; None where it has no plan, or there is no such mini-batch."""
+    try:
+        sized = graph.with_batch(batch)
+        costs = costs_of(sized)
+        plan = make_plan(sized, costs, budget, policy)
+    except (BudgetError, StepGraphError, InvalidProblemError):
+        return None
+    done = simulate(plan, costs)
+    return LargestBatch(way="", batch=batch, policy=plan.policy, peak_bytes=done.peak_bytes, time_ms=done.step_ms)
 
 
 def _named(way: str, found: LargestBatch | None) -> LargestBatch:
-    if found is None:
-        return LargestBatch(way=way, batch=0)
-    return LargestBatch(**{**asdict(found), "way": way})
+    return LargestBatch(way=way, batch=0) if found is None else replace(found, way=way)
