@@ -21,6 +21,7 @@ from ucudnn.planning.plan_file import SavedPlan, encode_all, load_plans
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Effort
+from ucudnn.reporting.exit_report import report_at_exit
 from ucudnn.reporting.output_file import write_whole
 from ucudnn.reporting.report import Report
 from ucudnn.reporting.run_report import report_plans
@@ -96,6 +97,7 @@ class Handle:
             plans=plans,
         )
         self._open(settings, backend if isinstance(backend, Backend) else None, groups, effort, listener)
+        report_at_exit(lambda: [report_plans(self.plans, self.backend, self.settings.policy.value, 0)])
 
     @classmethod
     def from_settings(

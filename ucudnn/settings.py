@@ -218,7 +218,7 @@ VARIABLES: dict[str, str] = {name: variable for name, (variable, _) in _FIELDS.i
 
 
 def report_file(environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the file for the report of a C++ program (UCUDNN_REPORT), or None for no report."""
+    """Return the file for a report at exit (UCUDNN_REPORT), or None for no report."""
     text = (os.environ if environment is None else environment).get("UCUDNN_REPORT")
     return _parse_path(text, "UCUDNN_REPORT") if text else None
 

@@ -5,8 +5,8 @@
 Names, orders of arguments, keywords and constants are those of CuPy 13. Addresses of descriptors, of GPU memory and of
 host scalars are ints. `create` returns a cudnnHandle_t with a μ-cuDNN handle behind it. μ-cuDNN answers find..., get...
 and convolution... for that handle, and cuDNN answers all other functions. The convolutions of `cupyx.cudnn` on CuPy
-arrays are part of the package too. Only `adopt` is not CuPy's: it takes a `ucudnn.Handle` with its own limit and
-policy.
+arrays are part of the package too. Only `adopt` and `report` are not CuPy's: `adopt` takes a
+`ucudnn.Handle` with its own limit and policy, and `report` returns what was computed, and how.
 
 The import loads neither cuDNN nor CuPy; the first call does.
 """

@@ -26,6 +26,8 @@ from ucudnn.cudnn.loading import call
 from ucudnn.errors import BackendError, CudnnError
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.reporting.exit_report import report_at_exit
+from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "destroy",
     "getStream",
     "queryRuntimeError",
+    "report",
     "setStream",
 ]
 
@@ -152,6 +155,11 @@ class MicroHandle:
         else:
             self._queue.queue()
 
+    def reports(self) -> list[Report]:
+        """Return what the handle and those for limits of callers computed, if they did."""
+        found = [each.report() for each in (self.handle, *list(self._limited.values()))]
+        return [each for each in found if not each.is_empty]
+
     def _make(self, limit: int) -> Handle:
         settings = self.handle.settings
         with self._lock:
@@ -178,8 +186,10 @@ def create() -> int:
         SettingsError: if an environment variable has a wrong value.
     """
     named = Settings.load().backend
-    micro = MicroHandle(Handle(backend=named if named.partition(":")[0] == "cudnn" else "cudnn"), fixed=False)
+    settings = Settings.load(backend=named if named.partition(":")[0] == "cudnn" else "cudnn")
+    micro = MicroHandle(Handle.from_settings(settings), fixed=False)
     _HANDLES[micro.address] = micro
+    report_at_exit(micro.reports)
     return micro.address
 
 
@@ -195,6 +205,11 @@ def adopt(handle: Handle) -> int:
     micro = MicroHandle(handle, fixed=True)
     _HANDLES[micro.address] = micro
     return micro.address
+
+
+def report() -> list[Report]:
+    """Return what each handle of `create` and `adopt` computed so far, and how. CuPy has no such function."""
+    return [each for micro in _HANDLES.values() for each in micro.reports()]
 
 
 def destroy(handle: int) -> None:

@@ -22,9 +22,10 @@ from ucudnn.backends.cudnn.api.described import (
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
 from ucudnn.native.planner import NativePlanner
-from ucudnn.native.report_file import report_path, write_report
+from ucudnn.native.report_file import write_report
 from ucudnn.native.steps import PlanRequest, StepStruct
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.reporting.exit_report import report_path
 from ucudnn.settings import report_file
 
 VERSION = 2

@@ -1,31 +1,13 @@
 """The report of a C++ program: what its handles computed on each GPU, and what was left to plain cuDNN."""
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from ucudnn.reporting.output_file import check_output, write_whole
+from ucudnn.reporting.exit_report import write_content
 from ucudnn.reporting.report import Report
-
-STDERR = "-"
-"""The path that stands for stderr."""
 
 Reports = Mapping[int, Sequence[Report]]
 """The reports of each GPU, one for each workspace limit."""
-
-
-def report_path(text: str) -> str:
-    """Return the path of a report for this process, whose number takes the place of %p.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
-    path = text.replace("%p", str(os.getpid()))
-    if path != STDERR:
-        check_output(Path(path))
-    return path
 
 
 def write_report(path: str, reports: Reports, refused: Mapping[str, int]) -> None:
@@ -42,11 +24,7 @@ def write_report(path: str, reports: Reports, refused: Mapping[str, int]) -> Non
         content = json.dumps({"reports": found, "left": dict(refused)}, indent=1) + "\n"
     else:
         content = _text(reports, refused)
-    if path != STDERR:
-        write_whole(Path(path), content.encode())
-    elif sys.stderr is not None:
-        sys.stderr.write(content)
-        sys.stderr.flush()
+    write_content(path, content)
 
 
 def _text(reports: Reports, refused: Mapping[str, int]) -> str:

@@ -57,6 +57,11 @@ class Report:
     other_cpus: float | None = None
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no kernel."""
+        return not self.kernels
+
+    @property
     def executed(self) -> bool:
         """Whether every kernel has an executed time."""
         return bool(self.kernels) and all(kernel.executed_ms is not None for kernel in self.kernels)

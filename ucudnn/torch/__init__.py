@@ -16,6 +16,7 @@ except ImportError as error:
     raise ImportError(f"{needed} ({error})", name=__name__) from error
 
 from ucudnn.handle import save_plans as save_handles
+from ucudnn.reporting.exit_report import report_at_exit
 from ucudnn.torch.factory import open_interceptor
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides
 from ucudnn.torch.summary import Summary, summarize
@@ -78,6 +79,7 @@ def turn_on(interceptor: AnyInterceptor) -> Enabled:
     """Send all convolutions of the process to an interceptor; `enable` and `python -m ucudnn.torch` make one each."""
     before = process_overrides.interceptor
     process_overrides.use(interceptor)
+    report_at_exit(lambda: [summarize([interceptor])])
     return Enabled(interceptor, before)
 
 
@@ -106,6 +108,7 @@ def convert(module: torch.nn.Module, *, backend: str | None = None, **options: A
     interceptor = open_interceptor(backend, options)
     interceptor.names.give(module)
     process_overrides.add(interceptor)
+    report_at_exit(lambda: [summarize([interceptor])])
     return module
 
 

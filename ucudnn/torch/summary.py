@@ -113,6 +113,11 @@ class Summary:
     tuned: tuple[TuningReport, ...] = ()
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no convolution came to handles or was left to PyTorch."""
+        return not (self.layers or self.left)
+
+    @property
     def calls(self) -> int:
         """Number of convolutions that went through a handle; the gradients of input and weight count as two."""
         return sum(each.calls for each in self.layers) + sum(each.calls for each in self.tuned)
