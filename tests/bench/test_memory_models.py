@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench.memory import models  # noqa: E402
+from bench.memory import compared_models, models  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,10 @@ from bench.memory import models  # noqa: E402
         ("inception_v3", 27_161_264),
         ("densenet121", 7_978_856),
         ("gpt2", 124_439_808),
+        ("gpt2_medium", 354_823_168),
     ],
 )
 def test_networks_have_the_published_number_of_parameters(name, parameters):
     with torch.device("meta"):
-        model = getattr(models, name)()
+        model = getattr(models, name, getattr(compared_models, name, None))()
     assert sum(each.numel() for each in model.parameters()) == parameters
