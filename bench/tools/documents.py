@@ -17,6 +17,7 @@ from typing import Any
 from bench.memory.link import STEPS as LINK_STEPS
 from bench.memory.link import balance_rows, policy_rows
 from bench.memory.paper_rows import load_rows, merged
+from bench.memory.rival_table import COLUMNS, fronts
 from bench.peers.table import STEPS, milliseconds
 from bench.peers.ways import (
     ADAPTIVE,
@@ -502,6 +503,11 @@ def budgets() -> Iterable[Row]:
         yield [gpu, "1.00", *cells]
 
 
+def rivals() -> Iterable[Row]:
+    """Yield the least time of each way to train a step in less memory, within shares of eager's peak."""
+    yield from [*fronts(results("memory/rivals.json").get("cases", {}))] or [[UNKNOWN, *[""] * (len(COLUMNS))]]
+
+
 # --- programs that are tuned while they run: torch/networks.json, torch/networks_64MiB.json
 
 MOST_RATIO = 1.02
@@ -575,6 +581,7 @@ TABLES = (
         Table("docs/memory.md", f"step within a budget, {gpu} | PyTorch | 90 % | 70 % | 50 %", partial(fitted, file))
         for gpu, file in BUDGET_FILES.items()
     ),
+    Table("docs/memory.md", " | ".join(["step by each way, H200", *COLUMNS]), rivals),
     Table(
         "README.md",
         "measured on an H200, float32, NCHW | without ucudnn | undivided | ucudnn | | spread",

@@ -11,8 +11,6 @@ import pytest
 pytest.importorskip("torch")
 
 import ucudnn.memory
-from bench.memory import trial_series
-from bench.memory.trial_series import SeriesMember, run_series_apart
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.comparison import trial
@@ -271,7 +269,5 @@ def test_a_process_that_ends_in_the_middle_of_its_answer_is_a_reason(monkeypatch
             yield ours
 
     monkeypatch.setattr(trial, "process_of", ending)
-    monkeypatch.setattr(trial_series, "process_of", ending)
     expected = TrialResult(policy="stock", figures=None, reason=ENDED)
     assert run_apart(settings("stock")) == expected
-    assert [*run_series_apart(settings(""), [SeriesMember("stock")] * 2)] == [(expected, None)] * 2
