@@ -73,7 +73,7 @@ def lines(cases: Cases, network: str) -> Iterator[list[str]]:
     for each in sorted(every, key=lambda each: ("step_ms" in each, -each.get("step_ms", 0.0))):
         name = str(Cell(network, each["rival"], each["setting"]))
         if "step_ms" not in each:
-            yield [name, "", "", each["reason"], "", "", ""]
+            yield [name, "", "", "", "", "", each["reason"]]
             continue
         shares = {what: f" {each[what] / base[what]:.0%}" if what in base else "" for what in ("allocated", "process")}
         sizes = [format_bytes(each[what]) + share for what, share in shares.items()]
