@@ -138,7 +138,7 @@ def test_an_example_runs(capsys, monkeypatch, example):
     exec(compile(example, "documents", "exec"), names)
     printed = capsys.readouterr().out
     assert ("print(" in example) == ("WR, 4 MiB for each kernel" in printed)
-    assert names["handle"]
+    assert ("handle" in names) == ("Handle(" in example)
 
 
 def test_readme_and_the_quickstart_show_the_same_run():
