@@ -53,20 +53,12 @@ class HostProgram:
     can_delay = False
 
     def __init__(self, host, stock_ms, idle_ms):
-        self.host = host
-        self.stock_ms = stock_ms
-        self.idle_ms = idle_ms
-        self.passed_ms = 0.0
-        self.peak = 100 << 20
-        self._asked = 0
-        self.room = True
-        self.stock_calls = 0
-        self.looked = 0
-        self.reserved = 200 << 20
-        self.live = lambda: host.live_bytes
-        self.bandwidth = 0.0
+        self.host, self.stock_ms, self.idle_ms = host, stock_ms, idle_ms
+        self.passed_ms = self.bandwidth = self._host_ms = 0.0
         self.building_ms = 1.0
-        self._host_ms = 0.0
+        self.peak, self.reserved, self.room = 100 << 20, 200 << 20, True
+        self.stock_calls = self.looked = self._asked = 0
+        self.live = lambda: host.live_bytes
         self._home = HomeStream(0)
 
     def host_seconds(self):
@@ -276,6 +268,12 @@ class TunedProgram:
     def settle(self, take=None):
         """Take and check steps until nothing is tried any more."""
         self.until(lambda: self.phase is TuningPhase.SETTLED, take=take)
+
+    def tuned(self):
+        """Turn tuning on until all is settled; return the report of it."""
+        with self.enable() as on:
+            self.settle()
+            return on.report().tuned[0]
 
     def infer(self, idle_ms=None):
         """Compute without gradients, and check the output; then time passes, by default as much as after a step."""

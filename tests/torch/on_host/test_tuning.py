@@ -39,6 +39,8 @@ def test_faster_kernels_are_found_and_run_from_then_on(program):
         while one.phase is not TuningPhase.SETTLED:
             one.check()
             phases += [one.phase] * (one.phase not in phases)
+            if one.phase is TuningPhase.WARMING:
+                assert one.program.stock_calls > 0 == on.report().calls, "the first steps are PyTorch's own"
             if one.tuner.trials:
                 assert one.ledger.left_seconds > -1e-9, "nothing is tried before the time covers what was lost"
         assert phases == [each for each in TuningPhase if each is not TuningPhase.HOST_CHECK]
@@ -122,16 +124,6 @@ def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_
     assert {(True, True), data} <= first <= {(True, True), data, Operation.BACKWARD_DATA}, "nor while others are tried"
 
 
-def test_the_first_steps_are_pytorchs_own(program):
-    one = program(share=0.05)
-    with one.enable() as on:
-        for _ in range(4):
-            one.step()
-        assert on.report().calls == 0
-        assert one.program.stock_calls > 0
-        assert one.phase is TuningPhase.WARMING
-
-
 def test_pytorchs_kernels_stay_where_nothing_is_faster_and_are_called_without_a_detour(program):
     one = program(10.0)
     with one.enable() as on:
@@ -155,11 +147,9 @@ def test_what_is_wrong_or_cannot_be_checked_never_replaces_pytorchs_kernel(progr
         one.program.distance = lambda found, expected: lambda: float("nan")
     else:
         one.program.room = False
-    with one.enable() as on:
-        one.settle()
-        (report,) = on.report().tuned
-        assert not report.kernels
-        assert set(report.outcomes) == {reason}
+    report = one.tuned()
+    assert not report.kernels
+    assert set(report.outcomes) == {reason}
 
 
 @pytest.mark.parametrize(("limit", "replaced"), [(None, 5), (64 << 10, 0)])
@@ -168,34 +158,28 @@ def test_where_no_memory_is_free_for_another_output_candidates_are_checked_in_th
 ):
     one = program(limit_bytes=limit)
     monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: len(sizes) != 3)  # beside PyTorch's output
-    with one.enable() as on:
-        one.settle()
-        (report,) = on.report().tuned
-        assert len(report.kernels) == replaced, "a heuristic plan within the limit is as fast"
-        assert "checked" in report.outcomes
-        assert NO_MEMORY not in report.outcomes
-        assert all(each.in_turn for site in one.tuner.sites.values() for each in site.candidates if each.rough_ms < inf)
+    report = one.tuned()
+    assert len(report.kernels) == replaced, "a heuristic plan within the limit is as fast"
+    assert "checked" in report.outcomes
+    assert NO_MEMORY not in report.outcomes
+    assert all(each.in_turn for site in one.tuner.sites.values() for each in site.candidates if each.rough_ms < inf)
 
 
 def test_a_candidate_that_leaves_its_output_as_it_was_is_found_in_a_sketch(program, monkeypatch):
     one = program()
     monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: len(sizes) != 3)  # beside PyTorch's output
     monkeypatch.setattr(GraphCall, "_run", lambda *_: None)
-    with one.enable() as on:
-        one.settle()
-        (report,) = on.report().tuned
-        assert not report.kernels
-        assert set(report.outcomes) == {WRONG}
+    report = one.tuned()
+    assert not report.kernels
+    assert set(report.outcomes) == {WRONG}
 
 
 def test_a_kernel_that_would_take_new_memory_from_the_device_does_not_stay(program, monkeypatch):
     one = program()
     monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: len(sizes) == 3)  # two outputs, and not only one
-    with one.enable() as on:
-        one.settle()
-        (report,) = on.report().tuned
-        assert not report.kernels
-        assert report.outcomes[NO_MEMORY] >= 5, "the fast engine; the other one needs none, but is slow"
+    report = one.tuned()
+    assert not report.kernels
+    assert report.outcomes[NO_MEMORY] >= 5, "the fast engine; the other one needs none, but is slow"
 
 
 def test_free_blocks_are_looked_up_once_for_each_call_until_memory_is_taken_from_the_device(program, monkeypatch):
@@ -203,27 +187,22 @@ def test_free_blocks_are_looked_up_once_for_each_call_until_memory_is_taken_from
     hold = FreeBlocks.hold
     monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: asked.append(sizes) or hold(blocks, sizes))
     one = program()
-    with one.enable():
-        one.settle()
+    one.tuned()
     once = one.program.looked
     assert once <= 2 * 5 < len(asked), "beside PyTorch's own kernel and in its place"
     process_overrides.use(None)
     other = program()
     reserved = iter(range(1 << 20, 1 << 30, MIB))
     other.program.reserved_bytes = lambda: next(reserved)
-    with other.enable():
-        other.settle()
+    other.tuned()
     assert other.program.looked > once
 
 
 def test_kernels_at_the_bandwidth_of_the_memory_are_not_tried(program):
     one = program()
     one.program.bandwidth = 1e-3
-    with one.enable() as on:
-        one.settle()
-        (report,) = on.report().tuned
-        assert not report.outcomes
-        assert report.seen == 5
+    report = one.tuned()
+    assert (report.outcomes, report.seen) == ({}, 5)
 
 
 def test_kernels_are_divided_where_the_peak_leaves_too_little_for_whole_ones(program):
@@ -256,36 +235,25 @@ def test_only_the_programs_own_thread_makes_handles_of_cudnn(program, monkeypatc
     assert relaxed == ["ucudnn-candidates"] * 2, "so that building ends no capture of the program"
 
 
+def noted(monkeypatch, owner, name):
+    """Return a list that gets the thread of each call of a method."""
+    threads, run = [], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *call, **how: threads.append(current_thread()) or run(*call, **how))
+    return threads
+
+
 def test_only_the_programs_own_thread_asks_the_heuristics_of_cudnn(program, monkeypatch):
-    asked, built = [], []
-    ask, prepare = CudnnBackend.algorithms, CudnnBackend.prepare
-    monkeypatch.setattr(
-        CudnnBackend, "algorithms", lambda *arguments: asked.append(current_thread()) or ask(*arguments)
-    )
-    monkeypatch.setattr(
-        CudnnBackend, "prepare", lambda *call, **how: built.append(current_thread().name) or prepare(*call, **how)
-    )
-    one = program()
-    with one.enable() as on:
-        one.settle()
-        (report,) = on.report().tuned
+    asked, built = (noted(monkeypatch, CudnnBackend, each) for each in ("algorithms", "prepare"))
+    report = program().tuned()
     assert set(asked) == {current_thread()}, "they capture a stream"
-    assert "ucudnn-candidates" in built, "what takes long is built in the background"
+    assert "ucudnn-candidates" in {each.name for each in built}, "what takes long is built in the background"
     assert report.host_seconds["listing"] > 0
 
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_the_programs_own_thread_runs_plans_that_others_have_built(program, stub, refused, monkeypatch):
-    built = []
     stub.stub_refuse_lent(refused)
-    build = OperationGraph.plan
-
-    def noted(graph, name):
-        built.append(current_thread())
-        return build(graph, name)
-
-    monkeypatch.setattr(OperationGraph, "plan", noted)
-    one = program()
+    built, one = noted(monkeypatch, OperationGraph, "plan"), program()
     try:
         with one.enable() as on:
             one.settle()
@@ -368,27 +336,28 @@ def test_the_end_of_tuning_gives_pytorchs_operators_back_and_another_begin_goes_
     assert on.report().calls == calls + 5
 
 
-@pytest.mark.parametrize("has_gate", [False, True])
-def test_kernels_are_given_up_if_the_peak_grows(program, gate_library, caplog, has_gate):
+@pytest.mark.parametrize(("has_gate", "trains"), [(False, True), (True, True), (True, False)])
+def test_kernels_are_given_up_if_the_peak_grows(program, gate_library, caplog, has_gate, trains):
     one = program(library=gate_library if has_gate else None)
+    take = one.check if trains else one.infer
     with one.enable() as on:
-        one.settle()
+        one.settle(take)
+        for _ in range(2):  # without an optimizer, the gate opens when a module is called
+            take()
         assert one.is_gated is has_gate
+        calls = on.report().calls
+        take()
+        assert on.report().calls == calls + (5 if trains else 2)
         one.program.peak += 3 * MIB
         for _ in range(20):
-            one.check()
+            take()
         assert "PyTorch's own kernels run again" in caplog.text
         assert not one.is_gated
         calls = on.report().calls
-        one.check()
+        take()
         assert on.report().calls == calls
-        assert one.made.operators() == (None, None)
-
-
-def settled(one):
-    one.settle()
-    assert one.tuner.kernels
-    return sum(kernel.calls for kernel in one.tuner.kernels.values())
+        if trains:
+            assert one.made.operators() == (None, None)
 
 
 def test_a_checkpoint_computes_again_by_the_plan_of_its_forward_pass(program, monkeypatch):
@@ -405,39 +374,44 @@ def test_a_checkpoint_computes_again_by_the_plan_of_its_forward_pass(program, mo
         ),
     )
     with one.enable():
-        before = settled(one)
-        steps = one.made._tracker.steps
+        one.settle()
+        steps, before = one.made._tracker.steps, one.replaced_calls
         seen.clear()
         one.check()
         assert one.made._tracker.steps == steps + 1, "computing again begins no step"
         forward = [each for each in seen if each[0].operation is Operation.FORWARD]
         assert len(forward) == 3, "the output of the last one is not needed again"
         assert len(set(forward)) == 2, "by the same plan each time"
-        assert sum(kernel.calls for kernel in one.tuner.kernels.values()) == before + 6
+        assert one.replaced_calls == before + 6
+
+
+def compiled(one, host):
+    made = torch.compile(torch.nn.Sequential(*one.model), backend="aot_eager")
+    one.model.forward = lambda x: made(x)  # a module would be taken for another layer
+
+
+def infers(one, host):
+    """Let a program take no steps of an optimizer."""
+    one.check = one.infer
+
+
+def on_another_gpu_than_the_current_one(one, host):
+    host.current = 1
 
 
 @pytest.mark.parametrize("limit", [None, LIMIT])
-def test_compiled_programs_are_tuned(program, limit):
+@pytest.mark.parametrize(("kind", "kernels"), [(compiled, 5), (infers, 2), (on_another_gpu_than_the_current_one, 5)])
+def test_all_kinds_of_programs_are_tuned(program, host, limit, kind, kernels):
     one = program(limit_bytes=limit)
-    compiled = torch.compile(torch.nn.Sequential(*one.model), backend="aot_eager")
-    one.model.forward = lambda x: compiled(x)  # a module would be taken for another layer
+    kind(one, host)
     with one.enable() as on:
         one.settle()
-        assert on.report().tuned[0].kernels
+        replaced = len(on.report().tuned[0].kernels)
+        assert replaced == kernels if kind is infers else replaced
         before = on.report().calls
         one.check()
-        assert on.report().calls == before + 5
-
-
-@pytest.mark.parametrize("limit", [None, LIMIT])
-def test_inference_is_tuned_without_an_optimizer(program, limit):
-    one = program(limit_bytes=limit)
-    with one.enable() as on:
-        one.settle(one.infer)
-        assert len(on.report().tuned[0].kernels) == 2
-        before = on.report().calls
-        one.infer()
-        assert on.report().calls == before + 2
+        assert on.report().calls == before + kernels
+        assert limit is None or not one.program.stock_calls
 
 
 @pytest.mark.parametrize("limit", [None, LIMIT])
@@ -456,8 +430,8 @@ def test_pytorchs_own_kernels_obey_its_benchmark_flag_and_others_are_tried_eithe
     told = []
     stock = one.made._pass_forward
     one.made._pass_forward = lambda *arguments: told.append(arguments[-4]) or stock(*arguments)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark), one.enable():
-        settled(one)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+        assert one.tuned().kernels
     assert set(told) == {benchmark}
 
 
@@ -473,8 +447,7 @@ def test_times_are_kept_as_taken_in_a_program_and_order_the_candidates_of_the_ne
             keep(found)
 
     monkeypatch.setattr(one.source, "keep", keep_without_a_list)
-    with one.enable():
-        settled(one)
+    assert one.tuned().kernels
     assert timed
     one.source.join(30)
     machines = Database(path).machines()
@@ -487,9 +460,7 @@ def test_times_are_kept_as_taken_in_a_program_and_order_the_candidates_of_the_ne
     monkeypatch.setattr(
         CallSite, "checked", lambda site, candidate, *rest: tried.append(candidate) or reject(site, candidate, *rest)
     )
-    other = program(database=path)
-    with other.enable():
-        settled(other)
+    assert program(database=path).tuned().kernels
     names = [each.configuration.parts[0].algorithm for each in tried]
     assert names[0] == "eng1", "the fastest one before, not the first one of the heuristics"
 
@@ -544,19 +515,6 @@ def test_inference_of_changing_sizes_by_several_threads_learns_nothing_after_it_
             one.model(torch.randn(8, 4, 50 + number, 6))
         assert one.made.operators() != (None, None)
         assert (len(one.tuner.sites), len(one.made._forward_calls.calls)) == known
-
-
-@pytest.mark.parametrize("limit", [None, LIMIT])
-def test_a_program_on_another_gpu_than_the_current_one_is_tuned(program, host, limit):
-    host.current = 1
-    one = program(limit_bytes=limit)
-    with one.enable() as on:
-        one.settle()
-        assert on.report().tuned[0].kernels
-        calls = on.report().calls
-        one.check()
-        assert on.report().calls == calls + 5
-        assert limit is None or not one.program.stock_calls
 
 
 def test_adopted_kernels_that_are_called_in_python_run_in_other_streams_too(program, host):
