@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -149,34 +148,19 @@ class Overrides:
         if current is not None and not converted:
             return current.operators()
         last = converted[0].aten if current is None else current
-        forward, backward = partial(_forward, converted, last), partial(_backward, converted, last)
-        wanted = [each.operators() for each in [*converted, *([current] if current else [])]]
-        return forward if any(each for each, _ in wanted) else None, backward if any(
-            each for _, each in wanted
-        ) else None
 
+        def owner(weight: torch.Tensor) -> AnyInterceptor | AtenKernels:
+            return next((each for each in converted if each.names.of(weight)), last)
 
-def _forward(
-    converted: list[AnyInterceptor],
-    last: AnyInterceptor | AtenKernels,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    *arguments: Any,
-) -> torch.Tensor:
-    chosen = next((each for each in converted if each.names.of(weight)), last)
-    return chosen.forward(x, weight, *arguments)
+        def forward(*call: Any) -> torch.Tensor:
+            return owner(call[1]).forward(*call)
 
+        def backward(*call: Any) -> Gradients:
+            return owner(call[2]).backward(*call)
 
-def _backward(
-    converted: list[AnyInterceptor],
-    last: AnyInterceptor | AtenKernels,
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    *arguments: Any,
-) -> Gradients:
-    chosen = next((each for each in converted if each.names.of(weight)), last)
-    return chosen.backward(grad, x, weight, *arguments)
+        wanted = [each.operators() for each in (*converted, *([current] if current else []))]
+        computed = [any(each[at] for each in wanted) for at in range(2)]
+        return forward if computed[0] else None, backward if computed[1] else None
 
 
 process_overrides = Overrides()

@@ -398,7 +398,7 @@ def compared_steps(one, came, calls):
     """
     found = []
     while one.phase is TuningPhase.COMPARING:
-        counts, uses = not one.tuner._comparison.begins_block, bool(one.tuner._comparison.running)
+        counts, uses = not one.tuner._comparison.turns.begins_block, bool(one.tuner._comparison.running)
         came.clear()
         calls()
         assert one.is_gated

@@ -12,10 +12,9 @@ from tests.support.host_gpu import (  # noqa: E402
     enable_on_host,
     image_and_filters,
 )
+from tests.support.tuned_program import product  # noqa: E402
 from ucudnn.execution.launcher import BoundKernel  # noqa: E402
 from ucudnn.torch.calls.kernel_call import KernelCall  # noqa: E402
-
-F = torch.nn.functional
 
 
 @pytest.fixture
@@ -36,8 +35,14 @@ def forward(x, w):
 
 def reference(x, w):
     """Return the output in float64, by no convolution."""
-    columns = F.unfold(x.double(), 3, padding=1)
-    return (w.double().flatten(1) @ columns).view(len(x), len(w), *x.shape[2:]).float()
+    return product(x.double(), w.double()).float()
+
+
+def check(x, w, out):
+    """Compute into the tensor that recurs, and check what it has then."""
+    out.fill_(float("nan"))
+    assert forward(x, w) is out
+    assert_near([out], [reference(x, w)])
 
 
 @pytest.mark.parametrize("limit", [0, 3000])
@@ -51,9 +56,7 @@ def test_a_kernel_on_recurring_addresses_is_bound_and_keeps_no_workspace(host, r
         for turn in range(1, 4):
             x.normal_()
             w.normal_()
-            out.fill_(float("nan"))
-            assert forward(x, w) is out
-            assert_near([out], [reference(x, w)])
+            check(x, w, out)
             assert recurring == [True] * turn
             assert host.live_bytes == before, "no workspace is kept"
         assert on.report().calls == 5
@@ -92,8 +95,7 @@ def test_a_bound_kernel_refuses_another_stream_and_a_capture(host, calls, recurr
         ):
             host.stream, host.captures = stream, captures
             calls()
-            out.fill_(float("nan"))
-            assert_near([forward(x, w)], [reference(x, w)])
+            check(x, w, out)
             assert recurring[-1] == answer
             assert {each.stream or 0 for each in calls()} == {stream}
         assert on.report().calls == 8
@@ -110,8 +112,7 @@ def test_a_bound_kernel_gives_way_to_another_plan(host, recurring):
         for bound in [each for each in gc.get_objects() if type(each) is BoundKernel]:
             bound._entry.drop_plan()  # as after a division that is new, or an algorithm that failed elsewhere
         for answers in ([True, False], [True, False, True]):
-            out.fill_(float("nan"))
-            assert_near([forward(x, w)], [reference(x, w)])
+            check(x, w, out)
             assert recurring == answers
     assert on.report().left == {}
 
@@ -123,8 +124,7 @@ def test_a_bound_kernel_gives_way_if_memory_runs_short(host, recurring, caplog):
         forward(x, w)
         host.most_bytes = 3000
         for answer in (False, True):
-            out.fill_(float("nan"))
-            assert_near([forward(x, w)], [reference(x, w)])
+            check(x, w, out)
             assert recurring[-1] == answer
         assert 0 < on.report().workspace_bytes < 3000
     assert caplog.text.count("no room for a workspace") == 1
@@ -140,13 +140,11 @@ def test_a_bound_kernel_that_fails_is_computed_in_another_way(host, stub, recurr
         assert "eng1" in before.configuration
         stub.stub_fail_from(1)  # after the first micro-batch
         try:
-            out.fill_(float("nan"))
-            assert_near([forward(x, w)], [reference(x, w)])
+            check(x, w, out)
         finally:
             stub.stub_fail_from(-1)
         for _ in range(2):  # the first plans what is left
-            out.fill_(float("nan"))
-            assert_near([forward(x, w)], [reference(x, w)])
+            check(x, w, out)
         assert recurring == [False, True]
         (after,) = on.report().layers
         assert "eng1" not in after.configuration

@@ -35,8 +35,9 @@ def soon_silent(monkeypatch):
 
 
 def reach(one, phase):
+    """Take steps until a phase has begun, and something is tried in the next step if anything is in that phase."""
     one.program.can_delay = phase is TuningPhase.HOST_CHECK
-    one.until(lambda: one.phase is phase)
+    one.until(lambda: one.phase is phase and (phase is not TuningPhase.TRYING or one.tuner.trials))
 
 
 def settle_with_all(one, on):
@@ -125,8 +126,6 @@ def test_a_program_that_evaluates_or_saves_between_steps_is_tuned(program, phase
     one = program(share=0.05)
     with one.enable() as on:
         reach(one, phase)
-        if phase is TuningPhase.TRYING:
-            one.until(lambda: bool(one.tuner.trials))
         one.program.passed_ms += seconds * 1e3
         settle_with_all(one, on)
         assert one.ledger.left_seconds > -2
@@ -136,7 +135,6 @@ def test_a_program_that_evaluates_or_saves_between_steps_is_tuned(program, phase
 def test_candidates_that_fail_for_a_while_are_tried_again(one, host, lasts):
     with one.enable() as on:
         reach(one, TuningPhase.TRYING)
-        one.until(lambda: bool(one.tuner.trials))
         host.most_bytes = 0  # of a workspace
         for _ in range(3):
             one.check()
@@ -153,7 +151,6 @@ def test_candidates_are_tried_again_where_inputs_are_not_aligned_for_a_while(one
     aligned, memory = one.x, torch.empty(one.x.numel() + 1)
     with one.enable() as on:
         reach(one, TuningPhase.TRYING)
-        one.until(lambda: bool(one.tuner.trials))
         one.x = memory[1:].view(aligned.shape).copy_(aligned)
         for _ in range(3):
             one.check()
@@ -189,8 +186,6 @@ def test_a_program_that_infers_after_it_has_trained_settles_and_tunes_its_traini
     one = program(limit_bytes=limit_bytes)
     with one.enable() as on:
         reach(one, phase)
-        if phase is TuningPhase.TRYING:
-            one.until(lambda: bool(one.tuner.trials))
         if phase is TuningPhase.COMPARING:
             one.until(lambda: bool(one.tuner._comparison.running))
         x, one.x = one.x, one.x[:batch].clone()
@@ -212,7 +207,7 @@ def test_a_program_that_infers_after_it_has_trained_settles_and_tunes_its_traini
 def test_evaluations_of_any_length_between_steps_pass(soon_silent, program, phase, count):
     one = program()
     with one.enable() as on:
-        reach(one, phase)
+        one.until(lambda: one.phase is phase)
         for _ in range(3):
             for _ in range(count):
                 one.infer(100.0)

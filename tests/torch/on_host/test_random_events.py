@@ -1,6 +1,6 @@
 """Events at random in programs that are tuned: each step is right, and after them every kernel runs as before."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from random import Random
 
 import pytest
@@ -28,8 +28,17 @@ class InterruptedPassError(Exception):
     """Raised within a backward pass."""
 
 
+@contextmanager
+def changed(owner, **values):
+    """Let an object have other attributes."""
+    before = {name: getattr(owner, name) for name in values}
+    vars(owner).update(values)
+    yield
+    vars(owner).update(before)
+
+
 class Events:
-    """Events that pass: each is a context, in which a program takes a step.
+    """Events that pass: each is a context in which a program takes a step, or comes before the step.
 
     Args:
         one: the program.
@@ -40,72 +49,45 @@ class Events:
         self.one = one
         self.host = host
 
-    @contextmanager
     def another_stream(self):
-        self.host.stream = OTHER_STREAM
-        yield
-        self.host.stream = 0
+        return changed(self.host, stream=OTHER_STREAM)
 
-    @contextmanager
     def capture(self):
-        self.host.stream, self.host.captures = OTHER_STREAM, True
-        yield
-        self.host.stream, self.host.captures = 0, False
+        return changed(self.host, stream=OTHER_STREAM, captures=True)
 
-    @contextmanager
     def no_memory(self):
-        self.host.most_bytes = 0
-        yield
-        self.host.most_bytes = 1 << 40
+        return changed(self.host, most_bytes=0)
 
-    @contextmanager
     def little_memory(self):
-        self.host.most_bytes = LIMIT // 3
-        yield
-        self.host.most_bytes = 1 << 40
+        return changed(self.host, most_bytes=LIMIT // 3)
 
-    @contextmanager
     def other_precision(self):
         flags = torch.backends.cudnn
-        with flags.flags(enabled=True, benchmark=not flags.benchmark, allow_tf32=not flags.allow_tf32):
-            yield
+        return flags.flags(enabled=True, benchmark=not flags.benchmark, allow_tf32=not flags.allow_tf32)
 
-    @contextmanager
     def deterministic_algorithms(self):
-        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=torch.backends.cudnn.allow_tf32):
-            yield
+        return torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=torch.backends.cudnn.allow_tf32)
 
-    @contextmanager
+    def channels_last(self):
+        return changed(self.one, x=self.one.x.contiguous(memory_format=torch.channels_last))
+
+    def another_size(self):
+        return changed(self.one, x=torch.randn(4, 4, 9, 8))
+
+    def unaligned(self):
+        x = self.one.x
+        return changed(self.one, x=torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x))
+
     def evaluation(self):
         with torch.no_grad():
             for _ in range(3):
                 self.one.model(self.one.x)
         self.one.program.passed_ms += 60e3
-        yield
 
-    @contextmanager
-    def given(self, x):
-        before, self.one.x = self.one.x, x
-        yield
-        self.one.x = before
-
-    def channels_last(self):
-        return self.given(self.one.x.contiguous(memory_format=torch.channels_last))
-
-    def another_size(self):
-        return self.given(torch.randn(4, 4, 9, 8))
-
-    def unaligned(self):
-        x = self.one.x
-        return self.given(torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x))
-
-    @contextmanager
     def accumulation(self):
         for _ in range(2):
             self.one.model(self.one.x).square().sum().backward()
-        yield
 
-    @contextmanager
     def interrupted_backward(self):
         def interrupt(_):
             raise InterruptedPassError
@@ -115,33 +97,26 @@ class Events:
         near.register_hook(interrupt)
         with pytest.raises(InterruptedPassError):
             second(near).sum().backward()
-        yield
 
-    @contextmanager
     def disabled(self):
         process_overrides.use(None)
         self.one.model(self.one.x).sum().backward()
         process_overrides.use(self.one.made)
-        yield
 
-    @contextmanager
     def inner_context(self):
         process_overrides.use(TunedProgram(self.host, 50.0).made)
         self.one.model(self.one.x).sum().backward()
         process_overrides.use(self.one.made)
-        yield
 
-    @contextmanager
     def another_model(self):
         model = torch.nn.Conv2d(4, 3, 3)
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(3):
             model(self.one.x).sum().backward()
             optimizer.step()
-        yield
 
 
-NAMES = sorted(name for name in vars(Events) if name[0] != "_" and name != "given")
+NAMES = sorted(name for name in vars(Events) if name[0] != "_")
 
 
 @pytest.fixture(params=MODES)
@@ -155,7 +130,7 @@ def one(request, program, gate_library):
 
 def step_with(one, host, name, calls):
     """Take a step in an event, and check what it computed, on which stream, and in how much workspace."""
-    with getattr(Events(one, host), name)():
+    with getattr(Events(one, host), name)() or nullcontext():
         host.forget()
         calls()
         gated = one.is_gated

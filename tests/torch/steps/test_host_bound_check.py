@@ -72,7 +72,7 @@ def checked(program, steps=200, share=0.05):
     while not check.is_over and program.steps < steps:
         program.take()
         phase = TuningPhase.WARMING if begun is None else TuningPhase.HOST_CHECK
-        times.ended(phase, differs=check.delays, first=check.begins_block, busy=False)
+        times.ended(phase, differs=check.delays, first=check.turns.begins_block, busy=False)
         times.read()
         if begun is not None:
             check.step_ended()

@@ -46,7 +46,7 @@ class Steps:
         changed = len({ran, *self.ran[-self._unsteady :]}) > 1 or len(self.ran) < self._unsteady
         self.ran.append(ran)
         self._marks.append(self._marks[-1] + ran + self._busy_ms() + 1000.0 * changed)
-        self._times.ended(TuningPhase.COMPARING, differs=bool(one.running), first=one.begins_block, busy=False)
+        self._times.ended(TuningPhase.COMPARING, differs=bool(one.running), first=one.turns.begins_block, busy=False)
         self._times.read()
         one.step_ended()
         return one.is_over

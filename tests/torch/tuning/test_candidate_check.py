@@ -10,7 +10,7 @@ from tests.support.configurations import in_parts  # noqa: E402
 from tests.support.host_gpu import PROBLEM  # noqa: E402
 from ucudnn.torch.trials.call_site import CallSite  # noqa: E402
 from ucudnn.torch.trials.candidate import Candidate  # noqa: E402
-from ucudnn.torch.tuning.candidate_check import CandidateCheck, Computed  # noqa: E402
+from ucudnn.torch.tuning.candidate_check import CandidateCheck  # noqa: E402
 
 
 class Recorder:
@@ -60,9 +60,10 @@ def test_a_run_that_loads_code_is_not_timed_where_kernels_are_short_or_a_check_i
         return True
 
     form = SimpleNamespace(size_bytes=16, new=lambda: out)
-    check = CandidateCheck(tuner, site, form, lambda sizes, after: True)
-    what = Computed(operands=lambda _: (out, out, out, None), finished=lambda found: found)
+    check = CandidateCheck(
+        tuner, site, form, lambda sizes, after: True, lambda _: (out, out, out, None), lambda found: found
+    )
     kernel = SimpleNamespace(workspace_bytes=0, run=run)
-    assert check.beside(kernel, candidate, what, torch.full((4,), 7.0))
+    assert check.beside(kernel, candidate, torch.full((4,), 7.0))
     assert tuner.events == ["poison", *runs]
     assert tuner.measured_marks == [(len(runs) - 1, len(runs) + 1, 0.0)]

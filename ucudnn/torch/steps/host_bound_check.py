@@ -39,6 +39,7 @@ class HostBoundCheck:
         is_bound: whether the host bounds the program: the device waits for it in a sixteenth of a step at least.
         is_over: whether that is known, or cannot be found out.
         delays: whether the step that runs is delayed.
+        turns: says in which steps others of the other kind begin.
     """
 
     def __init__(self, program: TimedGpu, times: StepTimes, ledger: TrialLedger) -> None:
@@ -48,14 +49,9 @@ class HostBoundCheck:
         self._ledger = ledger
         self._module: RemovableHandle | None = None
         self._has_delayed = False
-        self._turns = Turns()
+        self.turns = Turns()
         self._delay_ms = self._reserved_seconds = 0.0
         self._left = _BLOCKS * BLOCK_STEPS  # steps that are to be delayed
-
-    @property
-    def begins_block(self) -> bool:
-        """Whether the step that runs is the first one after steps of the other kind."""
-        return self._turns.begins_block
 
     def begin(self) -> bool:
         """Delay the step that begins, and return whether the share of the time covers that."""
@@ -77,7 +73,7 @@ class HostBoundCheck:
             self.give_up()
             self.is_over = True
             return
-        self._turns.step_ended()
+        self.turns.step_ended()
         gain = None if self._left else self._times.gain(_BLOCKS * (BLOCK_STEPS - 1))
         self._delay_next()
         if gain is not None:
@@ -95,7 +91,7 @@ class HostBoundCheck:
 
     def _delay_next(self) -> None:
         """Delay the step that begins, if it is its turn; the last ones only wait until all times can be read."""
-        self.delays, self._has_delayed = self._turns.is_on and self._left > 0, False
+        self.delays, self._has_delayed = self.turns.is_on and self._left > 0, False
         if not self.delays:
             return
         self._left -= 1

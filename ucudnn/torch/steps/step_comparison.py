@@ -64,6 +64,7 @@ class StepComparison:
         is_over: whether nothing is left to be compared.
         gain: time of a step with the chosen set over PyTorch's own, or with the set that seemed best if none was
             chosen; None if nothing was compared.
+        turns: says which steps are with the set, and which ones do not count.
     """
 
     def __init__(self, times: StepTimes, *, must_be_certain: bool, unsteady_steps: int = 1) -> None:
@@ -77,17 +78,12 @@ class StepComparison:
         self._better: list[tuple[float, KernelSet]] = []
         self._gains: list[float] = []
         self._blocks = _BLOCKS  # in which this set is compared
-        self._turns = Turns(unsteady_steps)
-
-    @property
-    def begins_block(self) -> bool:
-        """Whether this step is one of the first ones with other kernels than before."""
-        return self._turns.begins_block
+        self.turns = Turns(unsteady_steps)
 
     @property
     def running(self) -> KernelSet:
         """The set that runs in this step; empty in steps of PyTorch's own kernels."""
-        return self.kernels if self._turns.is_on and not self.is_over else {}
+        return self.kernels if self.turns.is_on and not self.is_over else {}
 
     def begin(self, sets: Sequence[KernelSet]) -> None:
         """Begin to compare sets of kernels; empty ones are left out."""
@@ -96,7 +92,7 @@ class StepComparison:
 
     def step_ended(self) -> None:
         """End a step, and decide which kernels run in the next one."""
-        if not self._turns.step_ended():
+        if not self.turns.step_ended():
             return
         gain = self._times.gain(self._blocks * (BLOCK_STEPS - 1))
         if gain is None:
@@ -115,7 +111,7 @@ class StepComparison:
     def _next(self) -> None:
         if self._left:
             self.kernels = self._left.pop(0)
-            self._turns, self._blocks = Turns(self._unsteady_steps), _BLOCKS
+            self.turns, self._blocks = Turns(self._unsteady_steps), _BLOCKS
             self._times.compare_anew()
             return
         self.is_over, self.kernels = True, {}

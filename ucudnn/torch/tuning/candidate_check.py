@@ -20,19 +20,6 @@ _SCALARS_BYTES = 8 << 10  # at least as much as the tensors take that compare tw
 
 
 @final
-class Computed(NamedTuple):
-    """What a candidate computes at a call.
-
-    Attributes:
-        operands: returns x, w, y and the bias, given the output.
-        finished: adds the bias to an output, unless the candidate has added it.
-    """
-
-    operands: Callable[[torch.Tensor], Operands]
-    finished: Callable[[torch.Tensor], torch.Tensor]
-
-
-@final
 class CandidateCheck(NamedTuple):
     """Checks a candidate at one call.
 
@@ -42,14 +29,18 @@ class CandidateCheck(NamedTuple):
         form: makes outputs.
         has_room: returns whether new tensors of some bytes take no new memory from the device, before PyTorch's output
             is computed, or after it.
+        operands: returns x, w, y and the bias, given the output.
+        finished: adds the bias to an output, unless the candidate has added it.
     """
 
     tuner: Tuner
     site: CallSite
     form: OutputForm
     has_room: Callable[[Sequence[int], bool], bool]
+    operands: Callable[[torch.Tensor], Operands]
+    finished: Callable[[torch.Tensor], torch.Tensor]
 
-    def beside(self, kernel: TunedKernel, candidate: Candidate, what: Computed, expected: torch.Tensor) -> bool:
+    def beside(self, kernel: TunedKernel, candidate: Candidate, expected: torch.Tensor) -> bool:
         """Run a candidate after PyTorch's own kernel, and compare the outputs; return whether it was run.
 
         It is not run if no memory is free for another output.
@@ -61,15 +52,13 @@ class CandidateCheck(NamedTuple):
             self.site.missed(candidate)
             return False
         out = self.form.new()
-        marks = self._run(kernel, candidate, what.operands(out), out)
-        if marks is None:
-            candidate.failed()
-        else:
-            distance = program.distance(what.finished(out), expected)
+        marks = self._run(kernel, candidate, out)
+        if marks is not None:
+            distance = program.distance(self.finished(out), expected)
             self.tuner.measured(self.site, candidate, *marks, distance)
         return True
 
-    def in_turn(self, kernel: TunedKernel, trial: Trial, what: Computed) -> Callable[[torch.Tensor], None] | None:
+    def in_turn(self, kernel: TunedKernel, trial: Trial) -> Callable[[torch.Tensor], None] | None:
         """Run a candidate before PyTorch's own kernel, in memory that this gets next, and keep a sketch of its output.
 
         Return what compares PyTorch's output with the sketch; None if no memory is free, or the candidate failed.
@@ -81,11 +70,10 @@ class CandidateCheck(NamedTuple):
             self.site.missed(candidate)
             return None
         out, trial.started = self.form.new(), True
-        marks = self._run(kernel, candidate, what.operands(out), out)
+        marks = self._run(kernel, candidate, out)
         if marks is None:
-            candidate.failed()
             return None
-        found = program.host_copy(sketch(what.finished(out)))  # so that nothing of it is live at PyTorch's peak
+        found = program.host_copy(sketch(self.finished(out)))  # so that nothing of it is live at PyTorch's peak
 
         def compare(expected: torch.Tensor) -> None:
             if expected.is_contiguous(memory_format=self.form.memory_format):
@@ -96,14 +84,14 @@ class CandidateCheck(NamedTuple):
 
         return compare
 
-    def _run(
-        self, kernel: TunedKernel, candidate: Candidate, operands: Operands, out: torch.Tensor
-    ) -> tuple[Any, Any] | None:
-        """Compute an output that was poisoned, and return marks around that; None if it failed."""
-        program = self.tuner.program
+    def _run(self, kernel: TunedKernel, candidate: Candidate, out: torch.Tensor) -> tuple[Any, Any] | None:
+        """Compute an output that was poisoned, and return marks around that; None if it failed, which is noted."""
+        program, operands = self.tuner.program, self.operands(out)
         out.fill_(float("nan"))
         program.poison(kernel.workspace_bytes)
         done = (self.site.is_long and not candidate.was_slow) or kernel.run(*operands)  # that may load code
         begin = program.mark()
-        done = done and kernel.run(*operands)
-        return (begin, program.mark()) if done else None
+        if done and kernel.run(*operands):
+            return begin, program.mark()
+        candidate.failed()
+        return None

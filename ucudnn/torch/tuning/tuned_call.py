@@ -28,7 +28,7 @@ from ucudnn.torch.gate.call_gate import GateOutput, GateRule
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.trials.call_site import CallSite
 from ucudnn.torch.trials.candidate import NO_MEMORY, Trial
-from ucudnn.torch.tuning.candidate_check import CandidateCheck, Computed, Operands
+from ucudnn.torch.tuning.candidate_check import CandidateCheck, Operands
 from ucudnn.torch.tuning.tuner import Tuner
 
 _WGRAD, _DGRAD = 1, 0  # places in PyTorch's mask of gradients
@@ -164,7 +164,7 @@ class _Path:
             if left[at] and at in self._ours:
                 kernel = self._kernels.get(at)
                 if kernel is not None:
-                    found[at] = _computed(kernel, self._outputs[at], partial(operands, at))
+                    found[at] = _computed(kernel, self._outputs[at].form, partial(operands, at))
                 else:
                     found[at] = self._observed(at, partial(operands, at), partial(_one, stock, at), _same)
                 left[at] = found[at] is None
@@ -190,61 +190,67 @@ class _Path:
             return stock()
         if self._seen[at] > _MOST_SEEN or not self._call.tuner.program.untouched():
             return stock()
-        what = Computed(operands, finished)
-        if trial is not None and trial.in_place and kernel is not None:
-            out = self._in_place(at, kernel, trial, what)
-            return stock() if out is None else out
-        return self._beside(at, what, stock)
-
-    def _in_place(self, at: int, kernel: TunedKernel, trial: Trial, what: Computed) -> torch.Tensor | None:
-        """Return one output that a candidate computes in place of PyTorch's own kernel; None if it does not."""
-        program, output, candidate = self._call.tuner.program, self._outputs[at], trial.candidate
-        assert candidate is not None
-        wanted = output.form.size_bytes, kernel.workspace_bytes
-        if kernel.workspace_bytes and not self._call.has_room(at, self._seen[at], wanted):
-            candidate.reject(NO_MEMORY)
-            return None
-        begin = program.mark()
-        out = _computed(kernel, output, what.operands)
-        if out is None:
-            candidate.failed()
-            trial.started = True
-            return None
-        out = what.finished(out)
-        self._call.tuner.measured(output.site, candidate, begin, program.mark())
-        return out
-
-    def _beside(self, at: int, what: Computed, stock: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return one output of PyTorch's own kernel, which is timed; a candidate may be checked before or after it."""
-        tuner, output = self._call.tuner, self._outputs[at]
-        program = tuner.program
-        trial, kernel = (None, None) if self._watches else self._trials.get(at, (None, None))
-        candidate = None if trial is None or kernel is None else trial.candidate
-        compare = None
-        if trial is not None and kernel is not None and candidate is not None and candidate.in_turn:
-            compare = self._check(at).in_turn(kernel, trial, what)
-        live = program.live_bytes() if self._watches else 0
-        begin = program.mark()
-        out = stock()
-        end = program.mark()
         if self._watches:
-            tuner.watched(output.site, live + output.form.size_bytes, begin, end)
-            return out
-        tuner.measured(output.site, None, begin, end)
-        if compare is not None:
-            compare(out)
-        elif trial is not None and kernel is not None and candidate is not None and not candidate.in_turn:
-            trial.started = self._check(at).beside(kernel, candidate, what, out)
-        return out
-
-    def _check(self, at: int) -> CandidateCheck:
-        """Return what checks a candidate at this call."""
+            return self._watched(self._outputs[at], stock)
+        assert trial is not None
         call, seen, output = self._call, self._seen[at], self._outputs[at]
 
         def has_room(sizes: Sequence[int], after: bool) -> bool:
             return call.has_room(at, -seen if after else seen, sizes)
 
-        return CandidateCheck(self._call.tuner, output.site, output.form, has_room)
+        if kernel is not None and trial.candidate is not None:
+            check = CandidateCheck(call.tuner, output.site, output.form, has_room, operands, finished)
+            if not trial.in_place:
+                return self._beside(check, kernel, trial, stock)
+            out = self._in_place(check, kernel, trial)
+            return stock() if out is None else out
+        return self._timed(output.site, stock)
+
+    def _watched(self, output: _Output, stock: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return one output of PyTorch's own kernel, which is timed, and note how much memory lives beside it."""
+        program = self._call.tuner.program
+        live, begin = program.live_bytes(), program.mark()
+        out = stock()
+        self._call.tuner.watched(output.site, live + output.form.size_bytes, begin, program.mark())
+        return out
+
+    def _timed(self, site: CallSite, stock: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return one output of PyTorch's own kernel, which is timed."""
+        begin = self._call.tuner.program.mark()
+        out = stock()
+        self._call.tuner.measured(site, None, begin, self._call.tuner.program.mark())
+        return out
+
+    def _in_place(self, check: CandidateCheck, kernel: TunedKernel, trial: Trial) -> torch.Tensor | None:
+        """Return one output that a candidate computes in place of PyTorch's own kernel; None if it does not."""
+        candidate = trial.candidate
+        assert candidate is not None
+        if kernel.workspace_bytes and not check.has_room((check.form.size_bytes, kernel.workspace_bytes), False):
+            candidate.reject(NO_MEMORY)
+            return None
+        begin = check.tuner.program.mark()
+        out = _computed(kernel, check.form, check.operands)
+        if out is None:
+            candidate.failed()
+            trial.started = True
+            return None
+        out = check.finished(out)
+        check.tuner.measured(check.site, candidate, begin, check.tuner.program.mark())
+        return out
+
+    def _beside(
+        self, check: CandidateCheck, kernel: TunedKernel, trial: Trial, stock: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return one output of PyTorch's own kernel, which is timed; the candidate is checked before or after it."""
+        candidate = trial.candidate
+        assert candidate is not None
+        compare = check.in_turn(kernel, trial) if candidate.in_turn else None
+        out = self._timed(check.site, stock)
+        if compare is not None:
+            compare(out)
+        elif not candidate.in_turn:
+            trial.started = check.beside(kernel, candidate, out)
+        return out
 
 
 def forward_of(
@@ -305,10 +311,10 @@ def _reason(flags: Flags, tuner: Tuner, copied: torch.memory_format | None) -> s
 
 
 def _computed(
-    kernel: TunedKernel, output: _Output, operands: Callable[[torch.Tensor], Operands]
+    kernel: TunedKernel, form: OutputForm, operands: Callable[[torch.Tensor], Operands]
 ) -> torch.Tensor | None:
     """Return an output that a kernel has computed; None if it failed."""
-    out = output.form.new()
+    out = form.new()
     return out if kernel.run(*operands(out)) else None
 
 

@@ -153,8 +153,8 @@ class Tuner:
         away = self.program.was_away()
         self._away_steps += away
         self.epoch += away  # another stream has other free blocks
-        turns = self.host_check if self.phase is TuningPhase.HOST_CHECK else self._comparison
-        differs, first = bool(self._comparison.running) or self.host_check.delays, turns.begins_block
+        compared = self.host_check if self.phase is TuningPhase.HOST_CHECK else self._comparison
+        differs, first = bool(self._comparison.running) or self.host_check.delays, compared.turns.begins_block
         self._times.ended(self.phase, differs=differs, first=first, busy=self.source.was_busy())
         if self.phase in (TuningPhase.WARMING, TuningPhase.WATCHING):
             self.watch.step_ended(self.program.peak_bytes())
