@@ -79,13 +79,6 @@ def test_loaded_plans_give_the_same_bits_in_every_process(tmp_path, limits):
     assert found == {first} if "workspace_limit" in limits else len(found) == 1
 
 
-class Faulty(FaultyBackend):
-    """A backend with faults, whose heuristics are those of the CPU."""
-
-    def names(self, problem, sizes):
-        return self._cpu.names(problem, sizes)
-
-
 def deterministic(backend, **options):
     """Return a handle on a backend, and a function that computes the problem so that it repeats."""
     handle = Handle(backend=backend, effort=QUICK, database="off", workspace_limit=100_000, **options)
@@ -99,7 +92,7 @@ def deterministic(backend, **options):
 
 
 def test_a_full_memory_is_an_error_and_not_another_plan():
-    backend = Faulty()
+    backend = FaultyBackend()
     handle, run = deterministic(backend)
     backend.memory = 1000
     with pytest.raises(BackendError, match="no room for a workspace of"):
@@ -113,7 +106,7 @@ def test_a_full_memory_is_an_error_and_not_another_plan():
 
 
 def test_a_failure_that_may_pass_is_an_error_and_not_another_plan():
-    backend = Faulty()
+    backend = FaultyBackend()
     handle, run = deterministic(backend)
     expected = run()
     (entry,) = handle._entries.values()
@@ -130,11 +123,11 @@ def test_a_failure_that_may_pass_is_an_error_and_not_another_plan():
 
 
 def test_an_algorithm_that_cannot_be_prepared_is_replaced_by_the_rule():
-    usual, run = deterministic(Faulty())
+    usual, run = deterministic(FaultyBackend())
     run()
     (entry,) = usual._entries.values()
     taken = {part.algorithm for part in entry.decision.configuration.parts}
-    backend = Faulty()
+    backend = FaultyBackend()
     backend.unprepared = taken
     handle, run = deterministic(backend)
     found = run()
@@ -144,17 +137,17 @@ def test_an_algorithm_that_cannot_be_prepared_is_replaced_by_the_rule():
     (told,) = handle.report().kernels[0].replaced
     assert "was replaced by" in told
     assert "predicted" not in told
-    again = Faulty()
+    again = FaultyBackend()
     again.unprepared = taken
     np.testing.assert_array_equal(deterministic(again)[1](), found)
 
 
 def test_a_loaded_plan_that_fails_is_an_error(tmp_path):
-    handle, run = deterministic(Faulty())
+    handle, run = deterministic(FaultyBackend())
     run()
     handle.save_plans(tmp_path / "plans.json")
     (part, *_) = next(iter(handle._entries.values())).decision.configuration.parts
-    backend = Faulty()
+    backend = FaultyBackend()
     backend.broken = {part.algorithm}
     _, run = deterministic(backend, plans=tmp_path / "plans.json")
     with pytest.raises(StepError) as failed:
@@ -163,7 +156,7 @@ def test_a_loaded_plan_that_fails_is_an_error(tmp_path):
 
 
 def test_a_saved_rule_has_no_times(tmp_path):
-    handle, run = deterministic(Faulty())
+    handle, run = deterministic(FaultyBackend())
     run()
     handle.save_plans(tmp_path / "plans.json")
     (plan,) = json.loads((tmp_path / "plans.json").read_bytes())["plans"]
@@ -172,5 +165,5 @@ def test_a_saved_rule_has_no_times(tmp_path):
     assert (kernel.micro_batched_ms, kernel.undivided_ms, kernel.speedup, kernel.origin) == (None, None, None, "rule")
     assert "not measured: 1 by heuristic mode, without a time" in str(handle.report())
     assert "predicted" not in str(handle.report())
-    _, run = deterministic(Faulty(), plans=tmp_path / "plans.json")
+    _, run = deterministic(FaultyBackend(), plans=tmp_path / "plans.json")
     run()

@@ -2,9 +2,10 @@
 
 import time
 import weakref
+from functools import partial
 
-from tests.support.operands import PROBLEM, direct, operands, poison, relative, written
-from ucudnn.backends.base import BEGIN, OVERWRITE, ComputeBackend, PreparedCall
+from tests.support.operands import PROBLEM, check_run
+from ucudnn.backends.base import BEGIN, OVERWRITE, PreparedCall
 from ucudnn.backends.cpu import CpuBackend
 from ucudnn.errors import UnsupportedProblemError
 
@@ -25,12 +26,11 @@ class FaultyCall(PreparedCall):
         self._call.launch(x, w, y, workspace, offset, scaling)
 
 
-class FaultyBackend(ComputeBackend):
+class FaultyBackend(CpuBackend):
     """The CPU backend with algorithms that break after they were measured, and memory that runs out."""
 
     def __init__(self):
         super().__init__()
-        self._cpu = CpuBackend()
         self.broken = set()
         self.error = UnsupportedProblemError  # of what is broken
         self.unprepared = set()
@@ -51,46 +51,24 @@ class FaultyBackend(ComputeBackend):
 
     name = "faulty"
     recycles = False
-    workspace_unit = CpuBackend().workspace_unit
-
-    def conditions(self):
-        return self._cpu.conditions()
-
-    def algorithms(self, problem):
-        return self._cpu.algorithms(problem)
 
     def bench(self, problem):
         if problem.batch == self.unmeasurable:
             raise MemoryError("no room for operands")
-        return self._cpu.bench(problem)
+        return CpuBackend().bench(problem)  # nothing is broken yet
 
     def prepare(self, problem, algorithm, *, adds=True):
         self.prepare_hook()
         if algorithm in self.unprepared:
             raise UnsupportedProblemError(f"{algorithm} cannot be prepared")
-        return FaultyCall(self._cpu.prepare(problem, algorithm), self, algorithm)
+        return FaultyCall(super().prepare(problem, algorithm), self, algorithm)
 
     def allocate(self, size_bytes):
         if size_bytes > self.memory or self.live_bytes() + size_bytes > self.budget:
             raise MemoryError(f"{size_bytes} bytes are too many")
-        buffer = self._cpu.allocate(size_bytes)
+        buffer = super().allocate(size_bytes)
         self.held.append((weakref.ref(buffer), size_bytes))
         return buffer
-
-    def operands(self, problem):
-        return self._cpu.operands(problem)
-
-    def elapsed_ms(self, run, lead=None):
-        return self._cpu.elapsed_ms(run)
-
-    def segment(self, buffer, offset_bytes, size_bytes):
-        return self._cpu.segment(buffer, offset_bytes, size_bytes)
-
-    def spare(self, bound, size_bytes):
-        return self._cpu.spare(bound, size_bytes)
-
-    def tail_buffer(self, bound, **options):
-        return self._cpu.tail_buffer(bound, **options)
 
     def queue(self):
         return self.current
@@ -127,12 +105,7 @@ class FaultyBackend(ComputeBackend):
 
 def check(handle, problem=PROBLEM, *, alpha=1.0, beta=0.0, seed=0, layer=""):
     """Compute a problem on random operands, and compare the result with the reference."""
-    x, w, y = operands(problem, seed)
-    expected = direct(problem, x, w, y, alpha, beta)
-    out = written(problem, x, w, y)
-    poison(out, beta)
-    handle.convolve(problem, x, w, y, alpha=alpha, beta=beta, layer=layer)
-    assert relative(out, expected) < 1e-12
+    check_run(problem, partial(handle.convolve, problem, alpha=alpha, beta=beta, layer=layer), seed, alpha, beta)
 
 
 class CountedBackend(FaultyBackend):
@@ -143,9 +116,6 @@ class CountedBackend(FaultyBackend):
     def __init__(self):
         super().__init__()
         self.benches = 0
-
-    def machine(self):
-        return CpuBackend().machine()
 
     def bench(self, problem):
         self.benches += 1

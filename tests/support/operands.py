@@ -53,7 +53,7 @@ def check_run(problem, run, seed=0, alpha=1.0, beta=0.0):
     expected = direct(problem, x, w, y, alpha, beta)
     poison(out, beta)
     run(x, w, y)
-    assert relative(out, expected) <= 1e-10
+    assert relative(out, expected) <= 1e-12
 
 
 def direct(problem, x, w, y, alpha, beta):
