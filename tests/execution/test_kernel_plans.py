@@ -94,6 +94,14 @@ def test_a_configuration_is_taken_for_a_while_and_the_one_before_comes_back(plan
     assert computed() == 2
 
 
+def test_unwanted_algorithms_are_not_chosen_from_then_on(planned):
+    handle, key, other = planned
+    unwanted = other.parts[0].algorithm  # the fastest one
+    for plan in (lambda: handle.plans.plan_without(key, lambda name: name == unwanted), lambda: handle.plans.plan(key)):
+        assert unwanted not in {part.algorithm for part in plan().decision.configuration.parts}
+    assert handle.plans.plan_without(key, lambda name: True) is None, "no others are listed"
+
+
 def test_what_needs_more_than_the_limit_is_not_taken(planned):
     handle, key, other = planned
     large = replace(other, parts=tuple(replace(each, workspace_bytes=2**20 + 1) for each in other.parts))
