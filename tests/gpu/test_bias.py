@@ -43,14 +43,14 @@ def test_one_kernel_adds_a_bias_and_one_sums_its_gradient(memory_format):
         return torch.ops.aten.convolution_backward(grad, x, w, [64], *rest, [True, True, True])
 
     with default_flags():
-        stock = launched(forward, "elementwise"), launched(backward, "reduce")
+        baseline = launched(forward, "elementwise"), launched(backward, "reduce")
         expected = forward(), *backward()
         with ucudnn.torch.enable(workspace_limit="1MiB", policy="powerOfTwo", tune="first", effort=QUICK) as on:
             found = forward(), *backward()
             ours = launched(forward, "elementwise"), launched(backward, "reduce")
             assert on.report().left == {}
             fused = any(each.problem.endswith(WITH_BIAS) for each in on.report().layers)
-    assert stock == (1, 1)
+    assert baseline == (1, 1)
     assert ours == (int(not fused), 1), "an engine that is faster adds the bias itself"
     for one, other in zip(found, expected, strict=True):
         assert float((one - other).norm() / other.norm()) < 2e-3

@@ -43,7 +43,7 @@ def test_a_program_that_its_host_bounds_is_left_alone(monkeypatch, batch, side, 
     assert len(delays) == 10, "as many steps are delayed as not"
     assert all(0 < each < 0.5 * report.step_ms for each in delays)
     if bounds:
-        assert not any(each.stock_ms for each in sites), "nothing is timed"
+        assert not any(each.baseline_ms for each in sites), "nothing is timed"
         return
     took_ms = [each.host_ms for each in sites if isfinite(each.host_ms)]
     assert took_ms, "how long the host takes is known of some"
@@ -79,14 +79,14 @@ def settle(program, on, seconds=90):
 
 
 def test_a_tuned_program_takes_no_more_memory_than_before():
-    stock = Program()
+    baseline = Program()
     for _ in range(5):
-        stock.step()
+        baseline.step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    stock.step()
+    baseline.step()
     peak = torch.cuda.max_memory_allocated()
-    del stock
+    del baseline
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     program = Program()
@@ -96,7 +96,7 @@ def test_a_tuned_program_takes_no_more_memory_than_before():
         assert sum(report.outcomes.values()) > 10, "candidates were tried"
         assert torch.cuda.max_memory_allocated() <= peak
         for kernel in report.kernels:
-            assert kernel.workspace_bytes <= kernel.room_bytes
+            assert kernel.workspace_bytes <= kernel.headroom_bytes
 
 
 def test_gradients_of_a_tuned_program_are_those_of_pytorch():
@@ -267,7 +267,7 @@ def test_a_settled_program_within_a_limit_is_computed_by_the_gate(monkeypatch, l
             return torch.cuda.max_memory_allocated(), len(seen), on.report().calls - calls
 
         peak, in_python, calls = peak_of_step()
-        with process_overrides.gates_aside():
+        with process_overrides.without_gates():
             peak_in_python, all_in_python, calls_in_python = peak_of_step()
         assert all_in_python == 10
         assert 2 <= in_python <= 6, "depth-wise convolutions are PyTorch's; strided inputs may be copied in Python"

@@ -13,7 +13,7 @@ from ucudnn.settings import Settings
 from ucudnn.torch import Enabled
 from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.device.gpu import TorchGpu
-from ucudnn.torch.device.memory_limit import MemoryLimit, StatedRoom
+from ucudnn.torch.device.memory_limit import MemoryLimit, StatedHeadroom
 from ucudnn.torch.device.timed_device import FreeBlocks, HomeStream
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.steps.phase import TuningPhase
@@ -37,11 +37,11 @@ class HostProgram:
     """The host's GPU as a tuner sees it, whose clock moves by the time of each kernel.
 
     Attributes:
-        stock_ms: time of one of PyTorch's own kernels.
+        baseline_ms: time of one of PyTorch's own kernels.
         idle_ms: time between steps.
         peak: bytes at the peak of PyTorch's steps; at first it is half as high.
-        room: whether memory is free.
-        stock_calls: number of kernels that PyTorch computed for the program.
+        has_memory: whether memory is free.
+        baseline_calls: number of kernels that PyTorch computed for the program.
         looked: how often free blocks were looked up.
         reserved: bytes that are reserved.
         building_ms: time of the host for each plan, whatever else this machine does meanwhile.
@@ -52,12 +52,12 @@ class HostProgram:
 
     can_delay = False
 
-    def __init__(self, host, stock_ms, idle_ms):
-        self.host, self.stock_ms, self.idle_ms = host, stock_ms, idle_ms
+    def __init__(self, host, baseline_ms, idle_ms):
+        self.host, self.baseline_ms, self.idle_ms = host, baseline_ms, idle_ms
         self.passed_ms = self.bandwidth = self._host_ms = 0.0
         self.building_ms = 1.0
-        self.peak, self.reserved, self.room = 100 << 20, 200 << 20, True
-        self.stock_calls = self.looked = self._asked = 0
+        self.peak, self.reserved, self.has_memory = 100 << 20, 200 << 20, True
+        self.baseline_calls = self.looked = self._asked = 0
         self.live = lambda: host.live_bytes
         self._home = HomeStream(0)
 
@@ -99,7 +99,7 @@ class HostProgram:
 
     def free_blocks(self):
         self.looked += 1
-        return FreeBlocks([1 << 20] * 64, [1 << 30] * 64) if self.room else FreeBlocks([], [])
+        return FreeBlocks([1 << 20] * 64, [1 << 30] * 64) if self.has_memory else FreeBlocks([], [])
 
     def reserved_bytes(self):
         return self.reserved
@@ -140,8 +140,8 @@ class StatedAten:
         return self._aten.backward(*arguments)
 
     def _count(self, kernels):
-        self._program.stock_calls += kernels
-        self._program.passed_ms += kernels * self._program.stock_ms
+        self._program.baseline_calls += kernels
+        self._program.passed_ms += kernels * self._program.baseline_ms
 
 
 class TunedProgram:
@@ -149,7 +149,7 @@ class TunedProgram:
 
     Args:
         host: the host's GPU.
-        stock_ms: time of one of PyTorch's own kernels.
+        baseline_ms: time of one of PyTorch's own kernels.
         share: the largest part of the time that trials may lose.
         idle_ms: time between steps.
         database: keeps times; 'off' for none.
@@ -166,7 +166,7 @@ class TunedProgram:
     def __init__(
         self,
         host,
-        stock_ms,
+        baseline_ms,
         share=0.05,
         idle_ms=1000.0,
         database="off",
@@ -177,7 +177,7 @@ class TunedProgram:
         **settings,
     ):
         torch.manual_seed(0)
-        self.program = HostProgram(host, stock_ms, idle_ms)
+        self.program = HostProgram(host, baseline_ms, idle_ms)
         self.program.live = live or self.program.live
         self.model = torch.nn.Sequential(
             torch.nn.Conv2d(4, 6, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(6, 6, 3, padding=1, bias=False)
@@ -196,7 +196,7 @@ class TunedProgram:
                 lambda ordinal: Handle.from_settings(loaded, backend=self._opened(), measures=False), "cpu", aten
             )
             owner = PlanOwner(lambda: self.planned.handle(0))
-            stated, waited = Stated(StatedRoom(limit_bytes, self.memory), owner), owner.planned_seconds
+            stated, waited = Stated(StatedHeadroom(limit_bytes, self.memory), owner), owner.planned_seconds
         self.ledger = TrialLedger(share, lambda: self.program.now_ms() / 1e3, waited)
         self.made = AutoInterceptor(
             lambda ordinal: Tuner(self.program, self.source, self.ledger, stated, self.program.host_seconds),
@@ -296,11 +296,11 @@ class TunedProgram:
         gated, calls = self.is_gated, self.replaced_calls
         for kernel, count in zip(self.made.operators(), (2, 3), strict=True):
             if kernel is None and not gated:  # PyTorch's own operator is registered, which knows no clock
-                self.program.passed_ms += count * self.program.stock_ms
+                self.program.passed_ms += count * self.program.baseline_ms
         out = self.model(self.x)
         out.square().sum().backward()
         if gated and self.planned is None:
-            self.program.passed_ms += (5 - self.replaced_calls + calls) * self.program.stock_ms
+            self.program.passed_ms += (5 - self.replaced_calls + calls) * self.program.baseline_ms
         gradients = [each.grad.clone() for each in self.model.parameters()]
         self.program.passed_ms += self.program.idle_ms
         self.optimizer.step()

@@ -295,7 +295,7 @@ class ComputeBackend(Backend):
     def allocate(self, size_bytes: int) -> Buffer:
         """Return a workspace of at least this many bytes; a MemoryError says that too little memory is left."""
 
-    def room_bytes(self) -> float:
+    def headroom_bytes(self) -> float:
         """Return how large a workspace may be now beside the live bytes; infinity if no limit of memory is stated."""
         return inf
 

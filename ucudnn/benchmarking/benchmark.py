@@ -94,7 +94,7 @@ class Benchmark:
         backend = self.backend
         if request.problem.deterministic or not isinstance(backend, ComputeBackend):
             return request
-        return replace(request, limit_bytes=int(min(request.limit_bytes, backend.room_bytes())))
+        return replace(request, limit_bytes=int(min(request.limit_bytes, backend.headroom_bytes())))
 
     def ready(self) -> None:
         """Wait until others that measure too are ready; the first exploration does so by itself."""
@@ -109,7 +109,7 @@ class Benchmark:
             NotRecordedError: if a profile is replayed that lacks a problem.
         """
         start = perf_counter()
-        self._measurer.room_bytes = inf  # there may be more memory by now
+        self._measurer.too_large_bytes = inf  # there may be more memory by now
         try:
             if self._remeasures:
                 stale = {each.problem.with_batch(1): each.problem for each in requests}

@@ -40,7 +40,7 @@ class Measurer:
 
     Attributes:
         measured: number of micro-configurations that were measured.
-        room_bytes: the smallest workspace for which there was not enough memory. Larger ones are not measured.
+        too_large_bytes: the smallest workspace for which there was not enough memory. Larger ones are not measured.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Measurer:
         self._exhaustive = exhaustive
         self._compile_filter = CompileFilter()
         self.measured = 0
-        self.room_bytes = inf
+        self.too_large_bytes = inf
 
     def begin(self, requests: Iterable[Request]) -> None:
         """Begin in the background with what exploring requests will ask for."""
@@ -97,13 +97,13 @@ class Measurer:
             exhaustive=self._exhaustive,
             progress=lambda done, total: self.report(request, done, total),
             results=self._findings.results,
-            room_bytes=self.room_bytes,
+            too_large_bytes=self.too_large_bytes,
         )
         try:
             exploration = Explorer(state).run()
         finally:
             self.measured += state.measured
-        self.room_bytes = state.room_bytes
+        self.too_large_bytes = state.too_large_bytes
         self._findings.finish(request, exploration, save=not discarded and not state.hindered)
         self.report(request)
         return exploration

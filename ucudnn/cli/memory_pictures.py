@@ -106,5 +106,5 @@ def _kind(plan: MemoryPlan, life: Lifetime) -> str:
     if kind is ActionKind.PREFETCH:
         return "back from the host"
     if kind is ActionKind.RECOMPUTE:
-        return "made again"
+        return "recomputed"
     return f"made in {'forward' if plan.graph.operations[target].phase is Phase.FORWARD else 'backward'}"

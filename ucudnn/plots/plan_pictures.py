@@ -18,7 +18,7 @@ COLORS: Mapping[str, str] = {
     "from the host": "#009E73",
     "made in forward": "#0072B2",
     "back from the host": "#009E73",
-    "made again": "#E69F00",
+    "recomputed": "#E69F00",
     "made in backward": "#56B4E9",
     "scratch": "#999999",
     "measured compute": "#666666",

@@ -29,7 +29,7 @@ from ucudnn.settings import VARIABLES, Settings, is_set, parse_choice
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.device.gpu import TorchGpu, allocated_bytes
-from ucudnn.torch.device.memory_limit import MemoryLimit, StatedRoom
+from ucudnn.torch.device.memory_limit import MemoryLimit, StatedHeadroom
 from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides
@@ -239,10 +239,10 @@ def _tuned(
         if planned is None:
             return Tuner(TimedGpu(ordinal), source, TrialLedger(share))
         memory = None if memory_limit_bytes is None else _memory_of(memory_limit_bytes, ordinal)
-        room = StatedRoom(settings.workspace_limit_bytes, memory)
+        headroom = StatedHeadroom(settings.workspace_limit_bytes, memory)
         owner = PlanOwner(partial(planned.handle, ordinal))
         ledger = TrialLedger(share, planned=owner.planned_seconds)
-        return Tuner(TimedGpu(ordinal), source, ledger, Stated(room, owner))
+        return Tuner(TimedGpu(ordinal), source, ledger, Stated(headroom, owner))
 
     aten = process_overrides.aten_kernels("cuda")
     return AutoInterceptor(open_tuner, "cuda", aten, process_overrides.refresh, GateLibrary(), planned)

@@ -79,11 +79,11 @@ class Overrides:
             self._register()
 
     @contextmanager
-    def gates_aside(self) -> Iterator[None]:
+    def without_gates(self) -> Iterator[None]:
         """Return a context in which no gate uses a handle of cuDNN, because Python does, and none is opened."""
         with self._lock, ExitStack() as stack:
             for opened in self._gates.values():
-                stack.enter_context(opened.aside())
+                stack.enter_context(opened.in_python())
             yield
 
     def clear(self) -> None:

@@ -222,7 +222,7 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
         planned.append(own)
         problems = {str(problem): problem for problem in own.problems()}
         owners = own.owners()
-        with process_overrides.gates_aside() if repeats else nullcontext():
+        with process_overrides.without_gates() if repeats else nullcontext():
             found = own.reports(repeats=repeats)
         for device, report in found.items():
             name = str(device) if str(device) not in reports else f"{device} ({number + 1})"

@@ -129,8 +129,8 @@ def test_a_bench_is_opened_by_the_first_measurement_and_saves_at_its_end_even_if
     assert {*state.results.of(PROBLEM.part(4))} == {"SMALL", "BROKEN"}
 
 
-@pytest.mark.parametrize(("reason", "room"), [("MemoryError: no room", 40), ("CudnnError: 5000", float("inf"))])
-def test_a_hindered_measurement_is_not_saved_and_memory_sets_the_room(reason, room):
+@pytest.mark.parametrize(("reason", "too_large"), [("MemoryError: no room", 40), ("CudnnError: 5000", float("inf"))])
+def test_a_hindered_measurement_is_not_saved_and_memory_sets_the_room(reason, too_large):
     storage = Stored()
     state = explored({"SMALL": 10}, storage=storage)
     state.backend.measure = lambda size, algorithm, *rest: Measurement.failed(
@@ -140,4 +140,4 @@ def test_a_hindered_measurement_is_not_saved_and_memory_sets_the_room(reason, ro
         measure(state, 4, "SMALL")
     assert storage.saved == []
     assert state.hindered
-    assert state.room_bytes == room
+    assert state.too_large_bytes == too_large

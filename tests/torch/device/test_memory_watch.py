@@ -1,4 +1,4 @@
-"""The room at a call never reaches beyond the peak of PyTorch's own steps."""
+"""The headroom at a call never reaches beyond the peak of PyTorch's own steps."""
 
 import pytest
 from hypothesis import given
@@ -20,8 +20,8 @@ def test_a_peak_that_rises_after_the_first_step_is_the_peak_of_a_step():
     assert watch.peak_bytes == 300 * MIB, "what was seen at calls, because the peak did not rise"
     watch.step_ended(520 * MIB)
     assert watch.peak_bytes == 520 * MIB
-    assert watch.room(100 * MIB) == 418 * MIB, "less than 420, because blocks may be larger than asked for"
-    assert watch.room(520 * MIB) == 0
+    assert watch.headroom(100 * MIB) == 418 * MIB, "less than 420, because blocks may be larger than asked for"
+    assert watch.headroom(520 * MIB) == 0
 
 
 def test_a_program_may_reset_the_statistics():
@@ -32,7 +32,7 @@ def test_a_program_may_reset_the_statistics():
 
 
 @given(st.lists(st.lists(st.integers(0, 4000), min_size=1, max_size=6), min_size=2, max_size=6))
-def test_no_room_reaches_beyond_the_true_peak_of_the_steps_after_the_first(steps):
+def test_no_headroom_reaches_beyond_the_true_peak_of_the_steps_after_the_first(steps):
     """Each step is a list of live MiB at its calls; its true peak is the largest of them and what is between calls."""
     watch, highest = MemoryWatch(), 0
     for number, live in enumerate(steps):
@@ -44,4 +44,4 @@ def test_no_room_reaches_beyond_the_true_peak_of_the_steps_after_the_first(steps
     true = max(max(live) for live in steps[1:]) * MIB
     assert watch.peak_bytes <= true
     for live in steps[-1]:
-        assert live * MIB + watch.room(live * MIB) <= max(true, live * MIB)
+        assert live * MIB + watch.headroom(live * MIB) <= max(true, live * MIB)

@@ -162,21 +162,21 @@ def test_gradients_with_a_rule_are_computed_by_it_and_the_others_by_pytorch(gate
 
 def test_calls_that_are_set_aside_are_passed_on_whole_until_they_are_not(gate, passed_on):
     call = Call("plain")
-    expected, seen, aside = call.forward(), [], array("q", [0])
+    expected, seen, bypass = call.forward(), [], array("q", [0])
     grad = torch.randn_like(expected)
     gradients, mask = call.backward(grad), (True, True, True)
     made = {0: output_of(expected, writer(seen, 2, expected.numel()))}
     other = {0: output_of(call.x, writer(seen, 0, call.x.numel()))}
-    forward = GateRule(call.forward_signature(), made, aside=aside)
-    gate.use("cpu", [forward], [GateRule(call.backward_signature(grad), other, aside=aside)])
+    forward = GateRule(call.forward_signature(), made, bypass=bypass)
+    gate.use("cpu", [forward], [GateRule(call.backward_signature(grad), other, bypass=bypass)])
     del forward  # the gate keeps the number
     passed_on.clear()
-    for is_aside in (0, 1, 0, -1):
-        aside[0] = is_aside
-        wanted = expected if is_aside else torch.full_like(expected, SENTINEL)
+    for is_bypassed in (0, 1, 0, -1):
+        bypass[0] = is_bypassed
+        wanted = expected if is_bypassed else torch.full_like(expected, SENTINEL)
         assert torch.equal(call.forward(), wanted)
         found = call.backward(grad)
-        wanted = gradients[0] if is_aside else torch.full_like(call.x, SENTINEL)
+        wanted = gradients[0] if is_bypassed else torch.full_like(call.x, SENTINEL)
         assert torch.equal(found[0], wanted)
         assert all(map(torch.equal, found[1:], gradients[1:]))
     assert passed_on == [(False, True, True), mask, (False, True, True), mask], "one call, not one for each gradient"
@@ -184,7 +184,7 @@ def test_calls_that_are_set_aside_are_passed_on_whole_until_they_are_not(gate, p
 
 
 def test_calls_that_are_set_aside_or_have_no_rule_go_to_python_over_plans(gate):
-    call, kernels, came, aside = Call("plain"), AtenKernels("CPU"), [], array("q", [0])
+    call, kernels, came, bypass = Call("plain"), AtenKernels("CPU"), [], array("q", [0])
     expected = call.forward()
     grad = torch.randn_like(expected)
     gradients = call.backward(grad)
@@ -196,12 +196,12 @@ def test_calls_that_are_set_aside_or_have_no_rule_go_to_python_over_plans(gate):
         ),
     )
     made = {0: output_of(expected, writer([], 2, expected.numel()))}
-    gate.use("cpu", [GateRule(call.forward_signature(), made, aside=aside)], python=operators.names)
-    for aside[0] in (0, 1):
+    gate.use("cpu", [GateRule(call.forward_signature(), made, bypass=bypass)], python=operators.names)
+    for bypass[0] in (0, 1):
         came.clear()
-        assert torch.equal(call.forward(), expected if aside[0] else torch.full_like(expected, SENTINEL))
+        assert torch.equal(call.forward(), expected if bypass[0] else torch.full_like(expected, SENTINEL))
         assert all(map(torch.equal, call.backward(grad), gradients))
-        assert came == ["forward"] * aside[0] + ["backward"]
+        assert came == ["forward"] * bypass[0] + ["backward"]
     gate.close()
     operators.close()
 
@@ -248,11 +248,11 @@ def test_calls_without_a_rule_are_pytorchs_own_whether_its_kernels_or_others_are
 def passed_on():
     """Return a list that gets the mask of each backward call that comes to PyTorch, which computes it."""
     masks = []
-    stock = AtenKernels("CPU").backward
+    baseline = AtenKernels("CPU").backward
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, and this test replaces one
-        library.impl("convolution_backward", lambda *rest: masks.append(tuple(rest[-1])) or stock(*rest), "CPU")
+        library.impl("convolution_backward", lambda *rest: masks.append(tuple(rest[-1])) or baseline(*rest), "CPU")
     yield masks
     library._destroy()
 

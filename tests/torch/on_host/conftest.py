@@ -68,8 +68,8 @@ def program(host):
 
     made = []
 
-    def make(stock_ms=50.0, **options):
-        made.append(TunedProgram(host, stock_ms, **{"share": 0.5, **options}))
+    def make(baseline_ms=50.0, **options):
+        made.append(TunedProgram(host, baseline_ms, **{"share": 0.5, **options}))
         return made[-1]
 
     yield make

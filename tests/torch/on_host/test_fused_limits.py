@@ -70,7 +70,7 @@ def test_an_engine_that_adds_the_bias_replaces_the_first_plan_within_the_limit(s
         assert on.report().calls == before + CALLS
         assert 0 < site.adopted.workspace_bytes <= LIMIT
         assert max(host.allocated) <= LIMIT + LATER, "trials included"
-        assert one.program.stock_calls == 0
+        assert one.program.baseline_calls == 0
         layer = next(each for each in on.report().layers if each.problem.endswith(WITH_BIAS))
         assert layer.layer == "0", "the name of the module"
         x = torch.randn_like(one.x)
@@ -208,4 +208,4 @@ def test_the_gate_computes_by_engines_that_add_the_bias(stated, gate_library, mo
             handle.plans.adopt(site.problem, site.adopted.configuration)
         assert additions(one) == 0
         assert len(in_python) == 1, "a changed plan is seen at once"
-        assert one.program.stock_calls == 0
+        assert one.program.baseline_calls == 0

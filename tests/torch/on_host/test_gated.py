@@ -99,7 +99,7 @@ def test_without_a_gate_all_goes_through_python(gated, tmp_path, monkeypatch, ca
 def test_a_program_that_gains_nothing_builds_nothing(gated, tmp_path):
     asked = []
     one = gated(library=GateLibrary(tmp_path, find=lambda name: asked.append(name)))
-    one.program.stock_ms = 10.0  # the fast engine takes 18
+    one.program.baseline_ms = 10.0  # the fast engine takes 18
     with one.enable():
         one.settle()
         assert one.made.operators() == (None, None)
@@ -186,10 +186,10 @@ def test_converted_modules_keep_the_gate_closed_because_it_does_not_know_modules
         one.check()
 
 
-@pytest.mark.parametrize(("stock_ms", "kept"), [(10.0, False), (50.0, True)])
-def test_converted_modules_give_operators_back_where_nothing_is_replaced(gated, stock_ms, kept):
+@pytest.mark.parametrize(("baseline_ms", "kept"), [(10.0, False), (50.0, True)])
+def test_converted_modules_give_operators_back_where_nothing_is_replaced(gated, baseline_ms, kept):
     one = gated()
-    one.program.stock_ms = stock_ms
+    one.program.baseline_ms = baseline_ms
     one.made.names.give(one.model)
     process_overrides.add(one.made)
     one.settle()

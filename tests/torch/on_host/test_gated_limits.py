@@ -83,8 +83,8 @@ def test_calls_within_a_limit_do_not_come_to_python_and_are_counted(gated, in_py
     assert sum(each.calls for each in handle.report().kernels) == before + 15
     assert on.planned.bound_calls() == bound + 15
     assert on.planned.looked_up_calls() == looked_up
-    assert gated.program.stock_calls == 0
-    with process_overrides.gates_aside():
+    assert gated.program.baseline_calls == 0
+    with process_overrides.without_gates():
         gated.step()
     alike = [(each.operation, each.batch, each.algorithm, each.alpha, each.beta) for each in [*made, *calls()]]
     assert alike == 4 * alike[-len(alike) // 4 :], "the same calls in the same order as in Python"
@@ -108,7 +108,7 @@ def test_calls_of_another_look_or_under_deterministic_algorithms_come_to_python_
     assert max(host.allocated) <= LIMIT + LATER
     flags.deterministic = False
     until_open(gated, in_python)
-    assert gated.program.stock_calls == 0
+    assert gated.program.baseline_calls == 0
     assert before > 5
 
 
@@ -134,7 +134,7 @@ def test_the_gate_computes_on_the_default_stream_only_after_python_has_used_anot
 
 def test_no_kernel_is_computed_by_the_gate_while_python_may_use_its_handle(gated, in_python, monkeypatch):
     until_open(gated, in_python)
-    with process_overrides.gates_aside():
+    with process_overrides.without_gates():
         gated.check()
         assert len(taken(in_python)) == 4
     until_open(gated, in_python)
@@ -187,7 +187,7 @@ def assert_computed(gated, in_python, calls):
     gated.check()
     assert not in_python
     assert len(calls()) == parts_of(gated)
-    assert gated.program.stock_calls == 0
+    assert gated.program.baseline_calls == 0
 
 
 def test_a_plan_that_changes_is_seen_at_once_and_computed_by_the_gate_again(gated, in_python, calls):
@@ -218,7 +218,7 @@ def test_calls_of_a_new_look_are_computed_by_the_gate_once_it_was_opened_again(g
     gated.x = x
     gated.check()
     assert not in_python, "what the gate has computed before it computes still"
-    assert gated.program.stock_calls == 0
+    assert gated.program.baseline_calls == 0
 
 
 def test_a_kernel_without_a_plan_when_the_gate_is_opened_is_computed_by_it_later(gated, in_python, calls):
@@ -348,7 +348,7 @@ def test_programs_without_an_optimizer_are_computed_by_the_gate_within_the_limit
         assert not seen, "no call comes to Python"
         assert len(calls()) >= 3 * (5 if updates else 2)
         assert max(host.allocated, default=0) <= LIMIT + LATER
-        assert one.program.stock_calls == 0
+        assert one.program.baseline_calls == 0
 
 
 @pytest.fixture
@@ -383,7 +383,7 @@ def test_only_calls_that_are_tried_come_to_python_while_others_are_computed_by_f
     assert all(count for tried, count in steps if tried)
     assert sum(tried == 0 for tried, _ in steps) >= 2 * sum(tried > 0 for tried, _ in steps)
     assert max(host.allocated) <= LIMIT + LATER
-    assert one.program.stock_calls == 0
+    assert one.program.baseline_calls == 0
     assert one.phase is TuningPhase.COMPARING
     one.until(lambda: one.is_final)
     assert one.tuner.kernels, "what was tried is adopted"
@@ -424,7 +424,7 @@ def test_whole_steps_are_compared_behind_the_gate_whose_plans_take_turns(trying,
     assert any(arrived for counts, _, arrived, _ in seen if not counts), "where plans change"
     assert not built, "engines that are compiled would be so again"
     assert max(host.allocated) <= LIMIT + LATER
-    assert one.program.stock_calls == 0
+    assert one.program.baseline_calls == 0
 
 
 def test_calls_in_python_do_not_tell_which_plans_are_faster(trying, calls, monkeypatch):

@@ -89,7 +89,7 @@ def test_calls_within_a_limit_of_memory_do_not_come_to_python_while_there_is_roo
         assert len(calls()) >= 15
         assert {kernel.most_bytes for kernel in directs()} == {MEMORY - MIB}
         assert max(kernel.workspace_bytes for kernel in directs()) > KIB
-        assert one.program.stock_calls == 0
+        assert one.program.baseline_calls == 0
 
 
 def test_no_workspace_is_taken_where_live_bytes_leave_no_room_for_it(bounded, counted, in_python):
@@ -115,7 +115,7 @@ def test_no_workspace_is_taken_where_live_bytes_leave_no_room_for_it(bounded, co
                 python[limit_bytes].append(len(in_python))
                 gated[limit_bytes].append(sum(kernel.calls[0] for kernel in directs()) - sum(before.values()))
                 del ballast
-            assert one.program.stock_calls == 0
+            assert one.program.baseline_calls == 0
     assert not any(python[0]), "without a workspace, live bytes do not matter"
     assert len(lived[MIB]) > len(rooms)
     assert max(lived[MIB]) <= MEMORY - MIB, "live bytes and a workspace that has just been allocated"
@@ -161,5 +161,5 @@ def test_plans_that_were_replaced_because_memory_is_short_are_computed_by_the_ga
         one.check()
         assert not in_python
         assert sum(each[0] for each in counts) == count + 5
-        assert one.program.stock_calls == 0
+        assert one.program.baseline_calls == 0
         del ballast

@@ -77,9 +77,9 @@ def test_graphs_that_are_made_before_the_first_step_leave_nothing_to_try(program
     expected = reference(one)
     with one.enable() as on:
         assert_near(warm_up(one, host), expected)
-        stock = one.program.stock_calls
+        baseline = one.program.baseline_calls
         assert_near(capture(one, host), expected)
-        assert one.program.stock_calls == stock + 6, "two outputs and four gradients"
+        assert one.program.baseline_calls == baseline + 6, "two outputs and four gradients"
         while one.phase is not TuningPhase.SETTLED:  # a graph is replayed: no convolution is called
             one.program.passed_ms += one.program.idle_ms
             one.optimizer.step()
@@ -98,7 +98,7 @@ def test_graphs_within_a_stated_limit_have_its_plans_and_what_they_use_is_kept(p
         assert_near(capture(one, host), expected)
         assert on.report().calls == calls + 6
         assert 0 < max(host.allocated) <= LIMIT + expected[0].nbytes
-        assert one.program.stock_calls == 0, "PyTorch's own kernels know no limit"
+        assert one.program.baseline_calls == 0, "PyTorch's own kernels know no limit"
         one.settle()
         assert one.tuner.kernels, "the rest of the program is tuned"
     assert one.made in process_overrides._kept, "graphs hold addresses of what it owns"

@@ -46,7 +46,7 @@ def test_a_program_that_its_host_bounds_keeps_first_plans_of_one_launch(phases):
     assert not any(each.candidates for each in one.tuner.sites.values()), "nothing is looked for"
     assert not one.tuner.kernels
     assert {each.calls for each in one.configurations.values()} == {1}
-    assert one.program.stock_calls == 0
+    assert one.program.baseline_calls == 0
 
 
 def test_a_program_that_the_gpu_bounds_is_tuned_within_a_limit_once_that_is_known(phases):

@@ -49,7 +49,7 @@ def test_the_first_step_measures_nothing_and_its_plans_keep_the_limit(stated, ho
         assert len(calls()) == sum(int(each.configuration.partition("x")[0]) for each in layers), "nothing else is run"
         assert all(each.workspace_bytes <= LIMIT for each in layers)
         assert 0 < max(host.allocated) <= LIMIT + LATER, "of what is returned afterwards, a part is lent before"
-        assert one.program.stock_calls == 0, "PyTorch's own kernels know no limit"
+        assert one.program.baseline_calls == 0, "PyTorch's own kernels know no limit"
 
 
 def test_faster_plans_replace_the_first_ones_within_the_limit_and_the_handle_computes_by_them(stated, host, measured):
@@ -63,9 +63,9 @@ def test_faster_plans_replace_the_first_ones_within_the_limit_and_the_handle_com
         assert not measured
         assert max(host.allocated) <= LIMIT + LATER
         for each in report.kernels:
-            assert each.time_ms < each.stock_ms, "the heuristic plan's time"
+            assert each.time_ms < each.baseline_ms, "the heuristic plan's time"
             assert each.parts > 1
-            assert each.workspace_bytes <= LIMIT == each.room_bytes
+            assert each.workspace_bytes <= LIMIT == each.headroom_bytes
         adopted = {site.problem for site in one.tuner.sites.values() if site.adopted is not None}
         assert {problem for problem in one.tuner.sites if origins(one, problem) == {Origin.PROGRAM}} == adopted
         layers = {each.problem: each for each in on.report().layers if each.planned_ms is not None}
@@ -100,13 +100,13 @@ def test_plans_of_tensors_that_are_copied_first_are_replaced_like_others(stated,
         one.settle()
         sites = one.tuner.sites.values()
         assert len(sites) == 5, "none is left to its heuristic plan"
-        assert all(each.stock_ms and each.candidates for each in sites)
+        assert all(each.baseline_ms and each.candidates for each in sites)
         adopted = [each.problem for each in sites if each.adopted is not None]
         assert len(adopted) >= 4
         assert all(origins(one, each) == {Origin.PROGRAM} for each in adopted)
         for _ in range(40):
             one.check()
-        assert one.program.stock_calls == 0
+        assert one.program.baseline_calls == 0
 
 
 def test_training_that_begins_while_plans_are_compared_in_inference_has_the_first_ones(stated):
@@ -262,7 +262,7 @@ def test_new_image_sizes_wait_for_no_measurement_and_keep_the_limit(stated, host
         for one.x in sizes:
             one.check()
         assert max(host.allocated) <= LIMIT + LATER * 9 // 7
-        assert one.program.stock_calls == 0
+        assert one.program.baseline_calls == 0
 
 
 def test_live_bytes_and_workspace_together_keep_a_limit_of_memory(stated, host):
@@ -270,7 +270,7 @@ def test_live_bytes_and_workspace_together_keep_a_limit_of_memory(stated, host):
         with one.enable() as on:
             host.forget()
             take(one)
-            assert one.program.stock_calls == 0
+            assert one.program.baseline_calls == 0
             return host.peak_bytes, on.report()
 
     live_only, _ = peak_of(stated(0), TunedProgram.step)
@@ -282,7 +282,7 @@ def test_live_bytes_and_workspace_together_keep_a_limit_of_memory(stated, host):
     assert live_only < held <= most, "trials and checks included"
     assert not one.memory.exceeded
     assert report.tuned[0].peak_bytes == one.memory.limit_bytes
-    rooms = [site.room_bytes for site in one.tuner.sites.values()]
+    rooms = [site.headroom_bytes for site in one.tuner.sites.values()]
     assert min(rooms) < max(rooms) < MIB, "each has what live bytes leave at its calls"
     more = most - live_only  # tensors of the program take what was left for workspaces
     with one.enable():
@@ -292,7 +292,7 @@ def test_live_bytes_and_workspace_together_keep_a_limit_of_memory(stated, host):
         host._count(-more)
     assert host.peak_bytes <= most
     assert any(each.replaced for handle in one.made.handles().values() for each in handle.report().kernels)
-    assert one.program.stock_calls == 0
+    assert one.program.baseline_calls == 0
 
 
 def test_live_bytes_that_alone_exceed_the_limit_of_memory_are_told_and_nothing_gets_a_workspace(stated, host, caplog):

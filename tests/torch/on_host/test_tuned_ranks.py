@@ -24,7 +24,7 @@ from tests.support.tuned_program import TunedProgram
 
 rank, store, library, wrapper = int(sys.argv[1]), *sys.argv[2:5]
 MOST_STEPS = 160  # all is settled after 84 in most runs
-WAYS = {"auto": None, "stated": 3000, "stock": None}  # limits in bytes; stock takes as many steps as the others
+WAYS = {"auto": None, "stated": 3000, "baseline": None}  # limits in bytes; baseline takes as many steps as the others
 
 
 def wrapped(model):
@@ -58,7 +58,7 @@ distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
 try:
     answers = {}
     for way, limit in WAYS.items():
-        enabled = way != "stock"
+        enabled = way != "baseline"
         one = TunedProgram(host, 50.0 + 10 * rank, share=0.5, limit_bytes=limit)
         model = wrapped(one.model)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -73,7 +73,7 @@ try:
                 optimizer.zero_grad()
                 for kernel, count in zip(one.made.operators(), (2, 3)):
                     if kernel is None:  # PyTorch's own operator is registered, which knows no clock
-                        one.program.passed_ms += count * one.program.stock_ms
+                        one.program.passed_ms += count * one.program.baseline_ms
                 loss = model(one.x + rank).square().mean()
                 loss.backward()
                 one.program.passed_ms += one.program.idle_ms
@@ -113,8 +113,8 @@ def test_ranks_tune_in_the_same_steps_and_train_as_before(host, tmp_path, wrappe
             assert phase == "settled", way
             assert kernels >= 4, (way, each[way]["why"])
             assert calls > 0, way
-            ours, stock = (torch.tensor(each[name]["losses"]) for name in (way, "stock"))
-            torch.testing.assert_close(ours, stock[: len(ours)], rtol=1e-4, atol=1e-6)
+            ours, baseline = (torch.tensor(each[name]["losses"]) for name in (way, "baseline"))
+            torch.testing.assert_close(ours, baseline[: len(ours)], rtol=1e-4, atol=1e-6)
         (tried, others) = (each[way]["tuned"][2] for each in answers)
         assert tried == others, way
         assert len(tried) == 1, f"{way}: every third step"

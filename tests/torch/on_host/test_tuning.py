@@ -40,7 +40,7 @@ def test_faster_kernels_are_found_and_run_from_then_on(program):
             one.check()
             phases += [one.phase] * (one.phase not in phases)
             if one.phase is TuningPhase.WARMING:
-                assert one.program.stock_calls > 0 == on.report().calls, "the first steps are PyTorch's own"
+                assert one.program.baseline_calls > 0 == on.report().calls, "the first steps are PyTorch's own"
             if one.tuner.trials:
                 assert one.ledger.left_seconds > -1e-9, "nothing is tried before the time covers what was lost"
         assert phases == [each for each in TuningPhase if each is not TuningPhase.HOST_CHECK]
@@ -49,10 +49,10 @@ def test_faster_kernels_are_found_and_run_from_then_on(program):
         assert len(report.kernels) == 5
         assert all("eng1" in each.configuration for each in report.kernels)
         assert report.gain == pytest.approx((1000 + 5 * 18) / (1000 + 5 * 50), rel=0.02)
-        one.program.stock_calls = 0
+        one.program.baseline_calls = 0
         before = on.report().calls
         one.check()
-        assert one.program.stock_calls == 0
+        assert one.program.baseline_calls == 0
         assert on.report().calls == before + 5
         assert 0 < report.host_seconds["slowest"] <= report.host_seconds["building"]
         assert report.host_seconds["opening"] > 0
@@ -96,8 +96,8 @@ def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_
 ):
     seen = []
     one = program()
-    kernel_run, stock_run = TunedKernel.run, one.made.aten.backward
-    one.made._pass_backward = lambda *rest: seen.append(tuple(rest[-1][:2])) or stock_run(*rest)
+    kernel_run, baseline_run = TunedKernel.run, one.made.aten.backward
+    one.made._pass_backward = lambda *rest: seen.append(tuple(rest[-1][:2])) or baseline_run(*rest)
     monkeypatch.setattr(
         TunedKernel,
         "run",
@@ -135,9 +135,9 @@ def test_pytorchs_kernels_stay_where_nothing_is_faster_and_are_called_without_a_
         assert report.outcomes == {"slow": 13, "new": 1}, "candidates were tried"
         assert not report.kernels
         assert one.made.operators() == (None, None)
-        calls = one.program.stock_calls
+        calls = one.program.baseline_calls
         one.check()
-        assert one.program.stock_calls == calls, "PyTorch's operators are registered again, and not ours around them"
+        assert one.program.baseline_calls == calls, "PyTorch's operators are registered again, and not ours around them"
 
 
 @pytest.mark.parametrize("reason", [WRONG, NO_MEMORY])
@@ -146,7 +146,7 @@ def test_what_is_wrong_or_cannot_be_checked_never_replaces_pytorchs_kernel(progr
     if reason == WRONG:
         one.program.distance = lambda found, expected: lambda: float("nan")
     else:
-        one.program.room = False
+        one.program.has_memory = False
     report = one.tuned()
     assert not report.kernels
     assert set(report.outcomes) == {reason}
@@ -212,7 +212,7 @@ def test_kernels_are_divided_where_the_peak_leaves_too_little_for_whole_ones(pro
         one.settle()
         (report,) = on.report().tuned
         assert report.kernels
-        assert all(each.workspace_bytes <= each.room_bytes for each in report.kernels)
+        assert all(each.workspace_bytes <= each.headroom_bytes for each in report.kernels)
         divided = [each for each in report.kernels if each.parts > 1]
         assert divided
         before = on.report().divided
@@ -321,7 +321,7 @@ def test_nothing_is_tried_among_deterministic_algorithms(program, monkeypatch, l
             one.check()
         assert not on.report().tuned[0].seen
         assert on.report().calls == 60 * calls, "all by the heuristic mode within a limit"
-        assert bool(one.program.stock_calls) is (limit is None)
+        assert bool(one.program.baseline_calls) is (limit is None)
 
 
 def test_the_end_of_tuning_gives_pytorchs_operators_back_and_another_begin_goes_on(program):
@@ -411,7 +411,7 @@ def test_all_kinds_of_programs_are_tuned(program, host, limit, kind, kernels):
         before = on.report().calls
         one.check()
         assert on.report().calls == before + kernels
-        assert limit is None or not one.program.stock_calls
+        assert limit is None or not one.program.baseline_calls
 
 
 @pytest.mark.parametrize("limit", [None, LIMIT])
@@ -428,8 +428,8 @@ def test_a_device_is_asked_whether_it_can_be_delayed_only_without_a_stated_limit
 def test_pytorchs_own_kernels_obey_its_benchmark_flag_and_others_are_tried_either_way(program, benchmark):
     one = program()
     told = []
-    stock = one.made._pass_forward
-    one.made._pass_forward = lambda *arguments: told.append(arguments[-4]) or stock(*arguments)
+    baseline = one.made._pass_forward
+    one.made._pass_forward = lambda *arguments: told.append(arguments[-4]) or baseline(*arguments)
     with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
         assert one.tuned().kernels
     assert set(told) == {benchmark}
@@ -475,9 +475,9 @@ def images():
         yield shuffled.choice(sizes)
 
 
-@pytest.mark.parametrize("stock_ms", [10.0, 50.0], ids=["nothing gained", "replaced"])
-def test_a_program_whose_image_sizes_change_never_waits_for_plans_and_nothing_grows(program, monkeypatch, stock_ms):
-    one, sizes = program(stock_ms), images()
+@pytest.mark.parametrize("baseline_ms", [10.0, 50.0], ids=["nothing gained", "replaced"])
+def test_a_program_whose_image_sizes_change_never_waits_for_plans_and_nothing_grows(program, monkeypatch, baseline_ms):
+    one, sizes = program(baseline_ms), images()
     looked = []
     monkeypatch.setattr(
         "ucudnn.torch.tuning.tuned_call.asked_convolution",

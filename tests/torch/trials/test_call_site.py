@@ -19,13 +19,13 @@ def candidate(name, size=8):
     return Candidate(in_parts(name, size), 0)
 
 
-def site_of(*candidates, stock=1.0, calls=2):
+def site_of(*candidates, baseline=1.0, calls=2):
     site = CallSite(PROBLEM)
-    site.calls, site.stock_ms, site.candidates = calls, [stock] * 4, list(candidates)
+    site.calls, site.baseline_ms, site.candidates = calls, [baseline] * 4, list(candidates)
     return site
 
 
-def run(site, times, stock=1.0, errors=None):
+def run(site, times, baseline=1.0, errors=None):
     """Do what a site asks for until it is finished; return the order of what it tried."""
     done = []
     while (trial := site.next_trial()) is not None:
@@ -34,7 +34,7 @@ def run(site, times, stock=1.0, errors=None):
         done.append((name, trial.in_place))
         assert len(done) < 100
         if trial.candidate is None:
-            site.sampled(None, stock)
+            site.sampled(None, baseline)
         elif trial.in_place:
             for _ in range(site.calls):
                 site.sampled(trial.candidate, times[name])
@@ -94,7 +94,7 @@ def test_a_slow_candidate_is_never_in_place():
 
 
 @pytest.mark.parametrize(
-    ("stock", "first", "second", "state", "runs"),
+    ("baseline", "first", "second", "state", "runs"),
     [
         (2.0, 4.0, 0.6, "checked", 2),
         (2.0, 4.0, 2.1, "rejected", 2),
@@ -103,16 +103,16 @@ def test_a_slow_candidate_is_never_in_place():
         (1.0, 4.0, 0.6, "rejected", 1),  # it has run before it was timed
     ],
 )
-def test_a_first_run_that_may_have_loaded_code_is_not_the_last_one(stock, first, second, state, runs):
+def test_a_first_run_that_may_have_loaded_code_is_not_the_last_one(baseline, first, second, state, runs):
     one = candidate("a")
-    site, times = site_of(one, stock=stock), iter([first, second])
+    site, times = site_of(one, baseline=baseline), iter([first, second])
     done = 0
     while (trial := site.next_trial()) is not None and not trial.in_place:
         site.checked(trial.candidate, next(times), 0.0, 1e-2)
         done += 1
     assert (one.state.value, done) == (state, runs)
     if state == "checked":
-        assert one.rough_ms == min(first, second) < stock
+        assert one.rough_ms == min(first, second) < baseline
 
 
 def test_a_candidate_that_fails_in_place_is_given_up():
@@ -138,19 +138,19 @@ def test_nothing_is_asked_while_results_are_awaited():
     st.floats(0.1, 3),
     st.sets(st.sampled_from("abcdefgh")),
 )
-def test_what_is_adopted_is_right_and_faster(times, stock, wrong):
-    site = site_of(*map(candidate, times), stock=stock)
-    run(site, times, stock, dict.fromkeys(wrong, 1.0))
+def test_what_is_adopted_is_right_and_faster(times, baseline, wrong):
+    site = site_of(*map(candidate, times), baseline=baseline)
+    run(site, times, baseline, dict.fromkeys(wrong, 1.0))
     run_ones = {each.configuration.parts[0].algorithm for each in site.candidates if each.state.value != "new"}
     right = [time for name, time in times.items() if name in run_ones - wrong]
     assert len(run_ones) >= min(3, len(times))
     if site.adopted is None:
-        assert all(time > 0.96 * stock for time in right)
+        assert all(time > 0.96 * baseline for time in right)
     else:
         name = site.adopted.configuration.parts[0].algorithm
         assert name not in wrong
         assert times[name] == min(right)
-        assert times[name] <= 0.97 * stock
+        assert times[name] <= 0.97 * baseline
 
 
 def test_candidates_that_promise_less_are_not_run_after_slow_ones_in_turn():
@@ -190,7 +190,7 @@ def test_micro_batches_and_sums_of_a_slow_engine_are_kinds_of_their_own():
 
 
 def test_a_kernel_that_could_save_much_of_a_step_is_costly():
-    site = site_of(stock=2.0, calls=3)
+    site = site_of(baseline=2.0, calls=3)
     assert site.is_costly(199.0)
     assert not site.is_costly(201.0)
     site.floor_ms = 1.0
@@ -198,7 +198,7 @@ def test_a_kernel_that_could_save_much_of_a_step_is_costly():
 
 
 def test_the_twenty_costliest_kernels_are_costly_within_a_limit():
-    sites = [site_of(stock=1.0 + number, calls=1) for number in range(30)]
+    sites = [site_of(baseline=1.0 + number, calls=1) for number in range(30)]
     found = ranked(sites, 1000.0)
     assert [each.rank for each in found] == list(range(len(found)))
     assert [each for each in found if each.is_costly(1e9, limited=True)] == sites[:-21:-1]
@@ -206,7 +206,7 @@ def test_the_twenty_costliest_kernels_are_costly_within_a_limit():
 
 
 def test_a_kernel_that_reads_and_writes_at_the_bandwidth_of_the_memory_is_not_worth_trying():
-    site = site_of(stock=1.0)
+    site = site_of(baseline=1.0)
     touched = PROBLEM.x_bytes + PROBLEM.w_bytes + PROBLEM.y_bytes
     for bytes_per_ms, near in ((touched / 0.9, True), (touched / 0.5, False), (0.0, False)):  # 0: not known
         site.bound_by(bytes_per_ms)
@@ -215,7 +215,7 @@ def test_a_kernel_that_reads_and_writes_at_the_bandwidth_of_the_memory_is_not_wo
 
 
 def test_kernels_that_could_save_most_come_first_and_not_those_that_take_most():
-    slow, bound, short = sites = [site_of(stock=each, calls=1) for each in (3.0, 5.0, 0.2)]
+    slow, bound, short = sites = [site_of(baseline=each, calls=1) for each in (3.0, 5.0, 0.2)]
     touched = PROBLEM.x_bytes + PROBLEM.w_bytes + PROBLEM.y_bytes
     slow.floor_ms, bound.floor_ms, short.floor_ms = 0.1, 3.9, 0.19
     assert [each.hoped_ms for each in sites] == pytest.approx([2.9, 1.1, 0.01])
@@ -234,14 +234,14 @@ def test_kernels_are_replaced_only_where_a_pass_gains_more_than_its_detour():
     assert worth_replacing(sites, 10.0) == sites
     assert worth_replacing(sites, 100.0) == sites[1:], "0.1 ms of 100 is nothing"
     assert worth_replacing(sites, 1000.0) == []
-    sites[2].stock_ms = [0.5]
+    sites[2].baseline_ms = [0.5]
     assert worth_replacing(sites, 10.0) == sites[:2], "by later times it saves nothing"
 
 
 def replaced(saved, calls=1, parts=1):
     """Return a site of which a candidate in some parts saves milliseconds in each call, and an undivided one half."""
     divided, whole = candidate("a", 8 // parts), candidate("b")
-    site = site_of(divided, whole, stock=10.0, calls=calls)
+    site = site_of(divided, whole, baseline=10.0, calls=calls)
     divided.samples_ms, whole.samples_ms = [10.0 - saved] * ENOUGH, [10.0 - saved / 2] * ENOUGH
     site.adopted, site.undivided = divided, divided if parts == 1 else whole
     return site
@@ -260,9 +260,9 @@ def test_a_kernel_that_takes_the_host_more_than_it_saves_the_device_is_not_adopt
 
 
 def test_a_fast_kernel_may_take_the_host_some_microseconds_and_an_unknown_time_counts_as_none():
-    site = site_of(candidate("a"), stock=0.05)
+    site = site_of(candidate("a"), baseline=0.05)
     site.issued(None, 0.02)
-    run(site, {"a": 0.048}, stock=0.05)
+    run(site, {"a": 0.048}, baseline=0.05)
     assert site.adopted is not None
     assert site.host_over_ms(site.adopted) == 0
     site.issued(site.adopted, 0.0245)
@@ -282,7 +282,7 @@ def test_kernels_that_take_the_host_longest_for_what_they_save_are_not_replaced_
     assert worth_replacing(sites, 10.0, spares_host=True) == [free, dear], "it saves ten times what it takes the host"
     dear.host_ms = 0.1
     for calls, replaces in ((28, [free, cheap, dear]), (26, [free, cheap])):  # 0.155 and 0.145 ms of the host
-        assert worth_replacing([*sites, site_of(stock=1.0, calls=calls)], 10.0, spares_host=True) == replaces
+        assert worth_replacing([*sites, site_of(baseline=1.0, calls=calls)], 10.0, spares_host=True) == replaces
 
 
 def test_the_few_kernels_that_save_most_are_compared_beside_all_of_them():

@@ -28,11 +28,11 @@ def configurations_within(*arguments, **others):
 @pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_FILTER])
 def test_divided_filter_gradients_of_16_bits_have_a_float32_sum(operation, dtype):
     problem = make_problem(operation=operation, dtype=dtype, batch=64)
-    room = max(each.workspace_bytes for each in CPU.algorithms(problem)) // 3
-    found = configurations_within(CPU, problem, room)
+    limit_bytes = max(each.workspace_bytes for each in CPU.algorithms(problem)) // 3
+    found = configurations_within(CPU, problem, limit_bytes)
     divided = [each for each in found if len(each.parts) > 1]
     assert divided
-    assert all(own_bytes(problem, each) <= room for each in found)
+    assert all(own_bytes(problem, each) <= limit_bytes for each in found)
     sums = operation is Operation.BACKWARD_FILTER and dtype is DataType.FLOAT16
     assert {each.float32_sum is not None for each in divided} == {sums}
     assert all(each.float32_sum is None for each in found if len(each.parts) == 1)
@@ -40,9 +40,9 @@ def test_divided_filter_gradients_of_16_bits_have_a_float32_sum(operation, dtype
 
 def test_a_sum_that_leaves_no_room_is_left_out(monkeypatch):
     problem = make_problem(operation=Operation.BACKWARD_FILTER, dtype=DataType.FLOAT16, batch=64)
-    room = max(each.workspace_bytes for each in CPU.algorithms(problem)) // 3
-    monkeypatch.setattr(type(CPU), "float32_sum", lambda self, asked: Float32Sum(size_bytes=room, time_ms=1.0))
-    divided = [each for each in configurations_within(CPU, problem, room) if len(each.parts) > 1]
+    limit_bytes = max(each.workspace_bytes for each in CPU.algorithms(problem)) // 3
+    monkeypatch.setattr(type(CPU), "float32_sum", lambda self, asked: Float32Sum(size_bytes=limit_bytes, time_ms=1.0))
+    divided = [each for each in configurations_within(CPU, problem, limit_bytes) if len(each.parts) > 1]
     assert divided
     assert all(each.float32_sum is None for each in divided)
 

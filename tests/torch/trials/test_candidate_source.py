@@ -21,10 +21,10 @@ CPU = open_backend("cpu")
 
 def test_each_micro_batch_and_each_slab_of_a_candidate_is_built(monkeypatch):
     problem = make_problem(batch=6, spatial=(40, 10), groups=1)
-    room = min(each.workspace_bytes for each in CPU.algorithms(problem.part(1)) if each.workspace_bytes) // 2
-    found = [each for _, each in candidates_within(CPU, problem, room) if len(each.parts) > 1]
+    limit_bytes = min(each.workspace_bytes for each in CPU.algorithms(problem.part(1)) if each.workspace_bytes) // 2
+    found = [each for _, each in candidates_within(CPU, problem, limit_bytes) if len(each.parts) > 1]
     assert any(part.slabs for each in found for part in each.parts)
-    assert all(own_bytes(problem, each) <= room for each in found)
+    assert all(own_bytes(problem, each) <= limit_bytes for each in found)
     built = []
     prepare = type(CPU).prepare
     monkeypatch.setattr(
@@ -40,8 +40,8 @@ def test_each_micro_batch_and_each_slab_of_a_candidate_is_built(monkeypatch):
 
 def test_what_adds_to_a_filter_gradient_is_built_for_divided_candidates_only(monkeypatch):
     problem = make_problem(batch=6, spatial=(40, 10), groups=1)
-    room = min(each.workspace_bytes for each in CPU.algorithms(problem.part(1)) if each.workspace_bytes) // 2
-    within = (room, 1 << 30)  # slabs, and the whole mini-batch
+    limit_bytes = min(each.workspace_bytes for each in CPU.algorithms(problem.part(1)) if each.workspace_bytes) // 2
+    within = (limit_bytes, 1 << 30)  # slabs, and the whole mini-batch
     found = [each for limit_bytes in within for _, each in candidates_within(CPU, problem, limit_bytes)]
     assert {each.calls > 1 for each in found} == {False, True}
     built, prepare = [], type(CPU).prepare
@@ -106,10 +106,10 @@ def test_a_paused_source_begins_no_other_engine_and_is_not_busy(monkeypatch):
 def test_times_of_slabs_are_not_kept_and_those_of_whole_mini_batches_are():
     problem, saved = make_problem(batch=1, spatial=(40, 10), groups=1), []
     store = SimpleNamespace(save=saved.extend, load=lambda problems: [])
-    room = min(each.workspace_bytes for each in CPU.algorithms(problem) if each.workspace_bytes) // 2
+    limit_bytes = min(each.workspace_bytes for each in CPU.algorithms(problem) if each.workspace_bytes) // 2
     source = CandidateSource(lambda: CPU, nullcontext, lambda backend: store)
     source.open_one()
-    source.ask(problem, room)
+    source.ask(problem, limit_bytes)
     source.open_one()
     begin = monotonic()
     while not (found := [each for _, configurations in source.take() for each in configurations]):

@@ -49,7 +49,7 @@ def test_the_latest_kernel_of_a_problem_is_kept(making):
 def test_kernels_of_candidates_that_are_timed_are_kept_until_all_is_forgotten(making):
     maker, _, _ = making
     site = CallSite(PROBLEM)
-    site.stock_ms, site.candidates = [10.0], [candidate(name) for name in "abcd"]
+    site.baseline_ms, site.candidates = [10.0], [candidate(name) for name in "abcd"]
     kernels = []
     for rough_ms, each in enumerate(site.candidates):
         kernels.append(maker.made(site, each))

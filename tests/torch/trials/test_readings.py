@@ -37,7 +37,7 @@ def test_a_distance_is_read_once_the_device_has_computed_it_and_not_with_the_tim
         program.reached += 1
         readings.read()
         assert len(readings) == (2 if program.reached < 2 else 1 if program.reached < program.made else 0)
-    assert site.stock_ms == [1.0]
+    assert site.baseline_ms == [1.0]
     assert read == [program.made] == [5], "after both marks around the candidate, the outputs are compared"
     assert ran == [1.0] == [candidate.rough_ms]
     assert site.pending == 0
@@ -51,4 +51,4 @@ def test_what_is_forgotten_is_not_told():
     program.reached = program.made
     readings.read()
     assert not readings
-    assert site.stock_ms == []
+    assert site.baseline_ms == []

@@ -38,7 +38,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize(
-    ("stock_ms", "was_slow", "runs"),
+    ("baseline_ms", "was_slow", "runs"),
     [
         (0.5, False, ["run", "mark", "run", "mark"]),
         (2.0, False, ["mark", "run", "mark"]),  # a second run would take as long again
@@ -46,10 +46,10 @@ class Recorder:
     ],
 )
 def test_a_run_that_loads_code_is_not_timed_where_kernels_are_short_or_a_check_is_the_second_one(
-    stock_ms, was_slow, runs
+    baseline_ms, was_slow, runs
 ):
     tuner, site = Recorder(), CallSite(PROBLEM)
-    site.stock_ms = [stock_ms] * 3
+    site.baseline_ms = [baseline_ms] * 3
     candidate = Candidate(in_parts("a"), 0)
     candidate.was_slow = was_slow
     out = torch.full((4,), 5.0)

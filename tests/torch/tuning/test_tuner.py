@@ -120,8 +120,8 @@ class Listed:
     def open_one(self):
         self.is_ready = self.is_complete = True
 
-    def ask(self, problem, room_bytes, *, costly, now_ms):
-        assert room_bytes > 0
+    def ask(self, problem, headroom_bytes, *, costly, now_ms):
+        assert headroom_bytes > 0
         assert now_ms > 0, "how long the kernel takes is known by then"
         sizes = {name: 4 if name == "divided" else 8 for name in self._times[problem.channels]}
         self._found.append((problem, [in_parts(name, size) for name, size in sizes.items()]))
@@ -165,9 +165,9 @@ class Compiling(Listed):
         self._left = 0
         self._passed = False
 
-    def ask(self, problem, room_bytes, **others):
+    def ask(self, problem, headroom_bytes, **others):
         self._left = self._left or self.steps
-        super().ask(problem, room_bytes, **others)
+        super().ask(problem, headroom_bytes, **others)
         self._asked.append(self._found.pop())
         self.is_busy = not self.paused
 
@@ -199,7 +199,7 @@ class Course:
     """Steps of a program with one kernel for each number of channels.
 
     Args:
-        stock: milliseconds of PyTorch's own kernels, by number of channels.
+        baseline: milliseconds of PyTorch's own kernels, by number of channels.
         times: milliseconds of candidates, by number of channels and name.
         late: steps after which marks are read.
         side: milliseconds that each replaced kernel costs elsewhere in the step.
@@ -209,13 +209,15 @@ class Course:
         clock: the host's, in seconds; None for one that stands still.
     """
 
-    def __init__(self, stock, times, late=1, side=0.0, idle=lambda step: 20.0, source=None, program=None, clock=None):
-        self.stock, self.times, self.side, self.idle = stock, times, side, idle
+    def __init__(
+        self, baseline, times, late=1, side=0.0, idle=lambda step: 20.0, source=None, program=None, clock=None
+    ):
+        self.baseline, self.times, self.side, self.idle = baseline, times, side, idle
         self.program = program or Timeline(late)
         self.source = source or Listed(times)
         self.ledger = TrialLedger(0.05, lambda: self.program.now / 1e3)
         self.tuner = Tuner(self.program, self.source, self.ledger, clock=clock or (lambda: 0.0))
-        self.problems = {each: replace(PROBLEM, channels=each, x_batch_stride=0) for each in stock}
+        self.problems = {each: replace(PROBLEM, channels=each, x_batch_stride=0) for each in baseline}
         self.worst_estimate = 0.0
 
     def step(self):
@@ -232,7 +234,7 @@ class Course:
                 program.spend(self.times[channels][kernel.name], kernel.name)
                 tuner.measured(site, trial.candidate, begin, program.mark())
             else:
-                program.spend(self.stock[channels], "stock")
+                program.spend(self.baseline[channels], "baseline")
                 if tuner.phase is TuningPhase.WATCHING:
                     tuner.watched(site, 1 << 20, begin, program.mark())
                 elif trial is not None:
@@ -272,7 +274,7 @@ def test_a_program_that_its_host_bounds_is_left_alone(launch_ms, bounds):
         assert course.source.stopped
         assert not course.source.is_ready, "nothing was opened"
         assert all(site.candidates is None for site in tuner.sites.values()), "nothing was asked for"
-        assert not any(site.stock_ms for site in tuner.sites.values()), "nothing was timed"
+        assert not any(site.baseline_ms for site in tuner.sites.values()), "nothing was timed"
 
 
 def test_a_program_whose_inference_the_host_bounds_is_tuned_when_it_trains():
@@ -309,7 +311,7 @@ def test_steps_that_are_others_while_some_are_delayed_are_compared_anew(trains):
     assert course.tuner.is_quiet
     course.tuner.begin_anew(trains=trains)
     assert course.tuner.phase is TuningPhase.WARMING
-    course.stock = {4: 3.0, 5: 3.0}
+    course.baseline = {4: 3.0, 5: 3.0}
     assert len(course.run().kernels) == 2
     assert len(program.delayed) == 17
     assert program.delayed[-1] > 1.1 * program.delayed[0], "it is a part of the steps that run now"
@@ -427,8 +429,8 @@ def test_a_program_that_slows_down_is_tuned_all_the_same_and_trials_are_not_to_b
 
 @pytest.mark.parametrize("behind", [1, 2])
 def test_what_trials_cost_the_host_in_the_steps_behind_them_stays_within_the_share(behind):
-    stock = {4 + number: 1.5 for number in range(20)}
-    course = Course(stock, {each: {"a": 1.8, "b": 1.3, "c": 0.8} for each in stock})
+    baseline = {4 + number: 1.5 for number in range(20)}
+    course = Course(baseline, {each: {"a": 1.8, "b": 1.3, "c": 0.8} for each in baseline})
     tried_at = [-9]
 
     def idle(step):  # of a program whose host is nearly as slow as its device
@@ -448,8 +450,8 @@ def test_what_trials_cost_the_host_in_the_steps_behind_them_stays_within_the_sha
 
 
 def test_some_steps_rest_so_that_the_programs_own_pace_is_known_while_much_is_tried():
-    stock = {4 + number: 1.0 for number in range(60)}
-    course = Course(stock, {each: {"a": 1.2, "b": 0.9, "c": 0.5} for each in stock})
+    baseline = {4 + number: 1.0 for number in range(60)}
+    course = Course(baseline, {each: {"a": 1.2, "b": 0.9, "c": 0.5} for each in baseline})
     course.ledger._share = 1.0  # nothing else keeps trials from steps
     course.idle = lambda step: 40.0 if step < 40 else 20.0
     tried, paces = [], set()
@@ -467,9 +469,9 @@ def test_some_steps_rest_so_that_the_programs_own_pace_is_known_while_much_is_tr
 
 @pytest.mark.parametrize("pace", [lambda step: 20.0, lambda step: 20.0 if step < 12 else 24.0], ids=["even", "slower"])
 def test_threads_that_disturb_the_program_stay_within_the_share_and_keep_no_trial_waiting(pace):
-    stock = {4 + number: 2.0 for number in range(8)}
-    source = Compiling({each: {"a": 1.5, "b": 1.0} for each in stock}, steps=60)
-    course = Course(stock, source._times, source=source)
+    baseline = {4 + number: 2.0 for number in range(8)}
+    source = Compiling({each: {"a": 1.5, "b": 1.0} for each in baseline}, steps=60)
+    course = Course(baseline, source._times, source=source)
     course.idle = lambda step: pace(step) + (6.0 if source.passed() else 0.0)  # of a program that its host bounds
     worst = 0.0
     while course.tuner.phase is not TuningPhase.SETTLED:
@@ -549,17 +551,17 @@ times = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 20), max_size=4)
 
 @given(st.lists(st.tuples(st.floats(0.5, 5), times), min_size=1, max_size=4), st.integers(0, 3))
 def test_a_settled_program_is_never_slower_and_trials_stay_within_their_share(kernels, late):
-    stock = {4 + number: time for number, (time, _) in enumerate(kernels)}
+    baseline = {4 + number: time for number, (time, _) in enumerate(kernels)}
     offered = {4 + number: found for number, (_, found) in enumerate(kernels)}
-    course = Course(stock, offered, late=late)
+    course = Course(baseline, offered, late=late)
     tuner = course.run()
     before = course.program.now
     course.step()
-    assert course.program.now - before <= 20 + sum(stock.values()) + 1e-9
+    assert course.program.now - before <= 20 + sum(baseline.values()) + 1e-9
     slowest = sum(max(found.values(), default=0.0) for found in offered.values())
     assert course.ledger.lost_seconds <= 0.05 * course.ledger.elapsed_seconds + slowest / 1e3
     for channels, found in offered.items():
         run = [time for number, time in enumerate(found.values()) if number < 3]  # the others wait for a fast one
         saved = [each.saved_ms * each.calls for each in tuner.sites.values() if each.adopted is not None]
-        if run and min(run) < 0.9 * stock[channels] and sum(saved) > 0.01 * tuner.step_ms:
+        if run and min(run) < 0.9 * baseline[channels] and sum(saved) > 0.01 * tuner.step_ms:
             assert course.problems[channels] in tuner.kernels

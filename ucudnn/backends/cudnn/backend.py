@@ -220,8 +220,8 @@ class CudnnBackend(ComputeBackend):
     def allocate(self, size_bytes: int) -> DeviceBuffer:
         return self._device.allocate(size_bytes)
 
-    def room_bytes(self) -> float:
-        return self._device.room_bytes()
+    def headroom_bytes(self) -> float:
+        return self._device.headroom_bytes()
 
     @property
     def most_bytes(self) -> int | None:

@@ -164,7 +164,7 @@ class Explorer:
         if not request.whole and least >= state.pruning.worth_ms(size, 0, chain):
             return None  # whatever its workspace is
         algorithm = state.fitting(size, name)
-        if algorithm is None or algorithm.workspace_bytes >= state.room_bytes:
+        if algorithm is None or algorithm.workspace_bytes >= state.too_large_bytes:
             return None
         worth = self._worth_ms(size, algorithm, chain)
         if least >= worth or (worth < inf and self._is_hopeless(algorithm)):

@@ -45,7 +45,7 @@ class State:
         progress: a function that is called with the number of micro-configurations that were considered, and the
             number of those that will be, as far as that is known.
         results: measurements of all requests. What is measured is added.
-        room_bytes: the smallest workspace for which there was not enough memory.
+        too_large_bytes: the smallest workspace for which there was not enough memory.
         micros: what was measured within the limit, by micro-batch size and algorithm.
         pruning: what follows from `micros` about the time of others.
         tried: the micro-batch sizes that were tried.
@@ -66,7 +66,7 @@ class State:
     exhaustive: bool
     progress: Callable[[int, int], None]
     results: Results
-    room_bytes: float = inf
+    too_large_bytes: float = inf
     micros: dict[tuple[int, str], MicroConfiguration] = field(default_factory=dict)
     pruning: Pruning = field(init=False)
     tried: set[int] = field(default_factory=set)
@@ -196,7 +196,7 @@ class State:
         if found.status is MeasurementStatus.HINDERED:
             self.hindered = True
             if found.reason.startswith("MemoryError"):
-                self.room_bytes = min(self.room_bytes, algorithm.workspace_bytes or inf)
+                self.too_large_bytes = min(self.too_large_bytes, algorithm.workspace_bytes or inf)
         else:
             self._unsaved.append((part, found))
         return found

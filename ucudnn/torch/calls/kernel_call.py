@@ -204,8 +204,8 @@ class KernelCall(PlannedCall):
         """Plan the kernel, and return what computes it; under WD, the first call plans."""
         problem = replace(self.problem, alignment=low_bits & -low_bits) if low_bits else self.problem
         handle, later = self._open_handle(), self._later_bytes
-        room_bytes = handle.plans.spare_workspace_bytes(handle.settings.workspace_limit_bytes + later) if later else 0
-        launcher = handle.plans.launcher(problem, self._layer, room_bytes, fresh=True, plan=True)
+        limit_bytes = handle.plans.spare_workspace_bytes(handle.settings.workspace_limit_bytes + later) if later else 0
+        launcher = handle.plans.launcher(problem, self._layer, limit_bytes, fresh=True, plan=True)
         if launcher is None:
             return partial(handle.convolve, problem, layer=self._layer, fresh=True)
         return launcher

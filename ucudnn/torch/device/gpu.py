@@ -155,9 +155,9 @@ class TorchGpu(Gpu):
             raise MemoryError(str(error).split(". ", 1)[0]) from None  # the traceback would keep tensors alive
         return DeviceBuffer(memory.data_ptr(), size_bytes, memory)
 
-    def room_bytes(self) -> float:
+    def headroom_bytes(self) -> float:
         """Return how large a workspace may be now within the limit of memory."""
-        return inf if self._limit is None else self._limit.room_bytes()
+        return inf if self._limit is None else self._limit.headroom_bytes()
 
     @contextmanager
     def scratch(self) -> Iterator[Callable[[int], DeviceBuffer]]:

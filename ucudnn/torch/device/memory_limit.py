@@ -33,19 +33,19 @@ class MemoryLimit:
         self.exceeded = False
         self._live = live
 
-    def room_beside(self, live_bytes: int) -> int:
+    def headroom_beside(self, live_bytes: int) -> int:
         """Return how large a workspace may be beside live bytes."""
         return max(0, self.most_bytes - live_bytes)
 
-    def room_bytes(self) -> int:
+    def headroom_bytes(self) -> int:
         """Return how large a workspace may be now."""
         live = self._live()
         self.note(live)
-        return self.room_beside(live)
+        return self.headroom_beside(live)
 
     def refuse(self, size_bytes: int) -> None:
         """Raise a MemoryLimitError with the bytes of both if there is no room for a workspace now."""
-        if size_bytes and size_bytes > self.room_bytes():
+        if size_bytes and size_bytes > self.headroom_bytes():
             raise MemoryLimitError(
                 f"a workspace of {exact_bytes(size_bytes)} beside live bytes of {exact_bytes(self._live())} would"
                 f" exceed the limit of {exact_bytes(self.limit_bytes)}"
@@ -63,7 +63,7 @@ class MemoryLimit:
 
 
 @final
-class StatedRoom:
+class StatedHeadroom:
     """Answers what a tuner asks about memory, as `MemoryWatch` does, from stated limits of workspaces and of memory."""
 
     def __init__(self, workspace_bytes: int, memory: MemoryLimit | None = None) -> None:
@@ -86,11 +86,11 @@ class StatedRoom:
         if self._memory is not None:
             self._memory.note(live_bytes)
 
-    def room(self, live_bytes: int) -> int:
+    def headroom(self, live_bytes: int) -> int:
         """Return the largest workspace at a call beside live bytes, its outputs included."""
-        beside = self._workspace_bytes if self._memory is None else self._memory.room_beside(live_bytes)
+        beside = self._workspace_bytes if self._memory is None else self._memory.headroom_beside(live_bytes)
         return min(self._workspace_bytes, beside)
 
     def holds(self, sizes: Sequence[int], live_bytes: int) -> bool:
         """Return whether another output and a workspace may be allocated for a check beside live bytes."""
-        return self._memory is None or sum(sizes) <= self._memory.room_beside(live_bytes)
+        return self._memory is None or sum(sizes) <= self._memory.headroom_beside(live_bytes)

@@ -1,4 +1,4 @@
-"""The room that PyTorch's own peak of memory leaves for workspace at each call (Dymem, section 4.2)."""
+"""The headroom that PyTorch's own peak of memory leaves for workspace at each call (Dymem, section 4.2)."""
 
 from collections.abc import Sequence
 from typing import final
@@ -39,10 +39,10 @@ class MemoryWatch:
         """Note how many bytes were live at a call, its outputs included."""
         self._seen_bytes = max(self._seen_bytes, live_bytes)
 
-    def room(self, live_bytes: int) -> int:
-        """Return the bytes of workspace for which there is room beside live bytes, the outputs of the call included."""
+    def headroom(self, live_bytes: int) -> int:
+        """Return the bytes of workspace that fit beside live bytes, the outputs of the call included."""
         return max(0, self.peak_bytes - live_bytes - _ROUNDING_BYTES)
 
     def holds(self, sizes: Sequence[int], live_bytes: int) -> bool:
         """Return whether new tensors stay below the peak beside live bytes."""
-        return sum(sizes) <= self.room(live_bytes)
+        return sum(sizes) <= self.headroom(live_bytes)

@@ -54,7 +54,7 @@ class GateRule(NamedTuple):
             backward call at 0 and 1.
         bias_as: sizes and strides with which the bias of a forward call is added; () if there is none.
         fuses: whether the output's kernel adds the bias.
-        aside: one number. Calls are passed on while it is not 0, also where there are outputs. It may change at any
+        bypass: one number. Calls are passed on while it is not 0, also where there are outputs. It may change at any
             time. None computes always.
     """
 
@@ -62,7 +62,7 @@ class GateRule(NamedTuple):
     outputs: Mapping[int, GateOutput]
     bias_as: tuple[Sizes, Sizes] = ((), ())
     fuses: bool = False
-    aside: "array[int] | None" = None
+    bypass: "array[int] | None" = None
 
 
 @final
@@ -108,7 +108,7 @@ class CallGate:
         self._computes: dict[int, Compute] = {}  # by numbers that are never used again
         self._count = 0
         self._directs: list[DirectKernel] = []  # the gate has their addresses
-        self._asides: list[array[int]] = []  # likewise
+        self._bypasses: list[array[int]] = []  # likewise
         self._earlier: list[tuple[object, ...]] = []  # of tables by which other threads may still compute
 
     def use(
@@ -137,8 +137,8 @@ class CallGate:
             RuntimeError: if PyTorch refuses it, or does not say how many bytes live where these are limited.
         """
         self._call("begin", device_type.upper().encode(), self._callback)
-        self._earlier.append((self._directs, self._asides))
-        first, self._directs, self._asides = self._count, [], []
+        self._earlier.append((self._directs, self._bypasses))
+        first, self._directs, self._bypasses = self._count, [], []
         try:
             for is_backward, rules in enumerate((forward, backward)):
                 if python:
@@ -159,7 +159,7 @@ class CallGate:
         return self.is_open and bool(self._library.ucudnn_gate_passes_to_own())
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def in_python(self) -> Iterator[None]:
         """Return a context in which the gate uses no handle of cuDNN, because Python does."""
         self._call("in_python", 1)
         try:
@@ -183,9 +183,9 @@ class CallGate:
             if direct is not None:
                 self._directs.append(direct)
                 self._call("direct", is_backward, *signature, at, *_call_of(direct))
-        if rule.aside is not None:
-            self._asides.append(rule.aside)
-            self._call("aside", is_backward, *signature, ctypes.c_void_p(rule.aside.buffer_info()[0]))
+        if rule.bypass is not None:
+            self._bypasses.append(rule.bypass)
+            self._call("bypass", is_backward, *signature, ctypes.c_void_p(rule.bypass.buffer_info()[0]))
         sizes, strides = rule.bias_as
         if sizes:
             form = _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes))

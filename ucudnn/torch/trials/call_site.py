@@ -41,9 +41,9 @@ class CallSite:
         problem: what it computes.
         calls: number of calls in the steps that were watched.
         rank: 0 for the kernel that could save the most time of a step, and so on.
-        room_bytes: the least workspace for which one of the calls has room.
+        headroom_bytes: the least workspace for which there is memory at each call.
         floor_ms: time in which the GPU reads and writes its tensors at its stated bandwidth; 0 if that is not known.
-        stock_ms: times of PyTorch's own kernel.
+        baseline_ms: times of PyTorch's own kernel.
         host_ms: the least milliseconds that the host took to issue it.
         candidates: what may replace it; None if that is not known yet.
         pending: number of times that are not read yet.
@@ -59,9 +59,9 @@ class CallSite:
     def forget(self) -> None:
         """Forget all that was learned."""
         self.calls = self.rank = 0
-        self.room_bytes: float = inf
+        self.headroom_bytes: float = inf
         self.floor_ms = 0.0
-        self.stock_ms: list[float] = []
+        self.baseline_ms: list[float] = []
         self.host_ms = inf
         self.candidates: list[Candidate] | None = None
         self.pending = 0
@@ -74,23 +74,23 @@ class CallSite:
         self._compared = 0  # samples of PyTorch's own kernel since candidates are timed in place
 
     @property
-    def stock_median_ms(self) -> float:
+    def baseline_median_ms(self) -> float:
         """Median time of PyTorch's own kernel in milliseconds; 0 if it was not timed."""
         count, found = self._median
-        if count != len(self.stock_ms):  # it is asked more often than a time is added
-            found = median(self.stock_ms)
-            self._median = len(self.stock_ms), found
+        if count != len(self.baseline_ms):  # it is asked more often than a time is added
+            found = median(self.baseline_ms)
+            self._median = len(self.baseline_ms), found
         return found
 
     @property
     def is_long(self) -> bool:
         """Whether the first run of a candidate is timed; else one before it loads code, and makes launches ready."""
-        return self.stock_median_ms > _LONG_MS
+        return self.baseline_median_ms > _LONG_MS
 
     @property
     def saved_ms(self) -> float:
         """Milliseconds that the adopted candidate saves in a call; 0 if there is none."""
-        return 0.0 if self.adopted is None else self.stock_median_ms - median(self.adopted.samples_ms)
+        return 0.0 if self.adopted is None else self.baseline_median_ms - median(self.adopted.samples_ms)
 
     def host_over_ms(self, candidate: Candidate | None) -> float:
         """Return by how much longer the host takes to issue a candidate; 0 for none, or if a time is not known."""
@@ -105,7 +105,7 @@ class CallSite:
     @property
     def hoped_ms(self) -> float:
         """Milliseconds of a step that could be saved at best: all above the time that its tensors take to be moved."""
-        return max(0.0, self.stock_median_ms - self.floor_ms) * self.calls
+        return max(0.0, self.baseline_median_ms - self.floor_ms) * self.calls
 
     def is_costly(self, step_ms: float, *, limited: bool = False) -> bool:
         """Return whether it could save so much of a step that more candidates are worth it, maybe within a limit."""
@@ -114,7 +114,7 @@ class CallSite:
     @property
     def is_near_floor(self) -> bool:
         """Whether PyTorch's own kernel is about as fast as its tensors can be read and written."""
-        return self.floor_ms > 0 and self.stock_median_ms <= _NEAR_FLOOR * self.floor_ms
+        return self.floor_ms > 0 and self.baseline_median_ms <= _NEAR_FLOOR * self.floor_ms
 
     @property
     def fastest(self) -> list[Candidate]:
@@ -131,25 +131,25 @@ class CallSite:
         self.floor_ms = touched / bytes_per_ms if bytes_per_ms > 0 else 0.0
 
     def offer(self, candidates: Iterable[Candidate]) -> None:
-        """Take candidates that were looked for; the room may be smaller by now than it was then."""
-        self.candidates = [each for each in candidates if each.workspace_bytes <= self.room_bytes]
+        """Take candidates that were looked for; the headroom may be smaller by now than it was then."""
+        self.candidates = [each for each in candidates if each.workspace_bytes <= self.headroom_bytes]
 
     def next_trial(self) -> Trial | None:
         """Return what to do in the next step; None if nothing, or if results are still awaited."""
         if self.finished or self.candidates is None or self.pending:
             return None
-        stock = self.stock_median_ms
-        promising = next((each for each in self.fastest if each.rough_ms < _PROMISING * stock), None)
+        baseline = self.baseline_median_ms
+        promising = next((each for each in self.fastest if each.rough_ms < _PROMISING * baseline), None)
         if promising is not None and len(promising.samples_ms) < ENOUGH:  # it saves time already while it is timed
             return self._in_place(promising)
         new = self._next_new(self.candidates)
         if new is not None:
-            return Trial(candidate=new, in_place=False, estimate_ms=_SHADOW_COST * stock)
+            return Trial(candidate=new, in_place=False, estimate_ms=_SHADOW_COST * baseline)
         missing = next((each for each in self.fastest if len(each.samples_ms) < ENOUGH), None)
         if missing is not None:
             return self._in_place(missing)
         if self.fastest and self._compared < ENOUGH:
-            return Trial(candidate=None, in_place=True, estimate_ms=_IN_PLACE_COST * stock)
+            return Trial(candidate=None, in_place=True, estimate_ms=_IN_PLACE_COST * baseline)
         self.conclude()
         return None
 
@@ -175,28 +175,28 @@ class CallSite:
 
     def _best(self, candidates: Collection[Candidate]) -> Candidate | None:
         """Return the fastest of candidates that were timed often enough, if it is worth it."""
-        stock = self.stock_median_ms
+        baseline = self.baseline_median_ms
         # A kernel of many launches, as where groups are computed one by one, may take the host more than it saves.
         timed = [
             each
             for each in filter(self.is_timed, candidates)
-            if self.host_over_ms(each) <= max(_HOST_MS, stock - median(each.samples_ms))
+            if self.host_over_ms(each) <= max(_HOST_MS, baseline - median(each.samples_ms))
         ]
         best = min(timed, key=lambda each: median(each.samples_ms), default=None)
-        return best if best is not None and median(best.samples_ms) <= _WORTH_ADOPTING * stock else None
+        return best if best is not None and median(best.samples_ms) <= _WORTH_ADOPTING * baseline else None
 
     def _in_place(self, candidate: Candidate) -> Trial:
-        stock = self.stock_median_ms
-        lost = max(_IN_PLACE_COST * stock, candidate.rough_ms - stock) * max(1, self.calls)
+        baseline = self.baseline_median_ms
+        lost = max(_IN_PLACE_COST * baseline, candidate.rough_ms - baseline) * max(1, self.calls)
         return Trial(candidate=candidate, in_place=True, estimate_ms=lost)
 
     def checked(self, candidate: Candidate, time_ms: float, error: float, tolerance: float) -> None:
         """Note the time of a candidate beside PyTorch's own kernel, and the relative distance of their outputs."""
         if not error <= tolerance:  # NaN is no distance
             candidate.reject(WRONG)
-        elif self.is_long and not candidate.was_slow and 0 < time_ms - self.stock_median_ms <= _LOADING_MS:
+        elif self.is_long and not candidate.was_slow and 0 < time_ms - self.baseline_median_ms <= _LOADING_MS:
             candidate.was_slow = True  # it is checked once more
-        elif time_ms > _WORTH_TIMING * self.stock_median_ms:
+        elif time_ms > _WORTH_TIMING * self.baseline_median_ms:
             candidate.reject(SLOW)
             self._slow += 1
             self._slow_of[candidate.kind] += 1
@@ -225,7 +225,7 @@ class CallSite:
         """Note a time in the program, of a candidate or of PyTorch's own kernel (None)."""
         if candidate is None:
             self._compared += any(each.samples_ms for each in self.candidates or ())
-            self.stock_ms.append(time_ms)
+            self.baseline_ms.append(time_ms)
         else:
             candidate.samples_ms.append(time_ms)
 

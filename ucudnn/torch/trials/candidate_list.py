@@ -1,4 +1,4 @@
-"""Lists configurations that fit into the room of a call, in the order of the backend's heuristics."""
+"""Lists configurations that fit into the headroom of a call, in the order of the backend's heuristics."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ _DIVISIONS = Settings(policy=BatchSizePolicy.POWER_OF_TWO)
 def candidates_within(
     backend: ComputeBackend,
     problem: ConvolutionProblem,
-    room_bytes: int,
+    headroom_bytes: int,
     most_divided: int = MOST_DIVIDED,
     times: int = 1,
     now_ms: float = 0.0,
@@ -55,13 +55,13 @@ def candidates_within(
     """
     first = backend.leading(problem, _MOST_LISTED)
     most = times * (_MOST_WHOLE + _MOST_FUSED if problem.biased else _MOST_WHOLE), times * most_divided
-    found = list(_fitting(backend, problem, room_bytes, first, *most))
+    found = list(_fitting(backend, problem, headroom_bytes, first, *most))
     if not found or (times > 1 and sum(len(each.parts) == 1 for _, each in found) < _MOST_WHOLE):
-        found = list(_fitting(backend, problem, room_bytes, backend.algorithms(problem), *most))
+        found = list(_fitting(backend, problem, headroom_bytes, backend.algorithms(problem), *most))
     if times > 1:
         found = [
             *_and_in_equal_parts(problem, found),
-            *_offered_in_parts(backend, problem, room_bytes, found, most[1] // 2),
+            *_offered_in_parts(backend, problem, headroom_bytes, found, most[1] // 2),
         ]
     least_ms = min((each.time_ms for algorithm, each in found if uses_tensor_cores(algorithm)), default=inf)
     for algorithm, configuration in found:
@@ -74,7 +74,7 @@ def candidates_within(
 def _fitting(
     backend: ComputeBackend,
     problem: ConvolutionProblem,
-    room_bytes: int,
+    headroom_bytes: int,
     algorithms: Sequence[Algorithm],
     most_whole: int,
     most_divided: int,
@@ -82,15 +82,15 @@ def _fitting(
     """Yield some algorithms with their configurations, at most so many undivided and divided ones."""
     whole = divided = 0
     for each in _in_turn(algorithms):
-        if each.workspace_bytes <= room_bytes:
+        if each.workspace_bytes <= headroom_bytes:
             if whole < most_whole:
                 whole += 1
                 yield each, equal_parts(problem, problem.batch, each)
-                single = _single_samples(backend, problem, each.name, room_bytes) if whole == 1 else None
+                single = _single_samples(backend, problem, each.name, headroom_bytes) if whole == 1 else None
                 if single is not None:
                     yield each, single
         elif divided < most_divided:
-            found = _divided(backend, problem, each.name, room_bytes)
+            found = _divided(backend, problem, each.name, headroom_bytes)
             if found is not None:
                 divided += 1
                 yield each, found
@@ -115,7 +115,7 @@ def _and_in_equal_parts(
 def _offered_in_parts(
     backend: ComputeBackend,
     problem: ConvolutionProblem,
-    room_bytes: int,
+    headroom_bytes: int,
     found: Sequence[tuple[Algorithm, Configuration]],
     most: int,
 ) -> Iterator[tuple[Algorithm, Configuration]]:
@@ -131,7 +131,7 @@ def _offered_in_parts(
     if not size or problem.batch % size:
         return
     offered = backend.leading(problem.part(size), _MOST_LISTED)
-    fitting = (each for each in offered if each.name not in names and each.workspace_bytes <= room_bytes)
+    fitting = (each for each in offered if each.name not in names and each.workspace_bytes <= headroom_bytes)
     for each in islice(fitting, most):
         yield each, equal_parts(problem, size, each)
 
@@ -148,7 +148,7 @@ def _in_turn(algorithms: Sequence[Algorithm]) -> Iterator[Algorithm]:
 
 
 def _single_samples(
-    backend: ComputeBackend, problem: ConvolutionProblem, name: str, room_bytes: int
+    backend: ComputeBackend, problem: ConvolutionProblem, name: str, headroom_bytes: int
 ) -> Configuration | None:
     """Return a filter gradient sample by sample where there are few, as in mini-batches of volumes; else None.
 
@@ -159,16 +159,18 @@ def _single_samples(
     if problem.is_rounded_gradient:  # each part would round
         return None
     found = backend.algorithm(problem.part(1), name)
-    return None if found is None or found.workspace_bytes > room_bytes else equal_parts(problem, 1, found)
+    return None if found is None or found.workspace_bytes > headroom_bytes else equal_parts(problem, 1, found)
 
 
-def _divided(backend: ComputeBackend, problem: ConvolutionProblem, name: str, room_bytes: int) -> Configuration | None:
+def _divided(
+    backend: ComputeBackend, problem: ConvolutionProblem, name: str, headroom_bytes: int
+) -> Configuration | None:
     """Return a division whose workspace fits, or None; of a filter gradient of 16 bits, one that rounds once if any."""
     total = backend.float32_sum(problem) if problem.is_rounded_gradient else None
-    if total is not None and total.size_bytes <= room_bytes:
-        request = request_of(summed(problem), _DIVISIONS, room_bytes - total.size_bytes)
+    if total is not None and total.size_bytes <= headroom_bytes:
+        request = request_of(summed(problem), _DIVISIONS, headroom_bytes - total.size_bytes)
         # Of cuDNN's ways to add to a float32 sum, the one comes first that needs no other list of engines.
         found = divided_by(backend, request, name + ROUNDED) or divided_by(backend, request, name)
         if found is not None:
             return replace(found, float32_sum=total)
-    return divided_by(backend, request_of(problem, _DIVISIONS, room_bytes), name)
+    return divided_by(backend, request_of(problem, _DIVISIONS, headroom_bytes), name)

@@ -31,7 +31,7 @@ _Found = tuple[ConvolutionProblem, list[Configuration]]
 
 @final
 class CandidateSource:
-    """Lists configurations that fit into the room of a call, most promising first.
+    """Lists configurations that fit into the headroom of a call, most promising first.
 
     Args:
         open_backend: opens a backend on the thread's current device. Each thread has its own, which builds plans,
@@ -120,7 +120,9 @@ class CandidateSource:
             self._threads.append(Thread(target=self._run, args=of_thread, name="ucudnn-candidates", daemon=True))
             self._threads[-1].start()
 
-    def ask(self, problem: ConvolutionProblem, room_bytes: int, *, costly: bool = False, now_ms: float = 0.0) -> None:
+    def ask(
+        self, problem: ConvolutionProblem, headroom_bytes: int, *, costly: bool = False, now_ms: float = 0.0
+    ) -> None:
         """List the candidates of a problem within some bytes of workspace, and let a thread build them.
 
         A costly kernel has more of them, because there heuristics that are wrong cost the program most.
@@ -134,7 +136,7 @@ class CandidateSource:
         if self.backend is not None:
             # The backend may be that of a handle, on which other threads of the program plan.
             with suppress(UcudnnError, MemoryError, RuntimeError), self._device(), self.backend.lock:
-                offered = candidates_within(self.backend, problem, room_bytes, divided, times, now_ms)
+                offered = candidates_within(self.backend, problem, headroom_bytes, divided, times, now_ms)
                 for algorithm, configuration in offered:
                     if len(configuration.parts) == 1:
                         self._listed[problem, algorithm.name] = algorithm

@@ -191,8 +191,8 @@ class AutoInterceptor:
         if tuned.copied is not None:
             grad, x, weight = (each.contiguous(memory_format=tuned.copied) for each in (grad, x, weight))
         mask = () if self.planned is None else (output_mask,)
-        stock = partial(self._pass_backward, grad, x, weight, *call[3:10], *mask)
-        return path.backward(grad, x, weight, output_mask, stock)
+        baseline = partial(self._pass_backward, grad, x, weight, *call[3:10], *mask)
+        return path.backward(grad, x, weight, output_mask, baseline)
 
     def _keep(self, calls: CallTable, key: tuple[Any, ...], call: TunedCall) -> None:
         calls.calls[key] = call

@@ -27,8 +27,8 @@ class CandidateCheck(NamedTuple):
         tuner: is told what was measured.
         site: what is known about the kernel.
         form: makes outputs.
-        has_room: returns whether new tensors of some bytes take no new memory from the device, before PyTorch's output
-            is computed, or after it.
+        has_free_blocks: returns whether new tensors of some bytes take no new memory from the device, before PyTorch's
+            output is computed, or after it.
         operands: returns x, w, y and the bias, given the output.
         finished: adds the bias to an output, unless the candidate has added it.
     """
@@ -36,7 +36,7 @@ class CandidateCheck(NamedTuple):
     tuner: Tuner
     site: CallSite
     form: OutputForm
-    has_room: Callable[[Sequence[int], bool], bool]
+    has_free_blocks: Callable[[Sequence[int], bool], bool]
     operands: Callable[[torch.Tensor], Operands]
     finished: Callable[[torch.Tensor], torch.Tensor]
 
@@ -48,7 +48,7 @@ class CandidateCheck(NamedTuple):
         program = self.tuner.program
         wanted = self.form.size_bytes, kernel.workspace_bytes
         fits = self.tuner.watch.holds(wanted, program.live_bytes())
-        if not fits or not self.has_room((*wanted, _SCALARS_BYTES), True):
+        if not fits or not self.has_free_blocks((*wanted, _SCALARS_BYTES), True):
             self.site.missed(candidate)
             return False
         out = self.form.new()
@@ -66,7 +66,7 @@ class CandidateCheck(NamedTuple):
         program, candidate = self.tuner.program, trial.candidate
         assert candidate is not None
         wanted = self.form.size_bytes, kernel.workspace_bytes, *sketch_sizes(self.form)
-        if not self.tuner.watch.holds(wanted, program.live_bytes()) or not self.has_room(wanted, False):
+        if not self.tuner.watch.holds(wanted, program.live_bytes()) or not self.has_free_blocks(wanted, False):
             self.site.missed(candidate)
             return None
         out, trial.started = self.form.new(), True

@@ -35,13 +35,13 @@ def beginning(rules: list[GateRule], begins: Callable[[], object]) -> list[GateR
 
 
 def plan_rules(
-    calls: Mapping[Key, CachedCall], asides: Mapping[Key, "array[int]"]
+    calls: Mapping[Key, CachedCall], bypasses: Mapping[Key, "array[int]"]
 ) -> tuple[list[GateRule], list[GateRule]]:
     """Return the rules of forward and backward calls all of whose outputs cuDNN can compute without Python.
 
     Args:
         calls: what becomes of calls, by their signature and the name of their layer, which must be ''.
-        asides: for calls in which something may be tried, a number that is not 0 while that is so.
+        bypasses: for calls in which something may be tried, a number that is not 0 while that is so.
     """
     forward: list[GateRule] = []
     backward: list[GateRule] = []
@@ -57,7 +57,7 @@ def plan_rules(
             rules = backward if call.output is None else forward
             signature = key[:-1]
             rules.append(
-                GateRule(signature_of(signature), ready, call.bias_as, fused is not None, asides.get(signature))
+                GateRule(signature_of(signature), ready, call.bias_as, fused is not None, bypasses.get(signature))
             )
     return forward, backward
 

@@ -18,7 +18,7 @@ from ucudnn.planning.choices import Origin
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.calls.fused_choice import without_addition
-from ucudnn.torch.device.memory_limit import StatedRoom
+from ucudnn.torch.device.memory_limit import StatedHeadroom
 from ucudnn.torch.trials.call_site import CallSite
 
 _LOG = logging.getLogger("ucudnn.torch")
@@ -134,7 +134,7 @@ class PlanOwner:
 class Stated(NamedTuple):
     """Stated limits: the headroom of each call, and who computes within them and adopts what is chosen in the end."""
 
-    room: StatedRoom
+    headroom: StatedHeadroom
     owner: PlanOwner
 
 

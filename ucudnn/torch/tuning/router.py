@@ -258,7 +258,7 @@ class Router:
         distance = max(_LEAST_STEPS, len(calls) // _SIGNATURES_IN_A_STEP) << self._renewed
         self._renews_at = self._tracker.steps + distance
         tried = [item for table in self._calls for item in list(table.calls.items())] if self._tries else []
-        return plan_rules(calls, {key: call.aside for key, call in tried})
+        return plan_rules(calls, {key: call.bypass for key, call in tried})
 
     def _needs_steps(self) -> bool:
         """Return whether forward calls by plans must tell steps: until all is settled, and the gate is open after it.

@@ -53,7 +53,7 @@ class TunedCall:
         outputs: by their place in PyTorch's mask of gradients; the output of a forward call has place 0.
         reason: why PyTorch computes them for good; '' if it need not.
         path: what they do in this step; None if they are passed on.
-        aside: one number for the gate, which is 0 while they are passed on.
+        bypass: one number for the gate, which is 0 while they are passed on.
         copied: the memory format in which tensors are copied first, because one has another one; None if none has.
         shapes: shapes of x and the weight.
     """
@@ -66,7 +66,7 @@ class TunedCall:
     copied: torch.memory_format | None = None
     shapes: tuple[Any, Any] = ((), ())
     path: "_Path | None" = None
-    aside: "array[int]" = field(default_factory=lambda: array("q", [0]))
+    bypass: "array[int]" = field(default_factory=lambda: array("q", [0]))
     _free: dict[tuple[int, int], tuple[int, FreeBlocks]] = field(default_factory=dict)
 
     def begin_step(self) -> None:
@@ -76,7 +76,7 @@ class TunedCall:
         watches = tuner.phase is TuningPhase.WATCHING and bool(problems)
         acts = watches or any(each in tuner.trials or each in replaced for each in problems)
         self.path = _Path(self, watches=watches) if acts else None
-        self.aside[0] = acts
+        self.bypass[0] = acts
 
     def rule(self, signature: Sequence[int]) -> GateRule | None:
         """Return what the gate does with calls of a signature; None if they are passed on."""
@@ -88,7 +88,7 @@ class TunedCall:
                 fuses |= kernel.fuses
         return GateRule(signature, outputs, self.bias_as, fuses) if outputs else None
 
-    def has_room(self, at: int, position: int, sizes: Sequence[int]) -> bool:
+    def has_free_blocks(self, at: int, position: int, sizes: Sequence[int]) -> bool:
         """Return whether new tensors of some bytes take no new memory from the device at one of a step's calls.
 
         A step allocates as the step before, so the free blocks at a call are looked up once.
@@ -122,16 +122,16 @@ class _Path:
         self._ours = frozenset(call.outputs if watches else {*self._trials, *self._kernels})
 
     def forward(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stock: Callable[[], torch.Tensor]
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, baseline: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        """Return the output of a forward call, which `stock` would compute."""
+        """Return the output of a forward call, which `baseline` would compute."""
         kernel = self._kernels.get(0)
         if kernel is not None:  # written out, because each call of another function takes time
             out = self._outputs[0].form.new()
             done = kernel.run(out, weight, x) if self._transposed else kernel.run(x, weight, out, bias)
             if not done:
                 del out  # PyTorch allocates its own
-                return stock()
+                return baseline()
             return out if bias is None or kernel.fuses else out.add_(alias(bias, *self._bias_as))
         tried = self._trials[0][1] if 0 in self._trials else None
         added = bias is None or (tried is not None and tried.fuses)
@@ -142,7 +142,7 @@ class _Path:
         def finished(out: torch.Tensor) -> torch.Tensor:
             return out if bias is None or added else out.add_(alias(bias, *self._bias_as))
 
-        return self._observed(0, operands, stock, finished)
+        return self._observed(0, operands, baseline, finished)
 
     def backward(
         self,
@@ -150,9 +150,9 @@ class _Path:
         x: torch.Tensor,
         weight: torch.Tensor,
         mask: list[bool],
-        stock: Callable[[list[bool]], Gradients],
+        baseline: Callable[[list[bool]], Gradients],
     ) -> Gradients:
-        """Return the gradients of a backward call, which `stock` would compute for a mask."""
+        """Return the gradients of a backward call, which `baseline` would compute for a mask."""
 
         def operands(at: int, out: torch.Tensor) -> Operands:
             x_like, w_like, y_like = (out if at == _DGRAD else x), (out if at == _WGRAD else weight), grad
@@ -166,20 +166,20 @@ class _Path:
                 if kernel is not None:
                     found[at] = _computed(kernel, self._outputs[at].form, partial(operands, at))
                 else:
-                    found[at] = self._observed(at, partial(operands, at), partial(_one, stock, at), _same)
+                    found[at] = self._observed(at, partial(operands, at), partial(_one, baseline, at), _same)
                 left[at] = found[at] is None
             if at == first and left[first] and left[second] and second in self._ours:
                 # Now, because after the other gradient that would be live while this kernel has its workspace.
-                _add(found, left, stock([wanted and place != second for place, wanted in enumerate(left)]))
+                _add(found, left, baseline([wanted and place != second for place, wanted in enumerate(left)]))
         if any(left):
-            _add(found, left, stock(left))
+            _add(found, left, baseline(left))
         return found[0], found[1], found[2]
 
     def _observed(
         self,
         at: int,
         operands: Callable[[torch.Tensor], Operands],
-        stock: Callable[[], torch.Tensor],
+        baseline: Callable[[], torch.Tensor],
         finished: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         """Return one output, and time what computes it: PyTorch's own kernel, or a candidate in its place."""
@@ -187,37 +187,37 @@ class _Path:
         trial, kernel = self._trials.get(at, (None, None))
         over = trial is None or trial.started or (trial.candidate is not None and bool(trial.candidate.reason))
         if over and not self._watches:  # beside PyTorch's own kernel, once in a step is enough
-            return stock()
+            return baseline()
         if self._seen[at] > _MOST_SEEN or not self._call.tuner.program.untouched():
-            return stock()
+            return baseline()
         if self._watches:
-            return self._watched(self._outputs[at], stock)
+            return self._watched(self._outputs[at], baseline)
         assert trial is not None
         call, seen, output = self._call, self._seen[at], self._outputs[at]
 
-        def has_room(sizes: Sequence[int], after: bool) -> bool:
-            return call.has_room(at, -seen if after else seen, sizes)
+        def has_free_blocks(sizes: Sequence[int], after: bool) -> bool:
+            return call.has_free_blocks(at, -seen if after else seen, sizes)
 
         if kernel is not None and trial.candidate is not None:
-            check = CandidateCheck(call.tuner, output.site, output.form, has_room, operands, finished)
+            check = CandidateCheck(call.tuner, output.site, output.form, has_free_blocks, operands, finished)
             if not trial.in_place:
-                return self._beside(check, kernel, trial, stock)
+                return self._beside(check, kernel, trial, baseline)
             out = self._in_place(check, kernel, trial)
-            return stock() if out is None else out
-        return self._timed(output.site, stock)
+            return baseline() if out is None else out
+        return self._timed(output.site, baseline)
 
-    def _watched(self, output: _Output, stock: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _watched(self, output: _Output, baseline: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return one output of PyTorch's own kernel, which is timed, and note how much memory lives beside it."""
         program = self._call.tuner.program
         live, begin = program.live_bytes(), program.mark()
-        out = stock()
+        out = baseline()
         self._call.tuner.watched(output.site, live + output.form.size_bytes, begin, program.mark())
         return out
 
-    def _timed(self, site: CallSite, stock: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _timed(self, site: CallSite, baseline: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return one output of PyTorch's own kernel, which is timed."""
         begin = self._call.tuner.program.mark()
-        out = stock()
+        out = baseline()
         self._call.tuner.measured(site, None, begin, self._call.tuner.program.mark())
         return out
 
@@ -225,7 +225,7 @@ class _Path:
         """Return one output that a candidate computes in place of PyTorch's own kernel; None if it does not."""
         candidate = trial.candidate
         assert candidate is not None
-        if kernel.workspace_bytes and not check.has_room((check.form.size_bytes, kernel.workspace_bytes), False):
+        if kernel.workspace_bytes and not check.has_free_blocks((check.form.size_bytes, kernel.workspace_bytes), False):
             candidate.reject(NO_MEMORY)
             return None
         begin = check.tuner.program.mark()
@@ -239,13 +239,13 @@ class _Path:
         return out
 
     def _beside(
-        self, check: CandidateCheck, kernel: TunedKernel, trial: Trial, stock: Callable[[], torch.Tensor]
+        self, check: CandidateCheck, kernel: TunedKernel, trial: Trial, baseline: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
         """Return one output of PyTorch's own kernel, which is timed; the candidate is checked before or after it."""
         candidate = trial.candidate
         assert candidate is not None
         compare = check.in_turn(kernel, trial) if candidate.in_turn else None
-        out = self._timed(check.site, stock)
+        out = self._timed(check.site, baseline)
         if compare is not None:
             compare(out)
         elif not candidate.in_turn:
@@ -325,9 +325,9 @@ def _add(found: list[torch.Tensor | None], left: list[bool], others: Gradients) 
             found[at], left[at] = each, False
 
 
-def _one(stock: Callable[[list[bool]], Gradients], at: int) -> Any:
+def _one(baseline: Callable[[list[bool]], Gradients], at: int) -> Any:
     """Return one gradient of PyTorch's own."""
-    return stock(_ONLY[at])[at]
+    return baseline(_ONLY[at])[at]
 
 
 def _same(out: torch.Tensor) -> torch.Tensor:

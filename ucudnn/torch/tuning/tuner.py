@@ -8,7 +8,7 @@ from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
-from ucudnn.torch.device.memory_limit import StatedRoom
+from ucudnn.torch.device.memory_limit import StatedHeadroom
 from ucudnn.torch.device.memory_watch import MemoryWatch
 from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.steps.host_bound_check import HostBoundCheck
@@ -77,7 +77,7 @@ class Tuner:
         self.ledger = ledger
         self.phase = TuningPhase.WARMING
         self.sites: dict[ConvolutionProblem, CallSite] = {}
-        self.watch: MemoryWatch | StatedRoom = MemoryWatch() if stated is None else stated.room
+        self.watch: MemoryWatch | StatedHeadroom = MemoryWatch() if stated is None else stated.headroom
         self.owner = None if stated is None else stated.owner
         self.uses_adopted = False
         self.trials: dict[ConvolutionProblem, tuple[Trial, TunedKernel | None]] = {}
@@ -129,7 +129,7 @@ class Tuner:
         """Note a call of PyTorch's own kernel: the live bytes with its output, and the marks around it."""
         self.watch.called(live_bytes)
         site.calls += 1
-        site.room_bytes = min(site.room_bytes, -live_bytes)  # becomes room when the peak is known
+        site.headroom_bytes = min(site.headroom_bytes, -live_bytes)  # becomes headroom when the peak is known
         self.measured(site, None, begin, end)
 
     def measured(
@@ -220,7 +220,7 @@ class Tuner:
         """Return whether the peak of memory is what it was before kernels were replaced; if not, give them up.
 
         It is looked at in some of the steps. The program itself may need more memory by now, so what was learned about
-        its room does not hold any more.
+        its headroom does not hold any more.
         """
         self._settled_steps += self.uses_adopted
         if not self.uses_adopted or self._settled_steps % _GUARDED_STEPS:
@@ -286,7 +286,7 @@ class Tuner:
         bytes_per_ms = self.program.bytes_per_ms()
         for site in self.sites.values():
             site.bound_by(bytes_per_ms)
-            site.room_bytes = self.watch.room(-int(site.room_bytes)) if site.calls else 0
+            site.headroom_bytes = self.watch.headroom(-int(site.headroom_bytes)) if site.calls else 0
             site.calls = -(-site.calls // _WATCHED_STEPS)
             site.finished = self.owner is not None and self.owner.is_final(site.problem)
         self._tried_since = self.ledger.elapsed_seconds - self._times.paused_seconds
@@ -353,7 +353,7 @@ class Tuner:
                 begin = self._clock()
                 self._asked[site.problem] = True
                 costly = site.is_costly(self.step_ms, limited=self.owner is not None)
-                self.source.ask(site.problem, int(site.room_bytes), costly=costly, now_ms=site.stock_median_ms)
+                self.source.ask(site.problem, int(site.headroom_bytes), costly=costly, now_ms=site.baseline_median_ms)
                 self.host_seconds["listing"] += self._clock() - begin
 
     def _end_trying(self) -> Transition:

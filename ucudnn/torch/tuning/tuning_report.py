@@ -22,9 +22,9 @@ class TunedKernelReport:
         layers: number of calls in a step.
         calls: number of calls so far.
         time_ms: median time in the program.
-        stock_ms: median time of PyTorch's own kernel in the program.
+        baseline_ms: median time of PyTorch's own kernel in the program.
         workspace_bytes: workspace of a call.
-        room_bytes: the headroom that PyTorch's peak leaves at this call.
+        headroom_bytes: the headroom that PyTorch's peak leaves at this call.
     """
 
     problem: str
@@ -33,9 +33,9 @@ class TunedKernelReport:
     layers: int
     calls: int
     time_ms: float
-    stock_ms: float
+    baseline_ms: float
     workspace_bytes: int
-    room_bytes: int
+    headroom_bytes: int
 
 
 @final
@@ -99,7 +99,7 @@ class TuningReport:
         for each in self.kernels:
             found.append(
                 f"  {each.problem}: {each.configuration}, {format_ms(each.time_ms)} instead of"
-                f" {format_ms(each.stock_ms)}, workspace {format_bytes(each.workspace_bytes)}"
+                f" {format_ms(each.baseline_ms)}, workspace {format_bytes(each.workspace_bytes)}"
             )
         return found
 
@@ -136,7 +136,7 @@ def _kernel(site: CallSite, tuner: Tuner) -> TunedKernelReport:
         layers=site.calls,
         calls=kernel.calls,
         time_ms=median(runs.samples_ms),
-        stock_ms=site.stock_median_ms,
+        baseline_ms=site.baseline_median_ms,
         workspace_bytes=kernel.workspace_bytes,
-        room_bytes=int(site.room_bytes),
+        headroom_bytes=int(site.headroom_bytes),
     )

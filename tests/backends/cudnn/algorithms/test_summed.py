@@ -100,7 +100,7 @@ def test_copies_in_float32_begin_at_the_part_and_overlap_nothing():
     problem = replace(gradient(x_batch_stride=560), float32_sum=True)
     x_bytes, y_bytes = problem.x_bytes * 2, problem.y_bytes * 2
     call, queued = launched(problem, WIDENED, ACCUMULATE, Offset(3))
-    (_, x, from_x, *_), (_, y, from_y, *_), (own_x, part, own_y, rest, room, offset, scaling), added = queued
+    (_, x, from_x, *_), (_, y, from_y, *_), (own_x, part, own_y, rest, size_bytes, offset, scaling), added = queued
     assert (from_x, from_y) == (1000 + 3 * 560 * 2, 3000 + 3 * problem.y_batch_stride * 2)
     assert [each[3] for each in queued[:2]] == [problem.x_bytes // 2, problem.y_bytes // 2]
     assert (own_x, own_y, offset, scaling) == (x, y, BEGIN, OVERWRITE)
@@ -108,7 +108,7 @@ def test_copies_in_float32_begin_at_the_part_and_overlap_nothing():
     assert y >= x + x_bytes
     assert part >= y + y_bytes
     assert rest >= part + 72 * 4
-    assert rest + room == WORKSPACE + call.workspace_bytes
+    assert rest + size_bytes == WORKSPACE + call.workspace_bytes
     assert added == (SumKernel.ADD_FLOAT32, 2000, part, 72, 1.0, 1.0, 7)
     assert all(each % 256 == 0 for each in (x, y, part, rest))
 

@@ -155,7 +155,7 @@ class Gpu(ABC):
             MemoryError: if the GPU has too little memory left.
         """
 
-    def room_bytes(self) -> float:
+    def headroom_bytes(self) -> float:
         """Return how large a workspace may be now beside the live bytes; infinity if no limit of memory is stated."""
         return inf
 

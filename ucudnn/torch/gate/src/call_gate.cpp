@@ -132,10 +132,10 @@ const Rule* rule_of(const Side& side, const Numbers& signature) {
 
 // Returns the kernel to which a call goes on that nothing computes here; null if something does.
 const Kernel* passes(const Table& table, const Side& side, const Rule* rule) {
-  const bool is_aside = rule != nullptr && rule->is_aside();  // once, because another thread may change it
+  const bool is_bypassed = rule != nullptr && rule->is_bypassed();  // once, because another thread may change it
   // A part of a gradients' call would have a plan of its own in Python, so all of it goes there.
   const bool is_whole = rule == nullptr || !table.is_over_plans || rule->has_its_plans();
-  if (rule != nullptr && !is_aside && is_whole && rule->computes()) return nullptr;
+  if (rule != nullptr && !is_bypassed && is_whole && rule->computes()) return nullptr;
   return &rest_of(side);
 }
 
@@ -327,9 +327,9 @@ EXPORTED const char* ucudnn_gate_bias(const std::int64_t* signature, std::int64_
 
 // Passes calls with a signature on while a number is not 0, which may change at any time. It lives as long as the
 // table.
-EXPORTED const char* ucudnn_gate_aside(int is_backward, const std::int64_t* signature, std::int64_t length,
-                                       const std::int64_t* aside) {
-  return guarded([&] { next_side(is_backward).rules[list(signature, length)].aside = aside; });
+EXPORTED const char* ucudnn_gate_bypass(int is_backward, const std::int64_t* signature, std::int64_t length,
+                                        const std::int64_t* bypass) {
+  return guarded([&] { next_side(is_backward).rules[list(signature, length)].bypass = bypass; });
 }
 
 // Uses the table that was begun last. The gate is put in front of an operator for which it has something to do, unless

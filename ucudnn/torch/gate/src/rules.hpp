@@ -29,9 +29,9 @@ struct Rule {
   Numbers bias_sizes;
   Numbers bias_strides;
   bool fuses = false;  // the kernel of the output adds the bias
-  const std::int64_t* aside = nullptr;  // a number that is not 0 while such calls come to Python, which tries something
+  const std::int64_t* bypass = nullptr;  // not 0 while such calls come to Python, which tries something
 
-  bool is_aside() const { return aside != nullptr && *aside != 0; }
+  bool is_bypassed() const { return bypass != nullptr && *bypass != 0; }
   bool computes() const { return outputs[0].kernel >= 0 || outputs[1].kernel >= 0; }
   bool has_its_plans() const {
     return std::all_of(outputs.begin(), outputs.end(),
