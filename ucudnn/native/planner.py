@@ -24,11 +24,11 @@ from ucudnn.errors import BackendError, StepError
 from ucudnn.execution.recovery import MOST_FAILURES, Recovery, given_up, is_lasting, is_measured
 from ucudnn.kernel import Kernel
 from ucudnn.native.ledger import Ledger
-from ucudnn.native.registry import KernelRegistry
+from ucudnn.native.registry import KernelRegistry, as_registered
 from ucudnn.native.steps import PlanRequest, Recipe, StepStruct, native_steps
 from ucudnn.planning.decision import Decision, decide
 from ucudnn.planning.plan_file import NO_PLANS, load_plans
-from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
+from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings, is_set
 from ucudnn.units import exact_bytes
@@ -132,7 +132,7 @@ class NativePlanner:
         """
         problem = self._as_asked(request.problem)
         request = replace(request, problem=problem)
-        self._planned.add(_registered(problem))
+        self._planned.add(as_registered(problem))
         self._backend.set_stream(None)
         if request.failed and problem.deterministic:
             raise BackendError(
@@ -167,7 +167,7 @@ class NativePlanner:
 
     def _limit(self, problem: ConvolutionProblem) -> int | None:
         """Return the limit of a problem, or None if it takes part in a division."""
-        stated = self._limits.get(_registered(problem))
+        stated = self._limits.get(as_registered(problem))
         if stated == 0:
             return 0
         if self._registry is not None:
@@ -236,8 +236,3 @@ class NativePlanner:
         if self._registry is not None and self._limit(problem) is None:
             name = self._registry.decide_again(request.handle, problem, self._recovery)
             self._ledger.fail(name, reason)
-
-
-def _registered(problem: ConvolutionProblem) -> ConvolutionProblem:
-    """Return a problem as callers register it, before alignment and determinism are known."""
-    return replace(problem, alignment=MOST_ALIGNMENT, deterministic=False)

@@ -102,7 +102,7 @@ class KernelRegistry:
 
     def _take(self, handle: int, problem: ConvolutionProblem) -> str:
         """Return the name of a kernel that is computed for the first time, that of a registered one if possible."""
-        plain = replace(problem, alignment=MOST_ALIGNMENT, deterministic=False)
+        plain = as_registered(problem)
         alike = [each for each in self._waiting if each[2] == plain]
         if alike:
             place = next((each for each in alike if each[0] == handle), alike[0])
@@ -124,6 +124,11 @@ class KernelRegistry:
         segments = [each.segment for each in self._decided.values() if each.segment is not None]
         self.arena_bytes = max((each.offset_bytes + each.size_bytes for each in segments), default=0)
         self.divisions += 1
+
+
+def as_registered(problem: ConvolutionProblem) -> ConvolutionProblem:
+    """Return a problem as callers register it, before alignment and determinism are known."""
+    return replace(problem, alignment=MOST_ALIGNMENT, deterministic=False)
 
 
 def groups_apart(problem: ConvolutionProblem) -> int:

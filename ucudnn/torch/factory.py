@@ -28,7 +28,7 @@ from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import VARIABLES, Settings, is_set, parse_choice
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.interceptor import Interceptor
-from ucudnn.torch.device.gpu import TorchGpu, allocated_bytes
+from ucudnn.torch.device.gpu import TorchGpu, counted_bytes
 from ucudnn.torch.device.memory_limit import MemoryLimit, StatedHeadroom
 from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.gate.gate_library import GateLibrary
@@ -257,7 +257,7 @@ def _share(share: object) -> float:
 
 
 def _memory_of(limit_bytes: int, ordinal: int) -> MemoryLimit:
-    return MemoryLimit(limit_bytes, partial(allocated_bytes, ordinal))
+    return MemoryLimit(limit_bytes, partial(counted_bytes, ordinal))
 
 
 def _refuse_without_gpu() -> None:

@@ -98,8 +98,8 @@ class _Division:
         """Return the part with which the samples that are left begin; None if nothing fits."""
         for size in (each for each in self._sizes if each <= left):
             found = self._algorithm(size)
-            room = max(self._request.limit_bytes, self._offered[left - size])
-            if found is not None and found.workspace_bytes <= room:
+            most_bytes = max(self._request.limit_bytes, self._offered[left - size])
+            if found is not None and found.workspace_bytes <= most_bytes:
                 return assumed(self._request.problem.part(size), found)
         return self._smallest_in_slabs if self._request.sizes[0] <= left else None
 

@@ -115,11 +115,9 @@ def backward_call(
     kernel_call_of: KernelCallOf,
 ) -> CachedCall:
     """Return what becomes of calls of aten::convolution_backward that look like this one."""
-    call = asked_convolution(x, weight, geometry, flags)
+    call = asked_gradients(grad, x, weight, geometry, flags)
     if isinstance(call, str):
         return CachedCall(call)
-    if tuple(grad.shape) != call.out_shape or grad.dtype is not x.dtype or grad.device != x.device:
-        return CachedCall("the gradient is of another shape or type")
     input_gradient = kernel_call_of(call.backward_input, 0) if output_mask[0] else None
     later_bytes = 0 if input_gradient is None else input_gradient.output_bytes
     return CachedCall(
@@ -196,6 +194,16 @@ def asked_convolution(
     chosen = ChosenForm(x, weight, geometry)
     found = _format_on_cudnn(x, weight, chosen, native=native) if x.is_cuda else chosen.memory_format
     return found if isinstance(found, str) else made(found if x.dim() > 3 else torch.contiguous_format) or call
+
+
+def asked_gradients(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, flags: Flags, *, native: bool = False
+) -> TorchConvolution | str:
+    """Return the convolution whose gradients are asked for, or why it is left to PyTorch; see `asked_convolution`."""
+    call = asked_convolution(x, weight, geometry, flags, native=native)
+    if isinstance(call, str) or (grad.shape == call.out_shape and grad.dtype is x.dtype and grad.device == x.device):
+        return call
+    return "the gradient is of another shape or type"
 
 
 def _format_on_cudnn(

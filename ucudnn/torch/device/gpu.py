@@ -56,9 +56,9 @@ def on_default_stream(ordinal: int) -> bool:
     return ordinal < 0 or _current_stream(ordinal) == 0
 
 
-def allocated_bytes(ordinal: int) -> int:
-    """Return the bytes of PyTorch's blocks on a GPU that are in use now."""
-    found: int = torch.cuda.memory_stats_as_nested_dict(ordinal)["allocated_bytes"]["all"]["current"]
+def counted_bytes(ordinal: int, of: str = "allocated_bytes", when: str = "current") -> int:
+    """Return what PyTorch's allocator counts on a GPU: 'allocated_bytes' or 'reserved_bytes', 'current' or 'peak'."""
+    found: int = torch.cuda.memory_stats_as_nested_dict(ordinal)[of]["all"][when]
     return found
 
 

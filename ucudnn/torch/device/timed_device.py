@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from ucudnn.torch.device.gpu import TorchGpu, capturing
+from ucudnn.torch.device.gpu import TorchGpu, capturing, counted_bytes
 
 _MOST_DISTANCES = 256  # that are not read yet
 _SMALL_BYTES = 1 << 20  # PyTorch keeps blocks up to this size in another pool, whose segments are small
@@ -136,11 +136,11 @@ class TimedGpu:
 
     def live_bytes(self) -> int:
         """Return the bytes of PyTorch's blocks that are in use."""
-        return self._allocated()["current"]
+        return counted_bytes(self._ordinal)
 
     def peak_bytes(self) -> int:
         """Return the most bytes that were in use since the program last reset this count."""
-        return self._allocated()["peak"]
+        return counted_bytes(self._ordinal, when="peak")
 
     def free_blocks(self) -> FreeBlocks:
         """Return the free blocks of PyTorch's allocator that the program's stream may use; this takes milliseconds."""
@@ -154,8 +154,7 @@ class TimedGpu:
 
     def reserved_bytes(self) -> int:
         """Return the bytes of all segments of PyTorch's allocator."""
-        found: int = torch.cuda.memory_stats_as_nested_dict(self._ordinal)["reserved_bytes"]["all"]["current"]
-        return found
+        return counted_bytes(self._ordinal, "reserved_bytes")
 
     def bytes_per_ms(self) -> float:
         """Return the stated bandwidth of the memory, from its clock, which counts twice; 0 if it is not known."""
@@ -192,10 +191,6 @@ class TimedGpu:
     def was_away(self) -> bool:
         """End a step, and return whether all calls that asked `untouched` in it were on other streams."""
         return self._home.step_ended()
-
-    def _allocated(self) -> dict[str, int]:
-        found: dict[str, int] = torch.cuda.memory_stats_as_nested_dict(self._ordinal)["allocated_bytes"]["all"]
-        return found
 
 
 def holds(free: Sequence[int], wanted: Sequence[int], least: int = 1) -> bool:

@@ -13,6 +13,7 @@ from ucudnn.torch.calls.aten_kernels import Gradients
 from ucudnn.torch.calls.call_cache import (
     Flags,
     asked_convolution,
+    asked_gradients,
     backward_strides,
     bias_fits,
     bias_form,
@@ -283,11 +284,9 @@ def backward_of(
     flags: Flags,
 ) -> TunedCall:
     """Return what becomes of calls of aten::convolution_backward that look like this one."""
-    call = asked_convolution(x, weight, geometry, flags, native=tuner.owner is None)
+    call = asked_gradients(grad, x, weight, geometry, flags, native=tuner.owner is None)
     if isinstance(call, str):
         return TunedCall(tuner, {}, reason=call)
-    if tuple(grad.shape) != call.out_shape or grad.dtype is not x.dtype or grad.device != x.device:
-        return TunedCall(tuner, {}, reason="the gradient is of another shape or type")
     copied = missing_format(call, grad, x, weight)
     reason = _reason(flags, tuner, copied)
     if any(backward_strides(grad, x, weight, geometry, call)):
