@@ -10,6 +10,7 @@ from ucudnn.cli.memory_pictures import PictureOptions
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.reports.comparison import compare_policies
+from ucudnn.plots.plan_pictures import COLORS
 
 
 @pytest.fixture
@@ -21,17 +22,16 @@ def pictures(monkeypatch):
     return drawn
 
 
-@pytest.fixture
-def planned():
+def planned(policy="vdnn-all-p"):
     """Return a plan's row in the table, and its costs."""
     builder = small_line()
     costs = builder.costs()
-    (row,) = compare_policies(builder.graph(), costs, None, ["vdnn-all-p"]).rows
+    (row,) = compare_policies(builder.graph(), costs, None, [policy]).rows
     return row, costs
 
 
-def test_the_lanes_are_the_simulations_queues(pictures, planned):
-    row, costs = planned
+def test_the_lanes_are_the_simulations_queues(pictures):
+    row, costs = planned()
     PictureOptions(timeline="line.png").draw(row, costs)
     ((picture, path, title),) = pictures
     assert path == "line.png"
@@ -47,8 +47,8 @@ def test_the_lanes_are_the_simulations_queues(pictures, planned):
 
 
 @pytest.mark.parametrize("pool", ["best fit", "two-ended", "planned"])
-def test_pieces_that_are_alive_together_share_no_address(pictures, planned, pool):
-    row, costs = planned
+def test_pieces_that_are_alive_together_share_no_address(pictures, pool):
+    row, costs = planned()
     PictureOptions(addresses="map.png", pool=pool).draw(row, costs)
     ((picture, _, title),) = pictures
     assert title.endswith(f"{pool} pool")
@@ -58,6 +58,15 @@ def test_pieces_that_are_alive_together_share_no_address(pictures, planned, pool
         assert 0 <= begin <= end <= picture.end_ms
         for _, other, extent, first, last in picture.pieces[:index]:
             assert begin >= last or first >= end or address >= other + extent or other >= address + size
+
+
+def test_every_kind_of_work_and_of_memory_has_a_color(pictures):
+    for policy in ("vdnn-all-p", "checkpoint"):
+        PictureOptions(timeline="line.png", addresses="map.png").draw(*planned(policy))
+    drawn = [work for picture, *_ in pictures[::2] for work in picture.lanes.values()]
+    drawn += [picture.pieces for picture, *_ in pictures[1::2]]
+    kinds = {kind for each in drawn for kind, *_ in each}
+    assert {"from the host", "back from the host", "recomputation", "recomputed"} <= kinds <= set(COLORS)
 
 
 @pytest.fixture
