@@ -138,7 +138,6 @@ plan lenet | network 'lenet' is neither known nor a file
 plan alexnet --profile b200 | profile 'b200' is neither a file
 PLAN --batch 0 | batch 0 must be 1 or more
 PLAN --batch 100 | at mini-batches of 1, 2, 4, 8, 16, 32, 64, 128, 256, and not of 100
-PLAN --branches | --branches has no effect without --total-workspace
 PLAN --total-workspace 64MiB --branches | --branches: alexnet has none; inception3 does
 PLAN --solver-time-limit 0 | must be more than 0 seconds
 PLAN --dtype int8 | --dtype='int8' is not known

@@ -307,6 +307,8 @@ def test_the_error_names_devices_that_do_not_exist(monkeypatch):
         Handle(backend="cpu", benchmark_devices=4)
     with pytest.raises(SettingsError, match=r"^--devices=ranks: torch.distributed is not initialized"):
         open_parallel(CpuBackend(), read_settings({"--devices": "ranks"}), QUICK)
+    with pytest.raises(SettingsError, match="is not initialized: call init_process_group"):
+        Handle(backend="cpu", benchmark_devices="ranks")
     assert open_parallel(CpuBackend(), devices((0,)), QUICK) is None
     assert open_parallel(CpuBackend(), devices("all"), QUICK) is None
 
@@ -320,11 +322,6 @@ def test_devices_that_differ_are_refused(monkeypatch):
             Benchmark(backend, effort=QUICK, parallel=workers).explore(requests(3))
     finally:
         workers.close()
-
-
-def test_ranks_need_torch_distributed():
-    with pytest.raises(SettingsError, match="is not initialized: call init_process_group"):
-        Handle(backend="cpu", benchmark_devices="ranks")
 
 
 @pytest.fixture
