@@ -27,8 +27,15 @@ def test_the_library_is_kept_for_later_processes(gate_library, tmp_path):
     assert [each.stat().st_mtime_ns for each in folder.glob("*.so")] == [written]
 
 
-@pytest.mark.parametrize("compiler", [None, "false", "/nowhere/c++"])
-def test_without_a_compiler_that_works_there_is_no_gate_and_no_error(tmp_path, compiler, caplog):
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        (None, "no C++ compiler was found"),
+        ("ls", "non-zero exit status"),  # it has no such options, which it says
+        ("/nowhere/c++", "No such file or directory: '/nowhere/c++'"),
+    ],
+)
+def test_without_a_compiler_that_works_there_is_no_gate_and_no_error(tmp_path, compiler, reason, caplog, capfd):
     caplog.set_level("INFO", "ucudnn")
     found = GateLibrary(tmp_path, find=lambda name: compiler if name == "c++" else None)
     found.begin()
@@ -36,6 +43,8 @@ def test_without_a_compiler_that_works_there_is_no_gate_and_no_error(tmp_path, c
     assert not found.is_pending
     assert found.gate is None
     assert "make a detour through Python" in caplog.text
+    assert reason in caplog.text
+    assert capfd.readouterr() == ("", ""), "what a compiler says is no output of the program"
     assert not list(tmp_path.glob("*.so"))
 
 
