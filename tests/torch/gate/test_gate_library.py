@@ -132,7 +132,9 @@ def test_a_library_of_another_user_is_not_loaded_but_built_again(kept, foreign, 
 @needs_root
 @pytest.mark.parametrize("level", [1, 2, 3])
 @pytest.mark.parametrize("has_other_owner", [True, False])
-def test_nothing_is_loaded_from_a_folder_that_others_can_change(kept, foreign, caplog, level, has_other_owner):
+def test_nothing_is_loaded_from_or_built_in_a_folder_that_others_can_change(
+    kept, foreign, caplog, level, has_other_owner
+):
     library, find = kept
     shutil.copy(foreign[0], library)
     folder = library.parents[level - 1]
@@ -147,6 +149,9 @@ def test_nothing_is_loaded_from_a_folder_that_others_can_change(kept, foreign, c
     (said,) = caplog.records
     assert said.levelname == "WARNING"
     assert f"no library is loaded from {library.parent}, because {folder} " in said.getMessage()
+    library.unlink()
+    assert load(library, find) is None
+    assert not library.exists(), "nor is one built there"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no library"])
