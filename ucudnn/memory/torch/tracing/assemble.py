@@ -108,7 +108,7 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
     for call, access in accesses:
         operation = _operation(call, access, rows, names, subject)
         operations.append(operation)
-        for storage in sorted(access.writes - {*roles, *made}):
+        for storage in sorted(each for each in access.writes if each not in roles and each not in made):
             made[storage] = _storage(trace, storage, Role.ACTIVATION, names.unique(operation.name))
     for storage in rows:
         if storage in roles:

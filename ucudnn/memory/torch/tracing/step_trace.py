@@ -86,6 +86,7 @@ class StepTracing:
         self._constants: list[tuple[Tensor, TracedTensor]] = []
         self._stand_ins: list[Tensor] = []
         self._roles: dict[int, tuple[Role, str]] = {}
+        self._names = set[str]()
         self._before: list[Any] = []
         self._buffers: BufferTables
         self._tangents: list[TracedTensor] = []
@@ -343,9 +344,10 @@ class StepTracing:
     def _meet(self, role: Role, label: str, tensor: Tensor) -> None:
         storage = self._tracer.meet(tensor)
         if storage not in self._roles:
-            taken = {name for _, name in self._roles.values()}
             names = chain([label], (f"{label}.{number}" for number in count(1)))
-            self._roles[storage] = role, next(name for name in names if name not in taken)
+            name = next(name for name in names if name not in self._names)
+            self._roles[storage] = role, name
+            self._names.add(name)
 
     def _note_constant(self, tensor: Tensor, storage: int) -> None:
         if isinstance(tensor, FakeTensor):
