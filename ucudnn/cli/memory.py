@@ -18,6 +18,7 @@ from ucudnn.cli.options import (
     JsonOption,
     ModelArgument,
     OutputOptions,
+    PlanSecondsOption,
     PlotOption,
     RecordedOptions,
     StepOptions,
@@ -30,6 +31,7 @@ from ucudnn.command_line import NoEffect
 from ucudnn.memory.devices.profile import load_device, smallest_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.devices.specification import specified_device
+from ucudnn.memory.planner.search import PLAN_SECONDS
 from ucudnn.memory.policies.catalog import AUTO, POLICIES, named_policies
 from ucudnn.memory.reports.comparison import compare_policies, policy_fronts
 from ucudnn.memory.reports.explanation import PeakExplanation, explain
@@ -49,9 +51,10 @@ _RULES = (
     NoEffect(options=(*_MODEL_OPTIONS, "--keep-gradients"), without=("a model, MODULE:CALLABLE",)),
     NoEffect(options=("--algorithms",), beside=("a measured step without --device",)),
     NoEffect(options=("--points",), without=("--front",)),
-    NoEffect(options=("--budget", "--timeline", "--addresses", "--snapshot"), beside=("--front",)),
+    NoEffect(options=("--budget", "--timeline", "--addresses", "--snapshot", "--plan-seconds"), beside=("--front",)),
     NoEffect(options=("--pool",), without=("--addresses",)),
 )
+_ONLY_AUTO = NoEffect(options=("--plan-seconds",), without=("--policy auto",))
 
 _StepArgument = Annotated[
     str,
@@ -149,6 +152,7 @@ def plan_step(
         bool, option(None, "Plan at budgets from the floor to the peak: time against peak.", "--front")
     ] = False,
     points: Annotated[int, option("N", "Budgets of --front.", min=2, max=1000)] = 12,
+    plan_seconds: PlanSecondsOption = PLAN_SECONDS,
     pictures: PictureOptions,
     output: OutputOptions,
 ) -> None:
@@ -169,6 +173,8 @@ def plan_step(
         ucudnn memory plan vgg16 --policy vdnn-all-p --addresses pool.png
     """
     names = named_policies(policy)
+    if AUTO not in names:
+        _ONLY_AUTO.refuse(typed_options(context), {})
     pictures.check(names, [step, options.device or ""])
     graph, costs_of, limit = _opened(context, step, options, budget)
     costs = costs_of(graph)
@@ -181,7 +187,7 @@ def plan_step(
         return
     limit = costs.memory_bytes if limit is None else limit
     with _telling("planning", len(names)) as tell:
-        found = compare_policies(graph, costs, limit, names, tell)
+        found = compare_policies(graph, costs, limit, names, tell, plan_seconds)
     pictures.draw(found.rows[0], costs)
     if pictures.plot is not None:
         dots = {row.policy: [(done.peak_bytes, done.time_ms)] for row, done in found.ranked()}

@@ -13,6 +13,7 @@ from ucudnn.command_line import NoEffect, read_settings
 from ucudnn.errors import InvalidSizeError
 from ucudnn.memory.devices.profile import shipped_devices
 from ucudnn.memory.devices.roofline import CHOICES
+from ucudnn.memory.planner.search import PLAN_SECONDS
 from ucudnn.networks.tables import CSV_HEADER, NETWORKS
 from ucudnn.networks.variants import LAYOUT_NAMES, Variant, variants
 from ucudnn.policy import BatchSizePolicy
@@ -290,6 +291,12 @@ class StepOptions(RecordedOptions):
     ] = CHOICES[0]
 
 
+PlanSecondsOption = Annotated[
+    float,
+    option("N", "After so many seconds of planning, auto is the best plan so far; inf for no bound.", min=0),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialOptions:
     """How policies train a model on this machine."""
@@ -308,6 +315,7 @@ class TrialOptions:
             complete=_SIZES,
         ),
     ] = None
+    plan_seconds: PlanSecondsOption = PLAN_SECONDS
 
 
 # The cases in which an option has no effect.

@@ -95,6 +95,7 @@ def run_policies(
         steps=trial.steps,
         capped=trial.cap,
         convolutions=sizes,
+        plan_seconds=trial.plan_seconds,
     )
     with progress("policies", len(policies)) as step:
         return compare_trials(settings, policies, step)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
-from typing import NamedTuple
 
 from ucudnn.errors import BudgetError
 from ucudnn.memory.allocator.headroom import AllocatorRoom
@@ -22,6 +21,8 @@ from ucudnn.memory.allocator.replay import ReplayedReturns
 from ucudnn.memory.planner.bounds import StepBounds
 from ucudnn.memory.planner.condensed import planned
 from ucudnn.memory.planner.least import least_of, near
+from ucudnn.memory.planner.search import PlanCandidate as _Candidate
+from ucudnn.memory.planner.search import PlanSearch
 from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
@@ -58,6 +59,7 @@ def make_plan(
     policy: str | MemoryPolicy,
     room: AllocatorRoom | None = None,
     host_bytes: int | None = None,
+    search: PlanSearch | None = None,
 ) -> MemoryPlan:
     """Return the plan of a policy, or the fastest one of all policies that keep the budget for 'auto'.
 
@@ -72,6 +74,8 @@ def make_plan(
         room: what the allocator may take; None does not look at it.
         host_bytes: most bytes of the host that plans may hold; plans that hold more count only where there is no other.
             None bounds nothing.
+        search: bounds the time of the search, and is told what it finds; None bounds nothing. When the time is over,
+            the best plan so far counts that keeps the budget and the room, or the first one that does.
 
     Raises:
         BudgetError: if no plan keeps the budget, or the room of the allocator even with empty pages given back.
@@ -81,7 +85,8 @@ def make_plan(
         return find_policy("stock").plan(graph, costs, None)
     policies = chosen_policies(policy)
     slow = [each for each in policies[1:] if room is not None and isinstance(each, JointPolicy)]
-    choice = _Choice(graph, costs, budget, room, host_bytes)
+    search = search or PlanSearch()
+    choice = _Choice(graph, costs, budget, room, host_bytes, search)
     for number, each in enumerate(each for each in policies if each not in slow):
         choice.add(number, each)
         if policy == "auto" and not number and choice.fits and not _has_faster(costs):
@@ -90,9 +95,12 @@ def make_plan(
         found = choice.best()
     except BudgetError as error:
         raise choice.with_room(error, policies) from None
+    search.has_other = True
     for each in slow if any(kind in COPIES for kind, _ in found.actions) else ():  # else it saves little
         with suppress(BudgetError):
-            other = make_plan(graph, costs, budget, each, room, host_bytes)
+            if search.over:
+                break
+            other = make_plan(graph, costs, budget, each, room, host_bytes, search)
             found = min(found, other, key=partial(_whole_ms, costs, room))
     return found
 
@@ -119,10 +127,12 @@ class _Choice:
         budget: int | None,
         room: AllocatorRoom | None,
         host_bytes: int | None,
+        search: PlanSearch,
     ) -> None:
-        self._graph, self._costs, self._budget, self._room = graph, costs, budget, room
-        self._host_bytes, self._bounds = host_bytes, StepBounds(graph, costs)
+        self._graph, self._costs, self._budget, self._room, self._search = graph, costs, budget, room, search
+        self._host_bytes, self._bounds, self._least_ms = host_bytes, StepBounds(graph, costs), inf
         self._waiting: list[_Candidate] = []
+        self._postponed: list[_Candidate] = []
         self._too_much_host: list[_Candidate] = []
         self._refused: list[tuple[MemoryPolicy, BudgetError]] = []
         self._policies: list[MemoryPolicy] = []
@@ -132,13 +142,18 @@ class _Choice:
         self._policies.append(policy)
         least_ms = self._bounds.least_ms(policy, self._budget)
         step_ms = max(least_ms, sum(self._costs.issue_ms))
+        self._least_ms = min(self._least_ms, step_ms)
         heappush(self._waiting, _Candidate(step_ms, least_ms, number, 0, 0, policy, None))
 
-    def _next(self) -> "_Candidate | None":
-        """Return the fastest plan that no other policy can beat; None if there is none."""
-        while self._waiting:
+    def _next(self) -> _Candidate | None:
+        """Return the fastest plan that no policy can beat, or of those known when time is over; None without one."""
+        while self._waiting or self._postponed:
+            if not self._waiting:  # none of the plans that were known has room
+                self._waiting, self._postponed = self._postponed, []
             candidate = heappop(self._waiting)
-            if candidate.plan is None:
+            if candidate.plan is None and self._search.ends(has_plan=self._best() is not None):
+                self._postponed.append(candidate)
+            elif candidate.plan is None:
                 self._plan(candidate)
             elif candidate.bare_ms is not None:
                 self._price(candidate)
@@ -146,7 +161,18 @@ class _Choice:
                 return candidate
         return None
 
-    def _plan(self, candidate: "_Candidate") -> None:
+    def _best(self, tight: _Candidate | None = None, *, placed: bool = False) -> _Candidate | None:
+        """Return the fastest plan so far, and tell of it; None without one. Of those that have room, if it is asked."""
+        known = [each for each in (*self._waiting, tight) if each is not None and each.plan is not None]
+        if placed:
+            known = [each for each in known if each.is_priced or each is tight]
+        best = min(known, key=lambda each: each.time_ms, default=None)
+        if best is not None and best.plan is not None:
+            is_placed = placed or self._room is None or best.is_priced
+            self._search.found(best.plan.policy, best.time_ms, self._least_ms, is_placed=is_placed)
+        return best
+
+    def _plan(self, candidate: _Candidate) -> None:
         """Let a policy plan."""
         try:
             plan = planned(candidate.policy, self._graph, self._costs, self._budget)
@@ -155,7 +181,7 @@ class _Choice:
         else:
             self._push(self._candidate(candidate.number, candidate.policy, plan, tries=1))
 
-    def _price(self, candidate: "_Candidate") -> None:
+    def _price(self, candidate: _Candidate) -> None:
         """Add the time of the pages that go back to a plan that runs in no block, if it runs at all."""
         assert candidate.plan is not None
         assert candidate.bare_ms is not None
@@ -215,14 +241,21 @@ class _Choice:
             ):
                 tight = candidate
             looked_at.append(plan)
-            self._tighten(candidate, over)
-            candidate = self._next()
+            candidate = self._following(candidate, over, tight)
         if tight is not None and tight.plan is not None:
             return self._laid_out(tight.plan)
         return replace(
             self._closest(*min(((self._paged_over(each), each) for each in looked_at), key=lambda each: each[0])),
             budget=self._budget,
         )
+
+    def _following(self, candidate: _Candidate, over: int, tight: _Candidate | None) -> _Candidate | None:
+        """Return what is looked at after a plan; None where nothing is left. When time is over, the best with room."""
+        best = self._best(tight, placed=True)
+        if self._search.ends(has_plan=best is not None) and best is not None:
+            return best._replace(is_priced=True)
+        self._tighten(candidate, over)
+        return self._next()
 
     def _laid_out(self, plan: MemoryPlan) -> MemoryPlan:
         """Return a plan with what moves in the smallest block that is worth it."""
@@ -254,7 +287,7 @@ class _Choice:
             return plan
         assert self._room is not None
         most = self._room.tensor_bytes
-        needed, found = self._steady(self._policies)
+        needed, found = (most + beyond, None) if self._search.gives_up else self._steady(self._policies)
         if found is not None and self._keeps(found) and needed <= most:
             return found
         raise BudgetError(
@@ -315,10 +348,10 @@ class _Choice:
         assert self._room is not None
         return max(0, self._room.paged_bytes(plan, self._costs) - self._room.tensor_bytes)
 
-    def _tighten(self, candidate: "_Candidate", over: int) -> None:
+    def _tighten(self, candidate: _Candidate, over: int) -> None:
         """Let a policy plan again for fewer bytes, if it can; for its least budget where that is nearer."""
         few = not over or isinstance(candidate.policy, JointPolicy)
-        if candidate.tries >= (_MOST_FEW_TRIES if few else _MOST_TRIES):
+        if self._search.gives_up or candidate.tries >= (_MOST_FEW_TRIES if few else _MOST_TRIES):
             return
         least, most = (int(candidate.peak_bytes * share) for share in (_LEAST_STEP, _MOST_STEP))
         less = min(max(int(over * _STEP), least), most)
@@ -328,14 +361,14 @@ class _Choice:
             if found.peak_bytes < candidate.peak_bytes:
                 self._push(found)
 
-    def _candidate(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> "_Candidate":
+    def _candidate(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> _Candidate:
         if self._room is None:
             found = simulate(plan, self._costs)
         else:
             plan, found = with_late_copies(plan, self._costs)
         return _Candidate(found.step_ms, found.time_ms, number, tries, found.peak_bytes, policy, plan)
 
-    def _push(self, candidate: "_Candidate") -> None:
+    def _push(self, candidate: _Candidate) -> None:
         assert candidate.plan is not None
         fits_host = self._holds_host(simulate(candidate.plan, self._costs))
         heappush(self._waiting if fits_host else self._too_much_host, candidate)
@@ -348,23 +381,3 @@ class _Choice:
     def _holds_host(self, found: Simulation) -> bool:
         """Return whether a plan does with the host's memory."""
         return self._host_bytes is None or found.pinned_bytes <= self._host_bytes
-
-
-class _Candidate(NamedTuple):
-    """A plan of a policy, or a policy that has not planned, in the order in which candidates are looked at.
-
-    The fastest comes first. Its time is the device's, or the host's where that is longer, because operations that run
-    again are issued again. Of plans that the host issues as fast, the one that the device computes first is better.
-    Once it is priced, the time has what moving storages or giving pages back takes. Where `bare_ms` is its time without
-    that, pages go back, and its time is a guess that is hardly too high.
-    """
-
-    time_ms: float
-    device_ms: float
-    number: int
-    tries: int
-    peak_bytes: int
-    policy: MemoryPolicy
-    plan: MemoryPlan | None
-    bare_ms: float | None = None
-    is_priced: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 
 from ucudnn.errors import BudgetError
 from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.planner.search import PlanSearch
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import AUTO, find_policy
 from ucudnn.memory.pools.best_fit import BestFitPool
@@ -199,13 +200,15 @@ def compare_policies(
     budget: int | None,
     policies: Iterable[str],
     progress: Progress = lambda _: None,
+    plan_seconds: float | None = None,
 ) -> PolicyComparison:
     """Return what policies make of a step within a budget; without one, each makes its plan without a bound.
 
-    'auto' stands for the fastest policy. `progress` is called with what is about to be done.
+    'auto' stands for the fastest policy, whose search ends after `plan_seconds`; None has no bound. `progress` is
+    called with what is about to be done.
 
     Raises:
-        InvalidValueError: if there is no such policy.
+        InvalidValueError: if there is no such policy, or no such time.
         BudgetError: if none of the policies keeps the budget; the message is that of the one that needs least.
     """
     rows, errors = [], []
@@ -213,7 +216,7 @@ def compare_policies(
     for name in policies:
         progress(f"planning {name}")
         try:
-            plan = _planned(name, graph, costs, budget)
+            plan = _planned(name, graph, costs, budget, plan_seconds)
         except BudgetError as error:
             errors.append(error)
             rows.append(PolicyRow(policy=name, reason=str(error), least_bytes=error.required_bytes))
@@ -229,9 +232,11 @@ def compare_policies(
     return PolicyComparison(graph=graph, costs=costs, budget=budget, floor_bytes=floor, rows=tuple(rows))
 
 
-def _planned(name: str, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
+def _planned(name: str, graph: StepGraph, costs: Costs, budget: int | None, seconds: float | None = None) -> MemoryPlan:
     """Return the plan of a policy, or the fastest one of all policies for 'auto', as `fit` chooses it."""
-    return make_plan(graph, costs, budget, AUTO) if name == AUTO else find_policy(name).plan(graph, costs, budget)
+    if name != AUTO:
+        return find_policy(name).plan(graph, costs, budget)
+    return make_plan(graph, costs, budget, AUTO, search=PlanSearch(seconds))
 
 
 def _typed_bytes(size: int) -> str:

@@ -262,6 +262,7 @@ class PolicyTrial:
                 policy=settings.policy,
                 measured=True,
                 convolutions=settings.convolutions or None,
+                plan_seconds=settings.plan_seconds,
             )
             return fit_subject(trial_subject(step), options)
 

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any, NamedTuple, final
 
+from ucudnn.memory.planner.search import PLAN_SECONDS
 from ucudnn.memory.torch.comparison.measured_memory import OperationMemory
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
 from ucudnn.plots.plan_pictures import QueuePicture
@@ -28,6 +29,7 @@ class TrialSettings:
             loaded kernels and NCCL; a GPU's only.
         convolutions: a batch-size policy by which plans choose how each convolution is computed, as in `fit`; '' leaves
             all of them to PyTorch.
+        plan_seconds: how long the search for a plan takes at most, as in `fit`.
     """
 
     recipe: TrainingRecipe
@@ -38,6 +40,7 @@ class TrialSettings:
     warmup: int = 3
     capped: bool = False
     convolutions: str = ""
+    plan_seconds: float | None = PLAN_SECONDS
 
 
 class OutsideReached(NamedTuple):
