@@ -192,6 +192,12 @@ def _without_unit(name: str) -> str:
     return name.removesuffix("_bytes").removesuffix("_seconds")
 
 
+def kernel_variables() -> dict[str, str]:
+    """Return the variables of the environment by which libraries choose their kernels."""
+    libraries = "CUBLAS", "CUDNN", "MKL_", "NVIDIA_TF32", "ONEDNN", "TORCH_CUDNN"
+    return {name: value for name, value in os.environ.items() if name.startswith(libraries)}
+
+
 _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "policy": ("UCUDNN_BATCH_SIZE_POLICY", partial(parse_choice, BatchSizePolicy)),
     "workspace_limit_bytes": ("UCUDNN_DEFAULT_WORKSPACE_LIMIT", _parse_size),

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.databases import MACHINE, PROBLEM, fill, measurement
 from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.step_files import StepFiles
 from ucudnn.networks.tables import CSV_HEADER
 
 COMMANDS = [["show"], ["show", "--json"], ["check"], ["prune"], ["clear", "--yes"]]
@@ -80,3 +81,22 @@ def test_prune_deletes_measurements_by_their_age(call, tmp_path, options, gone):
         f"{gone} measurements deleted from {path}\n",
         "",
     )
+
+
+def test_what_is_kept_of_training_steps_is_deleted_by_its_age_with_a_database_or_without(call, tmp_path):
+    path = tmp_path / "measurements.db"
+    files, other = StepFiles(str(path)), tmp_path / "measurements.db-steps" / "notes.json"
+    for name in ("old", "new"):
+        assert files.found(name, dict, dict, dict) == ({}, False)
+    other.touch()
+    old = min(files.folder.glob("[0-9a-f]*.json"))
+    week_ago = (datetime.now(UTC) - timedelta(days=8)).timestamp()
+    os.utime(old, (week_ago, week_ago))
+    deleted = f"1 files of training steps deleted from {files.folder}\n"
+    assert call("cache", "prune", "--older-than", "7", "--database", str(path)) == (0, deleted, "")
+    assert not old.exists()
+    fill(path)
+    status, out, _ = call("cache", "clear", "--yes", "--database", str(path))
+    assert (status, out) == (0, f"{deleted}6 measurements deleted from {path}\n")
+    assert [*files.folder.iterdir()] == [other]
+    assert_refused(call("cache", "clear", "--yes", "--database", str(tmp_path / "none.db")), "there is no database at")

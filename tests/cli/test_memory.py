@@ -188,6 +188,8 @@ plan resnet50 --algorithms best | algorithms 'best' are not known: take fastest 
 why resnet50 --shape 3x64x64 | --shape has no effect without a model, MODULE:CALLABLE
 plan resnet50 --points 5 | --points has no effect without --front
 plan resnet50 --front --budget 1GiB | --budget has no effect with --front
+plan resnet50 --policy joint --plan-seconds 1 | --plan-seconds has no effect without --policy auto
+plan resnet50 --front --plan-seconds 1 | --plan-seconds has no effect with
 plan resnet50 --json --csv | --csv has no effect with --json
 plan {LONG} | cannot be read: [Errno 36] File name too long
 why resnet50 --device {LONG} | cannot be read: [Errno 36] File name too long
@@ -229,3 +231,10 @@ def test_a_snapshot_never_takes_the_place_of_what_the_command_reads(call, tmp_pa
         status, _, error = call("memory", "plan", str(step), "--policy", "vdnn-all-m", "--snapshot", str(path))
         assert (status, error.count("this command reads it; give another name")) == (2, 1)
     assert step.read_bytes() == before
+
+
+def test_auto_is_the_best_plan_so_far_when_its_seconds_are_over(memory):
+    arguments = ["plan", "resnet50", "--policy", "auto", "--budget", "16GiB", "--json", "--plan-seconds"]
+    first, best = (answer(memory(*arguments, seconds))["policies"][0] for seconds in ("0", "inf"))
+    assert first["policy"] == "auto: checkpoint"
+    assert best["time_ms"] < first["time_ms"]

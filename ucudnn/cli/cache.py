@@ -3,11 +3,13 @@
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ucudnn.benchmarking.storage.database import Database, MachineSummary
+from ucudnn.benchmarking.storage.step_files import StepFiles
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import DatabaseOption, JsonOption, option, settings_of
@@ -55,15 +57,13 @@ def prune(
     ] = 90,
     database: DatabaseOption = None,
 ) -> None:
-    """Delete old measurements.
+    """Delete old measurements, and what is kept of training steps.
 
     For example:
 
         ucudnn cache prune --older-than 7
     """
-    opened = _opened_to_change(context)
-    before = (datetime.now(UTC) - timedelta(days=older_than)).isoformat(timespec="seconds")
-    print_text(f"{opened.prune(before)} measurements deleted from {opened.path}")
+    _delete(context, datetime.now(UTC) - timedelta(days=older_than))
 
 
 @cache.command()
@@ -72,11 +72,10 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     database: DatabaseOption = None,
 ) -> None:
-    """Delete all measurements."""
-    opened = _opened_to_change(context)
+    """Delete all measurements, and what is kept of training steps."""
     if not yes:
-        typer.confirm(f"Delete all measurements in {opened.path}?", abort=True)
-    print_text(f"{opened.prune(None)} measurements deleted from {opened.path}")
+        typer.confirm("Delete all measurements, and what is kept of training steps?", abort=True)
+    _delete(context, None)
 
 
 def _lines(machine: MachineSummary) -> tuple[str, str]:
@@ -86,6 +85,19 @@ def _lines(machine: MachineSummary) -> tuple[str, str]:
         f"  {machine.measurements} measurements of {machine.problems} problems, {machine.failures} failures,"
         f" {machine.first} to {machine.last}",
     )
+
+
+def _delete(context: typer.Context, before: datetime | None) -> None:
+    """Delete what was measured or planned before a time, or all for None."""
+    files = StepFiles(settings_of(context).database)
+    gone = files.prune(None if before is None else before.timestamp())
+    if gone:
+        print_text(f"{gone} files of training steps deleted from {files.folder}")
+        if not Path(str(files.folder).removesuffix("-steps")).exists():
+            return  # there is no database beside it
+    opened = _opened_to_change(context)
+    count = opened.prune(None if before is None else before.isoformat(timespec="seconds"))
+    print_text(f"{count} measurements deleted from {opened.path}")
 
 
 def _opened_to_change(context: typer.Context) -> Database:

@@ -74,7 +74,7 @@ def load_measured_step(path: Path) -> tuple[StepGraph, Costs | None]:
     if measured is None:
         return graph, None
     try:
-        found = _decode_measured(measured)
+        found = decode_measured(measured)
     except InvalidValueError as error:
         raise StepFileError(f"step {path}: {error}") from error
     except UNREADABLE as error:
@@ -135,7 +135,7 @@ def encode_step(graph: StepGraph, measured: Costs | None = None, *, compress: bo
     storages = [_compact([each.name, each.role.value, *_affine(each.size), each.aliases]) for each in graph.storages]
     head = {"format": _FORMAT, "version": _VERSION, "name": graph.name, "batch": graph.batch}
     head |= {"recorded": graph.recorded, "gradients_kept": graph.gradients_kept, "conditions": dict(graph.conditions)}
-    head |= {"measured": None if measured is None else _encode_measured(measured)}
+    head |= {"measured": None if measured is None else encode_measured(measured)}
     head |= {"kinds": [*kinds], "dtypes": [*dtypes], "modules": [*modules], "sources": [*sources]}
     lines = [f"{json.dumps(key)}: {_compact(value)}" for key, value in head.items()]
     for key, rows in (("problems", problems), ("storages", storages), ("operations", operations)):
@@ -212,7 +212,8 @@ def _wholes(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
     return tuple(whole(each, what, least) for each in entries(value, what))
 
 
-def _encode_measured(measured: Costs) -> dict[str, Any]:
+def encode_measured(measured: Costs) -> dict[str, Any]:
+    """Return costs as a JSON value, without what convolutions can choose from."""
     fields = asdict(replace(measured, configurations={}, scratch_pieces={}))
     del fields["modelled"]
     pieces = [[operation, *map(list, each)] for operation, each in sorted(measured.scratch_pieces.items())]
@@ -225,7 +226,8 @@ def _decode_pieces(given: Any, what: str) -> Iterator[tuple[int, ScratchPieces]]
         yield whole(operation, what), ScratchPieces(*(_wholes(each, what) for each in (before, after, *later)))
 
 
-def _decode_measured(given: Any) -> Costs:
+def decode_measured(given: Any) -> Costs:
+    """Return the costs of a JSON value; one of `UNREADABLE`, or an InvalidValueError, if it makes no sense."""
     fields: dict[str, Any] = dict(given)
     for name in ("configurations", "modelled"):  # neither is ever written
         fields.pop(name, None)

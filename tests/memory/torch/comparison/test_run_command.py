@@ -79,6 +79,7 @@ def test_an_unknown_policy_runs_nothing(run):
     [
         (("--cap", "--budget", "1GiB"), "--cap has no effect with --on cpu: leave it out"),
         (("--cap", "--on", "auto"), "--cap has no effect without --budget: add that, or leave it out"),
+        (("--policy", "pytorch", "--plan-seconds", "1"), "--plan-seconds has no effect with --policy pytorch"),
         (("--policy", "pytorch", "--timeline", "x.png"), "--timeline has no effect with --policy pytorch"),
         (("--policy", "pytorch", "--convolutions", "all"), "--convolutions has no effect with --policy pytorch"),
         (("--batch", "0"), "--batch 0 is no mini-batch size: give 1 to 2147483647"),

@@ -177,7 +177,7 @@ def test_contention_is_that_of_the_operations_that_take_the_most_time(monkeypatc
 
     monkeypatch.setattr(operation_costs, "CopiesBeside", lambda *_: copies)
     monkeypatch.setattr(operation_costs, "alone_and_beside", timed)
-    kinds = list(operation_costs._alike(program).values())
+    kinds = list(operation_costs.alike_operations(program).values())
     costly = kinds[3:6]
     times = [1e-3] * len(program.calls)
     for alike in costly:

@@ -577,6 +577,7 @@ def test_a_loop_as_in_torchvisions_references():
         ({"optimizer": ["sgd"]}, "optimizer='sgd' is no torch.optim.Optimizer"),
         ({"optimizer": sgd(nn.Linear(2, 2))}, "none of the model's"),
         ({"progress": 5}, "progress=5 is no function"),
+        ({"plan_seconds": -1}, "plan_seconds=-1 is not 0 or more seconds"),
         ({"convolutions": {"plans": "p.json"}}, "plans have no effect in convolutions="),
         ({"convolutions": {"plans": "p.json", "strict": True}}, "plans and strict have no effect in convolutions="),
         ({"convolutions": 5}, "convolutions=5: give a batch-size policy"),

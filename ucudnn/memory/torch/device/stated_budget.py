@@ -59,6 +59,7 @@ class StatedBudget:
             the budget leaves; 0 where tensors fit side by side. `returned_ms` is about how long that takes.
         host_bytes: most bytes of the host's memory for what is offloaded; None for half of the machine's.
         fixed_segments: why the allocator's segments do not grow; '' where they do.
+        earlier_plan: whether the plan is that of an earlier process.
     """
 
     budget: int | None
@@ -73,6 +74,7 @@ class StatedBudget:
     returned_ms: float = 0.0
     host_bytes: int | None = None
     fixed_segments: str = ""
+    earlier_plan: bool = False
 
     @property
     def taken_bytes(self) -> int:
@@ -136,7 +138,7 @@ class StatedBudget:
 
     def lines(self) -> list[str]:
         """Return what is known of the allocator and kept beside it, a line each."""
-        found = []
+        found = ["plan of an earlier process"] if self.earlier_plan else []
         if not self.told_apart:
             found.append(
                 "the driver does not tell this process's memory from that of other processes on the GPU, so theirs may"

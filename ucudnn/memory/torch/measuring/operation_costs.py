@@ -92,6 +92,7 @@ def measure_operations(
     tensor_bytes: int | None = None,
     repeats: int = 5,
     stages: Stages | None = None,
+    known: Costs | None = None,
 ) -> Costs:
     """Return the costs of a step as measured; random numbers that the program draws later stay the same.
 
@@ -102,6 +103,8 @@ def measure_operations(
         tensor_bytes: bytes that a plan may use, storages that stay included; None bounds nothing.
         repeats: how often each operation is timed; the medians count.
         stages: are told what is measured; None tells nothing.
+        known: what an earlier process measured of the same operations on such a device. An operation that takes the
+            same scratch here takes the same time. None where nothing is known.
     """
     device, stages = program.device, stages or Stages()
     on_gpu = device.type == "cuda"
@@ -110,22 +113,19 @@ def measure_operations(
     given = {value for call in program.calls for value in call.kwargs.values() if isinstance(value, torch.Generator)}
     with ExitStack() as after, allocator_cap(device) as allow:
         after.callback(Snapshot(*given).restore_modes)
-        kinds = [*_alike(program).values()]
-        stages.begin(f"measuring {len(kinds)} kinds of operations")
+        kinds = [*alike_operations(program).values()]
+        stages.begin(f"measuring {len(kinds)} kinds of operations{', whose times are known' if known else ''}")
         for number, operations in enumerate(kinds):
             stages.done(number, len(kinds))
             room = None if rooms is None else min(rooms[operation] for operation in operations)
             allow(room)
-            cost = _measured(program, operations, room, repeats)
+            cost = _measured(program, operations, room, repeats, known)
             if cost is not None:
                 found.update(dict.fromkeys(operations, cost))
-        gc.collect()
-        most = None if rooms is None else max(rooms, default=0)
-        allow(most)
-        stages.begin("measuring copies, and operations beside them")
-        links = _links(device, most)
         times = [found[each].time_ms if each in found else time for each, time in enumerate(estimated.time_ms)]
-        contention = _contention(program, times, rooms, min(links)) if on_gpu else estimated.contention
+        gc.collect()
+        allow(None if rooms is None else max(rooms, default=0))
+        copied = known or _with_copies(program, replace(estimated, time_ms=tuple(times)), rooms, stages)
     scratch = [*estimated.scratch_bytes]
     for operation, cost in found.items():
         if cost.scratch_bytes is not None:
@@ -138,13 +138,22 @@ def measure_operations(
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
         time_ms=tuple(times),
         scratch_bytes=tuple(scratch),
-        offload_bytes_per_ms=links[0],
-        prefetch_bytes_per_ms=links[1],
-        contention=contention,
+        offload_bytes_per_ms=copied.offload_bytes_per_ms,
+        prefetch_bytes_per_ms=copied.prefetch_bytes_per_ms,
+        contention=copied.contention,
         memory_bytes=memory_bytes(device),
         issue_ms=tuple(found[each].issue_ms if each in found else 0.0 for each in range(len(times))) if on_gpu else (),
         scratch_pieces={each: cost.pieces for each, cost in found.items() if cost.pieces is not None},
     )
+
+
+def _with_copies(program: StepProgram, costs: Costs, rooms: Sequence[int] | None, stages: Stages) -> Costs:
+    """Return costs with what copies take, and on a GPU with what operations take beside them."""
+    stages.begin("measuring copies, and operations beside them")
+    links = _links(program.device, None if rooms is None else max(rooms, default=0))
+    on_gpu = program.device.type == "cuda"
+    contention = _contention(program, costs.time_ms, rooms, min(links)) if on_gpu else costs.contention
+    return replace(costs, offload_bytes_per_ms=links[0], prefetch_bytes_per_ms=links[1], contention=contention)
 
 
 def _contention(
@@ -158,7 +167,7 @@ def _contention(
     size = _copied_bytes(room)
     copies = CopiesBeside(program.device, size, bytes_per_ms)
     alone = beside = 0.0
-    kinds = sorted(_alike(program).values(), key=lambda alike: -sum(times[each] for each in alike))
+    kinds = sorted(alike_operations(program).values(), key=lambda alike: -sum(times[each] for each in alike))
     for alike in kinds[:_MOST_CONTENDED]:
         own = None if rooms is None else min(rooms[each] for each in alike) - size
         found = _beside(program, alike, own, copies, times[alike[0]])
@@ -199,29 +208,47 @@ def _of_made_up(
         return None  # too little memory, or it wants operands of which nobody knows how to make them up
 
 
-def _measured(program: StepProgram, alike: Sequence[int], room: int | None, repeats: int) -> OperatorCost | None:
-    """Return what operations take; None if they do not run on made-up operands, or not within their room."""
+def _measured(
+    program: StepProgram, alike: Sequence[int], room: int | None, repeats: int, known: Costs | None = None
+) -> OperatorCost | None:
+    """Return what operations take; None if they do not run on made-up operands, or not within their room.
+
+    What is known of them counts where they take the same scratch here. So they run even then, which lets cuDNN choose
+    its kernels and loads them while the budget counts what is loaded. A CPU's scratch is not measured.
+    """
     device, phases = program.device, {program.graph.operations[operation].phase for operation in alike}
 
-    def measure(operator: _Operator) -> OperatorCost:
+    if known is not None and device.type != "cuda":
+        return OperatorCost(known.time_ms[alike[0]], None, 0.0)
+
+    def in_its_threads(call: Callable[[int], _Found]) -> list[_Found]:
         found = []
         if phases != {Phase.BACKWARD}:
-            found.append(_measured_below(operator, device, repeats))
+            found.append(_below(call, repeats))
         if Phase.BACKWARD in phases or (Phase.FORWARD in phases and torch.backends.cudnn.benchmark):
             times = 1 if found else repeats
-            found.append(in_backward(lambda: _measured_below(operator, device, times), device))
-        known = [each.scratch_bytes for each in found if each.scratch_bytes is not None]
-        if not known:
+            found.append(in_backward(lambda: _below(call, times), device))
+        return found
+
+    def measure(operator: _Operator) -> OperatorCost:
+        if known is not None:
+            here = in_its_threads(lambda _: _with_scratch(operator, operator)[1])
+            scratch, pieces = known.scratch_bytes[alike[0]], known.scratch_pieces.get(alike[0])
+            if max(here) == scratch:
+                return OperatorCost(known.time_ms[alike[0]], scratch, known.issue_ms[alike[0]], pieces)
+        found = in_its_threads(lambda times: measure_operator(operator, device, times))
+        sizes = [each.scratch_bytes for each in found if each.scratch_bytes is not None]
+        if not sizes:
             return found[0]
         largest = max(found, key=lambda each: each.scratch_bytes or 0)
-        return found[0]._replace(scratch_bytes=max(known), pieces=largest.pieces)
+        return found[0]._replace(scratch_bytes=max(sizes), pieces=largest.pieces)
 
     return _of_made_up(program, alike[0], room, measure)
 
 
-def _measured_below(operator: _Operator, device: torch.device, repeats: int) -> OperatorCost:
+def _below(call: Callable[[int], _Found], times: int) -> _Found:
     with _below_autograd():
-        return measure_operator(operator, device, repeats)
+        return call(times)
 
 
 @contextmanager
@@ -306,7 +333,7 @@ def measure_operator(operator: _Operator, device: torch.device, repeats: int) ->
     return _on_gpu(operator, repeats) if device.type == "cuda" else _on_cpu(operator, repeats)
 
 
-def _alike(program: StepProgram) -> dict[str, list[int]]:
+def alike_operations(program: StepProgram) -> dict[str, list[int]]:
     """Return the operations by what they do; what stands for the caller's work is left out."""
     found: dict[str, list[int]] = {}
     for operation, call in enumerate(program.calls):
@@ -327,16 +354,22 @@ def _numbered(call: TracedCall) -> Any:
 
 
 def _on_gpu(operator: _Operator, repeats: int) -> OperatorCost:
-    operator()  # chooses kernels, and may try several
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    result, pieces = with_scratch_pieces(operator, torch.device("cuda", torch.cuda.current_device()))
-    scratch = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    device = torch.device("cuda", torch.cuda.current_device())
+    (result, pieces), scratch = _with_scratch(operator, lambda: with_scratch_pieces(operator, device))
     del result
     issued_ms: list[float] = []
     events = [queued(lambda: issued_ms.append(_host_ms(operator)))[1] for _ in range(repeats)]
     torch.cuda.synchronize()
     return OperatorCost(median(between_ms(*pair) for pair in events), scratch, median(issued_ms), pieces)
+
+
+def _with_scratch(operator: _Operator, again: Callable[[], _Found]) -> tuple[_Found, int]:
+    """Return what a second call of an operator on a GPU returns, and the bytes that it takes beyond that."""
+    operator()  # chooses kernels, and may try several
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    result = again()
+    return result, torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
 
 
 def _on_cpu(operator: _Operator, repeats: int) -> OperatorCost:

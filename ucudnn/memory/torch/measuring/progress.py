@@ -37,6 +37,10 @@ class Stages:
 
     def done(self, count: int, total: int) -> None:
         """Tell how much of the stage is done, unless something was told in the last five seconds."""
+        self.reached(f"{count} of {total}")
+
+    def reached(self, what: str) -> None:
+        """Tell what the stage has come to, unless something was told in the last five seconds."""
         if self._tell is not None and self._clock() - self._last >= _SECONDS_BETWEEN:
             self._last = self._clock()
-            self._tell(f"{self._stage}: {count} of {total}")
+            self._tell(f"{self._stage}: {what}")

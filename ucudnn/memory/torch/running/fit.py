@@ -9,11 +9,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ucudnn.benchmarking.storage.step_files import StepFiles
+from ucudnn.benchmarking.storage.store import OFF
 from ucudnn.errors import BudgetError, InvalidValueError
 from ucudnn.memory.allocator.compaction import Compaction
 from ucudnn.memory.allocator.headroom import AllocatorRoom
-from ucudnn.memory.planner.least import frugal_plan, least_plan
-from ucudnn.memory.planner.planner import make_plan, returns_ms
+from ucudnn.memory.planner.least import frugal_plan
+from ucudnn.memory.planner.planner import returns_ms
+from ucudnn.memory.planner.search import PLAN_SECONDS, PlanSearch
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
 from ucudnn.memory.reports.comparison import Progress
@@ -32,6 +35,7 @@ from ucudnn.memory.torch.measuring.operation_costs import measure_operations, st
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.running.first_step import AllocatorMeter, FirstStep, GrowthGuard, outside_meter, step_meter
 from ucudnn.memory.torch.running.fitted_step import FittedStep
+from ucudnn.memory.torch.running.kept_step import KeptPlans, kept_costs
 from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.subject.call_modes import check_transforms
 from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found
@@ -59,6 +63,7 @@ def fit(
     debug: bool = False,
     host_memory: int | str | None = None,
     progress: Progress | None = None,
+    plan_seconds: float | None = PLAN_SECONDS,
 ) -> FittedStep:
     """Return a model that trains within a memory budget; the training loop stays as it is.
 
@@ -95,6 +100,8 @@ def fit(
             machine's memory. What the container leaves to this process bounds it, too.
         progress: a function that is called with what is about to be done, and every five seconds with how far it is,
             such as `print`. Planning a step of other arguments later calls it, too.
+        plan_seconds: after so many seconds the search for a plan ends with the best plan so far, or with the first one
+            that keeps the budget where none is known yet. None has no bound.
 
     Raises:
         BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
@@ -119,6 +126,7 @@ def fit(
         debug=debug,
         host_bytes=host,
         progress=progress,
+        plan_seconds=plan_seconds,
     )
     return fit_subject(subject, options)
 
@@ -139,11 +147,13 @@ class FitOptions:
     debug: bool = False
     host_bytes: int | None = None
     progress: Progress | None = None
+    plan_seconds: float | None = PLAN_SECONDS
 
 
 def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
     """Return a model that trains within a budget, as `fit` does, with the same errors."""
     chosen_policies(options.policy)  # an unknown one is refused before anything is traced or measured
+    PlanSearch(options.plan_seconds)  # as is what is no number of seconds
     check_transforms()
     return left_as_found(partial(_fitted, subject, options), *subject.touched())
 
@@ -159,7 +169,6 @@ def _fitted(subject: StepSubject, options: FitOptions, snapshot: Snapshot) -> Fi
     snapshot.undo_after_errors(settings_restorer(program.device))
     planning = _Planning.measured(subject, program, stated, options, stages)
     snapshot.restore_modes()  # made-up operands may have drawn random numbers
-    stages.begin(f"planning {len(program.graph.operations)} operations")
     refit = partial(_fit_others, subject.without_sample(), options)
     return planning.fitted(subject, refit, step_meter(program.device))
 
@@ -200,6 +209,7 @@ class _Planning:
     Attributes:
         room: what PyTorch's allocator may take; None where nothing bounds it.
         choices: what runs convolutions by the plan's configurations; None where PyTorch's own kernels run.
+        kept: makes plans, unless earlier processes did.
     """
 
     program: StepProgram
@@ -208,6 +218,7 @@ class _Planning:
     options: FitOptions
     room: AllocatorRoom | None
     choices: ConvolutionChoices | None
+    kept: KeptPlans
 
     @classmethod
     def measured(
@@ -215,18 +226,22 @@ class _Planning:
     ) -> Self:
         """Return how plans are made, when what they are made of has been measured."""
         device, costs = program.device, step_costs(program.graph, program.device)
+        settings = Settings.load()
+        files = StepFiles(OFF if settings.remeasure else settings.database)
         fixed = "" if stated.budget is None else expand_segments(device)
         within = stated.with_libraries(device)
         if options.measured:
-            costs = measure_operations(program, costs, tensor_bytes=within.tensor_bytes, stages=stages)
+            measure = partial(measure_operations, program, costs, tensor_bytes=within.tensor_bytes, stages=stages)
+            costs = kept_costs(files, program, lambda known: measure(known=known))
         asked = options.convolutions
         choices = None if asked is None else ConvolutionChoices.asked(program, asked)
         if choices is not None:
             costs = choices.measured(costs, within.tensor_bytes, stages)
         stated = replace(within.with_loaded_kernels(device, since=stated), fixed_segments=fixed)
-        frugal = partial(least_plan, program.graph, costs, options.policy)
-        room = allocator_room(program, stated, subject.optimizers, frugal)
-        return cls(program=program, costs=costs, stated=stated, options=options, room=room, choices=choices)
+        stated_so = options.budget, options.host_bytes, options.plan_seconds
+        kept = KeptPlans(files, program, costs, options.policy, stated_so)
+        room = allocator_room(program, stated, subject.optimizers, kept.least)
+        return cls(program=program, costs=costs, stated=stated, options=options, room=room, choices=choices, kept=kept)
 
     def fitted(self, subject: StepSubject, refit: _Refit, meter: AllocatorMeter | None) -> FittedStep:
         """Return the fitted step; `refit` as in `FittedStep`, and the meter measures the first step."""
@@ -244,20 +259,27 @@ class _Planning:
         budget = None if self.stated.tensor_bytes is None else self.stated.tensor_bytes - less
         room = None if self.room is None else replace(self.room, tensor_bytes=self.room.tensor_bytes - less)
         host = host_headroom(self.stated.host_bytes)
-        return make_plan(self.program.graph, self.costs, budget, self.options.policy, room, host)
+        stages = Stages(self.options.progress)
+        stages.begin(f"planning {len(self.program.graph.operations)} operations")
+        search = partial(PlanSearch, self.options.plan_seconds, stages.reached)
+        plan = self.kept.plan((budget, room, host), search, less)
+        if self.kept.is_earlier(plan):
+            stages.begin("plan of an earlier process")
+        return plan
 
     def _told(self, plan: MemoryPlan) -> StatedBudget:
-        """Return the budget with what the allocator takes for a plan."""
+        """Return the budget with what the allocator takes for a plan, and where that is from."""
+        stated = replace(self.stated, earlier_plan=self.kept.is_earlier(plan))
         if self.room is None:
-            return self.stated
+            return stated
         taken = self.room.taken_bytes(plan, self.costs) + self.stated.library_bytes
         layout = self.room.compaction(plan, self.costs)
         if layout is not None:
             moved, moved_ms = layout.moved_bytes, self.room.moves_ms(layout)
-            return replace(self.stated, allocator_bytes=taken, moved_bytes=moved, moved_ms=moved_ms)
+            return replace(stated, allocator_bytes=taken, moved_bytes=moved, moved_ms=moved_ms)
         found = self.room.returns(plan, self.costs)
         given = (found.returned_bytes, returns_ms(found)) if found.fits else (0, 0.0)
-        return replace(self.stated, allocator_bytes=taken, returned_bytes=given[0], returned_ms=given[1])
+        return replace(stated, allocator_bytes=taken, returned_bytes=given[0], returned_ms=given[1])
 
     def _guard(self, first: FirstStep | None) -> GrowthGuard | None:
         """Return what looks at the bytes beside PyTorch's allocator; None where no budget counts them."""

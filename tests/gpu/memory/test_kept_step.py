@@ -1,0 +1,36 @@
+"""A second process on a GPU knows times and plan of the first one, trains to the same losses, and keeps its budget."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.large_unet import RECIPE  # noqa: E402
+from ucudnn.benchmarking.storage.step_files import StepFiles  # noqa: E402
+from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
+from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialSettings  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+
+
+def measured(policy, budget=None):
+    settings = TrialSettings(recipe=RECIPE, policy=policy, budget=budget, device="cuda", steps=3, capped=True)
+    result = run_apart(settings)
+    assert result.figures is not None, result.reason
+    return result.figures
+
+
+@pytest.mark.alone
+def test_a_second_process_keeps_its_budget_by_what_the_first_one_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("UCUDNN_DATABASE", str(tmp_path / "measurements.db"))
+    stock = measured(PYTORCH)
+    budget = int(0.7 * stock.allocated) + stock.outside
+    first = measured("auto", budget)
+    folder = StepFiles(str(tmp_path / "measurements.db")).folder
+    kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
+    assert len(kept) >= 3  # costs, the plan of the first step, and the plan
+    second = measured("auto", budget)
+    for each in (first, second):
+        assert each.reserved + each.outside <= budget
+    assert second.losses == pytest.approx(first.losses, rel=1e-3)
+    assert second.first_ms < first.first_ms
+    assert all(path.stat().st_mtime_ns == before for path, before in kept.items()), "something was found anew"
