@@ -13,7 +13,7 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -280,7 +280,8 @@ def compile_whole(module: nn.Module, before_running: Callable[[], None]) -> nn.M
 def _inductor(graph: Any, inputs: Any) -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(graph, inputs)
+    compiled: Any = compile_fx(graph, inputs)  # what is compiled on a device can be called
+    return cast(Callable[..., Any], compiled)
 
 
 def _compiling(cell: names.Cell) -> AbstractContextManager[Any]:
