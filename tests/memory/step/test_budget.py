@@ -2,10 +2,11 @@
 
 import pytest
 
-from tests.support.step_graphs import StepBuilder
+from tests.support.step_graphs import StepBuilder, alternatives
 from ucudnn.errors import BudgetError, InfeasibleError
 from ucudnn.memory.step.budget import check_budget
 from ucudnn.memory.step.graph import Role
+from ucudnn.problem import ConvolutionProblem, Operation
 
 
 def step(scratch=0, fixed=0):
@@ -57,3 +58,17 @@ def test_mini_batches_at_which_the_sizes_do_not_hold_are_not_named():
     text = str(refused(builder, 200, batch=6))
     assert text.endswith("sets: take a mini-batch of at most 5 instead of 6, or raise the budget to the floor")
     assert str(refused(builder, 170, batch=6)).endswith("sets: raise the budget to the floor")
+
+
+def test_the_floor_that_convolutions_without_workspace_would_have_is_named_where_nothing_is_known_of_them():
+    problem = ConvolutionProblem(
+        operation=Operation.FORWARD, batch=8, channels=1, spatial=(8, 8), filters=1, kernel=(3, 3)
+    )
+    builder = step().run("conv2", "c w", "d", scratch=50, problem=problem).run("last", "d", "e w", scratch=30)
+    assert str(refused(builder, 259)).endswith(
+        "raise the budget to the floor, which convolutions= of fit lowers to 290 bytes (290 B) at best, by algorithms"
+        " with less workspace"
+    )
+    graph, known = builder.graph(batch=8), builder.costs(configurations={3: alternatives((1.0, 40))})
+    with pytest.raises(BudgetError, match=r"raise the budget to the floor$"):
+        check_budget(graph, known, 259)

@@ -75,7 +75,11 @@ def _remedies(liveness: Liveness, costs: Costs, budget: int) -> Iterator[str]:
     batch = _largest_batch(liveness, costs, budget)
     if batch:
         yield f"take a mini-batch of at most {batch} instead of {graph.batch}"
-    yield "raise the budget to the floor"
+    parts = zip(liveness.order, bare, liveness.scratch_bytes, strict=True)
+    least = max((size + (0 if each in graph.problems else scratch) for each, size, scratch in parts), default=0)
+    may_fall = not costs.configurations and least < liveness.floor_bytes
+    lower = f", which convolutions= of fit lowers to {exact_bytes(least)} at best, by algorithms with less workspace"
+    yield f"raise the budget to the floor{lower if may_fall else ''}"
 
 
 def _largest_batch(liveness: Liveness, costs: Costs, budget: int) -> int:
