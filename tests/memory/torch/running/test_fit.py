@@ -22,7 +22,10 @@ from tests.support.repeatability import (  # noqa: E402
     same,
 )
 from tests.support.small_networks import NETWORKS, small_network  # noqa: E402
-from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
+from ucudnn.memory.plans.actions import ActionKind, run  # noqa: E402
+from ucudnn.memory.plans.frees import with_frees  # noqa: E402
+from ucudnn.memory.plans.lower_order import lower_order  # noqa: E402
+from ucudnn.memory.plans.plan import MemoryPlan  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES, find_policy  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit_plan  # noqa: E402
@@ -67,7 +70,7 @@ def test_a_plan_that_copies_beside_what_runs_again_trains_to_the_bits_of_the_pla
     graph = trained.program.graph
     slow = tuple(10.0 if "convolution" in each.kind or "mm" in each.kind else 1.0 for each in graph.operations)
     costs = replace(trained.costs, time_ms=slow, issue_ms=(), configurations={}, memory_bytes=10**10)
-    costs = replace(costs, offload_bytes_per_ms=1000.0, prefetch_bytes_per_ms=1000.0)
+    costs = replace(costs, offload_bytes_per_ms=300.0, prefetch_bytes_per_ms=300.0)
     plan = find_policy("joint").plan(graph, costs, measure_liveness(graph, costs).floor_bytes)
     kinds = Counter(kind for kind, _ in plan.actions)
     assert min(kinds[ActionKind.OFFLOAD], kinds[ActionKind.RECOMPUTE]) > 0
@@ -75,6 +78,16 @@ def test_a_plan_that_copies_beside_what_runs_again_trains_to_the_bits_of_the_pla
     with CountedCopies(step) as copies:
         trained.check(step)
     assert copies.calls["offload"] == trained.steps * kinds[ActionKind.OFFLOAD]
+
+
+@pytest.mark.parametrize("name", ["unet", "gpt"])
+def test_a_step_whose_backward_runs_in_another_order_trains_to_the_bits_of_the_plain_loop(name):
+    trained = race(name)
+    graph = trained.program.graph
+    order = lower_order(graph, trained.costs)
+    assert order != sorted(order)
+    actions = with_frees(graph, [*map(run, order)])
+    check(trained, MemoryPlan(policy="order", graph=graph, actions=actions), "another order")
 
 
 @pytest.mark.parametrize("name", NETWORKS)
