@@ -375,7 +375,7 @@ def test_a_budget_below_the_floor_is_kept_by_policies_that_choose_smaller_worksp
     assert bare <= needed < floor
     assert simulate(make_plan(graph, costs, needed, policy), costs).peak_bytes <= needed
     with pytest.raises(BudgetError, match=f"below the floor of hand, {floor} bytes") as no:
-        make_plan(graph, costs, needed, "spill")
+        make_plan(graph, costs, needed, "checkpoint")
     assert no.value.required_bytes == floor
 
 

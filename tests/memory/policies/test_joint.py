@@ -10,7 +10,7 @@ from tests.support.step_graphs import StepBuilder, random_steps
 from ucudnn.errors import BudgetError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.actions import COMPUTES, ActionKind
 from ucudnn.memory.policies.joint import JointPolicy
 from ucudnn.memory.policies.selective import SelectivePolicy
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
@@ -32,8 +32,8 @@ def layers(count):
 
 
 def names_of(plan, kind):
-    """Return the names of operations that run again, or of storages that are copied."""
-    names = [each.name for each in (plan.graph.operations if kind is ActionKind.RECOMPUTE else plan.graph.storages)]
+    """Return the names of operations that run or run again, or of storages that are copied."""
+    names = [each.name for each in (plan.graph.operations if kind in COMPUTES else plan.graph.storages)]
     return [names[target] for found, target in plan.actions if found is kind]
 
 
@@ -74,7 +74,27 @@ def test_every_budget_down_to_the_floor_is_kept_and_none_below():
         JointPolicy().plan(graph, costs, floor - 1)
 
 
-@pytest.mark.parametrize(("name", "share", "faster"), [("unet2d", 0.4, 0.4), ("unet3d", 0.5, 0.7)])
+def test_copies_that_hide_beside_compute_take_over_what_is_dear_to_make_again():
+    builder = layers(8)
+    graph, costs = builder.graph(), builder.costs(offload_bytes_per_ms=0.5, prefetch_bytes_per_ms=0.5)
+    budget = measure_liveness(graph, costs).peak_bytes - 20
+    again = SelectivePolicy().plan(graph, costs, budget)
+    plan = JointPolicy().plan(graph, costs, budget)
+    assert simulate(again, costs).recompute_ms > 0 == simulate(plan, costs).recompute_ms
+    assert names_of(plan, ActionKind.OFFLOAD)
+    assert simulate(plan, costs).step_ms == sum(costs.time_ms)
+
+
+def test_backward_runs_in_the_order_that_needs_fewer_bytes():
+    builder = StepBuilder(default=10).storage("w", 5, Role.PARAMETER).storage("dx", 40).run("f", "w", "x")
+    builder.backward("turn", "x", "dy").backward("data", "w x dy", "dx").backward("weight", "x dy", "dw", scratch=30)
+    graph, costs = builder.backward("next", "dx", "d").graph(), builder.costs()
+    plan = JointPolicy().plan(graph, costs, 65)
+    assert names_of(plan, ActionKind.RUN) == ["f", "turn", "weight", "data", "next"]
+    assert simulate(plan, costs).step_ms == 5 < simulate(SpillPolicy().plan(graph, costs, 65), costs).step_ms
+
+
+@pytest.mark.parametrize(("name", "share", "faster"), [("unet2d", 0.4, 0.4), ("unet3d", 0.43, 0.7)])
 def test_unets_run_below_what_recomputation_needs_in_a_part_of_the_time_that_copies_take(name, share, faster):
     graph = open_step(name)
     costs = device_costs(load_device("h200"), graph)

@@ -10,7 +10,7 @@ in the order of the program, from the nearest bytes that are there.
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ucudnn.memory.plans.actions import Action
 from ucudnn.memory.plans.exact_array import exact_array
@@ -112,27 +112,31 @@ class DroppedActivations:
         """Return the actions of the step with what runs again, and all frees that they allow."""
         return actions_with(self._graph, range(len(self._graph.operations)), remakes.operations)
 
-    def peak(self, remakes: Remakes) -> tuple[int, int]:
+    def peak(self, remakes: Remakes, away: Any = 0) -> tuple[int, int]:
         """Return the peak of the step and its place: the operation that runs then, or before which others run again.
 
         It is that of the actions without a simulation, so that a search can look at many. It may be more, as where
-        an operation that runs again makes an activation, too, that was not dropped: that one is freed meanwhile.
+        an operation that runs again makes an activation, too, that was not dropped: that one is freed meanwhile. Bytes
+        that are away do not count; they are given as `_live` counts.
         """
+        live = self._live(remakes) - away
+        at = int(live.argmax())
+        return int(live[at]), at // 2
+
+    def _live(self, remakes: Remakes) -> Any:
+        """Return the bytes before each operation while others run again, at twice its number, and at it, one up."""
         changes, operations = self._changes.copy(), len(self._scratch)
         for storage in remakes.dropped:
             changes[2 * self.spans[storage][0] + 2] -= self.sizes[storage]
             changes[2 * remakes.made[storage] + 1] += self.sizes[storage]
-        live = changes.cumsum()
-        running = live[1 : 2 * operations + 1 : 2] + self._scratch_row
-        at = int(running.argmax()) if operations else 0
-        peak = (int(running[at]), -at) if operations else (int(live[0]), 0)
+        live = changes.cumsum()[: max(2 * operations, 1)]
+        live[1::2] += self._scratch_row
         stays: dict[int, set[int]] = {}
         for storage in remakes.dropped:
             stays.setdefault(remakes.made[storage], set()).add(storage)
         for place, found in remakes.found.items():
-            extra = self._extra(found, place, remakes, frozenset(stays.get(place, ())))
-            peak = max(peak, (int(live[2 * place]) + extra, -place))
-        return peak[0], -peak[1]
+            live[2 * place] += self._extra(found, place, remakes, frozenset(stays.get(place, ())))
+        return live
 
     def _kinds(self) -> dict[int, int]:
         """Return for each activation the number of its kind.

@@ -6,19 +6,31 @@ in the time of a byte over its link is some 2,400 operations. So what is cheap t
 of 'checkpoint-selective', and what still does not fit leaves by the walk of 'spill', beside what runs again.
 
 Which of the two takes the next activation is what the step says: some selections are planned and simulated whole, from
-none that is dropped to those of the least peak. Where recomputation alone does not keep the budget, activations then
-change sides one at a time, the largest first, for as long as the step gets faster. Beaumont et al., "Efficient
-Combination of Rematerialization and Offloading for Training DNNs", 2021, and Patil et al., "POET", 2022, combine both
-by dynamic and integer programs; here each candidate is a plan that is simulated with its copies, stalls and contention.
+none that is dropped to those of the least peak. Then copies that hide beside compute take over what is dearest to make
+again, more and more of it for as long as the step gets faster. Where recomputation alone does not keep the budget,
+activations change sides one at a time, the largest first. Beaumont et al., "Efficient Combination of
+Rematerialization and Offloading for Training DNNs", 2021, and Patil et al., "POET", 2022, combine both by dynamic and
+integer programs; here each candidate is a plan that is simulated with its copies, stalls and contention.
+
+Backward runs in another order where fewer bytes are needed at a time then. Convolutions with a choice take the fastest
+configuration that fits, or else the least workspace, and in the end faster ones wherever the plan leaves room.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import inf
+from typing import Any, NamedTuple
 
+from ucudnn.configuration import Configuration
 from ucudnn.errors import BudgetError
-from ucudnn.memory.plans.actions import Action
-from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.plans.actions import COMPUTES, Action, run
+from ucudnn.memory.plans.exact_array import exact_array
+from ucudnn.memory.plans.lower_order import lower_order, needed_peak
+from ucudnn.memory.plans.plan import MemoryPlan, drafts
+from ucudnn.memory.plans.remakes import Remakes
 from ucudnn.memory.plans.unfolded import UnfoldedStep
+from ucudnn.memory.policies.configurations import fitting, upgraded
 from ucudnn.memory.policies.selective import ActivationSelection, search_of
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.simulation.simulator import simulate
@@ -28,25 +40,31 @@ from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
 
 _NAME = "joint"
-_SHARES = (0.0, 1 / 12, 1 / 6, 1 / 3, 1 / 2, 1.0)
+_SHARES = (0.0, 1 / 6, 1 / 2)
 """Peaks of the selections that are looked at first: shares of the way from the least one to that of the step."""
+_HIDDEN = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+"""Shares of what copies can move beside compute that the next selections leave to copies."""
 _MOST_PLANNED = 16  # selections in which one activation changes sides
 _FASTER = 0.9995  # of the time of a step: less is no difference
 
 
 class JointPolicy:
-    """Recomputation and copies in one plan, in the program's order."""
+    """Recomputation and copies in one plan, with the order of backward and the configurations of convolutions."""
 
     def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
         """Return the plan of a step; without a budget, for the least one.
 
         Raises:
-            BudgetError: if the budget is below the floor.
+            BudgetError: if the budget is below the floor, even with the configurations of least workspace.
         """
-        check_budget(graph, costs, budget)
-        cap = measure_liveness(graph, costs).floor_bytes if budget is None else budget
-        found = _JointSearch(graph, costs, cap).fastest()
-        return MemoryPlan(policy=_NAME, graph=graph, actions=found.actions, budget=budget)
+        least = costs.with_configurations(fitting(graph, costs, 0))
+        check_budget(graph, least, budget)
+        cap = measure_liveness(graph, least).floor_bytes if budget is None else budget
+        with drafts():
+            found = [(each, each.start()) for each in _searches(graph, costs, cap)]
+            search, start = min(found, key=lambda each: simulate(each[0].plan(each[1]), costs).step_ms)
+            plan = search.plan(search.improved(start))
+        return replace(plan, budget=budget)
 
 
 class _JointPlan(NamedTuple):
@@ -54,77 +72,108 @@ class _JointPlan(NamedTuple):
 
     Attributes:
         step_ms: how long the step takes by the simulator.
-        dropped: the activations that are made again.
-        brief: those among them that stay only where they are read.
+        selection: what is made again.
         actions: what is issued, in order.
     """
 
     step_ms: float
-    dropped: frozenset[int]
-    brief: frozenset[int]
+    selection: ActivationSelection
     actions: tuple[Action, ...]
 
 
 class _JointSearch:
-    """Looks for the activations that are made again, beside which the others move or stay."""
+    """Looks for the activations that are made again in one order of backward, beside which the others move or stay."""
 
-    def __init__(self, graph: StepGraph, costs: Costs, cap: int) -> None:
-        self._graph, self._costs, self._cap = graph, costs, cap
-        self._selecting = search_of(graph, costs)
+    def __init__(
+        self, graph: StepGraph, costs: Costs, cap: int, chosen: Mapping[int, Configuration], is_reordered: bool
+    ) -> None:
+        self._step, self._step_costs, self._cap, self._chosen = graph, costs, cap, chosen
+        self.graph, self.costs = graph, costs.with_configurations(chosen) if chosen else costs
+        self._order: Sequence[int] = range(len(graph.operations))
+        if is_reordered:
+            self._order = lower_order(graph, self.costs)
+            other = UnfoldedStep(graph, self.costs, [*map(run, self._order)])
+            self.graph, self.costs = other.graph, other.costs
+
+    def plan(self, found: _JointPlan) -> MemoryPlan:
+        """Return a plan of the step itself, with faster configurations where it leaves room for them."""
+        actions = (Action(kind, self._order[at] if kind in COMPUTES else at) for kind, at in found.actions)
+        plan = MemoryPlan(policy=_NAME, graph=self._step, actions=(*actions,), configurations=self._chosen)
+        return upgraded(plan, self._step_costs, self._cap)
+
+    def start(self) -> _JointPlan:
+        """Return the fastest plan beside some selections. The empty one always has a plan."""
+        self._selecting = search_of(self.graph, self.costs)
         self._activations = self._selecting.activations
+        self._selections = [*self._selecting.selections(self._cap)]
+        least = min(each.peak_bytes for each in self._selections)
+        self._is_tight = least > self._cap
+        found = [self._planned(self._selections[0])]
+        for share in _SHARES if self._is_tight else (0.0,):
+            peak = max(least, self._cap) + int((self._selections[0].peak_bytes - least) * share)
+            chosen = next(each for each in self._selections if each.peak_bytes <= peak)
+            found.append(self._planned(self._selecting.thinned(chosen, peak)))
+        return min((each for each in found if each is not None), key=lambda each: each.step_ms)
 
-    def fastest(self) -> _JointPlan:
-        """Return the fastest plan that was looked at."""
-        selections = [*self._selecting.selections(self._cap)]
-        least = min(each.peak_bytes for each in selections)
-        spread = [*self._spread(selections, max(least, self._cap))]
-        if least > self._cap:
-            return self._climbed(self._fastest_of(self._selecting.thinned(*each) for each in spread))
-        chosen = self._fastest_of(each for each, _ in spread)  # copies save little here, so little is looked at
-        found = next(each for each in spread if each[0].remakes.dropped == chosen.dropped)
-        worth = [spread[0], *([] if found is spread[0] else [found])]
-        return self._fastest_of((self._selecting.thinned(*each) for each in worth), chosen)
+    def improved(self, best: _JointPlan) -> _JointPlan:
+        """Return a plan that is no slower, in which copies do more beside compute, or activations change sides."""
+        remakes, before_ms = best.selection.remakes, inf if self._is_tight else best.step_ms
+        for share in _HIDDEN:
+            away = self._hidden(remakes, share)
+            kept = (each for each in self._selections if self._activations.peak(each.remakes, away)[0] <= self._cap)
+            chosen = next(kept, None)
+            found = None if chosen is None else self._planned(self._selecting.thinned(chosen, self._cap, away))
+            if found is not None:
+                best = min(best, found, key=lambda each: each.step_ms)
+                if found.step_ms > before_ms:
+                    break
+                before_ms = found.step_ms
+        return self._climbed(best) if self._is_tight else best
 
-    def _fastest_of(self, selections: Iterable[ActivationSelection], best: _JointPlan | None = None) -> _JointPlan:
-        """Return the fastest plan beside selections, or another one. The empty selection always has a plan."""
-        found = [each for each in map(self._planned, selections) if each is not None]
-        return min([*([] if best is None else [best]), *found], key=lambda each: each.step_ms)
-
-    def _spread(
-        self, selections: Sequence[ActivationSelection], least: int
-    ) -> Iterator[tuple[ActivationSelection, int]]:
-        """Yield selections of different peaks, each with the peak that it is to keep."""
-        most = max(least, selections[0].peak_bytes)
-        for peak in (least + int((most - least) * share) for share in (_SHARES if most > least else [1.0])):
-            yield next(each for each in selections if each.peak_bytes <= peak), peak
+    def _hidden(self, remakes: Remakes, share: float) -> Any:
+        """Return a share of the bytes that copies can have moved before each operation, and move back after it."""
+        times = [*self.costs.time_ms]
+        for place, again in remakes.operations.items():
+            times[place] += sum(self.costs.time_ms[each] for each in again)
+        ends = [0.0, *accumulate(times)]
+        out, back = (share * each for each in (self.costs.offload_bytes_per_ms, self.costs.prefetch_bytes_per_ms))
+        moved = [int(min(begin * out, (ends[-1] - end) * back)) for begin, end in pairwise(ends)]
+        return exact_array(moved or [0]).repeat(2)
 
     def _climbed(self, best: _JointPlan) -> _JointPlan:
         """Return a plan in which activations have changed sides for as long as that makes the step faster."""
         planned = 0
         for storage in sorted(self._activations.spans, key=lambda each: (-self._activations.sizes[each], each)):
-            for dropped, brief in self._changes(storage, best):
+            dropped, brief = best.selection.remakes.dropped, best.selection.brief
+            changes = [(dropped ^ {storage}, brief - {storage}), (dropped, brief ^ {storage})]
+            for change in changes if storage in dropped else changes[:1]:
                 if planned == _MOST_PLANNED:
                     return best
                 planned += 1
-                selection = self._selecting.selection(dropped, brief)
+                selection = self._selecting.selection(*change)
                 found = None if selection is None else self._planned(selection)
                 if found is not None and found.step_ms < _FASTER * best.step_ms:
                     best = found
                     break
         return best
 
-    def _changes(self, storage: int, best: _JointPlan) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
-        """Yield the dropped activations, and the brief ones among them, once an activation has changed sides."""
-        yield best.dropped ^ {storage}, best.brief - {storage}
-        if storage in best.dropped:
-            yield best.dropped, best.brief ^ {storage}
-
     def _planned(self, selection: ActivationSelection) -> _JointPlan | None:
         """Return the plan beside what a selection makes again; None if that does not fit into the budget."""
-        step = UnfoldedStep(self._graph, self._costs, self._activations.actions(selection.remakes))
+        step = UnfoldedStep(self.graph, self.costs, self._activations.actions(selection.remakes))
         try:
             plan = SpillPolicy().plan(step.graph, step.costs, self._cap)
         except BudgetError:  # what runs again needs more beside it than any operation of the step
             return None
-        step_ms = simulate(plan, step.costs).step_ms
-        return _JointPlan(step_ms, selection.remakes.dropped, selection.brief, step.folded(plan.actions))
+        return _JointPlan(simulate(plan, step.costs).step_ms, selection, step.folded(plan.actions))
+
+
+def _searches(graph: StepGraph, costs: Costs, cap: int) -> Iterator[_JointSearch]:
+    """Yield searches in the program's order, in another one, and with less workspace, where those need fewer bytes."""
+    fastest, smallest = fitting(graph, costs, cap), fitting(graph, costs, 0)
+    needed: float = inf
+    for chosen, is_reordered in ((fastest, False), (fastest, True), (smallest, True)):
+        search = _JointSearch(graph, costs, cap, chosen, is_reordered)
+        least = needed_peak(search.graph, search.costs)
+        if least < needed and measure_liveness(search.graph, search.costs).floor_bytes <= cap:
+            needed = least
+            yield search

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop
 from itertools import count
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ucudnn.bounded import BoundedDict
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -110,24 +110,24 @@ class ActivationSearch:
             yield selection
             number, before = number + 1, selection
 
-    def thinned(self, selection: ActivationSelection, budget: int) -> ActivationSelection:
-        """Return a selection without what the budget does not need, the costliest kinds first."""
+    def thinned(self, selection: ActivationSelection, budget: int, away: Any = 0) -> ActivationSelection:
+        """Return a selection without what the budget does not need beside bytes that are away, the costliest first."""
         groups = sorted(self._kinds(sorted(selection.remakes.dropped)), key=lambda each: self._spared(selection, each))
         for group in groups:
-            fewer = self._without(selection, group[-1:], budget)
+            fewer = self._without(selection, group[-1:], budget, away)
             if fewer is None:
                 continue
             low, high = 1, len(group) + 1  # so many of the last ones stay, and so many do not
             while high - low > 1:
                 middle = (low + high) // 2
-                found = self._without(selection, group[-middle:], budget)
+                found = self._without(selection, group[-middle:], budget, away)
                 low, high, fewer = (low, middle, fewer) if found is None else (middle, high, found)
             selection = fewer
         return selection
 
-    def selection(self, dropped: frozenset[int], brief: frozenset[int]) -> ActivationSelection | None:
+    def selection(self, dropped: frozenset[int], brief: frozenset[int], away: Any = 0) -> ActivationSelection | None:
         """Return a selection with its peak; None where an activation cannot be made again."""
-        return self._selection(self.activations.remakes(dropped, brief), brief)
+        return self._selection(self.activations.remakes(dropped, brief), brief, away)
 
     def _number(self, number: int) -> ActivationSelection | None:
         """Return a selection of those without a budget; None behind the last one."""
@@ -159,9 +159,11 @@ class ActivationSearch:
     def _bytes(self, group: Sequence[int]) -> int:
         return sum(self.activations.sizes[each] for each in group)
 
-    def _without(self, selection: ActivationSelection, group: Sequence[int], budget: int) -> ActivationSelection | None:
+    def _without(
+        self, selection: ActivationSelection, group: Sequence[int], budget: int, away: Any
+    ) -> ActivationSelection | None:
         """Return a selection in which some activations stay; None if it takes more than the budget, or longer."""
-        found = self.selection(selection.remakes.dropped.difference(group), selection.brief.difference(group))
+        found = self.selection(selection.remakes.dropped.difference(group), selection.brief.difference(group), away)
         if found is None or found.peak_bytes > budget or found.remakes.time_ms > selection.remakes.time_ms:
             return None
         return found
@@ -271,9 +273,9 @@ class ActivationSearch:
         dropped, brief = selection.remakes.dropped, selection.brief | (selection.remakes.dropped & {*picked})
         return self.activations.remakes(dropped | {*picked}, brief), brief
 
-    def _selection(self, remakes: Remakes | None, brief: frozenset[int]) -> ActivationSelection | None:
+    def _selection(self, remakes: Remakes | None, brief: frozenset[int], away: Any = 0) -> ActivationSelection | None:
         """Return a selection with its peak; None where an activation cannot be made again."""
-        return None if remakes is None else ActivationSelection(remakes, brief, *self.activations.peak(remakes))
+        return None if remakes is None else ActivationSelection(remakes, brief, *self.activations.peak(remakes, away))
 
 
 _SEARCHES: BoundedDict[tuple[int, int], tuple[object, ActivationSearch]] = BoundedDict(2)

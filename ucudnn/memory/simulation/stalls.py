@@ -24,3 +24,15 @@ def with_stalls(plan: MemoryPlan, costs: Costs, cap_bytes: int) -> MemoryPlan:
         actions += [wait(stalls[index])] if index in stalls else []
         actions.append(action)
     return replace(plan, actions=tuple(actions))
+
+
+def with_all_stalls(plan: MemoryPlan, costs: Costs, cap_bytes: int) -> MemoryPlan:
+    """Return a plan that waits wherever an action would exceed the cap before offloads have ended.
+
+    A wait can last longer than the stall, and so change which later actions stall. Each round settles at least the
+    first action that still does.
+    """
+    waiting = with_stalls(plan, costs, cap_bytes)
+    while waiting.actions != plan.actions:
+        plan, waiting = waiting, with_stalls(waiting, costs, cap_bytes)
+    return plan

@@ -48,6 +48,14 @@ def test_a_line_sends_the_storage_that_is_read_last():
     assert traced(planned(small_line())) == traced(plan), "60 bytes are the floor: dpool holds x, loss, a, b, db and da"
 
 
+def test_copies_back_that_are_read_one_after_another_begin_early_enough_for_all():
+    builder = StepBuilder(default=10).run("f", "", "a").run("g", "", "b").run("h", "", "c", time=40.0)
+    builder.backward("wide", "c", "d", scratch=40).backward("long", "d", "e", time=40.0)
+    builder.backward("first", "a e", "x").backward("second", "b x", "y").backward("third", "c y", "z")
+    found = simulate(planned(builder, 60), builder.costs())
+    assert (found.prefetched_bytes, found.wait_ms) == (20, 0)
+
+
 def skip():
     """Return a builder of a step whose backward keeps the gradient of a skip while a wide operation runs."""
     builder = StepBuilder(default=10).run("f", "", "a").run("g", "a", "b")

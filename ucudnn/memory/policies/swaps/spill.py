@@ -18,11 +18,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
+from math import inf
 from typing import NamedTuple
 
 from ucudnn.memory.plans.actions import Action, free, offload, prefetch, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.simulation.stalls import with_stalls
+from ucudnn.memory.policies.configurations import fitting
+from ucudnn.memory.simulation.stalls import with_all_stalls
 from ucudnn.memory.step.budget import check_budget
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
@@ -38,6 +40,8 @@ class SpillPolicy:
         Raises:
             BudgetError: if the budget is below the floor.
         """
+        chosen = fitting(graph, costs, 0 if budget is None else budget)
+        costs = costs.with_configurations(chosen) if chosen else costs
         check_budget(graph, costs, budget)
         liveness = measure_liveness(graph, costs)
         cap, room = liveness.floor_bytes if budget is None else budget, _Room(graph, costs, liveness)
@@ -47,8 +51,9 @@ class SpillPolicy:
             graph=graph,
             actions=_actions(graph, absences, room.triggers(absences, cap)),
             budget=budget,
+            configurations=chosen,
         )
-        return _with_all_stalls(plan, costs, cap)
+        return with_all_stalls(plan, costs, cap)
 
 
 class Absence(NamedTuple):
@@ -113,13 +118,16 @@ class _Room:
     def triggers(self, absences: Iterable[Absence], cap: int) -> dict[Absence, int]:
         """Return for each copy back the operation behind which it begins."""
         ends = [*accumulate(self._costs.time_ms)]
+        copied = sorted((each for each in absences if each.copied), key=lambda each: (each.back, each))
+        begins: dict[Absence, float] = {}
+        begin_ms = inf
+        for each in reversed(copied):
+            copy_ms = self.graph.sizes[each.storage] / self._costs.prefetch_bytes_per_ms / self._costs.duplex
+            begins[each] = begin_ms = min(begin_ms, ends[each.back - 1]) - copy_ms
         found = {}
-        for each in sorted(absences, key=lambda each: (each.back, each)):
-            if not each.copied:
-                continue
+        for each in copied:
             size, trigger = self._sizes[each.storage], each.back - 1
-            begin_ms = ends[trigger] - self.graph.sizes[each.storage] / self._costs.prefetch_bytes_per_ms
-            while ends[trigger] > begin_ms and self._running[trigger] + size <= cap:
+            while ends[trigger] > begins[each] and self._running[trigger] + size <= cap:
                 self._running[trigger] += size
                 trigger -= 1
             found[each] = trigger
@@ -173,15 +181,3 @@ def _actions(graph: StepGraph, absences: Iterable[Absence], triggers: Mapping[Ab
     for operation in range(len(graph.operations)):
         actions += [*before[operation], run(operation), *map(offload, sorted(sent[operation])), *after[operation]]
     return tuple(actions)
-
-
-def _with_all_stalls(plan: MemoryPlan, costs: Costs, cap: int) -> MemoryPlan:
-    """Return a plan that waits wherever an action would exceed the cap before offloads have ended.
-
-    A wait can last longer than the stall, and so change which later actions stall. Each round settles at least the
-    first action that still does.
-    """
-    waiting = with_stalls(plan, costs, cap)
-    while waiting.actions != plan.actions:
-        plan, waiting = waiting, with_stalls(waiting, costs, cap)
-    return plan
