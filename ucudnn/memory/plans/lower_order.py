@@ -1,8 +1,7 @@
 """An order in which backward needs fewer bytes: neighbours change places where that lowers what exists beside them.
 
-PyTorch computes the gradient of a convolution's input before that of its weight. The former is as large as the input,
-and lies beside the workspace of the latter, although nothing reads it yet. In a U-Net, whose inputs are joined with
-skips, it must leave for that. The other way round both are the same bits, in the same time, and it need not.
+PyTorch computes the gradient of a convolution's input before that of its weight, beside whose workspace it then lies,
+although nothing reads it yet. The other way round both are the same bits, in the same time.
 """
 
 from itertools import accumulate, chain, pairwise
@@ -32,10 +31,9 @@ def needed_peak(graph: StepGraph, costs: Costs) -> int:
 
 
 def lower_order(graph: StepGraph, costs: Costs) -> list[int]:
-    """Return the operations so that no two neighbours in backward would need fewer bytes the other way round.
+    """Return the operations so that no neighbours between forward and optimizer need fewer bytes the other way round.
 
-    Only operations that neither depend on each other nor draw random numbers change places, between forward and the
-    optimizer.
+    Only operations that neither depend on each other nor draw random numbers change places.
     """
     before, order = [{*each} for each in dependencies(graph)], [*range(len(graph.operations))]
     sizes, scratch = ([costs.rounded(size) for size in each] for each in (graph.sizes, costs.scratch_bytes))

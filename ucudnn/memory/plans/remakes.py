@@ -117,13 +117,13 @@ class DroppedActivations:
 
         It is that of the actions without a simulation, so that a search can look at many. It may be more, as where
         an operation that runs again makes an activation, too, that was not dropped: that one is freed meanwhile. Bytes
-        that are away do not count; they are given as `_live` counts.
+        that are away do not count; they are given as `live` counts.
         """
-        live = self._live(remakes) - away
+        live = self.live(remakes) - away
         at = int(live.argmax())
         return int(live[at]), at // 2
 
-    def _live(self, remakes: Remakes) -> Any:
+    def live(self, remakes: Remakes) -> Any:
         """Return the bytes before each operation while others run again, at twice its number, and at it, one up."""
         changes, operations = self._changes.copy(), len(self._scratch)
         for storage in remakes.dropped:

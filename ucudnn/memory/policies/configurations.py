@@ -53,7 +53,6 @@ def _fastest(costs: Costs, left: Mapping[int, int]) -> dict[int, Configuration]:
         fits = [each for each in front if sizes[each] <= left[operation]]
         best = fits[-1] if fits else front[0]
         own = costs.rounded(costs.scratch_bytes[operation])
-        is_better = best.time_ms < costs.time_ms[operation] if own <= left[operation] else fits or sizes[best] < own
-        if is_better:
+        if best.time_ms < costs.time_ms[operation] if own <= left[operation] else fits or sizes[best] < own:
             found[operation] = best
     return found

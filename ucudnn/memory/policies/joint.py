@@ -16,6 +16,7 @@ Backward runs in another order where fewer bytes are needed at a time then. Conv
 configuration that fits, or else the least workspace, and in the end faster ones wherever the plan leaves room.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -28,7 +29,6 @@ from ucudnn.memory.plans.actions import COMPUTES, Action, run
 from ucudnn.memory.plans.exact_array import exact_array
 from ucudnn.memory.plans.lower_order import lower_order, needed_peak
 from ucudnn.memory.plans.plan import MemoryPlan, drafts
-from ucudnn.memory.plans.remakes import Remakes
 from ucudnn.memory.plans.unfolded import UnfoldedStep
 from ucudnn.memory.policies.configurations import fitting, upgraded
 from ucudnn.memory.policies.selective import ActivationSelection, search_of
@@ -44,7 +44,9 @@ _SHARES = (0.0, 1 / 6, 1 / 2)
 """Peaks of the selections that are looked at first: shares of the way from the least one to that of the step."""
 _HIDDEN = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 """Shares of what copies can move beside compute that the next selections leave to copies."""
-_MOST_PLANNED = 16  # selections in which one activation changes sides
+_EXPECTED = 0.5  # the same share where a selection is only estimated
+_AMPLE = 2  # times the bytes that are needed at a time, beyond which it hardly matters how many they are
+_MOST_PLANNED, _MOST_ESTIMATED = 16, 64  # selections in which one activation changes sides, and activations
 _FASTER = 0.9995  # of the time of a step: less is no difference
 
 
@@ -102,60 +104,72 @@ class _JointSearch:
         return upgraded(plan, self._step_costs, self._cap)
 
     def start(self) -> _JointPlan:
-        """Return the fastest plan beside some selections. The empty one always has a plan."""
+        """Return the fastest plan beside some selections; the empty one, of the program's order, always has a plan."""
         self._selecting = search_of(self.graph, self.costs)
         self._activations = self._selecting.activations
         self._selections = [*self._selecting.selections(self._cap)]
         least = min(each.peak_bytes for each in self._selections)
         self._is_tight = least > self._cap
-        found = [self._planned(self._selections[0])]
+        found: list[_JointPlan | None] = []
         for share in _SHARES if self._is_tight else (0.0,):
             peak = max(least, self._cap) + int((self._selections[0].peak_bytes - least) * share)
             chosen = next(each for each in self._selections if each.peak_bytes <= peak)
             found.append(self._planned(self._selecting.thinned(chosen, peak)))
+        if self.graph is self._step or not any(found):
+            found.append(self._planned(self._selections[0]))
         return min((each for each in found if each is not None), key=lambda each: each.step_ms)
 
     def improved(self, best: _JointPlan) -> _JointPlan:
         """Return a plan that is no slower, in which copies do more beside compute, or activations change sides."""
-        remakes, before_ms = best.selection.remakes, inf if self._is_tight else best.step_ms
+        before_ms = inf if self._is_tight else best.step_ms
         for share in _HIDDEN:
-            away = self._hidden(remakes, share)
-            kept = (each for each in self._selections if self._activations.peak(each.remakes, away)[0] <= self._cap)
-            chosen = next(kept, None)
-            found = None if chosen is None else self._planned(self._selecting.thinned(chosen, self._cap, away))
-            if found is not None:
-                best = min(best, found, key=lambda each: each.step_ms)
-                if found.step_ms > before_ms:
-                    break
-                before_ms = found.step_ms
+            away = self._hidden(share)
+
+            def fits(selection: ActivationSelection, away: Any = away) -> bool:
+                return self._activations.peak(selection.remakes, away)[0] <= self._cap
+
+            kept = bisect_left(self._selections, True, key=fits)
+            chosen = self._selections[kept : kept + 1]
+            found = self._planned(self._selecting.thinned(chosen[0], self._cap, away)) if chosen else None
+            best = min(best, found or best, key=lambda each: each.step_ms)
+            if found and found.step_ms > before_ms:
+                break
+            before_ms = found.step_ms if found else before_ms
         return self._climbed(best) if self._is_tight else best
 
-    def _hidden(self, remakes: Remakes, share: float) -> Any:
+    def _hidden(self, share: float) -> Any:
         """Return a share of the bytes that copies can have moved before each operation, and move back after it."""
-        times = [*self.costs.time_ms]
-        for place, again in remakes.operations.items():
-            times[place] += sum(self.costs.time_ms[each] for each in again)
-        ends = [0.0, *accumulate(times)]
+        ends = [0.0, *accumulate(self.costs.time_ms)]
         out, back = (share * each for each in (self.costs.offload_bytes_per_ms, self.costs.prefetch_bytes_per_ms))
         moved = [int(min(begin * out, (ends[-1] - end) * back)) for begin, end in pairwise(ends)]
         return exact_array(moved or [0]).repeat(2)
 
     def _climbed(self, best: _JointPlan) -> _JointPlan:
-        """Return a plan in which activations have changed sides for as long as that makes the step faster."""
-        planned = 0
-        for storage in sorted(self._activations.spans, key=lambda each: (-self._activations.sizes[each], each)):
+        """Return a plan in which activations have changed sides where an estimate promises a faster step, and it is."""
+        planned, away = 0, self._hidden(_EXPECTED)
+        sizes, best_ms = self._activations.sizes, self._estimated_ms(best.selection, away)
+        for storage in sorted(self._activations.spans, key=lambda each: (-sizes[each], each))[:_MOST_ESTIMATED]:
             dropped, brief = best.selection.remakes.dropped, best.selection.brief
             changes = [(dropped ^ {storage}, brief - {storage}), (dropped, brief ^ {storage})]
             for change in changes if storage in dropped else changes[:1]:
-                if planned == _MOST_PLANNED:
-                    return best
-                planned += 1
                 selection = self._selecting.selection(*change)
-                found = None if selection is None else self._planned(selection)
+                if selection is None or (step_ms := self._estimated_ms(selection, away)) >= best_ms:
+                    continue
+                planned += 1
+                found = self._planned(selection)
                 if found is not None and found.step_ms < _FASTER * best.step_ms:
-                    best = found
+                    best, best_ms = found, step_ms
                     break
+            if planned >= _MOST_PLANNED:
+                break
         return best
+
+    def _estimated_ms(self, selection: ActivationSelection, away: Any) -> float:
+        """Return about how long recomputation takes, and copies of what rises above the cap and is not away anyway."""
+        over: list[int] = (self._activations.live(selection.remakes) - away - self._cap).tolist()
+        rises = sum(max(0, after - max(0, before)) for before, after in pairwise([0, *over]))
+        rates = self.costs.offload_bytes_per_ms, self.costs.prefetch_bytes_per_ms
+        return selection.remakes.time_ms + sum(rises / each for each in rates)
 
     def _planned(self, selection: ActivationSelection) -> _JointPlan | None:
         """Return the plan beside what a selection makes again; None if that does not fit into the budget."""
@@ -177,3 +191,5 @@ def _searches(graph: StepGraph, costs: Costs, cap: int) -> Iterator[_JointSearch
         if least < needed and measure_liveness(search.graph, search.costs).floor_bytes <= cap:
             needed = least
             yield search
+        if cap > _AMPLE * needed:
+            break
