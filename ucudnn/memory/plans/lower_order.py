@@ -15,10 +15,7 @@ _MOST_PASSES = 8  # an operation moves down by many places in one, and up by one
 
 
 def needed_peak(graph: StepGraph, costs: Costs) -> int:
-    """Return the most bytes of a step that are there at a time though all of forward's leave where nothing reads them.
-
-    They are the floor of each operation with all that backward has made before it and reads later.
-    """
+    """Return the most bytes at a time: an operation's floor with all that backward has made by then and reads later."""
     found = measure_liveness(graph, costs)
     made = [0] * (len(graph.operations) + 1)
     for size, accesses, stays in zip(found.sizes, graph.accesses, graph.exists_after, strict=True):

@@ -40,10 +40,8 @@ from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
 
 _NAME = "joint"
-_SHARES = (0.0, 1 / 6, 1 / 2)
-"""Peaks of the selections that are looked at first: shares of the way from the least one to that of the step."""
-_HIDDEN = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
-"""Shares of what copies can move beside compute that the next selections leave to copies."""
+_SHARES = (0.0, 1 / 6, 1 / 2)  # of the way from the least peak to that of the step: peaks of the first selections
+_HIDDEN = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)  # of what copies can move beside compute: the next ones leave it to them
 _EXPECTED = 0.5  # the same share where a selection is only estimated
 _AMPLE = 2  # times the bytes that are needed at a time, beyond which it hardly matters how many they are
 _MOST_PLANNED, _MOST_ESTIMATED = 16, 64  # selections in which one activation changes sides, and activations
@@ -70,13 +68,7 @@ class JointPolicy:
 
 
 class _JointPlan(NamedTuple):
-    """A plan of the step.
-
-    Attributes:
-        step_ms: how long the step takes by the simulator.
-        selection: what is made again.
-        actions: what is issued, in order.
-    """
+    """A plan of the step: its time by the simulator, what is made again, and what is issued, in order."""
 
     step_ms: float
     selection: ActivationSelection

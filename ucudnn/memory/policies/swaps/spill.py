@@ -119,8 +119,7 @@ class _Room:
         """Return for each copy back the operation behind which it begins."""
         ends = [*accumulate(self._costs.time_ms)]
         copied = sorted((each for each in absences if each.copied), key=lambda each: (each.back, each))
-        begins: dict[Absence, float] = {}
-        begin_ms = inf
+        begins, begin_ms = dict[Absence, float](), inf
         for each in reversed(copied):
             copy_ms = self.graph.sizes[each.storage] / self._costs.prefetch_bytes_per_ms / self._costs.duplex
             begins[each] = begin_ms = min(begin_ms, ends[each.back - 1]) - copy_ms
