@@ -30,9 +30,9 @@ from ucudnn.memory.plans.exact_array import exact_array
 from ucudnn.memory.plans.lower_order import lower_order, needed_peak
 from ucudnn.memory.plans.plan import MemoryPlan, drafts
 from ucudnn.memory.plans.unfolded import UnfoldedStep
-from ucudnn.memory.policies.configurations import fitting, upgraded
 from ucudnn.memory.policies.selective import ActivationSelection, search_of
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
+from ucudnn.memory.simulation.configurations import fitting, upgraded
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.budget import check_budget
 from ucudnn.memory.step.costs import Costs

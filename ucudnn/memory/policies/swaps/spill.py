@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ucudnn.memory.plans.actions import Action, free, offload, prefetch, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.configurations import fitting
+from ucudnn.memory.simulation.configurations import fitting
 from ucudnn.memory.simulation.stalls import with_all_stalls
 from ucudnn.memory.step.budget import check_budget
 from ucudnn.memory.step.costs import Costs

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, alternatives, random_convolution_steps
 from ucudnn.memory.plans.actions import COMPUTES
-from ucudnn.memory.policies.configurations import fitting, upgraded
 from ucudnn.memory.policies.joint import JointPolicy
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
+from ucudnn.memory.simulation.configurations import fitting, upgraded
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.liveness import measure_liveness
 
