@@ -49,9 +49,11 @@ def test_a_line_sends_the_storage_that_is_read_last():
 
 
 def test_copies_back_that_are_read_one_after_another_begin_early_enough_for_all():
-    builder = StepBuilder(default=10).run("f", "", "a").run("g", "", "b").run("h", "", "c", time=40.0)
-    builder.backward("wide", "c", "d", scratch=40).backward("long", "d", "e", time=40.0)
-    builder.backward("first", "a e", "x").backward("second", "b x", "y").backward("third", "c y", "z")
+    builder = StepBuilder(default=10).run("f", "", "a").run("g", "", "b").run("h", "", "c0", time=40.0)
+    builder.backward("wide", "c0", "c1", scratch=40)
+    for number in range(1, 9):
+        builder.backward(f"short{number}", f"c{number}", f"c{number + 1}", time=5.0)
+    builder.backward("first", "a c9", "x").backward("second", "b x", "y")
     found = simulate(planned(builder, 60), builder.costs())
     assert (found.prefetched_bytes, found.wait_ms) == (20, 0)
 
