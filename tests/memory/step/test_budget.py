@@ -48,6 +48,12 @@ def test_other_operations_that_need_less_scratch_are_counted():
     assert "10 bytes (10 B) of scratch and 1 other operations less, too" in str(refused(builder, 270))
 
 
+def test_a_budget_that_the_context_alone_exceeds_is_no_number_below_0():
+    assert str(refused(step(), -7)).startswith(
+        "a budget of which nothing is left for tensors is below the floor of hand"
+    )
+
+
 def test_no_mini_batch_is_named_where_none_fits():
     assert str(refused(step(), 110)).endswith("sets: raise the budget to the floor")
 

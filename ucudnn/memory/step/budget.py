@@ -18,9 +18,9 @@ def check_budget(graph: StepGraph, costs: Costs, budget: int | None, order: Sequ
     liveness = measure_liveness(graph, costs, order)
     if budget is not None and budget < liveness.floor_bytes:
         operation = graph.operation_name(liveness.order[liveness.floor_place]) if liveness.order else "no operation"
+        left = f"a budget of {exact_bytes(budget)}" if budget >= 0 else "a budget of which nothing is left for tensors"
         raise BudgetError(
-            f"a budget of {exact_bytes(budget)} is below the floor of {graph.name},"
-            f" {exact_bytes(liveness.floor_bytes)}, which {operation} sets:"
+            f"{left} is below the floor of {graph.name}, {exact_bytes(liveness.floor_bytes)}, which {operation} sets:"
             f" {', or '.join(_remedies(liveness, costs, budget))}",
             kernel=operation,
             limit_bytes=budget,
