@@ -81,7 +81,7 @@ class FittedStep(nn.Module):
         self.costs = costs
         self._subject, self._run = subject.without_sample(), run
         self._arguments = ArgumentForm(subject)
-        self._state = ModelState(subject.model, run.persistent, run.program.attributes)
+        self._state = ModelState(subject.model, run.persistent, run.program.attributes, run.program.values)
         self._refit = refit
         self._first: FirstStep | None = None
         self._guard: GrowthGuard | None = None
@@ -159,7 +159,9 @@ class FittedStep(nn.Module):
             warnings.warn(_KEPT, stacklevel=2)
         inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         sources = [(run.persistent if is_persistent else inputs)[each] for is_persistent, each in run.program.sources]
-        return run.program.result.build(replayed(run, inputs, sources, self._parts(sources)))
+        outputs = replayed(run, inputs, sources, self._parts(sources))
+        run.program.check_supposed(outputs)
+        return run.program.result.build(outputs)
 
     def _parts(self, sources: Sequence[Tensor]) -> tuple[tuple[int, ...], ...] | None:
         """Return the sources whose gradients each part of backward hands over, in order; None for all in any order.

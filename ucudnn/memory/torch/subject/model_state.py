@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
@@ -20,9 +21,17 @@ class ModelState:
         model: the model.
         tensors: its parameters and buffers, and perhaps other tensors that nothing can replace.
         attributes: what else the code depends on.
+        values: indices of tensors whose values the code depends on, each with a copy.
     """
 
-    def __init__(self, model: nn.Module, tensors: Sequence[Tensor], attributes: ModuleAttributes) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tensors: Sequence[Tensor],
+        attributes: ModuleAttributes,
+        values: Sequence[tuple[int, Tensor]] = (),
+    ) -> None:
+        self._values = values
         self._tensors = tuple(tensors)
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         self._modules = [(name, module, module.training) for name, module in model.named_modules()]
@@ -68,6 +77,7 @@ class ModelState:
         if _forms_of(self._tensors) != self._forms:
             raise self._reformed()
         self._check_sharing()
+        self._check_values()
         return self._tensors
 
     def _replace(self) -> None:
@@ -92,6 +102,15 @@ class ModelState:
 
     def _label(self, tensor: Tensor) -> str:
         return next((label for table, key, _, label in self._places if table.get(key) is tensor), "a constant")
+
+    def _check_values(self) -> None:
+        """Check tensors whose values code was made for."""
+        for number, value in self._values:
+            if not torch.equal(self._tensors[number], value):
+                raise InvalidValueError(
+                    f"{self._label(self._tensors[number])} has another value than when the step was fitted, and the"
+                    " step's operations depend on it: fit it again"
+                )
 
     def _check_sharing(self) -> None:
         """Check that what shared memory still does, because code knows it by one name."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from ucudnn.errors import InvalidValueError
+from ucudnn.errors import FittedStepError, InvalidValueError
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.torch.subject.call_modes import CallModes
 from ucudnn.memory.torch.subject.model_checks import check_arguments, check_model, gradient_bytes
@@ -127,7 +127,7 @@ class StepProgram:
         uncounted: calls that are no operation, each with the number of operations before it.
         persistent: parameters, buffers and constants, each with the tensor that stands for it in the calls.
         inputs: the tensors among the arguments, in order.
-        outputs: the different tensors that the step returns.
+        outputs: the different tensors that the step returns, and behind them those of `supposed`.
         result: the structure of what it returns.
         differentiable: indices of the outputs that backward may begin at.
         tangents: the gradient of each of those that backward begins with.
@@ -142,6 +142,8 @@ class StepProgram:
         groups: the sources in groups whose gradients backward hands over as soon as they exist, one group after the
             other; () hands over all of them when it has ended.
         order: the sources in the order in which the plain loop makes their gradients, those without a gradient first.
+        values: indices in `persistent` of tensors whose values the trace has read, each with a copy.
+        supposed: values of scalars that the trace has supposed, and where: with others the plain loop raises an error.
     """
 
     graph: StepGraph
@@ -163,3 +165,19 @@ class StepProgram:
     functions: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
     groups: tuple[tuple[int, ...], ...] = ()
     order: tuple[int, ...] = ()
+    values: tuple[tuple[int, Tensor], ...] = ()
+    supposed: tuple[tuple[bool, str], ...] = ()
+
+    def check_supposed(self, outputs: Sequence[Tensor]) -> None:
+        """Check what the trace has supposed, by the outputs of forward.
+
+        Raises:
+            FittedStepError: if something is otherwise, so that the plain loop raises an error.
+        """
+        first = len(outputs) - len(self.supposed)
+        for tensor, (value, place) in zip(outputs[first:], self.supposed, strict=True):
+            if bool(tensor) is not value:
+                raise FittedStepError(
+                    f"{place} raises an error for these arguments, which a plan finds after forward: call step.model"
+                    " with them to see it"
+                )

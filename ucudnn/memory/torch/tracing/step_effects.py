@@ -136,7 +136,6 @@ _PYTHON: dict[int, _Rule] = {
         ((torch.autograd,), ("backward",)): (_BACKWARD, _is_outside_checkpoint),
         ((torch,), ("save",)): (_VALUES, _is_outside_checkpoint),
         ((Tensor,), ("__array__", "__dlpack__", "__repr__", "__format__", "__reduce_ex__")): (_VALUES, _is_fake),
-        ((FakeTensor,), ("tolist",)): (_VALUES, _is_fake),
         ((Tensor,), ("register_hook", "register_post_accumulate_grad_hook", "share_memory_")): (_REPLACES, _is_leaf),
         ((nn.Module,), (*_METHODS, "__setattr__", "__delattr__")): (_STRUCTURE, _restructures),
         ((random.Random,), ("__init__",)): ("", _is_unknown_generator),

@@ -105,6 +105,8 @@ class StepTracing:
         with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):  # it looks for NaN in values
             for key, tensor in self._fake.items():
                 self._meet(Role.PARAMETER if key in parameters else Role.BUFFER, key, tensor)
+                real = self._real[key]
+                self._tracer.values.meet(self._tracer.meet(tensor), real, changes=real.requires_grad)
             for key, tensor in self._named_inputs():
                 self._meet(Role.INPUT, key, tensor)
             persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
@@ -229,6 +231,11 @@ class StepTracing:
         for index, tensor in enumerate(outputs):
             self._meet(Role.OUTPUT, "loss" if self._subject.loss else f"output{index or ''}", tensor)
             self._outputs.append(self._tracer.describe(tensor))
+        for tensor, version, _, place in self._tracer.supposed:
+            if tensor._version != version:
+                raise StepGraphError(f"{place} looks at a tensor that forward changes later: look at a clone of it")
+            self._meet(Role.OUTPUT, "condition", tensor)
+            self._outputs.append(self._tracer.describe(tensor))
         return outputs
 
     def _differentiate(self, outputs: Sequence[Tensor]) -> list[Tensor | None]:
@@ -318,9 +325,18 @@ class StepTracing:
             sizes={numbers[index]: each.size for index, each in enumerate(trace.storages)},
             attributes=attributes,
             modes=self._modes,
+            values=self._values_read(persistent),
+            supposed=tuple((value, place) for *_, value, place in self._tracer.supposed),
         )
         parallel = self._subject.parallel
         return program if parallel is None else with_groups(program, parallel, self._arrivals)
+
+    def _values_read(self, persistent: Iterable[tuple[Tensor, TracedTensor]]) -> tuple[tuple[int, Tensor], ...]:
+        """Return the tensors before the step whose values code has read, each with a copy."""
+        read = self._tracer.values.read
+        return tuple(
+            (index, real.detach().clone()) for index, (real, each) in enumerate(persistent) if each.storage in read
+        )
 
     def _faked(self, tensor: Tensor) -> Tensor:
         if tensor.is_sparse or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
@@ -355,6 +371,7 @@ class StepTracing:
         if tensor.requires_grad:
             raise StepGraphError("the step needs the gradient of a tensor that is no parameter and no argument of it")
         self._meet(Role.BUFFER, "constant", tensor)
+        self._tracer.values.meet(storage, tensor, changes=False)
         self._constants.append((tensor, self._tracer.describe(tensor)))
 
     def _stand_in(self, tensor: Tensor) -> Tensor:

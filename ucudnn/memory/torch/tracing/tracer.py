@@ -5,6 +5,7 @@ autograd adds up, and the optimizer, one operator at a time in the order of laun
 decides by reference counts which memory it takes over.
 """
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,20 +14,33 @@ from math import prod
 from typing import Any, final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.graph import Phase
-from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedStorage, TracedTensor, mapped
-from ucudnn.memory.torch.tracing.fake_layouts import as_computed
-from ucudnn.memory.torch.tracing.provenance import Provenance
+from ucudnn.memory.torch.subject.traced_values import (
+    Trace,
+    TracedCall,
+    TracedStorage,
+    TracedTensor,
+    mapped,
+    tensors_in,
+)
+from ucudnn.memory.torch.tracing.assemble import writes
+from ucudnn.memory.torch.tracing.known_values import UNKNOWN, KnownValues, without_error
+from ucudnn.memory.torch.tracing.provenance import Provenance, told
+from ucudnn.memory.torch.tracing.real_geometry import as_computed, computed_whole
 
+aten = torch.ops.aten
 IGNORED = ("profiler", "prim")
 """Namespaces of operators that touch no memory."""
 
 _LIFTS = {"lift", "lift_fresh", "lift_fresh_copy"}
 _DEVICE = torch.ops.prim.device.default
+_ITEM, _INDEX, _SELECT = aten._local_scalar_dense.default, aten.index.Tensor, aten.masked_select.default
+_COLLECTIVE = ("c10d", "_c10d_functional")
 _WITHOUT_MEMORY, _WITH_MEMORY = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
 """An operator that returns no memory, which code could neither view nor copy, and the one in its place."""
 
@@ -52,6 +66,9 @@ class Tracer(TorchDispatchMode):
         phase: the part of the step that runs.
         place: the module and the line of the last operator.
         effects: watches the code between operators; None watches nothing.
+        values: what is known of the values of tensors.
+        supposed: conditions of which one value only raises an error, each with its version, the other value and where
+            that is.
     """
 
     def __init__(
@@ -63,6 +80,8 @@ class Tracer(TorchDispatchMode):
         super().__init__()
         self._unknown, self._stand_in = unknown, stand_in
         self._trace = Trace()
+        self.values = KnownValues(self._trace.storages)
+        self.supposed: list[tuple[torch.Tensor, int, bool, str]] = []
         self._meets_real = False
         self.phase = Phase.FORWARD
         self.place = "", ""
@@ -126,30 +145,110 @@ class Tracer(TorchDispatchMode):
         """Run an operator, write it down, and return its result."""
         place = self.place
         self._meets_real = False
-        traced = [mapped(each, torch.Tensor, self._read) for each in (args, kwargs)]
+        given, named = (mapped(each, torch.Tensor, self._read) for each in (args, kwargs))
         if (
             self._stand_in is not None and self._meets_real and func._opname not in _LIFTS
         ):  # these return a tensor of their own
             stand_ins = [mapped(each, torch.Tensor, self._stand_in) for each in (args, kwargs)]
             args, kwargs = stand_ins if func._schema.is_mutable else (args, kwargs)
-        result = _wanted(func, args, as_computed(func, args, func(*args, **kwargs)))
+        is_known = self.phase is not Phase.OPTIMIZER and _on_fakes()
+        if is_known and torch.Tag.data_dependent_output in func.tags:
+            value = self._answered(func, args, given, named)
+            if value is not UNKNOWN:
+                return value
+        result, is_shaped = self._run(func, args, kwargs, given, named) if is_known else (func(*args, **kwargs), False)
+        flops = _flops(func, args, kwargs, result)
+        if is_known and not is_shaped:
+            result = as_computed(func, given, named, result, self._device_of, heavy=flops > 0)
+        result = _wanted(func, args, result)
         call = TracedCall(
             func=func,
-            args=traced[0],
-            kwargs=traced[1],
+            args=given,
+            kwargs=named,
             results=mapped(result, torch.Tensor, self._made),
             phase=self.phase,
             module=place[0],
             source=place[1],
             node=number,
-            flops=_flops(func, args, kwargs, result),
+            flops=flops,
             index=len(self._trace.calls),
         )
         self._note_died()
         self._trace.calls.append(call)
+        if is_known:
+            computed = self.values.computed(func, given, named, call.results) is not UNKNOWN
+            if self.values.write(writes(call), computed=computed):
+                raise StepGraphError(
+                    f"{told(place)} writes a tensor whose value the step reads, so that may change from step to step,"
+                    " and a plan cannot hold it: compute with the tensor, or read it in the loop"
+                )
         if call.turns and args[0].requires_grad and not args[0]._is_view():
             self._trace.turned.append(call)
         return result
+
+    def _answered(self, func: Any, args: Any, given: Any, named: Any) -> Any:
+        """Return the value of tensors that code reads, if it is known, or supposed, because others raise an error."""
+        value = self.values.computed(func, given, named)
+        if value is not UNKNOWN:
+            self.values.use(tensors_in((given, named)))
+            return value
+        frame = sys._getframe(3)
+        supposed = without_error(frame) if func is _ITEM and self.phase is Phase.FORWARD else None
+        if supposed is None:
+            return UNKNOWN
+        self.supposed.append((args[0], args[0]._version, supposed, told(self.place)))
+        return supposed
+
+    def _run(self, func: Any, args: Any, kwargs: Any, given: Any, named: Any) -> tuple[Any, bool]:
+        """Run an operator on fakes, and return its result, and whether its shape depends on values, which are known.
+
+        Where the fake refuses what the operator computes, zeros tell what it returns.
+        """
+        try:
+            return func(*args, **kwargs), False
+        except DataDependentOutputException:
+            raise
+        except DynamicOutputShapeException:
+            found = self._shaped(func, args, given, named)
+            if found is UNKNOWN:
+                raise
+            return found, True
+        except Exception:
+            found = None if func.namespace in _COLLECTIVE else computed_whole(func, given, named, self._device_of)
+            if found is None:
+                raise
+            return found, True
+
+    def _shaped(self, func: Any, args: Any, given: Any, named: Any) -> Any:
+        """Return the fake result of an operator whose shape depends on values, or `UNKNOWN`."""
+        if func is _INDEX:
+            indices: list[Any] = []
+            for traced, fake in zip(given[1], args[1], strict=True):
+                if fake is None or fake.dtype not in (torch.bool, torch.uint8):
+                    indices.append(fake)
+                    continue
+                found = self.values.computed(aten.nonzero.default, (traced,), {})
+                if found is UNKNOWN:
+                    return UNKNOWN
+                self.values.use([traced])
+                indices += [fake.new_empty(len(found), dtype=torch.long) for _ in range(fake.dim())]
+            return func(args[0], indices)
+        if func is _SELECT:
+            mask = self.values.computed(aten.clone.default, given[1:], {})
+            if mask is UNKNOWN:
+                return UNKNOWN
+            self.values.use(tensors_in(given[1:]))
+            return args[0].new_empty(int(mask.expand(torch.broadcast_shapes(args[0].shape, mask.shape)).sum()))
+        found = self.values.computed(func, given, named)
+        if found is UNKNOWN:
+            return UNKNOWN
+        self.values.use(tensors_in((given, named)))
+        return mapped(
+            found, torch.Tensor, lambda real: args[0].new_empty_strided(real.shape, real.stride(), dtype=real.dtype)
+        )
+
+    def _device_of(self, tensor: TracedTensor) -> str:
+        return self._trace.storages[tensor.storage].device
 
     def describe(self, tensor: torch.Tensor) -> TracedTensor:
         """Return a tensor as operators see it; its storage is met if it was not."""
@@ -189,7 +288,14 @@ class Tracer(TorchDispatchMode):
     def _note_died(self) -> None:
         """Note which storages have died since the last call was written down."""
         while self._died:
-            self._trace.storages[self._died.popleft().index].died = len(self._trace.calls)
+            index = self._died.popleft().index
+            self._trace.storages[index].died = len(self._trace.calls)
+            self.values.died(index)
+
+
+def _on_fakes() -> bool:
+    """Whether operators compute nothing."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _wanted(func: Any, args: Any, result: Any) -> Any:

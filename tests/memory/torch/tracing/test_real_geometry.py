@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
 
 from tests.support.plain_training import train  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
-from ucudnn.memory.torch.tracing.fake_layouts import as_computed  # noqa: E402
+from ucudnn.memory.torch.tracing.provenance import Provenance  # noqa: E402
+from ucudnn.memory.torch.tracing.tracer import Tracer  # noqa: E402
 
 LAST = torch.channels_last
 
@@ -104,8 +105,8 @@ class Compared(TorchDispatchMode):
         mode = FakeTensorMode()
         fakes = tree_map_only(torch.Tensor, lambda each: mode.from_tensor(each.detach()), (args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        with mode:
-            fake = as_computed(func, fakes[0], func(*fakes[0], **fakes[1]))
+        with mode, Tracer(Provenance(nn.Module())):
+            fake = func(*fakes[0], **fakes[1])
         wanted = [each for each in args if isinstance(each, list) and {*map(type, each)} == {bool}]
         found, traced = ([*each] if isinstance(each, (tuple, list)) else [each] for each in (result, fake))
         for index, (real, other) in enumerate(zip(found, traced, strict=True)):
