@@ -1,6 +1,6 @@
 """Functions that generated code calls beside PyTorch's operators."""
 
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.torch.device.stream_copies import slide
+from ucudnn.memory.torch.tracing.real_geometry import layout_of
 
 _POISON = 0xFF  # NaN as floating point, -1 as a whole number
 
@@ -40,12 +41,27 @@ def check_gone(reference: StorageWeakRef, name: str) -> None:
         raise StepGraphError(f"{name} was freed by the plan, but something still holds it")
 
 
+@final
+class LayoutError(StepGraphError):
+    """An operator returned another tensor than in the trace.
+
+    Attributes:
+        found: how it lies.
+        place: the index of the operator's call among all that were traced, and the position of the result.
+    """
+
+    def __init__(self, message: str, tensor: Tensor, place: tuple[int, int]) -> None:
+        super().__init__(message)
+        self.found, self.place = layout_of(tensor), place
+
+
 def check_geometry(
     tensor: Tensor,
     traced: tuple[tuple[int, ...], tuple[int, ...], int, int],
     device: torch.device | None,
     operator: str,
     dtype: torch.dtype,
+    place: tuple[int, int] = (0, 0),
 ) -> None:
     """Check that an operator returned a tensor as it was traced: its shape, strides, offset and bytes.
 
@@ -53,10 +69,10 @@ def check_geometry(
     operators may have another.
 
     Raises:
-        StepGraphError: if it lies otherwise in its storage, so that views of it would show other elements, or on
+        LayoutError: if it lies otherwise in its storage, so that views of it would show other elements, or on
             another device, so that a copy that comes back would lie where the next operator cannot read it.
     """
-    _check_kind(tensor, device, operator, dtype)
+    _check_kind(tensor, device, operator, dtype, place)
     shape, stride, offset, size = traced
     found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.untyped_storage().nbytes()
     if not size and found[0] == shape and 0 in shape:
@@ -64,23 +80,30 @@ def check_geometry(
     lies_so = found[0] == shape and _read(found[1], shape) == _read(stride, shape) and found[2] == offset
     # On a GPU an operator may take more, which nothing reads. On a CPU none does whose fake is right.
     if not lies_so or found[3] < size or (found[3] > size and not tensor.is_cuda):
-        raise StepGraphError(
+        raise LayoutError(
             f"{operator} returned a tensor of shape, strides, offset and bytes {found}, but its trace on fake tensors"
-            f" says {traced}: the plan would read other elements; give it arguments that lie one"
-            " element behind the other, as x.contiguous() does, or leave it to the loop"
+            f" says {traced}: the plan would read other elements; leave it to the loop",
+            tensor,
+            place,
         )
 
 
-def _check_kind(tensor: Tensor, device: torch.device | None, operator: str, dtype: torch.dtype) -> None:
+def _check_kind(
+    tensor: Tensor, device: torch.device | None, operator: str, dtype: torch.dtype, place: tuple[int, int]
+) -> None:
     if device is not None and tensor.device.type != device.type:
-        raise StepGraphError(
+        raise LayoutError(
             f"{operator} returned a tensor on {tensor.device}, but its trace on fake tensors says {device}: the plan"
-            " would move it to another device"
+            " would move it to another device",
+            tensor,
+            place,
         )
     if tensor.dtype is not dtype:
-        raise StepGraphError(
+        raise LayoutError(
             f"{operator} returned a tensor of {tensor.dtype}, but its trace on fake tensors says {dtype}: the plan"
-            " counts other bytes; give it arguments of one type, or leave it to the loop"
+            " counts other bytes; give it arguments of one type, or leave it to the loop",
+            tensor,
+            place,
         )
 
 

@@ -14,6 +14,7 @@ from ucudnn.memory.torch.codegen.code_text import CodeText
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import Geometry, TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import writes
+from ucudnn.memory.torch.tracing.provenance import told
 
 _LIFT = torch.ops.aten.lift_fresh.default
 _CLONE = torch.ops.aten.clone.default
@@ -270,12 +271,15 @@ class Emitter:
             self._code.line("del _")
         for tensor, name in named:
             self._know(tensor, name)
+            position = [each is tensor for each in results].index(True)
             if self._checked:
                 size = self._program.sizes[tensor.storage]
                 moves = size and tensor.storage < len(self._program.graph.storages)  # others lie anywhere
                 traced = tensor.shape, tensor.stride, tensor.offset, size
-                rest = f"{'device' if moves else None}, {str(call.func)!r}, {self._code.constant(tensor.dtype)}"
-                self._code.line(f"check_geometry({name}, {traced}, {rest})", [name])
+                told_call = f"{call.func} of {told((call.module, call.source))}"
+                rest = f"{'device' if moves else None}, {told_call!r}, {self._code.constant(tensor.dtype)}"
+                place = call.index, position
+                self._code.line(f"check_geometry({name}, {traced}, {rest}, {place})", [name])
 
     def _name(self, tensor: TracedTensor) -> str:
         """Return the name of a tensor, which is made as a view where there is none."""

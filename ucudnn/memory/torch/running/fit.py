@@ -47,7 +47,7 @@ from ucudnn.units import parse_budget, parse_bytes
 
 __all__ = ["fit"]
 
-_Refit = Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep]
+_Refit = Callable[..., FittedStep]
 
 
 def fit(
@@ -174,9 +174,13 @@ def _fitted(subject: StepSubject, options: FitOptions, snapshot: Snapshot) -> Fi
 
 
 def _fit_others(
-    subject: StepSubject, options: FitOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    subject: StepSubject,
+    options: FitOptions,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    used: frozenset[int] | None = None,
 ) -> FittedStep:
-    return fit_subject(replace(subject, args=args, kwargs=kwargs), options)
+    return fit_subject(replace(subject, args=args, kwargs=kwargs, used=used), options)
 
 
 def fit_plan(

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any, final
 
@@ -15,16 +16,20 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import backward_end_ms, issue_lines, plan_lines
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.torch.codegen.code_support import LayoutError
 from ucudnn.memory.torch.device.stated_budget import StatedBudget, library_workspace_bytes, memory_parts, outside_bytes
 from ucudnn.memory.torch.device.tensor_block import TakenBlock
 from ucudnn.memory.torch.running.first_step import FirstStep, GrowthGuard
 from ucudnn.memory.torch.running.planned_run import PlannedRun
+from ucudnn.memory.torch.running.rerun import BeforeForward
 from ucudnn.memory.torch.running.step_nodes import replayed
 from ucudnn.memory.torch.running.transfers import Transfers
 from ucudnn.memory.torch.subject.argument_form import ArgumentForm
+from ucudnn.memory.torch.subject.left_as_found import Snapshot
 from ucudnn.memory.torch.subject.model_checks import INSTEAD_OF_REPLICAS
 from ucudnn.memory.torch.subject.model_state import ModelState
 from ucudnn.memory.torch.subject.step_program import StepSubject
+from ucudnn.memory.torch.tracing.real_geometry import note_layout
 from ucudnn.units import format_bytes, format_ms
 
 _MOST_OTHERS = 4  # plans of smaller arguments; each has a block of host memory and takes time to make
@@ -64,7 +69,8 @@ class FittedStep(nn.Module):
         stated: the budget as it was stated.
 
     Args:
-        refit: returns a step of other arguments and keyword arguments; None where there is no way to plan one.
+        refit: returns a step of other arguments and keyword arguments, and of other outputs that get gradients, where
+            these are given; None where there is no way to plan one.
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class FittedStep(nn.Module):
         subject: StepSubject,
         run: PlannedRun,
         costs: Costs,
-        refit: "Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep] | None" = None,
+        refit: "Callable[..., FittedStep] | None" = None,
         stated: StatedBudget | None = None,
     ) -> None:
         super().__init__()
@@ -87,7 +93,10 @@ class FittedStep(nn.Module):
         self._guard: GrowthGuard | None = None
         self._told: Callable[[MemoryPlan], StatedBudget] | None = None
         self._block: TakenBlock | None = None
+        self._noted: list[Any] = []
+        self._modes: Snapshot | None = None  # of the first forward; `CallModes` looks whether others run under them
         self._others: list[FittedStep] = []
+        self._by_used: dict[frozenset[int], FittedStep] = {}
         first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
         self._first_trained = first if run.plan.budget is not None and not subject.gradients_kept else None
 
@@ -159,9 +168,66 @@ class FittedStep(nn.Module):
             warnings.warn(_KEPT, stacklevel=2)
         inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         sources = [(run.persistent if is_persistent else inputs)[each] for is_persistent, each in run.program.sources]
-        outputs = replayed(run, inputs, sources, self._parts(sources))
+        before = None
+        if self._refit is not None and run.may_run_again:
+            self._modes = self._modes or Snapshot()
+            before = BeforeForward(run, inputs, self._modes)
+        again = None if before is None else partial(self._run_again, before, args, kwargs, inputs)
+        try:
+            outputs = replayed(run, inputs, sources, self._parts(sources), again)
+        except LayoutError as error:
+            if before is None:
+                raise
+            before.restore()
+            self._replan(args, kwargs, frozenset(run.program.used), error)
+            return self._planned(*args, **kwargs)
         run.program.check_supposed(outputs)
         return run.program.result.build(outputs)
+
+    def _run_again(
+        self,
+        before: BeforeForward,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        inputs: tuple[Tensor, ...],
+        used: frozenset[int],
+        error: LayoutError | None,
+    ) -> tuple[PlannedRun, list[Any], int]:
+        """Run forward once more under a plan for what backward has found out, as `step_nodes.Again` says."""
+        with before.restored():
+            self._replan(args, kwargs, used, error)
+            run = self._current()
+            run.persistent = self._state.tensors()
+            _, state, number = run.forward(inputs)
+        return run, state, number
+
+    def _replan(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], used: frozenset[int], error: LayoutError | None
+    ) -> None:
+        """Change to a plan for outputs that get gradients, or for what an operator has returned.
+
+        Raises:
+            LayoutError: if a plan for that has been made, and has not helped.
+        """
+        program = self._run.program
+        if error is not None:
+            noted = error.place, error.found
+            call = next(each for each in program.every_call() if each.index == error.place[0])
+            if noted in self._noted:
+                raise error
+            self._noted.append(noted)
+            note_layout(call.func, call.args, call.kwargs, error.place[1], error.found)
+        other = self._by_used.pop(used, None) if error is None else None
+        if other is None:
+            other = self._fitted_again(args, kwargs, used)
+        for name in ("costs", "stated", "_run", "_state", "_first", "_guard", "_told"):
+            mine, others = getattr(self, name), getattr(other, name)
+            setattr(self, name, others)
+            setattr(other, name, mine)
+        if error is None:
+            self._by_used[frozenset(program.used)] = other
+        else:
+            other.close()
 
     def _parts(self, sources: Sequence[Tensor]) -> tuple[tuple[int, ...], ...] | None:
         """Return the sources whose gradients each part of backward hands over, in order; None for all in any order.
@@ -233,18 +299,23 @@ class FittedStep(nn.Module):
                 f"the step has plans for {_MOST_OTHERS} other sizes of arguments already:"
                 f" {self._arguments.difference(args, kwargs)}, or pad them to the same size"
             )
-        # The other step runs in this one's block, whose pages go back while it is measured.
+        other = self._fitted_again(args, kwargs)
+        self._others.append(other)
+        return other
+
+    def _fitted_again(self, *given: Any) -> "FittedStep":
+        """Return another step, which runs in this one's block, whose pages go back while it is measured."""
+        assert self._refit is not None
         try:
             if self._block is not None:
                 self._block.release()
-            other = self._refit(args, kwargs)
+            other = self._refit(*given)
             if self._block is not None and other._block is not None:
                 other._block.close()
                 other._block = None
         finally:
             if self._block is not None:
                 self._block.take_again()
-        self._others.append(other)
         return other
 
     def report(self) -> str:
@@ -289,7 +360,7 @@ class FittedStep(nn.Module):
             self._block.close()
         if self._first is not None:
             self._first.run.transfers.close()
-        for other in self._others:
+        for other in (*self._others, *self._by_used.values()):
             other.close()
 
     def __deepcopy__(self, memo: Any) -> Any:

@@ -60,6 +60,11 @@ class PlannedRun:
         everything = frozenset[int]().union(*self.code.reads)
         self.guarded = tuple(_guarded(program, read) for read in (everything, *self.code.reads[1:]))
 
+    @property
+    def may_run_again(self) -> bool:
+        """Whether a step may find out that another plan is right: in the first step, or by its used outputs."""
+        return self._checked or len(self.program.differentiable) > 1
+
     def forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any], int]:
         """Return the outputs, what backward needs, and the number of this forward; no other call may run meanwhile."""
         return self._alone(self._forward, inputs)  # type: ignore[no-any-return]

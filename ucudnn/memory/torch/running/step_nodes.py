@@ -25,10 +25,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ucudnn.errors import FittedStepError
+from ucudnn.memory.torch.codegen.code_support import LayoutError
 from ucudnn.memory.torch.running.planned_run import PlannedRun
-from ucudnn.memory.torch.tracing.grad_outputs import lying_as, origins_of
+from ucudnn.memory.torch.tracing.grad_outputs import lying_as
 
 _Gradients = tuple[Tensor | None, ...]
+Again = Callable[[frozenset[int], LayoutError | None], tuple[PlannedRun, list[Any], int]]
+"""Plans a step anew, for outputs that get gradients or after an error, and returns what its forward has left."""
+
 _alias = torch.ops.aten.alias.default
 _version = attrgetter("_version")
 
@@ -38,17 +42,19 @@ def replayed(
     inputs: tuple[Tensor, ...],
     sources: Sequence[Tensor],
     parts: Sequence[Sequence[int]] | None,
+    again: Again | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the outputs of a plan's forward, which autograd knows.
 
     `sources` are the tensors that need gradients, in the program's order. `parts` are the sources whose gradients each
     part of backward hands over: the code's parts, or one part, whose gradients are accumulated in its order. None hands
-    over all when it has ended, in any order.
+    over all when it has ended, in any order. `again` runs forward under a plan that is right where backward finds out
+    that this one is not; None raises the error.
     """
     if parts is None:
-        turn = _Turn((tuple(range(len(sources))),))
+        turn = _Turn((tuple(range(len(sources))),), again)
         return _Replay.apply(run, turn, inputs, None, *sources)  # type: ignore[no-any-return]
-    turn, token = _Turn(parts), None
+    turn, token = _Turn(parts, again), None
     for number in range(len(parts) - 1, 0, -1):
         token = _Following.apply(run, turn, number, inputs, token, *(sources[source] for source in parts[number]))
     own = [sources[source] for source in parts[0]]
@@ -80,11 +86,13 @@ class _Kept:
 class _Turn:
     """Where backward is: shared by its nodes, of which each has some sources."""
 
-    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[Sequence[int]], again: Again | None) -> None:
+        self._parts, self._again = parts, again
         self.kept: _Kept
         self._next = 0
-        self._without: set[int] = set()
+        self._used: dict[int, Tensor] = {}
+        self._left: list[tuple[int, ...]] = []
+        self._found: dict[int, Tensor | None] = {}
 
     def begin(self, tangents: Sequence[Tensor | None]) -> None:
         """Begin backward with the gradients of the outputs, once."""
@@ -93,28 +101,49 @@ class _Turn:
             raise FittedStepError("backward of a fitted step runs once: it frees activations on its way")
         kept.taken = True
         program = kept.run.program
-        used = [tangents[index] for index in program.differentiable]
-        given = [
-            lying_as(tensor, traced, program.device) for tensor, traced in zip(used, program.tangents, strict=True)
-        ]
-        unused = {index for index, tensor in enumerate(used) if tensor is None}
-        if unused:  # what only unused outputs depend on has no gradient, as in eager PyTorch
-            self._without = {
-                source for source, origins in enumerate(origins_of(program)) if origins and origins <= unused
-            }
+        given = ((index, tangents[index]) for index in program.differentiable)
+        self._used = {index: tensor for index, tensor in given if tensor is not None}
+        if self._used.keys() == {*program.used}:
+            self._start()
+        else:
+            self._run_again(None)
+
+    def _start(self) -> None:
+        kept, program = self.kept, self.kept.run.program
+        pairs = zip(program.used, program.tangents, strict=True)
+        given = [lying_as(self._used[index], traced) for index, traced in pairs]
         kept.part = kept.run.backward(kept.number, kept.state, given, kept.persistent)
+        self._left = [*kept.run.code.parts]
+
+    def _run_again(self, error: LayoutError | None) -> None:
+        """Begin anew under another plan."""
+        kept = self.kept
+        kept.state.clear()
+        if self._again is None:
+            raise error or FittedStepError(
+                f"backward has gradients of the outputs {[*self._used]}, and the step was planned for those of"
+                f" {[*kept.run.program.used]}: fit the step again"
+            )
+        kept.run, kept.state, kept.number = self._again(frozenset(self._used), error)
+        kept.persistent = kept.run.persistent
+        self._start()
 
     def gradients(self) -> _Gradients:
         """Run the part of the next node, and return the gradients of its sources."""
         kept, wanted = self.kept, self._parts[self._next]
         self._next += 1
-        assert kept.part is not None
-        found: dict[int, Tensor | None] = {}
-        for part in (wanted,) if self._parts == kept.run.code.parts else kept.run.code.parts:
-            found.update(zip(part, kept.part(), strict=True))
-        if self._next == len(self._parts):
-            kept.ended, kept.part = True, None
-        return tuple(None if source in self._without else found[source] for source in wanted)
+        ends = self._next == len(self._parts)
+        while self._left and (ends or not self._found.keys() >= {*wanted}):
+            assert kept.part is not None
+            try:
+                gradients = kept.part()
+            except LayoutError as error:
+                self._run_again(error)
+                continue
+            self._found.update(zip(self._left.pop(0), gradients, strict=True))
+        if ends:
+            kept.ended, kept.part, self._again = True, None, None
+        return tuple(self._found.pop(source) for source in wanted)
 
 
 class _Replay(torch.autograd.Function):

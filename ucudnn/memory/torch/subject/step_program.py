@@ -4,7 +4,7 @@ The code of a plan calls the operators that autograd itself would call, in place
 why the numbers are the same to the bit.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -39,6 +39,7 @@ class StepSubject:
         beside: bytes of what else is there during the whole step, by name.
         gradients_kept: whether gradients of earlier steps are among it.
         parallel: the DistributedDataParallel around the model, or None.
+        used: indices of the outputs that get a gradient; None where nobody has told yet.
     """
 
     model: nn.Module
@@ -50,6 +51,7 @@ class StepSubject:
     beside: Mapping[str, int] = field(default_factory=dict)
     gradients_kept: bool = False
     parallel: DistributedDataParallel | None = None
+    used: frozenset[int] | None = None
 
     def without_sample(self) -> "StepSubject":
         """Return the same without arguments, whose memory would stay."""
@@ -84,6 +86,7 @@ def step_subject(
     Raises:
         InvalidValueError: if there is a loss but nothing behind the model's arguments, or no plan can train the model.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     check_model(model)
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
@@ -130,7 +133,8 @@ class StepProgram:
         outputs: the different tensors that the step returns, and behind them those of `supposed`.
         result: the structure of what it returns.
         differentiable: indices of the outputs that backward may begin at.
-        tangents: the gradient of each of those that backward begins with.
+        used: indices of those that get a gradient.
+        tangents: the gradient of each of these that backward begins with.
         outside: operations that stand for what the caller does between forward and backward, and their tangents.
         sources: what gradients are computed of: (True, index in `persistent`) or (False, index in `inputs`).
         gradients: the gradient of each of the sources; None where the outputs do not depend on it.
@@ -154,6 +158,7 @@ class StepProgram:
     outputs: tuple[TracedTensor, ...]
     result: OutputTree
     differentiable: tuple[int, ...]
+    used: tuple[int, ...]
     tangents: tuple[TracedTensor, ...]
     outside: Mapping[int, int]
     sources: tuple[tuple[bool, int], ...]
@@ -167,6 +172,11 @@ class StepProgram:
     order: tuple[int, ...] = ()
     values: tuple[tuple[int, Tensor], ...] = ()
     supposed: tuple[tuple[bool, str], ...] = ()
+
+    def every_call(self) -> Iterator[TracedCall]:
+        """Yield the calls of operations, and those that are no operation."""
+        yield from self.calls
+        yield from (call for _, call in self.uncounted)
 
     def check_supposed(self, outputs: Sequence[Tensor]) -> None:
         """Check what the trace has supposed, by the outputs of forward.

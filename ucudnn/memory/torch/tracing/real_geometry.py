@@ -191,9 +191,9 @@ def _relaid(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) 
 
 
 def _enlarged(small: Layout | None, fake: Any) -> Layout | bool | None:
-    """Return how a result lies at full size: True for None among results, None where its small one does not tell."""
+    """Return how a result lies at full size: True for none, and None where its small one does not tell."""
     if small is None or fake is None:
-        return small is None and fake is None
+        return True
     shape = tuple(fake.shape)
     told = len(shape) == len(small.shape) and not small.offset and small.size == _extent(small) * small.dtype.itemsize
     if not told or any(min(a, 2) != min(b, 2) for a, b in zip(shape, small.shape, strict=True)):
@@ -254,14 +254,18 @@ def _run(func: Any, args: Any, kwargs: Any, devices: list[str], most: int) -> _L
     results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if any(not isinstance(each, (Tensor, type(None))) or _is_odd(each) for each in results):
         return None
-    return tuple(None if each is None else _layout(each) for each in results)
+    own_storages = {each.untyped_storage()._cdata for each in results if each is not None}
+    if len(own_storages) < sum(each is not None for each in results):  # views of one tensor, which the fake knows
+        return None
+    return tuple(None if each is None else layout_of(each) for each in results)
 
 
 def _is_odd(tensor: Tensor | None) -> bool:
     return tensor is not None and (tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg())
 
 
-def _layout(tensor: Tensor) -> Layout:
+def layout_of(tensor: Tensor) -> Layout:
+    """Return how a tensor lies in its storage."""
     size = tensor.untyped_storage().nbytes()
     shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
     return Layout(shape, stride, int(tensor.storage_offset()), size, tensor.dtype, tensor.device.type)

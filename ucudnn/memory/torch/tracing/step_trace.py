@@ -95,6 +95,7 @@ class StepTracing:
         self._arrivals: list[int] = []
         self._outputs: list[TracedTensor] = []
         self._differentiable: list[int] = []
+        self._used: list[int] = []
         self._result: OutputTree
 
     def program(self, name: str, batch: int) -> StepProgram:
@@ -242,6 +243,10 @@ class StepTracing:
         self._differentiable = [index for index, each in enumerate(outputs) if each.requires_grad]
         if not self._differentiable:
             raise InvalidValueError("no output of the step needs a gradient, so there is nothing to train")
+        # Until backward tells, a scalar among other outputs is the loss, and they are there to be looked at.
+        scalars = [index for index in self._differentiable if not outputs[index].dim()]
+        told = self._subject.used
+        self._used = (scalars or self._differentiable) if told is None else sorted(told)
         sources: dict[str, Tensor] = {}
         for is_parameter, tensors in ((True, self._fake.items()), (False, self._named_inputs())):
             for index, (key, tensor) in enumerate(tensors):
@@ -249,7 +254,7 @@ class StepTracing:
                     sources[f"{key}.grad"] = tensor
                     self._sources.append((is_parameter, index))
         with self._tracer, self._tracer.during(Phase.BACKWARD), self._noted_arrivals(sources.values()):
-            ends = [outputs[index] for index in self._differentiable]
+            ends = [outputs[index] for index in self._used]
             with torch.no_grad():
                 tangents = [torch.empty_like(each) for each in ends]
             with self._buffers.explained(), self.effects.entered():
@@ -317,6 +322,7 @@ class StepTracing:
             outputs=tuple(map(numbered, self._outputs)),
             result=self._result,
             differentiable=tuple(self._differentiable),
+            used=tuple(self._used),
             tangents=tuple(tangents),
             outside=outside,
             sources=tuple(self._sources),

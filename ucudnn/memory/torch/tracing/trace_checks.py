@@ -18,7 +18,7 @@ from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedT
 from ucudnn.memory.torch.tracing.provenance import told
 from ucudnn.memory.torch.tracing.tracer import Tracer
 
-_RECURRENT = {"mkldnn_rnn_layer": "torch.backends.mkldnn", "_cudnn_rnn": "torch.backends.cudnn"}
+_RECURRENT = {"_cudnn_rnn": "torch.backends.cudnn"}
 _BACKWARD_OF_ATTENTION = {
     "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_efficient_attention_backward",

@@ -87,6 +87,8 @@ class Tracer(TorchDispatchMode):
         self.place = "", ""
         self.effects: Any = None  # a `StepEffects`
         self._provenance = provenance
+        outer = torch._C._current_autograd_node()  # a backward, in which a step is planned anew
+        self._outer = None if outer is None else outer._sequence_nr()
         self._known: dict[int, _Watched] = {}  # by the address of the storage
         self._died: deque[_Watched] = deque()  # since the last operator
 
@@ -127,8 +129,10 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         watched = self.effects is not None and self.effects.pause()
         try:
-            node = torch._C._current_autograd_node()
-            number = None if node is None else node._sequence_nr()
+            node: Any = torch._C._current_autograd_node()
+            number: int | None = None if node is None else node._sequence_nr()
+            if number == self._outer:
+                node = number = None
             self.place = self._provenance.place(node, number)
             del node
             return self._written(func, args, kwargs, number)
