@@ -7,6 +7,7 @@
     * InvalidNetworkError       a layer table that cannot be read
     * SettingsError             a setting or an environment variable with an invalid value
     * StepGraphError            operations and storages that do not make a training step
+      * LayoutError             an operator that returned another tensor than in the trace of a step
     * MemoryPlanError           a plan of a training step that would read, free or recompute what is not there
   * MemoryLimitError            a workspace for which a stated limit of memory has no room
   * OutputError                 a file or a standard output that cannot be written
@@ -72,6 +73,19 @@ class SettingsError(InvalidValueError):
 
 class StepGraphError(InvalidValueError):
     """Operations and storages do not make a training step; the message names the operation and the storage."""
+
+
+class LayoutError(StepGraphError):
+    """An operator returned a tensor that lies otherwise than in the trace of a step.
+
+    Attributes:
+        found: how it lies.
+        place: the index of the operator's call among all that were traced, and the position of the result.
+    """
+
+    def __init__(self, message: str, found: Any = None, place: tuple[int, int] = (0, 0)) -> None:
+        super().__init__(message)
+        self.found, self.place = found, place
 
 
 class MemoryPlanError(InvalidValueError):

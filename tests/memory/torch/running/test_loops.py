@@ -463,14 +463,13 @@ def test_losses_of_each_sample():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_compiled_step_runs_its_plan_and_a_compiled_model_is_refused():
+def test_a_compiled_step_runs_its_plan_and_the_module_in_a_compiled_one_is_fitted():
     pair = Pair(small(), policy="checkpoint")
     step = pair.step
     pair.step = torch.compile(step, backend="aot_eager")
     pair.check(pair.backward)
     assert step._run.forwards == 1, "the plan did not run"
-    with pytest.raises(InvalidValueError, match=r"the model is compiled.*without torch\.compile"):
-        fit(torch.compile(pair.model), pair.data, loss=pair.loss)
+    assert fit(torch.compile(pair.model), pair.data, loss=pair.loss).model is pair.model
     model = InPlace()
     model.second.compile()
     with pytest.raises(InvalidValueError, match="module 'second' is compiled"):

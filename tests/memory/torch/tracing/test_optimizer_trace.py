@@ -25,6 +25,9 @@ OPTIMIZERS = {
     "adamax": torch.optim.Adamax,
     "adadelta": torch.optim.Adadelta,
     "rmsprop": torch.optim.RMSprop,
+    "adafactor": torch.optim.Adafactor,
+    "asgd, one by one": lambda parameters: torch.optim.ASGD(parameters, foreach=False),
+    "sgd whose rate is a tensor": lambda parameters: torch.optim.SGD(parameters, lr=torch.tensor(0.1)),
 }
 
 

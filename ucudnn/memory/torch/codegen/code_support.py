@@ -1,12 +1,12 @@
 """Functions that generated code calls beside PyTorch's operators."""
 
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ucudnn.errors import StepGraphError
+from ucudnn.errors import LayoutError, StepGraphError
 from ucudnn.memory.torch.device.stream_copies import slide
 from ucudnn.memory.torch.tracing.real_geometry import layout_of
 
@@ -41,20 +41,6 @@ def check_gone(reference: StorageWeakRef, name: str) -> None:
         raise StepGraphError(f"{name} was freed by the plan, but something still holds it")
 
 
-@final
-class LayoutError(StepGraphError):
-    """An operator returned another tensor than in the trace.
-
-    Attributes:
-        found: how it lies.
-        place: the index of the operator's call among all that were traced, and the position of the result.
-    """
-
-    def __init__(self, message: str, tensor: Tensor, place: tuple[int, int]) -> None:
-        super().__init__(message)
-        self.found, self.place = layout_of(tensor), place
-
-
 def check_geometry(
     tensor: Tensor,
     traced: tuple[tuple[int, ...], tuple[int, ...], int, int],
@@ -83,7 +69,7 @@ def check_geometry(
         raise LayoutError(
             f"{operator} returned a tensor of shape, strides, offset and bytes {found}, but its trace on fake tensors"
             f" says {traced}: the plan would read other elements; leave it to the loop",
-            tensor,
+            layout_of(tensor),
             place,
         )
 
@@ -95,14 +81,14 @@ def _check_kind(
         raise LayoutError(
             f"{operator} returned a tensor on {tensor.device}, but its trace on fake tensors says {device}: the plan"
             " would move it to another device",
-            tensor,
+            layout_of(tensor),
             place,
         )
     if tensor.dtype is not dtype:
         raise LayoutError(
             f"{operator} returned a tensor of {tensor.dtype}, but its trace on fake tensors says {dtype}: the plan"
             " counts other bytes; give it arguments of one type, or leave it to the loop",
-            tensor,
+            layout_of(tensor),
             place,
         )
 

@@ -37,6 +37,7 @@ from ucudnn.memory.torch.running.first_step import AllocatorMeter, FirstStep, Gr
 from ucudnn.memory.torch.running.fitted_step import FittedStep
 from ucudnn.memory.torch.running.kept_step import KeptPlans, kept_costs
 from ucudnn.memory.torch.running.planned_run import PlannedRun
+from ucudnn.memory.torch.running.step_nodes import Used
 from ucudnn.memory.torch.subject.call_modes import check_transforms
 from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found
 from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject, step_subject
@@ -178,7 +179,7 @@ def _fit_others(
     options: FitOptions,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    used: frozenset[int] | None = None,
+    used: Used | None = None,
 ) -> FittedStep:
     return fit_subject(replace(subject, args=args, kwargs=kwargs, used=used), options)
 

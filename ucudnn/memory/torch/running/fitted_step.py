@@ -11,18 +11,17 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from ucudnn.errors import InvalidValueError
+from ucudnn.errors import InvalidValueError, LayoutError
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import backward_end_ms, issue_lines, plan_lines
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.torch.codegen.code_support import LayoutError
 from ucudnn.memory.torch.device.stated_budget import StatedBudget, library_workspace_bytes, memory_parts, outside_bytes
 from ucudnn.memory.torch.device.tensor_block import TakenBlock
 from ucudnn.memory.torch.running.first_step import FirstStep, GrowthGuard
 from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.running.rerun import BeforeForward
-from ucudnn.memory.torch.running.step_nodes import replayed
+from ucudnn.memory.torch.running.step_nodes import Used, replayed
 from ucudnn.memory.torch.running.transfers import Transfers
 from ucudnn.memory.torch.subject.argument_form import ArgumentForm
 from ucudnn.memory.torch.subject.left_as_found import Snapshot
@@ -96,7 +95,8 @@ class FittedStep(nn.Module):
         self._noted: list[Any] = []
         self._modes: Snapshot | None = None  # of the first forward; `CallModes` looks whether others run under them
         self._others: list[FittedStep] = []
-        self._by_used: dict[frozenset[int], FittedStep] = {}
+        self._used = subject.used
+        self._by_used: dict[Used | None, FittedStep] = {}
         first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
         self._first_trained = first if run.plan.budget is not None and not subject.gradients_kept else None
 
@@ -179,7 +179,7 @@ class FittedStep(nn.Module):
             if before is None:
                 raise
             before.restore()
-            self._replan(args, kwargs, frozenset(run.program.used), error)
+            self._replan(args, kwargs, self._used, error)
             return self._planned(*args, **kwargs)
         run.program.check_supposed(outputs)
         return run.program.result.build(outputs)
@@ -190,7 +190,7 @@ class FittedStep(nn.Module):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         inputs: tuple[Tensor, ...],
-        used: frozenset[int],
+        used: Used,
         error: LayoutError | None,
     ) -> tuple[PlannedRun, list[Any], int]:
         """Run forward once more under a plan for what backward has found out, as `step_nodes.Again` says."""
@@ -202,7 +202,7 @@ class FittedStep(nn.Module):
         return run, state, number
 
     def _replan(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], used: frozenset[int], error: LayoutError | None
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], used: Used | None, error: LayoutError | None
     ) -> None:
         """Change to a plan for outputs that get gradients, or for what an operator has returned.
 
@@ -220,12 +220,12 @@ class FittedStep(nn.Module):
         other = self._by_used.pop(used, None) if error is None else None
         if other is None:
             other = self._fitted_again(args, kwargs, used)
-        for name in ("costs", "stated", "_run", "_state", "_first", "_guard", "_told"):
+        for name in ("costs", "stated", "_run", "_state", "_first", "_guard", "_told", "_used"):
             mine, others = getattr(self, name), getattr(other, name)
             setattr(self, name, others)
             setattr(other, name, mine)
         if error is None:
-            self._by_used[frozenset(program.used)] = other
+            self._by_used[other._used] = other
         else:
             other.close()
 

@@ -24,13 +24,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ucudnn.errors import FittedStepError
-from ucudnn.memory.torch.codegen.code_support import LayoutError
+from ucudnn.errors import FittedStepError, LayoutError
 from ucudnn.memory.torch.running.planned_run import PlannedRun
+from ucudnn.memory.torch.subject.traced_values import TracedTensor
 from ucudnn.memory.torch.tracing.grad_outputs import lying_as
 
 _Gradients = tuple[Tensor | None, ...]
-Again = Callable[[frozenset[int], LayoutError | None], tuple[PlannedRun, list[Any], int]]
+Used = frozenset[tuple[int, tuple[int, ...] | None]]
+"""As in `StepSubject`."""
+Again = Callable[[Used, LayoutError | None], tuple[PlannedRun, list[Any], int]]
 """Plans a step anew, for outputs that get gradients or after an error, and returns what its forward has left."""
 
 _alias = torch.ops.aten.alias.default
@@ -103,7 +105,9 @@ class _Turn:
         program = kept.run.program
         given = ((index, tangents[index]) for index in program.differentiable)
         self._used = {index: tensor for index, tensor in given if tensor is not None}
-        if self._used.keys() == {*program.used}:
+        pairs = zip(program.used, program.tangents, strict=True)
+        lie_so = all(_lies_so(self._used.get(each), tangent) for each, tangent in pairs)
+        if lie_so and len(self._used) == len(program.used):
             self._start()
         else:
             self._run_again(None)
@@ -124,7 +128,8 @@ class _Turn:
                 f"backward has gradients of the outputs {[*self._used]}, and the step was planned for those of"
                 f" {[*kept.run.program.used]}: fit the step again"
             )
-        kept.run, kept.state, kept.number = self._again(frozenset(self._used), error)
+        used = frozenset((index, _own_stride(each)) for index, each in self._used.items())
+        kept.run, kept.state, kept.number = self._again(used, error)
         kept.persistent = kept.run.persistent
         self._start()
 
@@ -144,6 +149,18 @@ class _Turn:
         if ends:
             kept.ended, kept.part, self._again = True, None, None
         return tuple(self._found.pop(source) for source in wanted)
+
+
+def _own_stride(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the strides of a gradient that is no number for many elements."""
+    return tuple(tensor.stride()) if tensor.numel() and 0 not in tensor.stride() else None
+
+
+def _lies_so(tensor: Tensor | None, traced: TracedTensor) -> bool:
+    """Whether an output gets a gradient, in the strides of the trace; expanded ones are copied into these."""
+    if tensor is None or (own := _own_stride(tensor)) is None:
+        return tensor is not None
+    return all(size == 1 or a == b for size, a, b in zip(traced.shape, own, traced.stride, strict=True))
 
 
 class _Replay(torch.autograd.Function):

@@ -92,6 +92,11 @@ class AttributeContent:
         self._add(value, "")
 
     @property
+    def size(self) -> int:
+        """How many parts it has."""
+        return len(self._leaves)
+
+    @property
     def is_fake(self) -> bool:
         """Whether it holds a tensor without memory, as only a trace has them."""
         return any(isinstance(each, FakeTensor) for each in self.tensors)

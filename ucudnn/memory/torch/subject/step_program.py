@@ -22,6 +22,7 @@ from ucudnn.memory.torch.subject.output_tree import OutputTree
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 
 _KEPT, _BUCKETS = "gradients of earlier steps", "buckets of DistributedDataParallel"
+_QUASI_NEWTON = "at most for LBFGS's history and line search"
 
 
 @final
@@ -39,7 +40,8 @@ class StepSubject:
         beside: bytes of what else is there during the whole step, by name.
         gradients_kept: whether gradients of earlier steps are among it.
         parallel: the DistributedDataParallel around the model, or None.
-        used: indices of the outputs that get a gradient; None where nobody has told yet.
+        used: indices of the outputs that get a gradient, each with its strides, or None for those of the output; None
+            where nobody has told yet.
     """
 
     model: nn.Module
@@ -51,7 +53,7 @@ class StepSubject:
     beside: Mapping[str, int] = field(default_factory=dict)
     gradients_kept: bool = False
     parallel: DistributedDataParallel | None = None
-    used: frozenset[int] | None = None
+    used: frozenset[tuple[int, tuple[int, ...] | None]] | None = None
 
     def without_sample(self) -> "StepSubject":
         """Return the same without arguments, whose memory would stay."""
@@ -100,6 +102,9 @@ def step_subject(
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
     size = gradient_bytes(model)
     beside = {_KEPT: size} if keep_gradients else {}
+    for each in optimizers:
+        if isinstance(each, torch.optim.LBFGS):
+            beside[_QUASI_NEWTON] = beside.get(_QUASI_NEWTON, 0) + _quasi_newton_bytes(each)
     parallel = model if isinstance(model, DistributedDataParallel) else None
     if parallel is not None:
         beside[_BUCKETS] = size
@@ -114,6 +119,17 @@ def step_subject(
         beside=beside,
         gradients_kept=keep_gradients,
     )
+
+
+def _quasi_newton_bytes(optimizer: torch.optim.LBFGS) -> int:
+    """Return the most bytes that LBFGS keeps and works on.
+
+    These are two vectors for each entry of its history, and at most 12 more: the direction, the gradient of now and of
+    before, differences of them, and in a line search the parameters before it and the gradients at its ends.
+    """
+    (group,) = optimizer.param_groups
+    size = sum(int(each.nbytes) for each in group["params"])
+    return (2 * int(group["history_size"]) + 12) * size
 
 
 @final

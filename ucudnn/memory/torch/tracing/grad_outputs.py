@@ -13,3 +13,8 @@ def lying_as(tensor: Tensor, traced: TracedTensor) -> Tensor:
         return tensor
     made = torch.empty_strided(traced.shape, traced.stride, dtype=traced.dtype, device=tensor.device)
     return made.copy_(tensor)
+
+
+def tangent_of(output: Tensor, stride: tuple[int, ...] | None) -> Tensor:
+    """Return a tensor for the gradient of an output, in the strides of that or in others."""
+    return torch.empty_like(output) if stride is None else output.new_empty_strided(output.shape, stride)

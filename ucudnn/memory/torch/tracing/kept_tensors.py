@@ -1,6 +1,6 @@
 """What forward leaves in its modules for the next call: buffers that it sets anew, and tensors in attributes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.subject.attribute_content import AttributeContent
 from ucudnn.memory.torch.subject.model_state import modules_of
 from ucudnn.memory.torch.subject.module_attributes import AttributeRead
 from ucudnn.memory.torch.subject.traced_values import TracedCall
@@ -108,7 +109,7 @@ def check_kept(
     calls: Iterable[TracedCall],
     roots: Iterable[int],
     find: Callable[[Tensor], int | None],
-) -> None:
+) -> set[str]:
     """Check that tensors that forward keeps in attributes are the same in each step: made of constants only, and once.
 
     Such is a mask or a table of positions. The code of a plan makes it in each step.
@@ -120,8 +121,12 @@ def check_kept(
         roots: storages of arguments and parameters.
         find: returns the storage of a tensor, None for one that the trace has not met.
 
+    Returns:
+        The labels of containers whose entries depend on arguments, parameters or random numbers, and not on what they
+        were before: forward may have written them before it reads them, which its next call tells.
+
     Raises:
-        StepGraphError: if one depends on arguments, parameters, random numbers or on what it was before.
+        StepGraphError: if another one depends on such, or on what it was before.
     """
     tainted = {*roots, *(find(tensor) for before, *_ in kept for tensor in before.content.tensors)}
     for call in calls:
@@ -129,9 +134,42 @@ def check_kept(
         drawn = torch.Tag.nondeterministic_seeded in call.func.tags
         if drawn or (not formed and any(each.storage in tainted for each in call.inputs)):
             tainted.update(each.storage for each in (*call.outputs, *writes(call)))
+    written = set[str]()
     for before, now, number in kept:
         if number > 1 or any(isinstance(each, FakeTensor) and find(each) in tainted for each in now):
-            raise kept_error(before.label)
+            was = before.content
+            if not was.views or any(find(each) is not None for each in was.tensors):
+                raise kept_error(before.label)
+            written.add(before.label)
+    return written
+
+
+def check_stays(
+    kept: Sequence[tuple[AttributeRead, Sequence[Tensor], int]],
+    written: Container[str],
+    find: Callable[[Tensor], int | None],
+    *,
+    alike: bool,
+) -> None:
+    """Check what a second forward has left in attributes.
+
+    Args:
+        kept: as for `check_kept`.
+        written: labels of containers whose entries may be others, if forward has not read those of the first one.
+        find: returns the storage of a tensor that the second forward has read.
+        alike: whether it has called the same operators.
+
+    Raises:
+        StepGraphError: if it has read or changed others.
+    """
+    for read, before, _ in kept:
+        now = read.value()
+        if read.label in written:
+            stays = alike and all(find(each) is None for each in before)
+        else:  # `_changed` tells of lists
+            stays = isinstance(now, list) or [*map(id, AttributeContent(now).tensors)] == [*map(id, before)]
+        if not stays:
+            raise kept_error(read.label)
 
 
 def kept_error(label: str) -> StepGraphError:

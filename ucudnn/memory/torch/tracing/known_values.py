@@ -22,6 +22,7 @@ from ucudnn.memory.torch.subject.traced_values import TracedStorage, TracedTenso
 _MOST_BYTES = 1 << 20
 _FORMED = {"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}  # they read no bytes
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+_ENDS = "RETURN", "FOR_", "SEND", "YIELD", "STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF"
 UNKNOWN = object()
 """Stands for what is not known, because None may be a value."""
 
@@ -38,7 +39,7 @@ class KnownValues:
     """Knows bytes of storages of a trace.
 
     Attributes:
-        read: storages before the step whose values code has read, directly or by what was made of them.
+        read: storages before the step whose values code has read, directly or by what was made of them, and where.
 
     Args:
         storages: the storages of the trace.
@@ -49,7 +50,7 @@ class KnownValues:
         self._before: dict[int, Tensor] = {}
         self._known: dict[int, _Value] = {}
         self._written = set[int]()
-        self.read = set[int]()
+        self.read: dict[int, str] = {}
 
     def meet(self, storage: int, tensor: Tensor, *, changes: bool) -> None:
         """Note a tensor that is there before the step, and whether training changes it."""
@@ -93,14 +94,14 @@ class KnownValues:
             return UNKNOWN
         return result
 
-    def use(self, tensors: Iterable[TracedTensor]) -> None:
-        """Note that code reads the values of tensors."""
+    def use(self, tensors: Iterable[TracedTensor], place: str) -> None:
+        """Note that code reads the values of tensors at a place."""
         for tensor in tensors:
             value = self._value(tensor.storage)
             if value is not None:
-                self.read |= value.origins
+                self.read.update(dict.fromkeys(value.origins, place))
 
-    def write(self, written: Iterable[TracedTensor], *, computed: bool) -> bool:
+    def write(self, written: Iterable[TracedTensor], *, computed: bool) -> str | None:
         """Forget what an operator has written that is not known, and what was there before the step.
 
         Args:
@@ -108,13 +109,18 @@ class KnownValues:
             computed: whether that is known.
 
         Returns:
-            Whether code has read a value that the step writes, which is another one in the next step.
+            Where code has read a value that the step writes, which is another one in the next step; None for nowhere.
         """
         for tensor in written:
             if tensor.storage in self._before or not computed:
                 self._known.pop(tensor.storage, None)
                 self._written.add(tensor.storage)
-        return not self.read.isdisjoint(self._written)
+        return next((place for storage, place in self.read.items() if storage in self._written), None)
+
+    def copies(self, persistent: Iterable[tuple[Tensor, TracedTensor]]) -> tuple[tuple[int, Tensor], ...]:
+        """Return the indices of tensors before the step whose values code has read, each with a copy."""
+        pairs = enumerate(persistent)
+        return tuple((index, real.detach().clone()) for index, (real, each) in pairs if each.storage in self.read)
 
     def died(self, storage: int) -> None:
         """Forget a storage that has died."""
@@ -186,7 +192,7 @@ def _raises(code: list[Instruction], places: dict[int, int], at: int) -> bool:
             if each.opname == "RAISE_VARARGS":
                 return True
             at = places[each.argval] - 1
-        elif "JUMP" in each.opname or each.opname.startswith(("RETURN", "FOR_", "SEND", "YIELD", "STORE_")):
+        elif "JUMP" in each.opname or each.opname.startswith(_ENDS):
             return False
         at += 1
     return False

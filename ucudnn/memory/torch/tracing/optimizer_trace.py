@@ -42,6 +42,8 @@ def trace_optimizer(
         StepGraphError: if the update reads values of tensors or attributes of its own, or takes steps of the model
             itself.
     """
+    if isinstance(optimizer, torch.optim.LBFGS):  # `step_program` counts its state
+        return
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise StepGraphError(f"{type(optimizer).__name__} calls the model several times in one update: {_UNCOUNTED}")
@@ -52,7 +54,9 @@ def trace_optimizer(
         for fake in parameters:
             gradient = gradients.get(id(fake))
             fake.grad = None if gradient is None else gradient.detach()
-        stand_in.step()  # makes its state
+        tracer.any_value = f"{type(optimizer).__module__}.".startswith("torch.optim.")
+        with tracer.unwritten():
+            stand_in.step()  # makes its state
         for fake, state in stand_in.state.items():
             yield from ((f"{names[id(fake)]}.{key}", value) for key, value in state.items() if torch.is_tensor(value))
         with tracer, tracer.during(Phase.OPTIMIZER):
@@ -67,6 +71,7 @@ def trace_optimizer(
             f" of its own ({error}), which a trace could not leave as it is: {_UNCOUNTED}"
         ) from error
     finally:
+        tracer.any_value = False
         for fake in parameters:
             fake.grad = None
 

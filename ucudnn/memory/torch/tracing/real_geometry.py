@@ -34,7 +34,7 @@ _WHOLE, _OPAQUE = "mkldnn_rnn_layer", {"mkldnn_rnn_layer_backward", "_cudnn_rnn"
 """What runs at full size alone, and what reads memory of a form of its own, in which zeros are no sense."""
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """How a tensor lies in a storage of its own, whose bytes are given."""
 
     shape: tuple[int, ...]
@@ -45,14 +45,14 @@ class Layout(NamedTuple):
     device: str
 
 
-_Layouts = tuple[Layout | None, ...] | None
+_Layouts = tuple[TensorLayout | None, ...] | None
 _RUN: dict[Any, _Layouts] = {}
 """What operators returned, by operator and layouts of arguments; None where they did not run."""
-_MET: dict[Any, dict[int, Layout]] = {}
+_MET: dict[Any, dict[int, TensorLayout]] = {}
 """How results lay in a step that found them otherwise than its trace, likewise, by position."""
 
 
-def note_layout(func: Any, args: Any, kwargs: Any, position: int, found: Layout) -> None:
+def note_layout(func: Any, args: Any, kwargs: Any, position: int, found: TensorLayout) -> None:
     """Note how a result of a call lay in a step, for the next trace."""
     _MET.setdefault(_key(func, args, kwargs), {})[position] = found
 
@@ -190,7 +190,7 @@ def _relaid(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) 
     return tuple(found)
 
 
-def _enlarged(small: Layout | None, fake: Any) -> Layout | bool | None:
+def _enlarged(small: TensorLayout | None, fake: Any) -> TensorLayout | bool | None:
     """Return how a result lies at full size: True for none, and None where its small one does not tell."""
     if small is None or fake is None:
         return True
@@ -201,20 +201,20 @@ def _enlarged(small: Layout | None, fake: Any) -> Layout | bool | None:
     stride = _relaid(small.shape, small.stride, shape)
     if stride is None or _extent(small) != _elements(small.shape):
         return None
-    return Layout(shape, stride, 0, _elements(shape) * small.dtype.itemsize, small.dtype, small.device)
+    return TensorLayout(shape, stride, 0, _elements(shape) * small.dtype.itemsize, small.dtype, small.device)
 
 
 def _elements(shape: Sequence[int]) -> int:
     return int(prod(shape))
 
 
-def _extent(layout: Layout) -> int:
+def _extent(layout: TensorLayout) -> int:
     if 0 in layout.shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(layout.shape, layout.stride, strict=True))
 
 
-def _laid(fake: Any, layout: Layout | None) -> Any:
+def _laid(fake: Any, layout: TensorLayout | None) -> Any:
     """Return a fake that lies as a layout says: itself if it does."""
     if layout is None or fake is None:
         return None
@@ -224,7 +224,7 @@ def _laid(fake: Any, layout: Layout | None) -> Any:
     return fake if lies_so and fake.untyped_storage().nbytes() == layout.size else _fake(layout, fake.device)
 
 
-def _fake(layout: Layout, near: torch.device | None = None) -> Tensor:
+def _fake(layout: TensorLayout, near: torch.device | None = None) -> Tensor:
     device = near if near is not None and near.type == layout.device else torch.device(layout.device)
     base = torch.empty(layout.size // layout.dtype.itemsize, dtype=layout.dtype, device=device)
     return base.as_strided(layout.shape, layout.stride, layout.offset)
@@ -233,7 +233,7 @@ def _fake(layout: Layout, near: torch.device | None = None) -> Tensor:
 def _run(func: Any, args: Any, kwargs: Any, devices: list[str], most: int) -> _Layouts:
     """Run an operator on zeros, and return how its results lie; None if it fails."""
     given = [*tensors_in((args, kwargs))]
-    extents = [_extent(Layout(each.shape, each.stride, 0, 0, each.dtype, "")) for each in given]
+    extents = [_extent(TensorLayout(each.shape, each.stride, 0, 0, each.dtype, "")) for each in given]
     if len(given) != len(devices) or sum(extents) > most or ("cuda" in devices and not torch.cuda.is_available()):
         return None
     places = iter(zip(extents, devices, strict=True))
@@ -264,11 +264,11 @@ def _is_odd(tensor: Tensor | None) -> bool:
     return tensor is not None and (tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg())
 
 
-def layout_of(tensor: Tensor) -> Layout:
+def layout_of(tensor: Tensor) -> TensorLayout:
     """Return how a tensor lies in its storage."""
     size = tensor.untyped_storage().nbytes()
     shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
-    return Layout(shape, stride, int(tensor.storage_offset()), size, tensor.dtype, tensor.device.type)
+    return TensorLayout(shape, stride, int(tensor.storage_offset()), size, tensor.dtype, tensor.device.type)
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:

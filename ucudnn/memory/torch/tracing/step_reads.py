@@ -90,9 +90,10 @@ class StepReads:
                 yield each, now.tensors, self._writes[key]
 
     def changed(self) -> Iterator[AttributeRead]:
-        """Yield what the step has read and what has changed since; kept tensors, but no lists, are for `check_kept`."""
+        """Yield what the step has read and what has changed since; kept tensors are for `check_kept`, but no more."""
         for key, each, now in self._now():
-            kept = key in self._lasting and now.is_fake and not isinstance(each.value(), list)
+            grown = isinstance(each.value(), list) and now.size != each.content.size
+            kept = key in self._lasting and now.is_fake and not grown
             if now != each.content and not kept and each.key not in _REMADE:
                 yield each
 
@@ -106,7 +107,8 @@ class StepReads:
         code, table = frame.f_code, frame.f_globals
         if is_called_by_gc(frame) or is_library(frame) or _is_foreign(table.get("__name__")):
             return
-        if "FakeTensor" in code.co_names and "isinstance" not in table:
+        asks = "FakeTensor" in code.co_names or any(table.get(each) is FakeTensor for each in code.co_names)
+        if asks and "isinstance" not in table:
             table["isinstance"] = _is_instance_in_steps
             self._snapshot.undo(partial(table.pop, "isinstance", None))
         for name in code.co_names:

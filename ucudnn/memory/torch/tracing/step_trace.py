@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_unflatten
 
 from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.step.graph import Phase, Role
-from ucudnn.memory.torch.subject.attribute_content import AttributeContent
 from ucudnn.memory.torch.subject.call_modes import CallModes, leave_autocast
 from ucudnn.memory.torch.subject.left_as_found import Snapshot
 from ucudnn.memory.torch.subject.model_state import hooks_of, modules_of
@@ -28,7 +27,8 @@ from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.tracing.averaging import with_groups
 from ucudnn.memory.torch.tracing.executable_graph import executable
-from ucudnn.memory.torch.tracing.kept_tensors import BufferTables, check_kept, kept_error
+from ucudnn.memory.torch.tracing.grad_outputs import tangent_of
+from ucudnn.memory.torch.tracing.kept_tensors import BufferTables, check_kept, check_stays
 from ucudnn.memory.torch.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.tracing.provenance import Provenance
 from ucudnn.memory.torch.tracing.step_effects import StepEffects
@@ -106,8 +106,7 @@ class StepTracing:
         with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):  # it looks for NaN in values
             for key, tensor in self._fake.items():
                 self._meet(Role.PARAMETER if key in parameters else Role.BUFFER, key, tensor)
-                real = self._real[key]
-                self._tracer.values.meet(self._tracer.meet(tensor), real, changes=real.requires_grad)
+            self._meet_values(self._tracer)
             for key, tensor in self._named_inputs():
                 self._meet(Role.INPUT, key, tensor)
             persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
@@ -209,19 +208,21 @@ class StepTracing:
             return
         roots = [tensor for key, tensor in self._fake.items() if isinstance(self._real[key], nn.Parameter)]
         found = (self._tracer.meet(tensor) for tensor in (*roots, *self._inputs))
-        check_kept(kept, self._tracer.trace.calls, found, self._tracer.find)
+        written = check_kept(kept, self._tracer.trace.calls, found, self._tracer.find)
         # A table is there in the next forward, a counter is replaced. Backward of the first forward must not notice.
-        written = *self._fake.values(), *self._inputs, *self._stand_ins
-        with (
-            torch.autograd.grad_mode._unsafe_preserve_version_counter(written),
-            Tracer(self._provenance, None, self._as_fake),
-        ):
+        unseen = *self._fake.values(), *self._inputs, *self._stand_ins
+        second = Tracer(self._provenance, None, self._as_fake)
+        self._meet_values(second)
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(unseen), second:
             self._subject.called(self._subject.model, args, kwargs)
-        for read, before, _ in kept:
-            now = read.value()
-            grown = isinstance(now, list)  # which `_changed` tells
-            if not grown and [*map(id, AttributeContent(now).tensors)] != [*map(id, before)]:
-                raise kept_error(read.label)
+        calls = zip(second.trace.calls, self._tracer.trace.calls, strict=False)
+        check_stays(kept, written, second.find, alike=all(one.func is other.func for one, other in calls))
+
+    def _meet_values(self, tracer: Tracer) -> None:
+        """Let a tracer know which values are there before the step."""
+        for key, tensor in self._fake.items():
+            real = self._real[key]
+            tracer.values.meet(tracer.meet(tensor), real, changes=real.requires_grad)
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._mode.from_tensor(tensor, static_shapes=True)
@@ -245,8 +246,8 @@ class StepTracing:
             raise InvalidValueError("no output of the step needs a gradient, so there is nothing to train")
         # Until backward tells, a scalar among other outputs is the loss, and they are there to be looked at.
         scalars = [index for index in self._differentiable if not outputs[index].dim()]
-        told = self._subject.used
-        self._used = (scalars or self._differentiable) if told is None else sorted(told)
+        told = dict(self._subject.used or ((index, None) for index in scalars or self._differentiable))
+        self._used = sorted(told)
         sources: dict[str, Tensor] = {}
         for is_parameter, tensors in ((True, self._fake.items()), (False, self._named_inputs())):
             for index, (key, tensor) in enumerate(tensors):
@@ -256,7 +257,7 @@ class StepTracing:
         with self._tracer, self._tracer.during(Phase.BACKWARD), self._noted_arrivals(sources.values()):
             ends = [outputs[index] for index in self._used]
             with torch.no_grad():
-                tangents = [torch.empty_like(each) for each in ends]
+                tangents = [tangent_of(each, told[index]) for index, each in zip(self._used, ends, strict=True)]
             with self._buffers.explained(), self.effects.entered():
                 gradients = torch.autograd.grad(ends, [*sources.values()], tangents, allow_unused=True)
         for tangent in tangents:
@@ -311,7 +312,7 @@ class StepTracing:
             for index, call in enumerate(calls)
             if call.phase is Phase.BACKWARD
             and call.results in tangents
-            and call.func is torch.ops.aten.empty_like.default
+            and call.func in (torch.ops.aten.empty_like.default, torch.ops.aten.new_empty_strided.default)
         }
         program = StepProgram(
             graph=executable(traced.graph, calls, outside, self._subject.beside),
@@ -331,18 +332,11 @@ class StepTracing:
             sizes={numbers[index]: each.size for index, each in enumerate(trace.storages)},
             attributes=attributes,
             modes=self._modes,
-            values=self._values_read(persistent),
+            values=self._tracer.values.copies(persistent),
             supposed=tuple((value, place) for *_, value, place in self._tracer.supposed),
         )
         parallel = self._subject.parallel
         return program if parallel is None else with_groups(program, parallel, self._arrivals)
-
-    def _values_read(self, persistent: Iterable[tuple[Tensor, TracedTensor]]) -> tuple[tuple[int, Tensor], ...]:
-        """Return the tensors before the step whose values code has read, each with a copy."""
-        read = self._tracer.values.read
-        return tuple(
-            (index, real.detach().clone()) for index, (real, each) in enumerate(persistent) if each.storage in read
-        )
 
     def _faked(self, tensor: Tensor) -> Tensor:
         if tensor.is_sparse or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():

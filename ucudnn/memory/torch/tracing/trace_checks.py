@@ -10,7 +10,11 @@ from threading import Thread
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.graph import Phase
@@ -19,6 +23,7 @@ from ucudnn.memory.torch.tracing.provenance import told
 from ucudnn.memory.torch.tracing.tracer import Tracer
 
 _RECURRENT = {"_cudnn_rnn": "torch.backends.cudnn"}
+_INSTEAD = dict.fromkeys(("nonzero", "index", "masked_select"), "use torch.where or weights")
 _BACKWARD_OF_ATTENTION = {
     "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_efficient_attention_backward",
@@ -40,13 +45,18 @@ def explained(tracer: Tracer) -> Iterator[None]:
         yield
     except DataDependentOutputException as error:
         raise StepGraphError(
-            f"{told(tracer.place)} reads the value of a tensor ({error.func}), so its operations may change from step"
-            " to step: a plan cannot hold it; compute with the tensor, or return it and read it in the loop"
+            f"{told(tracer.place)} reads the value of a tensor that may change from step to step, and so may what"
+            " follows: a plan cannot hold it; compute with the tensor, or return it and read it in the loop"
         ) from error
     except DynamicOutputShapeException as error:
         raise StepGraphError(
-            f"{told(tracer.place)}: the shape of what {error.func} returns depends on values, as with y[mask], so it"
-            " may change from step to step: a plan cannot hold it; use torch.where or weights"
+            f"{told(tracer.place)}: the shape of what {error.func} returns depends on values that may change from step"
+            f" to step: a plan cannot hold it; {_INSTEAD.get(error.func._opname, 'leave it to the loop')}"
+        ) from error
+    except UnsupportedOperatorException as error:
+        raise StepGraphError(
+            f"{told(tracer.place)} calls {error.func}, which PyTorch runs neither on tensors without memory nor on"
+            " zeros: leave it to the loop"
         ) from error
     except NotImplementedError as error:
         if "Sparse" not in str(error):

@@ -16,6 +16,7 @@ from typing import Any, final
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils import flop_counter
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ucudnn.errors import StepGraphError
@@ -66,6 +67,7 @@ class Tracer(TorchDispatchMode):
         phase: the part of the step that runs.
         place: the module and the line of the last operator.
         effects: watches the code between operators; None watches nothing.
+        any_value: whether values that code reads are mere factors, for which 1 stands, as in PyTorch's optimizers.
         values: what is known of the values of tensors.
         supposed: conditions of which one value only raises an error, each with its version, the other value and where
             that is.
@@ -85,6 +87,7 @@ class Tracer(TorchDispatchMode):
         self._meets_real = False
         self.phase = Phase.FORWARD
         self.place = "", ""
+        self.any_value = False
         self.effects: Any = None  # a `StepEffects`
         self._provenance = provenance
         outer = torch._C._current_autograd_node()  # a backward, in which a step is planned anew
@@ -118,6 +121,13 @@ class Tracer(TorchDispatchMode):
             yield
         finally:
             self.phase = before
+
+    @contextmanager
+    def unwritten(self) -> Iterator[None]:
+        """Run operators as the trace does, and write none of them down."""
+        with Tracer(self._provenance) as tracer, tracer.during(Phase.OPTIMIZER):
+            tracer.any_value = self.any_value
+            yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and write it down."""
@@ -155,6 +165,8 @@ class Tracer(TorchDispatchMode):
         ):  # these return a tensor of their own
             stand_ins = [mapped(each, torch.Tensor, self._stand_in) for each in (args, kwargs)]
             args, kwargs = stand_ins if func._schema.is_mutable else (args, kwargs)
+        if func is _ITEM and self.any_value and getattr(args[0], "constant", None) is None:
+            return 1.0 if args[0].is_floating_point() else 1
         is_known = self.phase is not Phase.OPTIMIZER and _on_fakes()
         if is_known and torch.Tag.data_dependent_output in func.tags:
             value = self._answered(func, args, given, named)
@@ -181,10 +193,10 @@ class Tracer(TorchDispatchMode):
         self._trace.calls.append(call)
         if is_known:
             computed = self.values.computed(func, given, named, call.results) is not UNKNOWN
-            if self.values.write(writes(call), computed=computed):
+            if read := self.values.write(writes(call), computed=computed):
                 raise StepGraphError(
-                    f"{told(place)} writes a tensor whose value the step reads, so that may change from step to step,"
-                    " and a plan cannot hold it: compute with the tensor, or read it in the loop"
+                    f"{read} reads the value of a tensor that the step writes, so it changes from step to step: a plan"
+                    " cannot hold it; compute with the tensor, or read it in the loop"
                 )
         if call.turns and args[0].requires_grad and not args[0]._is_view():
             self._trace.turned.append(call)
@@ -194,7 +206,7 @@ class Tracer(TorchDispatchMode):
         """Return the value of tensors that code reads, if it is known, or supposed, because others raise an error."""
         value = self.values.computed(func, given, named)
         if value is not UNKNOWN:
-            self.values.use(tensors_in((given, named)))
+            self.values.use(tensors_in((given, named)), told(self.place))
             return value
         frame = sys._getframe(3)
         supposed = without_error(frame) if func is _ITEM and self.phase is Phase.FORWARD else None
@@ -234,19 +246,21 @@ class Tracer(TorchDispatchMode):
                 found = self.values.computed(aten.nonzero.default, (traced,), {})
                 if found is UNKNOWN:
                     return UNKNOWN
-                self.values.use([traced])
+                self.values.use([traced], told(self.place))
                 indices += [fake.new_empty(len(found), dtype=torch.long) for _ in range(fake.dim())]
             return func(args[0], indices)
         if func is _SELECT:
             mask = self.values.computed(aten.clone.default, given[1:], {})
             if mask is UNKNOWN:
                 return UNKNOWN
-            self.values.use(tensors_in(given[1:]))
-            return args[0].new_empty(int(mask.expand(torch.broadcast_shapes(args[0].shape, mask.shape)).sum()))
+            self.values.use(tensors_in(given[1:]), told(self.place))
+            with no_dispatch():
+                count = int(mask.expand(torch.broadcast_shapes(args[0].shape, mask.shape)).sum())
+            return args[0].new_empty(count)
         found = self.values.computed(func, given, named)
         if found is UNKNOWN:
             return UNKNOWN
-        self.values.use(tensors_in((given, named)))
+        self.values.use(tensors_in((given, named)), told(self.place))
         return mapped(
             found, torch.Tensor, lambda real: args[0].new_empty_strided(real.shape, real.stride(), dtype=real.dtype)
         )
