@@ -90,6 +90,16 @@ def read_settings(typed: Mapping[str, object], rules: Iterable[NoEffect] = (), *
     return settings
 
 
+_PACKAGES = ("torchvision", "timm", "transformers")  # of models, which a user may be told to install
+
+
+def missing_module(name: str) -> str:
+    """Return that there is no module of a model, and which package has it where that is sure."""
+    if name in _PACKAGES:  # others are not offered: a mistyped name may be that of a stranger's package
+        return f"{name} is not installed: pip install {name}"
+    return f"there is no module {name}: no {name}.py in this folder or on PYTHONPATH, and no installed package"
+
+
 def _present(typed: Mapping[str, object], settings: Settings) -> dict[str, str]:
     """Return what rules ask for, with the words that people know it by."""
     present = {option: option for option in typed}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
 from ucudnn.cli.options import MODEL_BATCH, ModelOptions, RecordedOptions, TrialOptions, budget_of
+from ucudnn.command_line import missing_module
 from ucudnn.errors import BackendUnavailableError, InvalidNetworkError, InvalidValueError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
@@ -106,8 +107,8 @@ def _check_module(model: str) -> None:
     name = model.partition(":")[0].partition(".")[0]
     if "" not in sys.path:
         sys.path.insert(0, "")
-    if name and name not in sys.modules and find_spec(name) is None:
-        raise InvalidNetworkError(f"{model!r}: there is no module {name!r} in this folder or installed")
+    if name.isidentifier() and ":" in model and name not in sys.modules and find_spec(name) is None:
+        raise InvalidNetworkError(f"{model}: {missing_module(name)}")
 
 
 def _recipe_of(model: str, options: ModelOptions) -> "TrainingRecipe":

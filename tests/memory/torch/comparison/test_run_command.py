@@ -200,9 +200,9 @@ def test_no_process_of_a_policy_survives_its_command(sleeping, ending):
 @pytest.mark.parametrize(
     "command",
     [
-        ("memory", "record", "any:model", "--out", "step.json"),
-        ("memory", "run", "any:model"),
-        ("time", "--torch", "any:model"),
+        ("memory", "record", "json:model", "--out", "step.json"),
+        ("memory", "run", "json:model"),
+        ("time", "--torch", "json:model"),
     ],
     ids=" ".join,
 )

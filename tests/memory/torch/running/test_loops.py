@@ -567,7 +567,7 @@ def test_a_loop_as_in_torchvisions_references():
         ({"policy": "Auto"}, "policy 'Auto' is not known"),
         ({"budget": -1}, "size -1 is negative"),
         ({"budget": True}, "size True cannot be read"),
-        ({"budget": float("nan")}, "size nan cannot be read"),
+        ({"budget": float("nan")}, "size 'nan' cannot be read"),
         ({"host_memory": 1.5}, "size 1.5 cannot be read"),
         ({"loss": 5}, "loss=5 cannot be called"),
         ({"loss": "cross-entropy"}, "loss='cross-entropy' cannot be called"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ucudnn.command_line import missing_module
 from ucudnn.errors import InvalidNetworkError, InvalidValueError
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.tracing.tracer import Tracer
@@ -21,7 +22,6 @@ LOSSES = ("cross-entropy", "mse")
 OPTIMIZERS = ("sgd", "adam", "adamw", "none")
 AUTOCASTS = (DataType.FLOAT16, DataType.BFLOAT16)
 
-_PACKAGES = ("torchvision", "timm", "transformers")  # of models, which a user may be told to install
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -210,13 +210,7 @@ def find_model(name: str) -> Callable[..., Any]:
     except InvalidNetworkError as error:
         missing = error.__cause__
         if isinstance(missing, ModuleNotFoundError) and missing.name == name.partition(":")[0].partition(".")[0]:
-            module = missing.name
-            why = (
-                f"there is no module {module}: no {module}.py in this folder or on PYTHONPATH, and no installed package"
-            )
-            if module in _PACKAGES:  # others are not offered: a mistyped name may be that of a stranger's package
-                why = f"{module} is not installed: pip install {module}"
-            raise InvalidNetworkError(f"{name}: {why}") from error
+            raise InvalidNetworkError(f"{name}: {missing_module(missing.name)}") from error
         raise
 
 

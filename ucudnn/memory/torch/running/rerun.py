@@ -35,7 +35,8 @@ class BeforeForward:
         written = {each.storage for call in calls for each in writes(call)}
         given = (*zip(run.persistent, (each for _, each in program.persistent), strict=True),)
         given += (*zip(inputs, program.inputs, strict=True),)
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor, each in given if each.storage in written]
+        # The copies lie in the host's memory, because no plan counts them.
+        self._tensors = [(each, each.detach().to("cpu", copy=True)) for each, made in given if made.storage in written]
         drawn = any(call.draws for call in calls)
         own = (each for call in calls for each in call.kwargs.values() if isinstance(each, Generator))
         general = torch.default_generator, *torch.cuda.default_generators

@@ -147,7 +147,7 @@ class _Turn:
                 continue
             self._found.update(zip(self._left.pop(0), gradients, strict=True))
         if ends:
-            kept.ended, kept.part, self._again = True, None, None
+            kept.ended, kept.part, self._again, self._used = True, None, None, {}
         return tuple(self._found.pop(source) for source in wanted)
 
 
