@@ -57,6 +57,7 @@ def test_a_forked_child_leaves_the_report_to_its_parent(tmp_path):
 
 @pytest.mark.extra
 def test_pytorch_reports_its_layers(tmp_path):
+    pytest.importorskip("torch")
     run(TORCH, tmp_path / "report.csv")
     (row,) = csv.DictReader(io.StringIO((tmp_path / "report.csv").read_text()))
     assert (row["operation"], row["calls"]) == ("Forward", "1")

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from math import ceil, inf
 from time import monotonic
-from typing import NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from ucudnn.errors import InvalidValueError
-from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.catalog import MemoryPolicy
 from ucudnn.units import format_ms, shortened
+
+if TYPE_CHECKING:  # the command line takes the default from here, and most commands plan no step
+    from ucudnn.memory.plans.plan import MemoryPlan
+    from ucudnn.memory.policies.catalog import MemoryPolicy
 
 PLAN_SECONDS = 20.0
 """How long a search takes at most, unless somebody says otherwise."""
@@ -77,7 +79,7 @@ class PlanCandidate(NamedTuple):
     number: int
     tries: int
     peak_bytes: int
-    policy: MemoryPolicy
-    plan: MemoryPlan | None
+    policy: "MemoryPolicy"
+    plan: "MemoryPlan | None"
     bare_ms: float | None = None
     is_priced: bool = False
