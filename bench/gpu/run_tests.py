@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from bench.tools.results import ROOT, cpu_conditions, save
@@ -30,17 +31,18 @@ def main() -> None:
     add_commit(parser)
     arguments = parser.parse_args()
     files = arguments.files or sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/gpu/**/test_*.py"))
-    began, results = time.monotonic(), dict[str, Any]()
+    began, results, one_at_a_time = time.monotonic(), dict[str, Any](), Lock()
     conditions = {**gpu_conditions(), "commit": commit_of(arguments)}
 
     def run(file: str) -> None:
         left = arguments.seconds - (time.monotonic() - began)
         if left <= 0:
             return
-        results[file] = tested(file, left)
+        found = results[file] = tested(file, left)
         missing = [each for each in files if each not in results]
-        save(arguments.out, {"conditions": conditions, "files": dict(results), "not_reached": missing})
-        print(file, {key: value for key, value in results[file].items() if key != "reports"}, flush=True)
+        with one_at_a_time:
+            save(arguments.out, {"conditions": conditions, "files": dict(results), "not_reached": missing})
+        print(file, {key: value for key, value in found.items() if key != "reports"}, flush=True)
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for _ in pool.map(run, files):
