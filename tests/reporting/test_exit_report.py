@@ -7,19 +7,12 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 HANDLE = """
 import numpy, ucudnn
 x, w, y = (numpy.ones(each, "f") for each in ((4, 3, 9, 9), (2, 3, 3, 3), (4, 2, 7, 7)))
 def run():
     ucudnn.Handle(backend="cpu", workspace_limit="100KiB", database="off").forward(x, w, y)
 run()
-"""
-TORCH = """
-import torch, ucudnn.torch
-ucudnn.torch.enable(backend="cpu", workspace_limit="100KiB", database="off")
-torch.nn.Conv2d(3, 2, 3)(torch.ones(4, 3, 9, 9))
 """
 
 
@@ -53,11 +46,3 @@ def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_computed(t
 def test_a_forked_child_leaves_the_report_to_its_parent(tmp_path):
     run(f"{HANDLE}import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)", tmp_path / "of-%p.txt")
     assert len([*tmp_path.iterdir()]) == 1
-
-
-@pytest.mark.extra
-def test_pytorch_reports_its_layers(tmp_path):
-    pytest.importorskip("torch")
-    run(TORCH, tmp_path / "report.csv")
-    (row,) = csv.DictReader(io.StringIO((tmp_path / "report.csv").read_text()))
-    assert (row["operation"], row["calls"]) == ("Forward", "1")
