@@ -3,9 +3,8 @@
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
+
+from tests.support.reported import run
 
 HANDLE = """
 import numpy, ucudnn
@@ -14,14 +13,6 @@ def run():
     ucudnn.Handle(backend="cpu", workspace_limit="100KiB", database="off").forward(x, w, y)
 run()
 """
-
-
-def run(program, path, status=0):
-    """Return what a process wrote to stderr, which ran a program that reports to a path."""
-    environment = {**os.environ, "UCUDNN_REPORT": str(path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == status, done.stderr
-    return done.stderr
 
 
 def test_a_handles_report_has_the_form_of_its_file(tmp_path):

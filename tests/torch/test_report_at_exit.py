@@ -3,7 +3,7 @@
 import csv
 import io
 
-from tests.reporting.test_exit_report import run
+from tests.support.reported import run
 
 PROGRAM = """
 import torch, ucudnn.torch
