@@ -73,7 +73,7 @@ def test_a_models_output_may_be_nested(timed):
     ("name", "shape", "error"),
     [
         ("small", "3x8x8", "names no model: give module:callable"),
-        ("nowhere:small", "3x8x8", "No module named 'nowhere'"),
+        ("nowhere:small", "3x8x8", "there is no module nowhere"),
         (f"{__name__}:nothing", "3x8x8", "no attribute 'nothing'"),
         (f"{__name__}:NAME", "3x8x8", "is a str and cannot be called"),
         (f"{__name__}:dict", "3x8x8", "no attribute 'dict'"),
