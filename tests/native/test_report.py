@@ -1,5 +1,6 @@
 """The report of a C++ program: what its handles computed, and what was left to plain cuDNN."""
 
+import csv
 import json
 
 import pytest
@@ -15,6 +16,14 @@ def reported(run, tmp_path):
         return done, json.loads(path.read_text())
 
     return go
+
+
+def test_a_name_that_ends_in_csv_gets_a_row_for_each_kernel(run, tmp_path):
+    run(limit=3000, repeats=4, env={"UCUDNN_REPORT": str(tmp_path / "report.csv")}).check(iterations=4)
+    rows = [*csv.DictReader((tmp_path / "report.csv").read_text().splitlines())]
+    assert [(row["operation"], row["calls"]) for row in rows] == [
+        (operation, "4") for operation in ("Forward", "BackwardFilter", "BackwardData")
+    ]
 
 
 def test_it_has_each_kernel_with_its_configuration_and_calls(reported):

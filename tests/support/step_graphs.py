@@ -8,6 +8,7 @@ from tests.support.strategies import BOOLEANS, one_of, several_of, whole
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
+from ucudnn.memory.step.liveness import measure_liveness
 
 
 class StepBuilder:
@@ -238,6 +239,14 @@ def small_unet(levels=5):
             builder.backward(f"sum{level}", f"d{each} e{each}", f"d{each}")
         made.update(reads.split())
     return builder.modules()
+
+
+def within_most_of_its_peak():
+    """Return a U-Net's step of some 70 operations, its costs, and 90 % of its peak."""
+    builder = small_unet()
+    graph = builder.graph()
+    costs = builder.costs(offload_bytes_per_ms=4e6, prefetch_bytes_per_ms=4e6, memory_bytes=2**40, granularity=512)
+    return graph, costs, int(0.9 * measure_liveness(graph, costs).peak_bytes)
 
 
 def alternatives(*pairs, batch=1):

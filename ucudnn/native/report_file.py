@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from ucudnn.reporting.exit_report import write_content
+from ucudnn.reporting.exit_report import form, write_content
 from ucudnn.reporting.report import Report
 
 Reports = Mapping[int, Sequence[Report]]
@@ -11,7 +11,7 @@ Reports = Mapping[int, Sequence[Report]]
 
 
 def write_report(path: str, reports: Reports, refused: Mapping[str, int]) -> None:
-    """Write a report to what `report_path` returns: as JSON to a path that ends in .json, else as text.
+    """Write a report to what `report_path` returns: as JSON or CSV to a path that ends so, else as text.
 
     `refused` tells how many kernels were left to plain cuDNN, by reason.
 
@@ -22,6 +22,8 @@ def write_report(path: str, reports: Reports, refused: Mapping[str, int]) -> Non
     if path.endswith(".json"):
         found = {f"cuda:{device}": [each.to_dict() for each in own] for device, own in reports.items()}
         content = json.dumps({"reports": found, "left": dict(refused)}, indent=1) + "\n"
+    elif path.endswith(".csv"):
+        content = form([each for own in reports.values() for each in own], path)
     else:
         content = _text(reports, refused)
     write_content(path, content)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.step_graphs import alternatives, small_line, small_unet
+from tests.support.step_graphs import alternatives, small_line, within_most_of_its_peak
 from ucudnn.errors import BudgetError
 from ucudnn.memory.allocator import headroom
 from ucudnn.memory.allocator.compaction import compact
@@ -35,11 +35,7 @@ def unet():
 
 @pytest.fixture(scope="module")
 def small():
-    """Return a step of some 70 operations, its costs, and 90 % of its peak."""
-    builder = small_unet()
-    graph = builder.graph()
-    costs = builder.costs(offload_bytes_per_ms=4e6, prefetch_bytes_per_ms=4e6, memory_bytes=2**40, granularity=512)
-    return graph, costs, int(0.9 * measure_liveness(graph, costs).peak_bytes)
+    return within_most_of_its_peak()
 
 
 def test_a_plan_that_does_not_fit_side_by_side_gives_way_to_one_that_does(unet):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.support.step_graphs import small_unet
+from tests.support.step_graphs import within_most_of_its_peak
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.allocator.headroom import AllocatorRoom
 from ucudnn.memory.planner.planner import make_plan
@@ -17,11 +17,7 @@ from ucudnn.memory.step.liveness import measure_liveness
 
 @pytest.fixture(scope="module")
 def step():
-    """Return a step of some 70 operations, its costs, and 90 % of its peak."""
-    builder = small_unet()
-    graph = builder.graph()
-    costs = builder.costs(offload_bytes_per_ms=4e6, prefetch_bytes_per_ms=4e6, memory_bytes=2**40, granularity=512)
-    return graph, costs, int(0.9 * measure_liveness(graph, costs).peak_bytes)
+    return within_most_of_its_peak()
 
 
 REAL = dict(POLICIES)

@@ -45,7 +45,7 @@ class StepFiles:
         make: Callable[[], _Found],
         encode: Callable[[_Found], Any],
     ) -> tuple[_Found, bool]:
-        """Return what is kept under a name, or else what is made and kept now; and whether it was kept.
+        """Return the value that is kept under a name, or make and keep one; and whether there was one.
 
         Of several processes that want the same, one makes it, and the others wait for it a while.
 

@@ -1,4 +1,4 @@
-"""PlanSearch: how long a search for a plan may take, and whom it tells what it has found; and what it looks at."""
+"""PlanSearch bounds the time of a search for a plan and tells its progress; it compares plans as PlanCandidates."""
 
 from collections.abc import Callable
 from math import ceil, inf

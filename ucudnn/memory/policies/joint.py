@@ -68,7 +68,7 @@ class JointPolicy:
 
 
 class _JointPlan(NamedTuple):
-    """A plan of the step: its time by the simulator, what is made again, and what is issued, in order."""
+    """A plan of the step: its simulated time, the activations that it recomputes, and its actions in order."""
 
     step_ms: float
     selection: ActivationSelection

@@ -11,13 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.fitting_process import fitted  # noqa: E402
-from tests.support.step_graphs import small_unet  # noqa: E402
+from tests.support.step_graphs import within_most_of_its_peak  # noqa: E402
 from ucudnn.benchmarking.storage.step_files import StepFiles  # noqa: E402
 from ucudnn.memory.allocator.headroom import AllocatorRoom  # noqa: E402
 from ucudnn.memory.planner.search import PlanSearch  # noqa: E402
 from ucudnn.memory.policies.catalog import find_policy  # noqa: E402
 from ucudnn.memory.simulation.simulator import simulate  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.measuring import operation_costs  # noqa: E402
 from ucudnn.memory.torch.running import kept_step  # noqa: E402
 from ucudnn.memory.torch.running.kept_step import KeptPlans  # noqa: E402
@@ -102,10 +101,7 @@ def test_without_a_database_nothing_is_kept():
 
 @pytest.fixture(scope="module")
 def unet():
-    builder = small_unet()
-    graph = builder.graph()
-    costs = builder.costs(offload_bytes_per_ms=4e6, prefetch_bytes_per_ms=4e6, memory_bytes=2**40, granularity=512)
-    return graph, costs, int(0.9 * measure_liveness(graph, costs).peak_bytes)
+    return within_most_of_its_peak()
 
 
 def test_a_plan_counts_only_where_it_keeps_what_is_left_and_a_better_one_may_not(unet, tmp_path):

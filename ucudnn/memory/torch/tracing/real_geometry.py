@@ -1,9 +1,9 @@
 """How what an operator returns lies in memory, and its type: seen where the operator runs, on small data.
 
 PyTorch makes fakes of many operators by others that compute the same. Where arguments are transposed, in channels_last
-or of several types, what they return lies otherwise than that of the operator. So each kind of call runs once on a few
-zeros that lie as its arguments do. What it returns is laid out at full size in the same order. Where the small one does
-not tell that, the call runs at full size.
+or of several types, the layout of such a fake can differ from that of the real result. Therefore each kind of call runs
+once on a few zeros whose layout is that of its arguments. The result at full size gets the same order of dimensions.
+Where the small result does not tell that order, the call runs at full size.
 """
 
 import warnings
