@@ -3,7 +3,11 @@
 import csv
 import io
 
+import pytest
+
 from tests.support.reported import run
+
+pytest.importorskip("torch")
 
 PROGRAM = """
 import torch, ucudnn.torch
