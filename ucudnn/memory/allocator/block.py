@@ -7,6 +7,7 @@ from itertools import product
 from typing import final
 
 from ucudnn.memory.allocator.block_steps import BlockStep
+from ucudnn.memory.allocator.placing import steered
 from ucudnn.memory.allocator.replay import SMALL_BYTES
 from ucudnn.memory.allocator.slide_search import Before, Part, SlideSearch
 from ucudnn.memory.allocator.step_replay import ABSENT, Event, Piece, StepReplay, Wanted
@@ -141,21 +142,26 @@ class BlockReplay(StepReplay):
         self._copying: dict[int, int] = {}  # storages of copies, and the action before which these have ended
         self._slides = SlideSearch(self)
         self._kept: Piece | None = None
+        self._places: Mapping[int, Sequence[int]] = {}
+        self._filling: list[Piece] = []
         self._pads: list[Piece] = []
         self.update_pads: tuple[int, ...] = ()
 
-    def follow(self, step: BlockStep, schedule: Moves | None, most_live: int) -> Moves:
+    def follow(
+        self, step: BlockStep, schedule: Moves | None, most_live: int, places: Mapping[int, Sequence[int]] | None = None
+    ) -> Moves:
         """Replay a step, and return what moved: by a schedule, or with None what had to.
 
         Args:
             step: the step.
             schedule: what moves; None finds that out.
             most_live: most bytes that are alive because something moves.
+            places: addresses to which the pieces of actions are led where nothing is scheduled; None leads none.
 
         Raises:
             NoRoomError: if a tensor finds no room even so.
         """
-        self._schedule, self._found, self._most_live = schedule, {}, most_live
+        self._schedule, self._found, self._most_live, self._places = schedule, {}, most_live, places or {}
         self._events, self._ended, self._place = step.events, step.ended, -1
         self._copying.clear()
         self.step(step.events)
@@ -180,11 +186,15 @@ class BlockReplay(StepReplay):
         kind = event.kind
         if self._schedule is not None:
             for scheduled in self._schedule.get(event.action, ()):
-                if self.carry_out(scheduled)[0] != scheduled:
+                done = self.carry_out(scheduled)[0] if scheduled.storages else self._hold(scheduled)
+                if done != scheduled:
                     raise NoRoomError  # the code of the plan would move it all the same
-        elif kind in COPIES:
+        elif kind in COPIES and not self._places:
             self._make_room(event, self._wanted_beside())
         super().act(event)
+        for piece in self._filling:
+            self.block.give_back(piece)
+        self._filling.clear()
         if kind in COPIES:
             self._copying[event.target] = self._ended.get(event.action, self._events[-1].action)
         elif kind in (ActionKind.WAIT, ActionKind.FREE):
@@ -193,10 +203,23 @@ class BlockReplay(StepReplay):
             self._copying.clear()
 
     def take(self, event: Event, wanted: Wanted) -> None:
-        """Take what an event wants; let storages move first where that finds no room otherwise."""
+        """Take what an event wants at its places; let storages move first where that finds no room otherwise."""
         if self._schedule is None and not event.updates:
-            self._make_room(event, wanted)
+            targets = self._places.get(event.action)
+            steering = None if targets is None else steered(self.block.holes, wanted, targets)
+            if steering is None:
+                self._make_room(event, wanted)
+            elif steering.pads:
+                self._found[event.action] = (self._hold(steering),)
         super().take(event, wanted)
+
+    def _hold(self, steering: Move) -> Move:
+        """Fill holes until the action has ended, and return how."""
+        pieces = [self.block.take(size) for size in steering.pads]
+        for place in steering.opens:
+            self.block.give_back(pieces[place])
+        self._filling = [piece for place, piece in enumerate(pieces) if place not in steering.opens]
+        return steering
 
     def _wanted_beside(self) -> Wanted:
         """Return what a copy and the operation beside it want; nothing if memory is freed between the two.

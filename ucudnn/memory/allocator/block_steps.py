@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, final
 
 from ucudnn.memory.allocator.growing_range import GrowingRange
+from ucudnn.memory.allocator.placing import Places, places
 from ucudnn.memory.allocator.replay import PAGE_BYTES, SMALL_BYTES
 from ucudnn.memory.allocator.step_replay import Event, Piece, ReplayedStep, StepReplay
 from ucudnn.memory.plans.actions import ActionKind
@@ -58,6 +59,15 @@ class BlockSteps:
         forward = [each for each in self.first.events if not each.updates]
         self.before_update = _most_bytes(self.graph, forward)
         self.large_bytes = _most_bytes(self.graph, self.first.events, self.later.events)
+        self._places: dict[tuple[bool, bool], Places] = {}
+
+    def places(self, *, first: bool, coarse: bool) -> Places:
+        """Return where the pieces of the first step lie, or of those after it; coarse as in `places`."""
+        key = first and self.follows_other, coarse
+        if key not in self._places:
+            step = self.first if key[0] else self.later
+            self._places[key] = places(self.graph, step.events, coarse=coarse)
+        return self._places[key]
 
 
 class _LiveBytes:

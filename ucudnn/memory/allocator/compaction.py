@@ -12,10 +12,13 @@ alive than at the plan's peak. Where that leaves no room for two copies of a sto
 """
 
 from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import product
 from typing import final
 
 from ucudnn.memory.allocator.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
 from ucudnn.memory.allocator.block_steps import BlockSteps
+from ucudnn.memory.allocator.placing import Places
 from ucudnn.memory.allocator.replay import PAGE_BYTES, SMALL_BYTES
 from ucudnn.memory.plans.actions import Moves
 from ucudnn.memory.step.costs import Costs
@@ -26,6 +29,20 @@ TIGHT = (1.03, 1.045)
 _TIGHTER = (1.02, 1.0375, 1.01)  # tried where no moves are found for those, because tensors lie elsewhere there
 _WORTH_OF_TOP = 0.25  # share of `worth_bytes` for a block that ends with the highest tensor, whatever that spares
 _LARGE = PAGE_BYTES[1]
+
+
+class _Way(Enum):
+    """How tensors find room in a block."""
+
+    STILL = "nothing moves"
+    PLACED = "what fills holes leads tensors to planned places"
+    COARSE = "the same, with no small gap between these"
+    MOVED = "storages move"
+
+
+_HARDLY = 1 / 8  # share of `worth_bytes` that may move without a look at other ways
+WAYS = tuple(_Way)
+"""Ways that are tried one after another, until one moves nothing."""
 
 
 @final
@@ -77,6 +94,8 @@ def tightened(wide: Compaction, steps: BlockSteps, limits: BlockLimits) -> Compa
         steps: the plan.
         limits: what it must keep.
     """
+    if wide.reserved_bytes <= limits.tight_bytes(TIGHT[-1]):
+        return wide
     trial = _Trial(steps, limits)
     best: Compaction | None = None
     for multiple in (*TIGHT, *_TIGHTER):
@@ -161,29 +180,43 @@ class _Trial:
 
     def _run(self, block_bytes: int) -> Compaction | None:
         steps, best = self.steps, None
-        for kept in self._kept_sizes:
+        for way, kept in product(WAYS, self._kept_sizes):
             needed = max(steps.large_bytes, steps.before_update + kept)
-            found = self._with_kept(block_bytes, kept) if needed <= block_bytes - END_BYTES else None
+            found = self._with_kept(block_bytes, kept, way) if needed <= block_bytes - END_BYTES else None
             if found is not None and (best is None or found.moved_bytes < best.moved_bytes):
                 best = found
-            if best is not None and not best.moved_bytes:
+            if best is not None and best.moved_bytes <= _HARDLY * self._limits.worth_bytes:
                 break
         return best
 
-    def _with_kept(self, block_bytes: int, kept: int) -> Compaction | None:
+    def _placed(self, kept: int, way: _Way, *, first: bool) -> Places:
+        """Return where the pieces of a step are led behind some bytes; nowhere where the way does not lead them."""
+        if way not in (_Way.PLACED, _Way.COARSE):
+            return Places({}, 0)
+        coarse = way is _Way.COARSE
+        return self.steps.places(first=first, coarse=coarse).behind(kept, coarse=coarse)
+
+    def _with_kept(self, block_bytes: int, kept: int, way: _Way) -> Compaction | None:
         """Return how the plan runs in a block at whose begin some bytes are kept for the optimizer's state.
 
-        What moves is searched in the first step, and in the second one, when the optimizer's state lies where the first
-        one has left it. Then all is replayed from the first step on as it will run: the code of a plan is made once, so
-        where it runs in the first step already, the same storages move there. If nothing moves, both steps have already
-        run as they will.
+        Where pieces are led to places, the block ends behind these. What moves is searched in the first step, and in
+        the second one, when the optimizer's state lies where the first one has left it. Then all is replayed from the
+        first step on as it will run: the code of a plan is made once, so where it runs in the first step already, the
+        same storages move there. If nothing moves, both steps have already run as they will.
         """
         steps, most_live = self.steps, self._limits.live_bytes
         first_live = most_live if self._limits.first_live_bytes is None else self._limits.first_live_bytes + kept
+        led = [self._placed(kept, way, first=first) for first in (True, False)]
+        if led[1].addresses:
+            needed = _pages(max(each.extent for each in led) + END_BYTES + _LARGE - 1)
+            if needed > block_bytes or kept < self._kept_sizes[-1]:  # else the state would lie between activations
+                return None
+            block_bytes = needed
+        nothing: Moves | None = {} if way is _Way.STILL else None
         try:
             running = self._replay(block_bytes, kept)
-            before = running.follow(steps.first, None, first_live)
-            moves = running.follow(steps.later, None, most_live)
+            before = running.follow(steps.first, nothing, first_live, led[0].addresses)
+            moves = running.follow(steps.later, nothing, most_live, led[1].addresses)
             moved = copies = 0
             if before or moves:
                 running = self._replay(block_bytes, kept)
@@ -201,7 +234,7 @@ class _Trial:
             moved_bytes=running.moved_bytes - moved,
             copies=running.copies - copies,
             first_moves=before if steps.follows_other else {},
-            must_move=bool(moves),
+            must_move=running.moved_bytes > moved,
         )
 
     def _replay(self, block_bytes: int, kept: int) -> BlockReplay:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar, final
 
 from ucudnn.bounded import BoundedDict
-from ucudnn.memory.allocator.block import BlockLimits
+from ucudnn.memory.allocator.block import END_BYTES, BlockLimits
 from ucudnn.memory.allocator.block_steps import BlockSteps
 from ucudnn.memory.allocator.compaction import Compaction, compact, tightened
 from ucudnn.memory.allocator.replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
@@ -104,6 +104,12 @@ class AllocatorRoom:
         if not self.in_one_block or not self.spare_bytes:
             return None
         return self._latest.known("spending", plan, costs, partial(self._within, self.tensor_bytes))
+
+    def short_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
+        """Return how many bytes a plan has too many for a block even without holes, if what is spared is left."""
+        steps = self._steps(plan, costs)
+        most = self.tensor_bytes - self.spare_bytes - self._lasting(plan.graph, costs) - steps.small_bytes - END_BYTES
+        return max(0, steps.large_bytes - most)
 
     def least_taken(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return about what the allocator takes for a plan at least, in bytes; counted as `tensor_bytes`."""

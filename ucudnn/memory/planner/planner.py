@@ -174,8 +174,13 @@ class _Choice:
 
     def _plan(self, candidate: _Candidate) -> None:
         """Let a policy plan."""
+        plan: MemoryPlan | None = None
+        if self._budget is not None and self._room is not None and isinstance(candidate.policy, JointPolicy):
+            less = self._budget - self._room.lost_bytes - self._room.spare_bytes  # more does not fit side by side
+            with suppress(BudgetError):
+                plan = planned(candidate.policy, self._graph, self._costs, less)
         try:
-            plan = planned(candidate.policy, self._graph, self._costs, self._budget)
+            plan = plan or planned(candidate.policy, self._graph, self._costs, self._budget)
         except BudgetError as error:
             self._refused.append((candidate.policy, error))
         else:
@@ -350,11 +355,14 @@ class _Choice:
 
     def _tighten(self, candidate: _Candidate, over: int) -> None:
         """Let a policy plan again for fewer bytes, if it can; for its least budget where that is nearer."""
+        assert candidate.plan is not None
+        assert self._room is not None
         few = not over or isinstance(candidate.policy, JointPolicy)
         if self._search.gives_up or candidate.tries >= (_MOST_FEW_TRIES if few else _MOST_TRIES):
             return
         least, most = (int(candidate.peak_bytes * share) for share in (_LEAST_STEP, _MOST_STEP))
-        less = min(max(int(over * _STEP), least), most)
+        short = self._room.short_bytes(candidate.plan, self._costs) if over and self._room.in_one_block else 0
+        less = short or min(max(int(over * _STEP), least), most)
         plan = near(candidate.policy, self._graph, self._costs, candidate.peak_bytes - less)
         if plan is not None:
             found = self._candidate(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)

@@ -58,15 +58,19 @@ class Move(NamedTuple):
     A storage that slides gives its place back before it takes another one. So it needs no bytes beside its own, and its
     new place may overlap the old one. Else both places are alive while the bytes are copied.
 
+    Where no storage moves, the pads stay until the action behind has ended, so that it takes memory elsewhere.
+
     Attributes:
         pads: bytes of tensors that are held meanwhile, each as large as a hole, so that no storage moves there.
         storages: the storages.
         slides: whether they slide.
+        opens: those among the pads that are freed before the action takes memory, by their places.
     """
 
     pads: tuple[int, ...]
     storages: tuple[int, ...]
     slides: bool = False
+    opens: tuple[int, ...] = ()
 
 
 Moves = Mapping[int, tuple[Move, ...]]

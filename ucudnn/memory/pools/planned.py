@@ -38,16 +38,26 @@ class _Try:
 
 
 class PlannedPool:
-    """Places with all lifetimes known; the same lifetimes always get the same addresses."""
+    """Places with all lifetimes known; the same lifetimes always get the same addresses.
+
+    Args:
+        enough: share of the bytes alive at most that is not worth another try.
+        most_tries: tries of the search.
+    """
+
+    def __init__(self, enough: float = _ENOUGH, most_tries: int = _MOST_TRIES) -> None:
+        self._enough, self._most_tries = enough, most_tries
 
     def place(self, lifetimes: Sequence[Lifetime]) -> Placement:
         """Return an address for each piece."""
         least = live_bytes(lifetimes)
         online = BestFitPool().place(lifetimes)
-        if online.extent_bytes <= least * (1 + _ENOUGH):
+        enough = least * (1 + self._enough)
+        if online.extent_bytes <= enough:
             return online
         large = [index for index, life in enumerate(lifetimes) if life.size > least * _SMALL]
-        addresses = dict(zip(large, _Search([lifetimes[index] for index in large]).addresses(), strict=True))
+        search = _Search([lifetimes[index] for index in large], enough, self._most_tries)
+        addresses = dict(zip(large, search.addresses(), strict=True))
         _fill(lifetimes, addresses)
         extent = max(addresses[index] + life.size for index, life in enumerate(lifetimes))
         if online.extent_bytes <= extent:
@@ -61,14 +71,16 @@ class _Search:
 
     Args:
         lifetimes: of the pieces.
+        enough_bytes: an extent that needs not be smaller.
+        most_tries: tries that follow one another.
     """
 
-    def __init__(self, lifetimes: Sequence[Lifetime]) -> None:
+    def __init__(self, lifetimes: Sequence[Lifetime], enough_bytes: float, most_tries: int) -> None:
         self._lifetimes = lifetimes
         self._unit = gcd(*(life.size for life in lifetimes)) or 1  # Python compares numbers below 2^30 faster
         self._sizes = [life.size // self._unit for life in lifetimes]
         self._beside = _alive_together(lifetimes)
-        self._enough = live_bytes(lifetimes) * (1 + _ENOUGH) / self._unit
+        self._enough, self._most_tries = enough_bytes / self._unit, most_tries
         self._random = Random(0)
 
     def addresses(self) -> list[int]:
@@ -87,7 +99,7 @@ class _Search:
                 return found
             starts.setdefault(found.extent, found)
         best = starts[min(starts)]
-        tries = min(_MOST_TRIES, most) // _STARTS
+        tries = min(self._most_tries, most) // _STARTS
         for extent in sorted(starts)[:_STARTS]:
             found = self._improved(starts[extent], tries)
             best = min(best, found, key=lambda each: each.extent)
