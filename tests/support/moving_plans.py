@@ -39,7 +39,9 @@ class _Shaker(StepReplay):
         there = [each for each in self.pieces if self.graph.storages[each].role in roles]
         moving = tuple(self.dice.sample(there, min(len(there), self.dice.randint(0, 3))))
         if moving and event.action <= self.last:
-            self.found[event.action] = (Move((self.dice.randint(1, 999),), moving, slides=self.dice.random() < 0.5),)
+            pads = self.dice.randint(1, 999), self.dice.randint(1, 999)
+            filling = Move(pads, (), opens=(self.dice.randint(0, 1),))  # while the action takes memory
+            self.found[event.action] = (Move(pads[:1], moving, slides=self.dice.random() < 0.5), filling)
         super().take(event, wanted)
 
 

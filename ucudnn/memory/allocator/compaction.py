@@ -11,6 +11,7 @@ alive than at the plan's peak. Where that leaves no room for two copies of a sto
 (`ucudnn.memory.allocator.slide_search`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
@@ -28,7 +29,8 @@ TIGHT = (1.03, 1.045)
 """What the allocator may take as a multiple of the bytes that are alive at most, if moves are worth it."""
 _TIGHTER = (1.02, 1.0375, 1.01)  # tried where no moves are found for those, because tensors lie elsewhere there
 _WORTH_OF_TOP = 0.25  # share of `worth_bytes` for a block that ends with the highest tensor, whatever that spares
-_LARGE = PAGE_BYTES[1]
+LARGE_PAGE = PAGE_BYTES[1]
+"""Bytes of which a block is a multiple."""
 
 
 class _Way(Enum):
@@ -81,9 +83,13 @@ class Compaction:
 
 def compact(steps: BlockSteps, limits: BlockLimits) -> Compaction | None:
     """Return how a plan runs in the largest block; None if it does not run in any, although storages move."""
-    trial = _Trial(steps, limits)
-    wide = trial.run(_pages(limits.most_bytes - steps.small_bytes))
-    return _smaller(trial, limits) if wide is None else wide
+    return _Trial(steps, limits).run(whole_pages(limits.most_bytes - steps.small_bytes))
+
+
+def smallest(steps: BlockSteps, limits: BlockLimits) -> Compaction | None:
+    """Return how a plan runs in a block that ends behind planned places; None if it cannot be led to these."""
+    trial, most = _Trial(steps, limits), whole_pages(2**62)
+    return trial.run(most, (_Way.PLACED,)) or trial.run(most, (_Way.COARSE,))
 
 
 def tightened(wide: Compaction, steps: BlockSteps, limits: BlockLimits) -> Compaction:
@@ -101,7 +107,7 @@ def tightened(wide: Compaction, steps: BlockSteps, limits: BlockLimits) -> Compa
     for multiple in (*TIGHT, *_TIGHTER):
         if best is not None and multiple in _TIGHTER:
             break
-        block = _pages(limits.tight_bytes(multiple) - wide.small_bytes)
+        block = whole_pages(limits.tight_bytes(multiple) - wide.small_bytes)
         smaller = trial.run(block) if block < wide.block_bytes else None
         if smaller is None or smaller.moved_bytes > wide.moved_bytes + limits.worth_bytes:
             continue
@@ -124,26 +130,12 @@ def _near_top(trial: "_Trial", wide: Compaction, most_moved: int) -> Compaction 
         wide: how it runs in the wide block.
         most_moved: most bytes that may move in each step.
     """
-    least, more = _pages(wide.top + END_BYTES + _LARGE - 1), 0
+    least, more = whole_pages(wide.top + END_BYTES + LARGE_PAGE - 1), 0
     while least + more < wide.block_bytes:
         found = trial.run(least + more)
         if found is not None and found.moved_bytes <= most_moved:
             return found
-        more = 2 * more or _LARGE
-    return None
-
-
-def _smaller(trial: "_Trial", limits: BlockLimits) -> Compaction | None:
-    """Return how a plan runs in a block that is smaller than the largest one, in which the search has found no moves.
-
-    Tensors lie elsewhere in a smaller block, so there it may find some.
-    """
-    small = trial.steps.small_bytes
-    for most in (limits.tight_bytes(multiple) for multiple in (*TIGHT, *_TIGHTER[:1])):
-        block = min(_pages(most), _pages(limits.most_bytes - small) - _LARGE)
-        found = trial.run(block)
-        if found is not None:
-            return replace(found, must_move=True)
+        more = 2 * more or LARGE_PAGE
     return None
 
 
@@ -158,29 +150,23 @@ def kept_sizes(graph: StepGraph, costs: Costs, limits: BlockLimits) -> list[int]
     return sorted({0, sum(size for size in sizes if size > SMALL_BYTES) if keeps else 0})
 
 
-def _pages(size: int) -> int:
+def whole_pages(size: int) -> int:
     """Return the bytes of the whole pages in a size."""
-    return size // _LARGE * _LARGE
+    return size // LARGE_PAGE * LARGE_PAGE
 
 
 @final
 class _Trial:
-    """Replays steps in blocks of several sizes, once in each."""
+    """Replays steps in blocks of several sizes."""
 
     def __init__(self, steps: BlockSteps, limits: BlockLimits) -> None:
         self.steps, self._limits = steps, limits
         self._kept_sizes = kept_sizes(steps.graph, steps.costs, limits)
-        self._known: dict[int, Compaction | None] = {}
 
-    def run(self, block_bytes: int) -> Compaction | None:
-        """Return how the plan runs in a block with fewest moves; None if it does not run there."""
-        if block_bytes not in self._known:
-            self._known[block_bytes] = self._run(block_bytes) if block_bytes >= _LARGE else None
-        return self._known[block_bytes]
-
-    def _run(self, block_bytes: int) -> Compaction | None:
+    def run(self, block_bytes: int, ways: Sequence[_Way] | None = None) -> Compaction | None:
+        """Return how the plan runs in a block with fewest moves, by some of the ways; None if it does not run there."""
         steps, best = self.steps, None
-        for way, kept in product(WAYS, self._kept_sizes):
+        for way, kept in product(ways or WAYS, self._kept_sizes):
             needed = max(steps.large_bytes, steps.before_update + kept)
             found = self._with_kept(block_bytes, kept, way) if needed <= block_bytes - END_BYTES else None
             if found is not None and (best is None or found.moved_bytes < best.moved_bytes):
@@ -208,7 +194,7 @@ class _Trial:
         first_live = most_live if self._limits.first_live_bytes is None else self._limits.first_live_bytes + kept
         led = [self._placed(kept, way, first=first) for first in (True, False)]
         if led[1].addresses:
-            needed = _pages(max(each.extent for each in led) + END_BYTES + _LARGE - 1)
+            needed = whole_pages(max(each.extent for each in led) + END_BYTES + LARGE_PAGE - 1)
             if needed > block_bytes or kept < self._kept_sizes[-1]:  # else the state would lie between activations
                 return None
             block_bytes = needed

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, final
 from ucudnn.bounded import BoundedDict
 from ucudnn.memory.allocator.block import END_BYTES, BlockLimits
 from ucudnn.memory.allocator.block_steps import BlockSteps
-from ucudnn.memory.allocator.compaction import Compaction, compact, tightened
+from ucudnn.memory.allocator.compaction import LARGE_PAGE, Compaction, compact, smallest, tightened, whole_pages
 from ucudnn.memory.allocator.replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
 from ucudnn.memory.allocator.slide_search import COPY_BYTES
 from ucudnn.memory.allocator.step_replay import ReplayedStep, replayed_step
@@ -105,11 +105,11 @@ class AllocatorRoom:
             return None
         return self._latest.known("spending", plan, costs, partial(self._within, self.tensor_bytes))
 
-    def short_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
-        """Return how many bytes a plan has too many for a block even without holes, if what is spared is left."""
+    def bound_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
+        """Return what the allocator must have for a plan in a block even without holes, in bytes."""
         steps = self._steps(plan, costs)
-        most = self.tensor_bytes - self.spare_bytes - self._lasting(plan.graph, costs) - steps.small_bytes - END_BYTES
-        return max(0, steps.large_bytes - most)
+        block = whole_pages(steps.large_bytes + END_BYTES + LARGE_PAGE - 1)
+        return block + steps.small_bytes + self._lasting(plan.graph, costs)
 
     def least_taken(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return about what the allocator takes for a plan at least, in bytes; counted as `tensor_bytes`."""
@@ -161,6 +161,17 @@ class AllocatorRoom:
     def moves_ms(self, found: Compaction) -> float:
         """Return how long it takes in each step to move storages, in milliseconds."""
         return (found.moved_bytes + COPY_BYTES * found.copies) / self.copied_bytes_per_ms
+
+    def least_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
+        """Return what the allocator must have for a plan: a block, or pages of which empty ones go back, in bytes."""
+        found = self._latest.known("least", plan, costs, self._smallest) if self.in_one_block else None
+        block = (
+            self.paged_bytes(plan, costs) if found is None else found.reserved_bytes + self._lasting(plan.graph, costs)
+        )
+        return min(block, self.paged_bytes(plan, costs))
+
+    def _smallest(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        return smallest(self._steps(plan, costs), self._limits(self.tensor_bytes, plan, costs))
 
     def paged_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator takes if it gives empty pages back within each step, in bytes."""

@@ -22,7 +22,7 @@ from ucudnn.memory.step.graph import StepGraph
 
 _MOST_ORDERS = 24  # in which the pieces of an action find their places
 _ENOUGH = 0.003  # share of the bytes alive at most that is not worth another try
-_MOST_TRIES = 300  # of a placement
+_MOST_TRIES = 150  # of a placement
 
 
 class Places(NamedTuple):

@@ -27,6 +27,7 @@ from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.policies.joint import JointPolicy
+from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.simulation.late_copies import with_late_copies
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
@@ -249,9 +250,8 @@ class _Choice:
             candidate = self._following(candidate, over, tight)
         if tight is not None and tight.plan is not None:
             return self._laid_out(tight.plan)
-        return replace(
-            self._closest(*min(((self._paged_over(each), each) for each in looked_at), key=lambda each: each[0])),
-            budget=self._budget,
+        return self._laid_out(
+            self._closest(*min(((self._paged_over(each), each) for each in looked_at), key=lambda each: each[0]))
         )
 
     def _following(self, candidate: _Candidate, over: int, tight: _Candidate | None) -> _Candidate | None:
@@ -319,13 +319,14 @@ class _Choice:
         """
         best: tuple[int, MemoryPlan | None] = 2**62, None
         floor_bytes = measure_liveness(self._graph, self._costs).floor_bytes
-        for policy in [each for each in policies if not isinstance(each, JointPolicy)] or policies:
+        looked_at = [each for each in policies if not isinstance(each, JointPolicy)] or policies
+        for policy in sorted(looked_at, key=lambda each: not isinstance(each, SpillPolicy)):  # which mostly takes least
             plan, budget = least_of(policy, self._graph, self._costs), float(floor_bytes)
             while plan is not None:
                 found = simulate(plan, self._costs)
                 if found.peak_bytes >= best[0]:
                     break
-                if self._holds_host(found):
+                if self._holds_host(found) and self._bound(plan) < best[0]:
                     best = min(best, (self._pages(plan, found), plan), key=lambda each: each[0])
                 while budget <= found.peak_bytes:
                     budget *= _STEADY_STEP
@@ -336,7 +337,12 @@ class _Choice:
     def _pages(self, plan: MemoryPlan, found: Simulation) -> int:
         """Return the bytes of a plan's pages, and no fewer than are alive."""
         assert self._room is not None
-        return max(self._room.paged_bytes(plan, self._costs), found.peak_bytes)
+        return max(self._room.least_bytes(plan, self._costs), found.peak_bytes)
+
+    def _bound(self, plan: MemoryPlan) -> int:
+        """Return bytes of which a plan has no fewer, holes or not."""
+        assert self._room is not None
+        return self._room.bound_bytes(plan, self._costs) if self._room.in_one_block else 0
 
     def _returns_ms(self, plan: MemoryPlan) -> float:
         """Return how long pages take that go back in each step, so that a plan leaves what is spared."""
@@ -346,7 +352,10 @@ class _Choice:
     def _over(self, plan: MemoryPlan) -> int:
         """Return about how many bytes the allocator takes for a plan beyond the room, without what is spared."""
         assert self._room is not None
-        return max(0, self._room.least_taken(plan, self._costs) - self._room.tensor_bytes + self._room.spare_bytes)
+        most = self._room.tensor_bytes - self._room.spare_bytes
+        if self._room.in_one_block:  # of which holes are no more than a little
+            return max(self._bound(plan) - most, int(_LEAST_STEP * most))
+        return max(0, self._room.least_taken(plan, self._costs) - most)
 
     def _paged_over(self, plan: MemoryPlan) -> int:
         """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""
@@ -355,14 +364,12 @@ class _Choice:
 
     def _tighten(self, candidate: _Candidate, over: int) -> None:
         """Let a policy plan again for fewer bytes, if it can; for its least budget where that is nearer."""
-        assert candidate.plan is not None
         assert self._room is not None
         few = not over or isinstance(candidate.policy, JointPolicy)
         if self._search.gives_up or candidate.tries >= (_MOST_FEW_TRIES if few else _MOST_TRIES):
             return
         least, most = (int(candidate.peak_bytes * share) for share in (_LEAST_STEP, _MOST_STEP))
-        short = self._room.short_bytes(candidate.plan, self._costs) if over and self._room.in_one_block else 0
-        less = short or min(max(int(over * _STEP), least), most)
+        less = over if self._room.in_one_block and over else min(max(int(over * _STEP), least), most)
         plan = near(candidate.policy, self._graph, self._costs, candidate.peak_bytes - less)
         if plan is not None:
             found = self._candidate(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)

@@ -116,9 +116,12 @@ def arrive(tensor: Tensor, left: Any) -> None:
         _bytes(tensor)[: left.size] = torch.from_numpy(left)
 
 
-def pads(sizes: tuple[int, ...], device: torch.device) -> list[Tensor]:
-    """Return tensors of some bytes, which fill holes of the allocator's while others move."""
-    return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+def pads(sizes: tuple[int, ...], device: torch.device, opens: tuple[int, ...]) -> list[Tensor | None]:
+    """Return tensors of some bytes, which fill holes of the allocator's meanwhile; some are freed at once."""
+    found: list[Tensor | None] = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+    for place in opens:
+        found[place] = None
+    return found
 
 
 MARK = "ucudnn action "

@@ -51,6 +51,7 @@ class Emitter:
         self._checked, self._debug = checked, debug
         self._state = _State()
         self._code = CodeText(SUPPORT | {"device": program.device})
+        self._has_pads = False
         self._uncounted = list(program.uncounted)
         self._made = [dict(each) for each in program.graph.makes]
 
@@ -158,9 +159,13 @@ class Emitter:
         self._delete(storage, names)
 
     def move(self, move: Move) -> None:
-        """Copy storages to other places, one after another, while tensors of some bytes fill holes."""
+        """Copy storages to other places, one after another, while tensors of some bytes fill holes.
+
+        Where none moves, the holes stay filled until `drop_pads`.
+        """
         if move.pads:
-            self._code.line(f"pads_ = pads({move.pads}, device)")
+            self._code.line(f"pads_ = pads({move.pads}, device, {move.opens})")
+            self._has_pads = not move.storages
         for storage in move.storages:
             self.wait(storage)
             whole = self._whole(storage)
@@ -171,8 +176,14 @@ class Emitter:
             else:
                 self._know(whole, self._code.assign(f"moved({before})", [storage], uses=[before]))
                 self._delete(storage, names)
-        if move.pads:
+        if move.pads and move.storages:
             self._code.delete(["pads_"])
+
+    def drop_pads(self) -> None:
+        """Free what fills holes while an action takes memory, once it has ended."""
+        if self._has_pads:
+            self._code.delete(["pads_"])
+        self._has_pads = False
 
     def _slide(self, whole: TracedTensor, before: str, names: Sequence[str]) -> None:
         """Free a storage and take memory for it again, with nothing between that could take its place or write there.

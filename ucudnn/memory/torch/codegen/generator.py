@@ -85,6 +85,7 @@ def generate(
         if marks:
             emitter.mark(str(index))
         _emit(emitter, index, action, held=index in delayed)
+        emitter.drop_pads()
         if marks:
             emitter.mark("")
         if index in ends:
