@@ -3,16 +3,7 @@
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.memory.allocator.test_compaction import (
-    MIB,
-    PAGE,
-    _Allocator,
-    follow,
-    in_smallest,
-    plan_of,
-    step_of,
-    two_holes,
-)
+from tests.support.block_plans import MIB, PAGE, Allocator, follow, in_smallest, plan_of, step_of, two_holes
 from tests.support.memory_plans import random_plans, with_sizes
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.allocator.block import END_BYTES, BlockLimits
@@ -60,7 +51,7 @@ SIZES = st.integers(1, 30).map(lambda number: number * MIB // 2 + SMALL_BYTES)
     data=st.data(),
 )
 def test_pieces_lie_where_they_are_led(parts, wanted, data):
-    space, begins, address = _Allocator(2**40), [], 0
+    space, begins, address = Allocator(2**40), [], 0
     for hole, piece in parts:
         begins.append((address, address + hole))
         space.large.append((address + hole, piece))

@@ -177,7 +177,7 @@ class _Choice:
         """Let a policy plan."""
         plan: MemoryPlan | None = None
         if self._budget is not None and self._room is not None and isinstance(candidate.policy, JointPolicy):
-            less = self._budget - self._room.lost_bytes - self._room.spare_bytes  # more does not fit side by side
+            less = self._budget - self._room.lost_bytes  # more does not fit side by side
             with suppress(BudgetError):
                 plan = planned(candidate.policy, self._graph, self._costs, less)
         try:
