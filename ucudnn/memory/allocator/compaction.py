@@ -83,7 +83,9 @@ class Compaction:
 
 def compact(steps: BlockSteps, limits: BlockLimits) -> Compaction | None:
     """Return how a plan runs in the largest block; None if it does not run in any, although storages move."""
-    return _Trial(steps, limits).run(whole_pages(limits.most_bytes - steps.small_bytes))
+    trial = _Trial(steps, limits)
+    wide = trial.run(whole_pages(limits.most_bytes - steps.small_bytes))
+    return _smaller(trial, limits) if wide is None else wide
 
 
 def smallest(steps: BlockSteps, limits: BlockLimits) -> Compaction | None:
@@ -136,6 +138,20 @@ def _near_top(trial: "_Trial", wide: Compaction, most_moved: int) -> Compaction 
         if found is not None and found.moved_bytes <= most_moved:
             return found
         more = 2 * more or LARGE_PAGE
+    return None
+
+
+def _smaller(trial: "_Trial", limits: BlockLimits) -> Compaction | None:
+    """Return how a plan runs in a block that is smaller than the largest one, in which the search has found no moves.
+
+    Tensors lie elsewhere in a smaller block, so there it may find some.
+    """
+    small = trial.steps.small_bytes
+    for most in (limits.tight_bytes(multiple) for multiple in (*TIGHT, *_TIGHTER[:1])):
+        block = min(whole_pages(most), whole_pages(limits.most_bytes - small) - LARGE_PAGE)
+        found = trial.run(block, WAYS[-1:])
+        if found is not None:
+            return replace(found, must_move=True)
     return None
 
 

@@ -95,6 +95,10 @@ def make_plan(
     try:
         found = choice.best()
     except BudgetError as error:
+        is_above = budget is None or budget >= measure_liveness(graph, costs).floor_bytes
+        for each in slow if is_above else ():
+            with suppress(BudgetError):
+                return make_plan(graph, costs, budget, each, room, host_bytes)
         raise choice.with_room(error, policies) from None
     search.has_other = True
     for each in slow if any(kind in COPIES for kind, _ in found.actions) else ():  # else it saves little
