@@ -139,6 +139,7 @@ class _Choice:
         self._waiting: list[_Candidate] = []
         self._postponed: list[_Candidate] = []
         self._too_much_host: list[_Candidate] = []
+        self._pushed = set[tuple[int, float, int]]()
         self._refused: list[tuple[MemoryPolicy, BudgetError]] = []
         self._policies: list[MemoryPolicy] = []
 
@@ -179,17 +180,23 @@ class _Choice:
 
     def _plan(self, candidate: _Candidate) -> None:
         """Let a policy plan."""
-        plan: MemoryPlan | None = None
-        if self._budget is not None and self._room is not None and isinstance(candidate.policy, JointPolicy):
-            less = self._budget - self._room.lost_bytes  # more does not fit side by side
-            with suppress(BudgetError):
-                plan = planned(candidate.policy, self._graph, self._costs, less)
+        policy, tries = candidate.policy, 1
+        if self._budget is not None and self._room is not None and isinstance(policy, JointPolicy):
+            most = self._budget - self._room.lost_bytes  # more does not fit side by side
+            spared = most - self._room.spare_bytes
+            for budget in (most, spared, int((1 - _MOST_STEP) * spared)):  # with less it may find a faster plan
+                with suppress(BudgetError):
+                    plan = planned(policy, self._graph, self._costs, budget)
+                    self._push(self._candidate(candidate.number, policy, plan, tries=_MOST_FEW_TRIES - 1))
+                    tries += 1
+        if tries > 1:
+            return
         try:
-            plan = plan or planned(candidate.policy, self._graph, self._costs, self._budget)
+            plan = planned(policy, self._graph, self._costs, self._budget)
         except BudgetError as error:
-            self._refused.append((candidate.policy, error))
+            self._refused.append((policy, error))
         else:
-            self._push(self._candidate(candidate.number, candidate.policy, plan, tries=1))
+            self._push(self._candidate(candidate.number, policy, plan, tries=tries))
 
     def _price(self, candidate: _Candidate) -> None:
         """Add the time of the pages that go back to a plan that runs in no block, if it runs at all."""
@@ -389,6 +396,10 @@ class _Choice:
 
     def _push(self, candidate: _Candidate) -> None:
         assert candidate.plan is not None
+        same = candidate.number, candidate.time_ms, candidate.peak_bytes
+        if same in self._pushed:
+            return
+        self._pushed.add(same)
         fits_host = self._holds_host(simulate(candidate.plan, self._costs))
         heappush(self._waiting if fits_host else self._too_much_host, candidate)
 
