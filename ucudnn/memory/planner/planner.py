@@ -187,8 +187,8 @@ class _Choice:
             for budget in (most, spared, int((1 - _MOST_STEP) * spared)):  # with less it may find a faster plan
                 with suppress(BudgetError):
                     plan = planned(policy, self._graph, self._costs, budget)
-                    self._push(self._candidate(candidate.number, policy, plan, tries=_MOST_FEW_TRIES - 1))
-                    tries += 1
+                    tries = _MOST_FEW_TRIES - (budget < spared)
+                    self._push(self._candidate(candidate.number, policy, plan, tries=tries))
         if tries > 1:
             return
         try:
