@@ -89,9 +89,9 @@ def compact(steps: BlockSteps, limits: BlockLimits) -> Compaction | None:
 
 
 def smallest(steps: BlockSteps, limits: BlockLimits) -> Compaction | None:
-    """Return how a plan runs in a block that ends behind planned places; None if it cannot be led to these."""
+    """Return how a plan runs in a block that ends behind planned places, or in a tight one; None if in neither."""
     trial, most = _Trial(steps, limits), whole_pages(2**62)
-    return trial.run(most, (_Way.PLACED,)) or trial.run(most, (_Way.COARSE,))
+    return trial.run(most, (_Way.PLACED,)) or trial.run(most, (_Way.COARSE,)) or _smaller(trial, limits)
 
 
 def tightened(wide: Compaction, steps: BlockSteps, limits: BlockLimits) -> Compaction:

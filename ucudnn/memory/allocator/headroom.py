@@ -171,7 +171,7 @@ class AllocatorRoom:
         return min(block, self.paged_bytes(plan, costs))
 
     def _smallest(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
-        return smallest(self._steps(plan, costs), self._limits(self.tensor_bytes, plan, costs))
+        return smallest(self._steps(plan, costs), self._limits(2**62, plan, costs))
 
     def paged_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator takes if it gives empty pages back within each step, in bytes."""
