@@ -1,5 +1,6 @@
-"""The plan of a policy for the least budget that it keeps."""
+"""The plan of a policy for the least budget that it keeps, and of all policies for the fewest pages."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ucudnn.errors import BudgetError
@@ -7,10 +8,15 @@ from ucudnn.memory.allocator.headroom import AllocatorRoom
 from ucudnn.memory.planner.condensed import planned
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, find_policy
+from ucudnn.memory.policies.joint import JointPolicy
+from ucudnn.memory.policies.swaps.spill import SpillPolicy
+from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
+
+_STEP = 1.02  # times the floor, and again and again: the budgets whose plans may take the fewest pages
 
 
 def frugal_plan(
@@ -56,3 +62,42 @@ def near(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int) -> M
         except BudgetError as error:
             budget = error.required_bytes
     return None
+
+
+def least_paged(
+    graph: StepGraph, costs: Costs, room: AllocatorRoom, policies: Sequence[MemoryPolicy], host_bytes: int | None
+) -> tuple[int, MemoryPlan | None]:
+    """Return the bytes of pages of the plan that takes fewest, and that plan; None as the plan where there is none.
+
+    Plans do not depend on a budget here, so that a refusal names a budget that works. They are the policies' plans for
+    their least budgets, and for those steps above the floor that may take fewer pages. 'joint' counts only alone.
+
+    Args:
+        graph: the step.
+        costs: its costs.
+        room: the allocator.
+        policies: what plans.
+        host_bytes: most bytes of the host that plans may hold; None bounds nothing.
+    """
+    most, best, floor_bytes = 2**62, None, measure_liveness(graph, costs).floor_bytes
+    looked_at = [each for each in policies if not isinstance(each, JointPolicy)] or policies
+    for policy in sorted(looked_at, key=lambda each: not isinstance(each, SpillPolicy)):  # which mostly takes least
+        plan, budget = least_of(policy, graph, costs), float(floor_bytes)
+        while plan is not None:
+            found = simulate(plan, costs)
+            if found.peak_bytes >= most:
+                break
+            if holds_host(found, host_bytes) and not (room.in_one_block and room.bound_bytes(plan, costs) >= most):
+                pages = max(room.least_bytes(plan, costs), found.peak_bytes)
+                if pages < most:
+                    most, best = pages, plan
+            while budget <= found.peak_bytes:
+                budget *= _STEP
+            plan = near(policy, graph, costs, int(budget)) if budget < most else None
+            budget *= _STEP
+    return most, best
+
+
+def holds_host(found: Simulation, host_bytes: int | None) -> bool:
+    """Return whether a plan does with the host's memory; None bounds nothing."""
+    return host_bytes is None or found.pinned_bytes <= host_bytes

@@ -20,16 +20,14 @@ from ucudnn.memory.allocator.headroom import AllocatorRoom
 from ucudnn.memory.allocator.replay import ReplayedReturns
 from ucudnn.memory.planner.bounds import StepBounds
 from ucudnn.memory.planner.condensed import planned
-from ucudnn.memory.planner.least import least_of, near
+from ucudnn.memory.planner.least import holds_host, least_paged, near
 from ucudnn.memory.planner.search import PlanCandidate as _Candidate
 from ucudnn.memory.planner.search import PlanSearch
 from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.policies.joint import JointPolicy
-from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.simulation.late_copies import with_late_copies
-from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.budget import below_floor, check_budget, with_need
 from ucudnn.memory.step.costs import Costs
@@ -45,7 +43,6 @@ _DEAR = 1.1  # times the time of a plan that needs what is spared, beyond which 
 _STEP = 0.4  # share of what is too much by which the next plan has less
 _LITTLE = 1e-3  # share of a step's time that moves may take without a look at other plans
 _SAME = 1 - 1e-9  # share of a time beyond which a difference is no rounding
-_STEADY_STEP = 1.02  # times the floor, and again and again: the budgets whose plans say what a refusal names
 
 
 def returns_ms(returns: ReplayedReturns) -> float:
@@ -303,9 +300,11 @@ class _Choice:
             return plan
         assert self._room is not None
         most = self._room.tensor_bytes
-        needed, found = (most + beyond, None) if self._search.gives_up else self._steady(self._policies)
-        if found is not None and self._keeps(found) and needed <= most:
-            return found
+        needed = most + beyond
+        if not self._search.gives_up:
+            needed, found = self._least_paged(self._room, self._policies)
+            if found is not None and self._keeps(found) and needed <= most:
+                return found
         raise BudgetError(
             f"tensors of {self._graph.name} do not fit side by side into {exact_bytes(most)}: the closest plan takes"
             f" {exact_bytes(needed)} of pages, holes between tensors included: raise the budget to that",
@@ -316,44 +315,16 @@ class _Choice:
 
     def with_room(self, refused: BudgetError, policies: Sequence[MemoryPolicy]) -> BudgetError:
         """Return what refuses a budget in live bytes, with what the allocator's room must be, holes included."""
-        needed, found = (0, None) if self._room is None else self._steady(policies)
+        if self._room is None:
+            return refused
+        needed, found = self._least_paged(self._room, policies)
         if found is None or needed <= refused.required_bytes:
             return refused
         pages = f"; its tensors take {exact_bytes(needed)} of pages, holes between them included"
         return with_need(refused, pages, needed)
 
-    def _steady(self, policies: Sequence[MemoryPolicy]) -> tuple[int, MemoryPlan | None]:
-        """Return the plan of the fewest pages among those that do not depend on the budget, and their bytes.
-
-        They are the policies' plans for their least budgets, and for those steps above the floor that may take fewer.
-        'joint' counts only alone.
-        """
-        best: tuple[int, MemoryPlan | None] = 2**62, None
-        floor_bytes = measure_liveness(self._graph, self._costs).floor_bytes
-        looked_at = [each for each in policies if not isinstance(each, JointPolicy)] or policies
-        for policy in sorted(looked_at, key=lambda each: not isinstance(each, SpillPolicy)):  # which mostly takes least
-            plan, budget = least_of(policy, self._graph, self._costs), float(floor_bytes)
-            while plan is not None:
-                found = simulate(plan, self._costs)
-                if found.peak_bytes >= best[0]:
-                    break
-                if self._holds_host(found) and self._bound(plan) < best[0]:
-                    best = min(best, (self._pages(plan, found), plan), key=lambda each: each[0])
-                while budget <= found.peak_bytes:
-                    budget *= _STEADY_STEP
-                plan = near(policy, self._graph, self._costs, int(budget)) if budget < best[0] else None
-                budget *= _STEADY_STEP
-        return best
-
-    def _pages(self, plan: MemoryPlan, found: Simulation) -> int:
-        """Return the bytes of a plan's pages, and no fewer than are alive."""
-        assert self._room is not None
-        return max(self._room.least_bytes(plan, self._costs), found.peak_bytes)
-
-    def _bound(self, plan: MemoryPlan) -> int:
-        """Return bytes of which a plan has no fewer, holes or not."""
-        assert self._room is not None
-        return self._room.bound_bytes(plan, self._costs) if self._room.in_one_block else 0
+    def _least_paged(self, room: AllocatorRoom, policies: Sequence[MemoryPolicy]) -> tuple[int, MemoryPlan | None]:
+        return least_paged(self._graph, self._costs, room, policies, self._host_bytes)
 
     def _returns_ms(self, plan: MemoryPlan) -> float:
         """Return how long pages take that go back in each step, so that a plan leaves what is spared."""
@@ -365,7 +336,7 @@ class _Choice:
         assert self._room is not None
         most = self._room.tensor_bytes - self._room.spare_bytes
         if self._room.in_one_block:  # of which holes are no more than a little
-            return max(self._bound(plan) - most, int(_LEAST_STEP * most))
+            return max(self._room.bound_bytes(plan, self._costs) - most, int(_LEAST_STEP * most))
         return max(0, self._room.least_taken(plan, self._costs) - most)
 
     def _paged_over(self, plan: MemoryPlan) -> int:
@@ -400,14 +371,10 @@ class _Choice:
         if same in self._pushed:
             return
         self._pushed.add(same)
-        fits_host = self._holds_host(simulate(candidate.plan, self._costs))
+        fits_host = holds_host(simulate(candidate.plan, self._costs), self._host_bytes)
         heappush(self._waiting if fits_host else self._too_much_host, candidate)
 
     def _keeps(self, plan: MemoryPlan) -> bool:
         """Return whether a plan keeps the budget in live bytes, and the host's memory."""
         found = simulate(plan, self._costs)
-        return (self._budget is None or found.peak_bytes <= self._budget) and self._holds_host(found)
-
-    def _holds_host(self, found: Simulation) -> bool:
-        """Return whether a plan does with the host's memory."""
-        return self._host_bytes is None or found.pinned_bytes <= self._host_bytes
+        return (self._budget is None or found.peak_bytes <= self._budget) and holds_host(found, self._host_bytes)
