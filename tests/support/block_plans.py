@@ -62,7 +62,7 @@ class Allocator:
             self.large.remove(piece)
 
 
-class _Follower(StepReplay):
+class Follower(StepReplay):
     """Moves storages as generated code does: a new tensor, a copy, and the old one goes, or goes first if it slides."""
 
     moves = ()
@@ -91,7 +91,7 @@ class _Follower(StepReplay):
 def follow(found, step):
     """Run three steps in a block, and check that nothing grows; return the most bytes alive."""
     space = Allocator(found.block_bytes)
-    follower = _Follower(step.graph, space, state_exists=True)
+    follower = Follower(step.graph, space, state_exists=True)
     follower.moves = found.moves
     for _ in range(3):
         follower.step(step.events)

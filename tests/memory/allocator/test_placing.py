@@ -1,12 +1,15 @@
 """Tests of placing: an independent allocator whose holes are filled as moves say takes memory where it is planned."""
 
+from dataclasses import replace
+
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.support.block_plans import MIB, PAGE, Allocator, follow, in_smallest, plan_of, step_of, two_holes
+from tests.support.block_plans import MIB, PAGE, Allocator, Follower, follow, in_smallest, plan_of, step_of, two_holes
 from tests.support.memory_plans import random_plans, with_sizes
 from tests.support.step_graphs import StepBuilder
-from ucudnn.memory.allocator.block import END_BYTES, BlockLimits
+from ucudnn.memory.allocator import compaction
+from ucudnn.memory.allocator.block import DIVIDER_BYTES, END_BYTES, BlockLimits
 from ucudnn.memory.allocator.block_steps import BlockSteps
 from ucudnn.memory.allocator.compaction import compact, smallest
 from ucudnn.memory.allocator.placing import places, steered
@@ -15,6 +18,7 @@ from ucudnn.memory.allocator.step_replay import ABSENT
 from ucudnn.memory.plans.actions import Move, free, run
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.free_list import Holes
+from ucudnn.memory.step.graph import Phase, Role
 
 
 def test_tensors_at_planned_places_need_no_more_than_they_have_and_nothing_moves():
@@ -96,3 +100,40 @@ def test_nothing_is_filled_where_the_smallest_hole_is_the_planned_one():
     assert steered(holes, ((0, 8 * MIB),), [20 * MIB]) == Move((10 * MIB,), ())
     assert steered(holes, ((0, 8 * MIB),), [24 * MIB]) == Move((10 * MIB, 4 * MIB), ())
     assert steered(holes, ((0, 8 * MIB),), [12 * MIB]) is None
+
+
+def test_holes_that_are_filled_only_for_what_is_put_before_a_place_are_there_for_other_pieces():
+    """The 2 MiB before the place would lie in the smaller hole, which the second piece needs."""
+    holes = Holes([(0, 12 * MIB), (20 * MIB, 33 * MIB)])
+    wanted = (0, 8 * MIB), (ABSENT, 8 * MIB)
+    assert steered(holes, wanted, [22 * MIB, 0]) == Move((12 * MIB, 2 * MIB, 8 * MIB), (), opens=(2, 0))
+    assert holes.ends == {0: 12 * MIB, 20 * MIB: 33 * MIB}
+
+
+def test_the_state_is_kept_in_parts_that_are_smaller_than_the_hole_for_what_passes(monkeypatch):
+    """The state has 80 MiB, and the largest hole beside them has fewer than 70 during the update."""
+    builder = StepBuilder().storage("w", MIB, Role.PARAMETER)
+    for name in ("first", "second"):
+        builder.storage(name, 40 * MIB, Role.OPTIMIZER_STATE)
+    builder.storage("a", 60 * MIB).storage("g", 30 * MIB, Role.GRADIENT)
+    builder.backward("first", "", "g").backward("last", "g", "a")
+    builder.run("update", "g w first second", "w first second", phase=Phase.OPTIMIZER)
+    actions = (run(0), run(1), free(3), run(2))
+    plan, costs = MemoryPlan(policy="hand", graph=builder.graph(), actions=actions), builder.costs()
+    step, limits = step_of(plan, costs), BlockLimits(most_bytes=180 * MIB, live_bytes=180 * MIB)
+    monkeypatch.setattr(compaction, "WAYS", compaction.WAYS[1:3])  # else the state lies well by chance
+    found = compact(BlockSteps(step, costs), limits)
+    assert (found.kept, found.moved_bytes) == ((40 * MIB, 40 * MIB), 0)
+    assert compact(BlockSteps(step, costs, state_exists=True), replace(limits, state_exists=True)).kept == ()
+    space = Allocator(found.block_bytes)
+    first, _, second = [space.take(size) for size in (found.kept[0], DIVIDER_BYTES, found.kept[1])]
+    follower = Follower(step.graph, space, state_exists=False)
+    follower.moves = found.moves
+    for event in step.events:
+        if event.updates:
+            space.give_back(first)
+            space.give_back(second)
+        follower.act(event)
+    assert [follower.pieces[each] for each in (1, 2)] == [first, second]
+    follower._makes_state = False  # as of the second step on
+    follower.step(step.events)

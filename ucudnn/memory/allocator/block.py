@@ -24,6 +24,8 @@ END_BYTES = SMALL_BYTES + 512
 Without it, PyTorch's allocator would count the block's last hole with all addresses behind the block, and fill any
 other hole before it, the largest ones included.
 """
+DIVIDER_BYTES = 2 * SMALL_BYTES
+"""Bytes of a tensor between two parts of what is kept for the optimizer's state. It stays, so that holes stay equal."""
 
 
 @final
@@ -141,7 +143,7 @@ class BlockReplay(StepReplay):
         self._ended: Mapping[int, int] = {}
         self._copying: dict[int, int] = {}  # storages of copies, and the action before which these have ended
         self._slides = SlideSearch(self)
-        self._kept: Piece | None = None
+        self._kept: list[Piece] = []
         self._places: Mapping[int, Sequence[int]] = {}
         self._filling: list[Piece] = []
         self._pads: list[Piece] = []
@@ -170,19 +172,27 @@ class BlockReplay(StepReplay):
         self._pads.clear()
         return self._found if schedule is None else schedule
 
-    def keep(self, size: int) -> None:
-        """Hold bytes until the first update.
+    @property
+    def state_end(self) -> int:
+        """Where the highest piece of the optimizer's state ends; 0 where it lies elsewhere."""
+        return max((sum(self.pieces[each]) for each in self._states if each in self.pieces), default=0)
+
+    def keep(self, parts: Sequence[int]) -> None:
+        """Hold parts of some bytes until the first update, and a divider between each two all the time.
 
         Raises:
             NoRoomError: if the block has not so many.
         """
-        self._kept = self.block.take(size) if size else None
+        for size in parts:
+            if self._kept:
+                self.block.take(DIVIDER_BYTES)
+            self._kept.append(self.block.take(size))
 
     def act(self, event: Event) -> None:
         """Replay an event, and note which storages a copy reads or writes after it."""
         self._place += 1
-        if event.updates and self._kept is not None:
-            self._begin_update(self._kept)
+        if event.updates and self._kept:
+            self._begin_update()
         kind = event.kind
         if self._schedule is not None:
             for scheduled in self._schedule.get(event.action, ()):
@@ -248,13 +258,14 @@ class BlockReplay(StepReplay):
         if moved:
             self._found[event.action] = (*self._found.get(event.action, ()), *moved)
 
-    def _begin_update(self, kept: Piece) -> None:
+    def _begin_update(self) -> None:
         """Leave the optimizer's state the bytes that are kept for it; the largest hole is for what passes."""
         holes = sorted(end - begin for begin, end in self.block.holes.ends.items())
         self.update_pads = tuple(reversed([hole for hole in holes[:-1] if hole > SMALL_BYTES]))
         self._pads = [self.block.take(size) for size in self.update_pads]
-        self.block.give_back(kept)
-        self._kept = None
+        for part in self._kept:
+            self.block.give_back(part)
+        self._kept.clear()
 
     def _room_maker(self, sizes: Sequence[int], placed: int) -> Move | None:
         """Return the move of fewest bytes after which all sizes find room, or at least more of them."""

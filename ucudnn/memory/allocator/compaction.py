@@ -14,21 +14,22 @@ alive than at the plan's peak. Where that leaves no room for two copies of a sto
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import product
+from itertools import accumulate, product
 from typing import final
 
-from ucudnn.memory.allocator.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
+from ucudnn.memory.allocator.block import DIVIDER_BYTES, END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
 from ucudnn.memory.allocator.block_steps import BlockSteps
 from ucudnn.memory.allocator.placing import Places
-from ucudnn.memory.allocator.replay import PAGE_BYTES, SMALL_BYTES
+from ucudnn.memory.allocator.replay import PAGE_BYTES
+from ucudnn.memory.allocator.step_replay import ABSENT
 from ucudnn.memory.plans.actions import Moves
-from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.step.graph import Role, StepGraph
+from ucudnn.memory.step.graph import Role
 
 TIGHT = (1.03, 1.045)
 """What the allocator may take as a multiple of the bytes that are alive at most, if moves are worth it."""
 _TIGHTER = (1.02, 1.0375, 1.01)  # tried where no moves are found for those, because tensors lie elsewhere there
 _WORTH_OF_TOP = 0.25  # share of `worth_bytes` for a block that ends with the highest tensor, whatever that spares
+_MOST_PARTS = 3  # in which bytes are kept for the optimizer's state
 LARGE_PAGE = PAGE_BYTES[1]
 """Bytes of which a block is a multiple."""
 
@@ -55,8 +56,8 @@ class Compaction:
     Attributes:
         block_bytes: the block, for tensors above 1 MiB: whole pages, `END_BYTES` at their end included.
         small_bytes: pages of smaller tensors.
-        kept_bytes: bytes at the begin of the block that a tensor holds until the first update makes the optimizer's
-            state, so that the state lies there. Else it would lie between activations.
+        kept: parts of so many bytes at the begin of the block that tensors hold until the first update makes the
+            optimizer's state, so that the state lies there. Else it would lie between activations.
         top: end of the highest tensor in the block.
         moves: what moves in each step.
         moved_bytes: bytes that move in each step.
@@ -67,7 +68,7 @@ class Compaction:
 
     block_bytes: int
     small_bytes: int
-    kept_bytes: int
+    kept: tuple[int, ...]
     top: int
     moves: Moves
     moved_bytes: int
@@ -155,15 +156,38 @@ def _smaller(trial: "_Trial", limits: BlockLimits) -> Compaction | None:
     return None
 
 
-def kept_sizes(graph: StepGraph, costs: Costs, limits: BlockLimits) -> list[int]:
-    """Return how many bytes can be kept for the state that the first update makes in the block: none, or all."""
-    sizes = [
-        costs.rounded(size)
-        for size, storage in zip(graph.sizes, graph.storages, strict=True)
-        if storage.role is Role.OPTIMIZER_STATE
-    ]
-    keeps = limits.keeps_state and not limits.state_exists
-    return sorted({0, sum(size for size in sizes if size > SMALL_BYTES) if keeps else 0})
+def kept_parts(steps: BlockSteps, limits: BlockLimits) -> list[tuple[int, ...]]:
+    """Return how bytes can be kept for the state that the first update makes in the block: not, or in some parts.
+
+    The state takes the smallest holes. So each part must be smaller than the largest hole, which is for what passes,
+    and no larger than the next part; it ends where one of the tensors ends, in the order in which they are made.
+    """
+    if not limits.keeps_state or limits.state_exists:
+        return [()]
+    roles = [storage.role for storage in steps.graph.storages]
+    wanted = [piece for event in steps.first.events for piece in event.wanted if piece[0] != ABSENT]
+    ends = [*accumulate(size for storage, size in wanted if roles[storage] is Role.OPTIMIZER_STATE)]
+    found: list[tuple[int, ...]] = [()]
+    for count in range(1, min(_MOST_PARTS, len(ends)) + 1):
+        parts: list[int] = []
+        begin = 0
+        for left in range(count, 0, -1):
+            end = max((each for each in ends if each <= begin + (ends[-1] - begin) // left), default=begin)
+            parts.append(end - begin)
+            begin = end
+        if parts[0] and parts == sorted(parts):
+            found.append(tuple(parts))
+    return found
+
+
+def divider_bytes(parts: Sequence[int]) -> int:
+    """Return the bytes of what lies between parts that are kept."""
+    return max(0, len(parts) - 1) * DIVIDER_BYTES
+
+
+def kept_bytes(parts: Sequence[int]) -> int:
+    """Return the bytes of parts that are kept, with what lies between them."""
+    return sum(parts) + divider_bytes(parts)
 
 
 def whole_pages(size: int) -> int:
@@ -177,13 +201,13 @@ class _Trial:
 
     def __init__(self, steps: BlockSteps, limits: BlockLimits) -> None:
         self.steps, self._limits = steps, limits
-        self._kept_sizes = kept_sizes(steps.graph, steps.costs, limits)
+        self._kept = kept_parts(steps, limits)
 
     def run(self, block_bytes: int, ways: Sequence[_Way] | None = None) -> Compaction | None:
         """Return how the plan runs in a block with fewest moves, by some of the ways; None if it does not run there."""
         steps, best = self.steps, None
-        for way, kept in product(ways or WAYS, self._kept_sizes):
-            needed = max(steps.large_bytes, steps.before_update + kept)
+        for way, kept in product(ways or WAYS, self._kept):
+            needed = divider_bytes(kept) + max(steps.large_bytes, steps.before_update + sum(kept))
             found = self._with_kept(block_bytes, kept, way) if needed <= block_bytes - END_BYTES else None
             if found is not None and (best is None or found.moved_bytes < best.moved_bytes):
                 best = found
@@ -191,14 +215,14 @@ class _Trial:
                 break
         return best
 
-    def _placed(self, kept: int, way: _Way, *, first: bool) -> Places:
+    def _placed(self, kept: Sequence[int], way: _Way, *, first: bool) -> Places:
         """Return where the pieces of a step are led behind some bytes; nowhere where the way does not lead them."""
         if way not in (_Way.PLACED, _Way.COARSE):
             return Places({}, 0)
         coarse = way is _Way.COARSE
-        return self.steps.places(first=first, coarse=coarse).behind(kept, coarse=coarse)
+        return self.steps.places(first=first, coarse=coarse).behind(kept_bytes(kept), coarse=coarse)
 
-    def _with_kept(self, block_bytes: int, kept: int, way: _Way) -> Compaction | None:
+    def _with_kept(self, block_bytes: int, kept: tuple[int, ...], way: _Way) -> Compaction | None:
         """Return how the plan runs in a block at whose begin some bytes are kept for the optimizer's state.
 
         Where pieces are led to places, the block ends behind these. What moves is searched in the first step, and in
@@ -206,18 +230,22 @@ class _Trial:
         first step on as it will run: the code of a plan is made once, so where it runs in the first step already, the
         same storages move there. If nothing moves, both steps have already run as they will.
         """
-        steps, most_live = self.steps, self._limits.live_bytes
-        first_live = most_live if self._limits.first_live_bytes is None else self._limits.first_live_bytes + kept
+        steps, limits = self.steps, self._limits
+        most_live = limits.live_bytes + divider_bytes(kept)
+        first_live = most_live if limits.first_live_bytes is None else limits.first_live_bytes + kept_bytes(kept)
         led = [self._placed(kept, way, first=first) for first in (True, False)]
         if led[1].addresses:
             needed = whole_pages(max(each.extent for each in led) + END_BYTES + LARGE_PAGE - 1)
-            if needed > block_bytes or kept < self._kept_sizes[-1]:  # else the state would lie between activations
+            is_between = not kept and len(self._kept) > 1  # then the state would lie between activations
+            if needed > block_bytes or is_between:
                 return None
             block_bytes = needed
         nothing: Moves | None = {} if way is _Way.STILL else None
         try:
             running = self._replay(block_bytes, kept)
             before = running.follow(steps.first, nothing, first_live, led[0].addresses)
+            if led[1].addresses and running.state_end > kept_bytes(kept):
+                return None  # the state lies where activations are led to, because the hole for what passes was smaller
             moves = running.follow(steps.later, nothing, most_live, led[1].addresses)
             moved = copies = 0
             if before or moves:
@@ -230,7 +258,7 @@ class _Trial:
         return Compaction(
             block_bytes=block_bytes,
             small_bytes=steps.small_bytes,
-            kept_bytes=kept,
+            kept=kept,
             top=running.block.top,
             moves=moves,
             moved_bytes=running.moved_bytes - moved,
@@ -239,7 +267,7 @@ class _Trial:
             must_move=running.moved_bytes > moved,
         )
 
-    def _replay(self, block_bytes: int, kept: int) -> BlockReplay:
+    def _replay(self, block_bytes: int, kept: Sequence[int]) -> BlockReplay:
         replay = BlockReplay(self.steps.graph, TensorBlock(block_bytes), self._limits)
         replay.keep(kept)
         return replay

@@ -131,7 +131,8 @@ class _Filling:
     def __init__(self, holes: Holes) -> None:
         self._holes = holes
         self._pads: list[Piece] = []
-        self._opens: list[int] = []  # which of them lie where a piece will
+        self._filled: dict[int, Piece] = {}  # those of them that are not freed yet, by their numbers
+        self._opens: list[int] = []  # which of them a piece needs
 
     def move(
         self, wanted: Wanted, targets: dict[int, int], checked: Iterable[int], order: Iterable[int], *, exact: bool
@@ -145,8 +146,6 @@ class _Filling:
             order: those for which holes are filled, one after another.
             exact: whether what is free behind them is filled, too.
         """
-        lying: list[Piece] = []
-        opened: set[int] = set()
         try:
             for number in order:
                 address = self._put(targets[number], wanted[number][1])
@@ -160,18 +159,43 @@ class _Filling:
                 if rest > SMALL_BYTES:
                     self._put(begin, rest)
             for place in self._opens:
-                self._holes.give_back(*self._pads[place])
-                opened.add(place)
+                self._open(place)
+            while missing := self._missing(wanted, targets, checked):
+                if not self._open_largest(missing):
+                    return None
+            return None if missing is None else self._found()
+        finally:
+            for piece in self._filled.values():
+                self._holes.give_back(*piece)
+
+    def _missing(self, wanted: Wanted, targets: Mapping[int, int], checked: Iterable[int]) -> int | None:
+        """Return 0 if pieces will lie at their addresses, None if one will not, or bytes that find no room."""
+        lying: list[Piece] = []
+        try:
             for number, (_, size) in enumerate(wanted):
                 address = self._holes.best(size)
-                if address is None or (number in checked and address != targets[number]):
+                if address is None:
+                    return size
+                if number in checked and address != targets[number]:
                     return None
                 self._holes.take(address, size)
                 lying.append((address, size))
-            return self._found()
+            return 0
         finally:
-            for piece in (*lying, *(pad for place, pad in enumerate(self._pads) if place not in opened)):
+            for piece in lying:
                 self._holes.give_back(*piece)
+
+    def _open_largest(self, size: int) -> bool:
+        """Open the largest of the holes that are filled, and return whether it has a size."""
+        place = max(self._filled, key=lambda each: self._filled[each][1], default=None)
+        if place is None or self._filled[place][1] < size:
+            return False
+        self._opens.append(place)
+        self._open(place)
+        return True
+
+    def _open(self, place: int) -> None:
+        self._holes.give_back(*self._filled.pop(place))
 
     def _found(self) -> Move:
         opens, sizes = {*self._opens}, [size for _, size in self._pads]
@@ -209,4 +233,5 @@ class _Filling:
 
     def _take(self, address: int, size: int) -> None:
         self._holes.take(address, size)
+        self._filled[len(self._pads)] = address, size
         self._pads.append((address, size))

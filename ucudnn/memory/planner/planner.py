@@ -23,7 +23,6 @@ from ucudnn.memory.planner.condensed import planned
 from ucudnn.memory.planner.least import holds_host, least_paged, near
 from ucudnn.memory.planner.search import PlanCandidate as _Candidate
 from ucudnn.memory.planner.search import PlanSearch
-from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.policies.joint import JointPolicy
@@ -42,6 +41,7 @@ _RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D 
 _DEAR = 1.1  # times the time of a plan that needs what is spared, beyond which it is better than one that does not
 _STEP = 0.4  # share of what is too much by which the next plan has less
 _LITTLE = 1e-3  # share of a step's time that moves may take without a look at other plans
+_GAIN = 0.995  # share of the time of a plan of other policies above which 'joint' is not looked at
 _SAME = 1 - 1e-9  # share of a time beyond which a difference is no rounding
 
 
@@ -97,13 +97,12 @@ def make_plan(
             with suppress(BudgetError):
                 return make_plan(graph, costs, budget, each, room, host_bytes)
         raise choice.with_room(error, policies) from None
-    search.has_other = True
-    for each in slow if any(kind in COPIES for kind, _ in found.actions) else ():  # else it saves little
-        with suppress(BudgetError):
-            if search.over:
-                break
-            other = make_plan(graph, costs, budget, each, room, host_bytes, search)
-            found = min(found, other, key=partial(_whole_ms, costs, room))
+    for each in slow:
+        search.other_ms = _whole_ms(costs, room, found)
+        other = _Choice(graph, costs, budget, room, host_bytes, search)
+        if not search.over and other.is_faster(each):
+            with suppress(BudgetError):
+                found = min(found, other.best(), key=partial(_whole_ms, costs, room))
     return found
 
 
@@ -133,6 +132,7 @@ class _Choice:
     ) -> None:
         self._graph, self._costs, self._budget, self._room, self._search = graph, costs, budget, room, search
         self._host_bytes, self._bounds, self._least_ms = host_bytes, StepBounds(graph, costs), inf
+        self._gains_ms = inf if search.other_ms is None else _GAIN * search.other_ms
         self._waiting: list[_Candidate] = []
         self._postponed: list[_Candidate] = []
         self._too_much_host: list[_Candidate] = []
@@ -181,11 +181,15 @@ class _Choice:
         if self._budget is not None and self._room is not None and isinstance(policy, JointPolicy):
             most = self._budget - self._room.lost_bytes  # more does not fit side by side
             spared = most - self._room.spare_bytes
-            for budget in (most, spared, int((1 - _MOST_STEP) * spared)):  # with less it may find a faster plan
+            budgets = most, spared, int((1 - _MOST_STEP) * spared)  # with less it may find a faster plan
+            for budget in budgets if self._search.other_ms is None else budgets[1:]:
                 with suppress(BudgetError):
                     plan = planned(policy, self._graph, self._costs, budget)
                     tries = _MOST_FEW_TRIES - (budget < spared)
-                    self._push(self._candidate(candidate.number, policy, plan, tries=tries))
+                    found = self._candidate(candidate.number, policy, plan, tries=tries)
+                    self._push(found)
+                    if found.time_ms > self._gains_ms:
+                        return
         if tries > 1:
             return
         try:
@@ -204,6 +208,15 @@ class _Choice:
             heappush(
                 self._waiting, candidate._replace(time_ms=candidate.bare_ms + pause_ms, bare_ms=None, is_priced=True)
             )
+
+    def is_faster(self, policy: MemoryPolicy) -> bool:
+        """Add a policy, and return whether its plan, wherever its tensors lie, is faster than one known beside it."""
+        self.add(0, policy)
+        candidate = self._next()
+        if candidate is None:
+            return False
+        heappush(self._waiting, candidate)
+        return candidate.time_ms <= self._gains_ms
 
     @property
     def fits(self) -> bool:

@@ -21,7 +21,7 @@ class PlanSearch:
     """Ends a search in time: a policy that plans is not interrupted, but none begins once the time is over.
 
     Attributes:
-        has_other: whether a plan is known beside those of the search, so that it may end without one.
+        other_ms: time of the best plan beside those of the search, so that it may end without one; None without one.
 
     Args:
         seconds: how long it may take from now on; None has no bound.
@@ -34,7 +34,8 @@ class PlanSearch:
     def __init__(self, seconds: float | None = None, tell: Callable[[str], None] | None = None) -> None:
         if seconds is not None and (type(seconds) not in (int, float) or not seconds >= 0):
             raise InvalidValueError(f"plan_seconds={shortened(seconds)} is not 0 or more seconds; None has no bound")
-        self.has_other = self._went_on = False
+        self.other_ms: float | None = None
+        self._went_on = False
         self._seconds, self._begin = inf if seconds is None else seconds, monotonic()
         self._tell = tell or (lambda _: None)
 
@@ -46,11 +47,11 @@ class PlanSearch:
     @property
     def gives_up(self) -> bool:
         """Whether it ends without a plan of its own."""
-        return self.has_other and self.over
+        return self.other_ms is not None and self.over
 
     def ends(self, *, has_plan: bool) -> bool:
         """Return whether the time is over and there is a plan. Where there is none, tell once."""
-        if self.over and not (has_plan or self.has_other or self._went_on):
+        if self.over and not (has_plan or self.other_ms is not None or self._went_on):
             self._went_on = True
             self._tell(f"no plan is known after {self._seconds:g} s, so the search goes on until the first one")
         return self.over and has_plan

@@ -2,12 +2,13 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from ucudnn.memory.allocator.block import END_BYTES  # noqa: E402
+from ucudnn.memory.allocator.block import DIVIDER_BYTES, END_BYTES  # noqa: E402
 from ucudnn.memory.allocator.compaction import Compaction  # noqa: E402
 from ucudnn.memory.allocator.growing_range import GrowingRange  # noqa: E402
 from ucudnn.memory.allocator.replay import PAGE_BYTES  # noqa: E402
@@ -17,7 +18,7 @@ MIB = 2**20
 LAYOUT = Compaction(
     block_bytes=100 * MIB,
     small_bytes=2 * MIB,
-    kept_bytes=30 * MIB,
+    kept=(30 * MIB,),
     top=90 * MIB,
     moves={},
     moved_bytes=0,
@@ -132,7 +133,7 @@ def test_the_block_is_whole_whatever_gaps_are_between_other_tensors(gap, beside)
     memory.give_back()
     block = taken(memory, 1000 * MIB)[0]
     assert block.taken
-    kept, end = block._kept, block._fillers[-1]
+    (kept,), end = block._kept, block._fillers[-1]
     assert (end.size, end.address + END_BYTES) == (END_BYTES, kept.address + 100 * MIB)
     body = memory.take(70 * MIB - END_BYTES)
     assert body.address == kept.address + kept.size
@@ -186,6 +187,17 @@ def test_during_the_first_update_all_holes_but_the_largest_are_filled_and_the_ke
     update.step()
     assert during[1] == [END_BYTES]
     assert block.taken
+
+
+def test_what_lies_between_two_parts_that_are_kept_stays():
+    memory, update = Memory(), optimizer()
+    block = TakenBlock(memory, replace(LAYOUT, kept=(10 * MIB, 20 * MIB)), 150 * MIB, [update])
+    assert memory.held == [10 * MIB, DIVIDER_BYTES, 20 * MIB, END_BYTES]
+    assert memory.asked[-2] == END_BYTES
+    assert 100 * MIB - 30 * MIB - DIVIDER_BYTES - END_BYTES in memory.asked
+    assert block.held_bytes == DIVIDER_BYTES + END_BYTES
+    update.step()
+    assert memory.held == [DIVIDER_BYTES, END_BYTES]
 
 
 def test_an_update_without_room_for_that_gives_the_kept_bytes_all_the_same():

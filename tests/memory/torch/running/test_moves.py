@@ -78,7 +78,7 @@ class _Addresses(LiveBytes):
 
 def replayed(layout, steps, limits):
     """Return address and size of each large piece that a step takes in its block by the replay, in order."""
-    replay = compaction._Trial(steps, limits)._replay(layout.block_bytes, layout.kept_bytes)
+    replay = compaction._Trial(steps, limits)._replay(layout.block_bytes, layout.kept)
     taken, take = [], replay.block.take
     replay.block.take = lambda size: taken.append(take(size)) or taken[-1]
     replay.follow(steps.first, layout.moves, limits.live_bytes)
@@ -92,10 +92,11 @@ def replayed(layout, steps, limits):
 )
 def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy, way, monkeypatch):
     monkeypatch.setattr(compaction, "LARGE_PAGE", PAGE)
-    for module in (block, block_steps, compaction, placing):
+    for module in (block, block_steps, placing):
         monkeypatch.setattr(module, "SMALL_BYTES", SMALL)
     for module in (block, compaction):
         monkeypatch.setattr(module, "END_BYTES", END)
+        monkeypatch.setattr(module, "DIVIDER_BYTES", 2 * SMALL)
     monkeypatch.setattr(block_steps, "PAGE_BYTES", (PAGE, PAGE))
     if way != "placed":
         monkeypatch.setattr(compaction, "WAYS", (compaction.WAYS[0], compaction.WAYS[-1]))

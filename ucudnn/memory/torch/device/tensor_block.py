@@ -8,8 +8,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ucudnn.memory.allocator.block import END_BYTES
-from ucudnn.memory.allocator.compaction import Compaction
+from ucudnn.memory.allocator.block import DIVIDER_BYTES, END_BYTES
+from ucudnn.memory.allocator.compaction import Compaction, divider_bytes, kept_bytes
 from ucudnn.memory.allocator.headroom import AllocatorRoom
 from ucudnn.memory.allocator.replay import SMALL_BYTES
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -90,13 +90,13 @@ class TakenBlock:
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         self._memory, self._layout, self._most_bytes = memory, layout, most_bytes
-        self._kept: object = None
+        self._kept: list[object] = []
         self._fillers: list[object] = []
         self.held_bytes = 0
         self._pads: list[object] = []
         self._hooks: list[Any] = []
         self.taken = self._take(layout)
-        if self._kept is not None:
+        if self._kept:
             for optimizer in optimizers:
                 before, after = _weakly(self._begin_update), _weakly(self._end_update)
                 self._hooks.append(optimizer.register_step_pre_hook(before))
@@ -122,7 +122,7 @@ class TakenBlock:
         """
         self.release()
         self._memory.give_back()
-        self.taken = self._take(replace(self._layout, kept_bytes=0))
+        self.taken = self._take(replace(self._layout, kept=()))
 
     def _take(self, layout: Compaction) -> bool:
         if self._memory.reserved_bytes() + layout.block_bytes > self._most_bytes:
@@ -132,15 +132,18 @@ class TakenBlock:
             self._fillers = [self._memory.take(size) for size in sizes]
             whole = self._memory.take(layout.block_bytes)
             del whole
-            self._kept = self._memory.take(layout.kept_bytes) if layout.kept_bytes else None
-            body = self._memory.take(layout.block_bytes - layout.kept_bytes - END_BYTES)
+            for size in layout.kept:
+                if self._kept:
+                    self._fillers.append(self._memory.take(DIVIDER_BYTES))
+                self._kept.append(self._memory.take(size))
+            body = self._memory.take(layout.block_bytes - kept_bytes(layout.kept) - END_BYTES)
             self._fillers.append(self._memory.take(END_BYTES))
         except MemoryError:
-            self._kept = None
+            self._end_update()
             self._fillers.clear()
             return False
         del body
-        self.held_bytes = sum(sizes) + END_BYTES
+        self.held_bytes = sum(sizes) + divider_bytes(layout.kept) + END_BYTES
         self._memory.forget_peaks()
         return True
 
@@ -148,17 +151,17 @@ class TakenBlock:
         return sorted((size for size in self._memory.holes() if size > SMALL_BYTES), reverse=True)
 
     def _begin_update(self) -> None:
-        if self._kept is None:
+        if not self._kept:
             return
         try:
             for size in self._holes()[1:]:
                 self._pads.append(self._memory.take(size))
         except MemoryError:
             self._pads.clear()
-        self._kept = None
+        self._kept.clear()
 
     def _end_update(self) -> None:
-        self._kept = None
+        self._kept.clear()
         self._pads.clear()
 
 
