@@ -18,6 +18,7 @@ from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.planner import planner
 from ucudnn.memory.planner.least import least_plan
 from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.plans.actions import COPIES
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.simulation.late_copies import with_late_copies
 from ucudnn.memory.simulation.simulator import simulate
@@ -75,6 +76,20 @@ def test_a_plan_is_laid_into_a_room_once_whatever_its_budget_and_moves_and_anew_
     assert len(laid) == many + 2
     room.compaction(plan, replace(costs, granularity=2 * costs.granularity))
     assert len(laid) == many + 3
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9])
+def test_joint_competes_where_the_best_other_plan_copies_nothing(unet, monkeypatch, share):
+    graph, costs, _ = unet
+    budget = int(share * measure_liveness(graph, costs).peak_bytes)
+    room = AllocatorRoom(tensor_bytes=budget)
+    chosen = make_plan(graph, costs, budget, "auto", room)
+    monkeypatch.setattr(planner, "_GAIN", 0)  # no plan of 'joint' is fast enough to be looked at
+    other = make_plan(graph, costs, budget, "auto", room)
+    assert not any(kind in COPIES for kind, _ in other.actions)
+    assert (chosen.policy == "joint") == (share == 0.6)
+    assert (simulate(chosen, costs).step_ms < 0.99 * simulate(other, costs).step_ms) == (share == 0.6)
+    assert room.taken_bytes(chosen, costs) <= budget
 
 
 @pytest.mark.slow
