@@ -11,8 +11,7 @@ from ucudnn.configuration import MicroConfiguration, SlabConfiguration
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.profiles.measurement import Measurement
 from ucudnn.slabs import Slab, piece_of, slabs_by_problem
-from ucudnn.solvers.desirable import fastest
-from ucudnn.solvers.slab_front import divided
+from ucudnn.solvers.desirable import divided, fastest
 
 if TYPE_CHECKING:
     from ucudnn.benchmarking.storage.store import MachineStore

@@ -19,8 +19,7 @@ from ucudnn.planning.division import Assignment, WorkspaceDivision, divide_works
 from ucudnn.planning.float32_sums import WORTH_ROUNDING, rounds_often
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
 from ucudnn.settings import Settings
-from ucudnn.solvers.reuse import fastest_within
-from ucudnn.solvers.reuse_with_spare import fastest_with_tail
+from ucudnn.solvers.reuse import fastest_with_tail, fastest_within
 from ucudnn.workspace.spare import own_bytes, tail_bytes
 from ucudnn.workspace.stream_order import Segment
 
