@@ -116,12 +116,16 @@ def test_no_file_takes_the_number_of_a_closed_stream(tmp_path, closed):
     assert (tmp_path / "found").read_text() == "True [True, True, True]\n"
 
 
-def test_ctrl_c_while_commands_are_made_ends_the_command_without_a_word(monkeypatch, capsys):
-    monkeypatch.setattr(app, "main", lambda: os.kill(os.getpid(), signal.SIGINT))
+def assert_ended_without_a_word(capsys):
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "")
+
+
+def test_ctrl_c_while_commands_are_made_ends_the_command_without_a_word(monkeypatch, capsys):
+    monkeypatch.setattr(app, "main", lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert_ended_without_a_word(capsys)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -134,10 +138,7 @@ def test_ctrl_c_that_something_made_an_error_of_ends_the_command_without_a_word(
 
     for wrap in (True, False):  # as the cause, and as what was being handled
         monkeypatch.setattr(app, "main", lambda wrap=wrap: interrupted(wrap))
-        with pytest.raises(SystemExit) as ended:
-            command.main()
-        assert ended.value.code == 130
-    assert capsys.readouterr() == ("", "")
+        assert_ended_without_a_word(capsys)
 
 
 def test_ctrl_c_in_an_import_that_a_command_needs_is_no_missing_package(monkeypatch, capsys):
@@ -151,10 +152,7 @@ def test_ctrl_c_in_an_import_that_a_command_needs_is_no_missing_package(monkeypa
             raise UcudnnError("pictures need matplotlib") from error
 
     monkeypatch.setattr(app, "app", needing)
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 130
-    assert capsys.readouterr() == ("", "")
+    assert_ended_without_a_word(capsys)
 
 
 def test_an_error_without_ctrl_c_is_raised(monkeypatch):

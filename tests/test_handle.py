@@ -1,6 +1,6 @@
 """The handle and its plans, on the CPU backend."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -12,9 +12,7 @@ from tests.support.operands import PROBLEM, QUICK, direct, operands, poison, rel
 from tests.support.problems import make_problem
 from ucudnn import Handle
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import ComputeBackend, Scaling
-from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.request import Request
+from ucudnn.backends.base import ComputeBackend
 from ucudnn.errors import (
     BackendError,
     BackendUnavailableError,
@@ -22,10 +20,8 @@ from ucudnn.errors import (
     InvalidProblemError,
     SettingsError,
 )
-from ucudnn.execution.plan import make_plan
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import DataType, Operation
-from ucudnn.solvers.desirable import desirable_set
+from ucudnn.problem import Operation
 from ucudnn.workspace.allocation import DividedWorkspace, SharedWorkspace
 
 
@@ -47,42 +43,6 @@ def test_equals_a_direct_convolution(operation, policy, alpha, beta):
     call(padding=1, alpha=alpha, beta=beta)
     assert relative(out, expected) < 1e-12
     assert handle.workspace_bytes <= 20 * 1024
-
-
-@pytest.mark.parametrize("operation", Operation)
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("batch", [7, 12])
-def test_every_desirable_configuration_equals_the_undivided_result(operation, beta, batch):
-    problem = PROBLEM.with_operation(operation).with_batch(batch)
-    backend = open_backend("cpu")
-    assert isinstance(backend, ComputeBackend)
-    sizes = BatchSizePolicy.ALL.sizes(batch)
-    measured = Benchmark(backend, effort=QUICK).micro_configurations(
-        Request(problem=problem, sizes=tuple(sizes), limit_bytes=2**40)
-    )
-    # Times that favour dividing, so that the front holds many configurations whatever the machine.
-    front = desirable_set(
-        [
-            type(each)(
-                size=each.size,
-                algorithm=each.algorithm,
-                time_ms=0.1 + each.size**2 / (1 + each.workspace_bytes),
-                workspace_bytes=each.workspace_bytes,
-            )
-            for each in measured
-        ],
-        batch,
-    )
-    front = {*front, *desirable_set(measured, batch)}
-    assert any(len(configuration.parts) > 1 for configuration in front)
-    for configuration in front:
-        x, w, y = operands(problem, seed=batch)
-        expected = direct(problem, x, w, y, 1.5, beta)
-        out = written(problem, x, w, y)
-        poison(out, beta)
-        plan = make_plan(problem, configuration, backend)
-        plan.launch(x, w, y, backend.allocate(configuration.workspace_bytes), Scaling(1.5, beta))
-        assert relative(out, expected) < 1e-12, str(configuration)
 
 
 @given(batch=st.integers(1, 9), limit=st.integers(0, 60_000), operation=st.sampled_from(Operation))
@@ -141,16 +101,6 @@ def test_a_late_kernel_takes_part_in_a_new_division():
     assert handle.workspace_bytes <= 60_000
 
 
-def test_one_infeasible_kernel_does_not_stop_the_others():
-    backend = open_backend("cpu")
-    handle = Handle(backend=backend, workspace_limit=0, policy="undivided", effort=QUICK)
-    run_all(handle)
-    bad = make_problem(dtype=DataType.BFLOAT16)
-    with pytest.raises(BackendError, match="bfloat16"):
-        handle.convolve(bad, *operands(make_problem()))
-    run_all(handle)
-
-
 def test_plans_are_made_once():
     handle = Handle(backend="cpu", effort=QUICK)
     run_all(handle)
@@ -197,29 +147,15 @@ def test_arrays_that_do_not_fit_are_refused_before_the_output_changes():
     assert (y == 7).all()
 
 
-def test_a_limit_that_nothing_meets_names_the_kernel(hungry):
-    handle = Handle(backend=hungry, workspace_limit=1, effort=QUICK)
-    with pytest.raises(InfeasibleError, match=r"conv \(Forward\): no algorithm fits a workspace limit of 1 bytes"):
-        handle.convolve(PROBLEM, *operands(PROBLEM), layer="conv")
-
-
 def test_threads_wait_for_each_other():
     handle = Handle(backend="cpu", workspace_limit="40KiB", effort=QUICK)
-    failures = []
 
     def work(seed):
-        try:
-            for _ in range(5):
-                run_all(handle, seed)
-        except AssertionError as error:  # pragma: no cover
-            failures.append(error)
+        for _ in range(5):
+            run_all(handle, seed)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))  # raises what a thread raised
     assert sum(kernel.calls for kernel in handle.report().kernels) == 4 * 5 * 6
 
 
@@ -292,13 +228,6 @@ def test_only_branches_of_a_group_need_segments_of_their_own():
     times = {each.name: each.time_ms for each in report.alternatives}
     assert list(times) == ["WR", "WD", "WD, grouped", "shared"]
     assert times["WD"] >= times["WD, grouped"] >= times["shared"]
-
-
-def test_groups_that_contradict_each_other_are_refused():
-    with pytest.raises(SettingsError, match="'ab' is no group"):
-        Handle(backend="cpu", total_workspace="1MiB", groups=["ab"])
-    with pytest.raises(SettingsError, match="layer 'b' is named twice"):
-        Handle(backend="cpu", total_workspace="1MiB", groups=[["a", "b"], ["b", "c"]])
 
 
 def test_groups_without_a_total_are_refused():

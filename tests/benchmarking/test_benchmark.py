@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.counting_backend import CountingBackend
 from tests.support.problems import make_problem
-from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.exploration.schedule import Round
 from ucudnn.benchmarking.request import Request
@@ -333,15 +332,3 @@ def test_adaptive_finds_the_largest_size_that_fits(computing):
     assert best.time_ms <= all_best.time_ms * 1.01
     assert {each.size for each in found} > {37, 34, 33}
     assert len({each.size for each in found}) < 70
-
-
-def test_bounds_keep_the_best_on_numpy(monkeypatch):
-    backend = CpuBackend()
-    problem = make_problem(batch=16)
-    effort = {"sizes": (1, 2, 4, 8, 16), "limit": 2**22}
-    pruned = Benchmark(backend)
-    found = pruned.micro_configurations(request(problem, **effort, whole=False))
-    exhaustive = Benchmark(backend, exhaustive=True)
-    every = exhaustive.micro_configurations(request(problem, **effort))
-    assert {(each.size, each.algorithm) for each in found} <= {(each.size, each.algorithm) for each in every}
-    assert pruned.measured <= exhaustive.measured

@@ -1,6 +1,5 @@
 """Slabs are measured, planned, executed, stored and replayed; results equal the undivided ones."""
 
-from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,8 +20,6 @@ from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.recording import record
 from ucudnn.benchmarking.request import Request, slab_rows
-from ucudnn.benchmarking.storage.database import Database
-from ucudnn.benchmarking.storage.store import MachineStore
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import InfeasibleError, StepError, UnsupportedProblemError
 from ucudnn.execution.plan import make_plan
@@ -203,20 +200,6 @@ def test_rejected_configurations_are_not_chosen_after_a_failure(hungry, breaking
 def wanted(problem, limit, policy=BatchSizePolicy.POWER_OF_TWO, **options):
     sizes = policy.sizes(problem.batch)
     return Request(problem=problem, sizes=sizes, limit_bytes=limit, rows=slab_rows(problem, policy), **options)
-
-
-def test_slabs_are_stored_with_their_times(hungry, tmp_path):
-    limit = least(hungry, VOLUME.part(1)) * 2 // 3
-    request = wanted(VOLUME, limit, whole=False)
-    found = []
-    for _ in range(2):
-        with closing(Database(tmp_path / "times.db")) as database:
-            benchmark = Benchmark(hungry, effort=QUICK, storage=MachineStore(database, hungry.machine(), hungry.name))
-            found.append(benchmark.micro_configurations(request))
-            measured = benchmark.measured
-    assert measured == 0
-    assert sorted(map(str, found[0])) == sorted(map(str, found[1]))
-    assert any(each.slabs for each in found[0])
 
 
 def test_plans_with_slabs_are_made_from_a_profile(hungry, tmp_path):

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -362,25 +362,16 @@ def test_threads_may_have_streams_of_their_own():
     inputs = [drawn(64, 32, 20, 20) for _ in range(6)]
     expected = [F.conv2d(x, w).double() for x in inputs]
     torch.cuda.synchronize()
-    found = [None] * len(inputs)
-    failures = []
 
-    def work(index):
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(8):
-                    found[index] = F.conv2d(inputs[index], w)
-                torch.cuda.current_stream().synchronize()
-        except Exception as error:  # noqa: BLE001  # checked below
-            failures.append(error)
+    def work(x):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(8):
+                found = F.conv2d(x, w)
+            torch.cuda.current_stream().synchronize()
+        return found
 
-    with enable() as on:
-        threads = [threading.Thread(target=work, args=(index,)) for index in range(len(inputs))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert failures == []
+    with enable() as on, ThreadPoolExecutor(len(inputs)) as threads:
+        found = list(threads.map(work, inputs))  # raises what a thread raised
     assert_near(found, expected, 4e-3)
     assert on.report().calls == 48
     assert on.report().left == {}

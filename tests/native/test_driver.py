@@ -85,12 +85,6 @@ def test_each_kernel_is_planned_once(run):
     assert done.calls[1] == done.calls[2] == done.calls[3]
 
 
-def test_filter_gradients_use_the_callers_beta_once(run):
-    done = run()
-    assert [call["beta"] for call in done.calls[0] if call["operation"] == 2] == [1, 1]
-    assert [call["beta"] for call in done.calls[0] if call["operation"] == 0] == [0, 0]
-
-
 def test_each_stream_has_a_workspace(run):
     done = run(groups=2, limit=1200)
     by_stream = {call["stream"]: call["workspace"] for call in done.calls[0]}

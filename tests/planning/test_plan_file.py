@@ -5,12 +5,11 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.operands import PROBLEM, operands, poison, written
+from tests.support.operands import PROBLEM
 from tests.support.problems import make_problem, problems
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.errors import PlanFileError
@@ -69,19 +68,6 @@ def test_another_handle_takes_the_plans_and_measures_nothing(saved, monkeypatch)
         }
         assert {each.origin for each in found.values()} == {Origin.FILE}
         assert "not measured: 3 from a file of plans" in str(handle.report())
-
-
-def test_plans_that_were_loaded_compute(saved):
-    handle = opened(plans=saved[0])
-    for _, problem in KERNELS:
-        x, w, y = operands(problem)
-        expected = [each.copy() for each in (x, w, y)]
-        opened(policy="undivided").convolve(problem, *expected)
-        out = written(problem, x, w, y)
-        poison(out, 0)
-        handle.convolve(problem, x, w, y)
-        np.testing.assert_allclose(out, written(problem, *expected), rtol=1e-9, atol=1e-12)
-    assert {entry.decision.origin for entry in handle._entries.values()} == {Origin.FILE}
 
 
 def test_plans_replace_earlier_ones(saved):

@@ -1,5 +1,7 @@
 """Random micro-configurations, and the fronts of the recorded networks."""
 
+from functools import cache
+
 import pytest
 
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -15,25 +17,16 @@ UNLIMITED = 2**50
 @pytest.fixture(scope="session")
 def recorded(replay):
     """Return, for a network, each kernel with all its recorded graph engines at power-of-two sizes."""
-    known = {}
 
+    @cache
     def load(name):
-        if name not in known:
-            benchmark = Benchmark(replay(name))
-            known[name] = [
-                (
-                    kernel,
-                    benchmark.micro_configurations(
-                        Request(
-                            problem=kernel.problem,
-                            sizes=BatchSizePolicy.POWER_OF_TWO.sizes(kernel.problem.batch),
-                            limit_bytes=UNLIMITED,
-                        )
-                    ),
-                )
-                for kernel in load_network(name).kernels()
-            ]
-        return known[name]
+        benchmark = Benchmark(replay(name))
+
+        def measured(problem):
+            sizes = BatchSizePolicy.POWER_OF_TWO.sizes(problem.batch)
+            return benchmark.micro_configurations(Request(problem=problem, sizes=sizes, limit_bytes=UNLIMITED))
+
+        return [(kernel, measured(kernel.problem)) for kernel in load_network(name).kernels()]
 
     return load
 

@@ -67,10 +67,8 @@ def problems(draw, algorithm):
     )
 
 
-@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
-@given(data=st.data())
-def test_equals_the_reference(guarded, algorithm, data):
-    problem = data.draw(problems(algorithm))
+def assert_near_the_reference(guarded, algorithm, data, problem, **slab):
+    """Compute some of the samples of a larger mini-batch with any alpha and beta."""
     start, after = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
     error = guarded(
         problem,
@@ -80,8 +78,15 @@ def test_equals_the_reference(guarded, algorithm, data):
         alpha=data.draw(factors),
         beta=data.draw(factors),
         seed=data.draw(st.integers(0, 2**32 - 1)),
+        **slab,
     )
     assert error <= tolerance(algorithm, problem.dtype)
+
+
+@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
+@given(data=st.data())
+def test_equals_the_reference(guarded, algorithm, data):
+    assert_near_the_reference(guarded, algorithm, data, data.draw(problems(algorithm)))
 
 
 def slabs_for(problem, algorithm):
@@ -97,18 +102,7 @@ def slabs_for(problem, algorithm):
 def test_slabs_equal_the_reference(guarded, algorithm, data):
     problem = data.draw(problems(algorithm).filter(is_divisible))
     slab = data.draw(st.sampled_from(slabs_for(problem, algorithm)))
-    start, after = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
-    error = guarded(
-        problem,
-        algorithm,
-        total=start + problem.batch + after,
-        start=start,
-        alpha=data.draw(factors),
-        beta=data.draw(factors),
-        seed=data.draw(st.integers(0, 2**32 - 1)),
-        slab=slab,
-    )
-    assert error <= tolerance(algorithm, problem.dtype)
+    assert_near_the_reference(guarded, algorithm, data, problem, slab=slab)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.value)

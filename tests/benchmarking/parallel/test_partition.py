@@ -1,8 +1,8 @@
 """Shares: nothing is lost or taken twice, costs are about equal, and requests of one problem stay together."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -146,10 +146,7 @@ def test_many_threads_take_each_group_once():
         while (group := shares.take((index + len(taken)) % 4, choose)) is not None:
             taken.append(group)
 
-    threads = [Thread(target=work, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
     assert len(taken) == len(groups)
     assert set(taken) == set(groups)
