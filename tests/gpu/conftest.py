@@ -1,6 +1,8 @@
 """Tests that need a GPU; without one they are skipped with the reason. Run them with `pytest -m gpu`."""
 
+from math import isfinite
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -39,3 +41,39 @@ def cupy():
     except cupy.cuda.runtime.CUDARuntimeError as error:
         pytest.skip(f"no GPU: {error}")
     return cupy
+
+
+@pytest.fixture
+def torch_as_before():
+    """Seed PyTorch, and restore its operators after the test."""
+    torch = pytest.importorskip("torch")
+    from ucudnn.torch.overrides import process_overrides
+
+    torch.manual_seed(0)
+    yield
+    process_overrides.clear()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def settle(program, on, seconds=90):
+    """Let a program take steps until all is settled; return the tuner's report."""
+    begin = monotonic()
+    while not on.report().tuned or on.report().tuned[0].phase != "settled":
+        for _ in range(10):
+            assert isfinite(program.step().item()), "losses are kept by nobody, because they would count as memory"
+        assert monotonic() - begin < seconds, on.report()
+    return on.report().tuned[0]
+
+
+def gradients(program):
+    """Return the gradients of a program's parameters."""
+    program.optimizer.zero_grad(set_to_none=True)
+    program.model(program.x).square().mean().backward()
+    return [each.grad.clone() for each in program.model.parameters()]
+
+
+def assert_same_gradients(found, expected):
+    """Compare gradients of several layers of TF32."""
+    for one, other in zip(found, expected, strict=True):
+        assert float((one - other).norm() / other.norm()) < 2e-2

@@ -1,17 +1,17 @@
 """Graphed callables on a GPU, which replay what they captured while the rest of a program is tuned or keeps a limit."""
 
-from time import monotonic
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
+from tests.gpu.conftest import settle  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),
+    pytest.mark.usefixtures("torch_as_before"),
     # PyTorch warns of its own convolutions, too.
     pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match"),
 ]
@@ -19,14 +19,6 @@ pytestmark = [
 CALLS = {"auto": 0, "16MiB": 4 * 5}
 """Kernels of ours by limit: three steps of warm-up and the capture have two outputs, and gradients of two weights and
 of the input between them."""
-
-
-@pytest.fixture(autouse=True)
-def as_before():
-    """Restore PyTorch's operators after each test."""
-    yield
-    process_overrides.clear()
-    torch.cuda.synchronize()
 
 
 class GraphedProgram(TrainedProgram):
@@ -42,16 +34,6 @@ class GraphedProgram(TrainedProgram):
     def graph(self):
         """Let the first part replay a graph."""
         torch.cuda.make_graphed_callables(self.model[0], (torch.randn_like(self.x),))
-
-    def settle(self, on, seconds=90):
-        """Take steps until all is settled; return the tuner's report."""
-        begin = monotonic()
-        while not on.report().tuned or on.report().tuned[0].phase != "settled":
-            for _ in range(10):
-                self.step()
-            torch.cuda.synchronize()
-            assert monotonic() - begin < seconds, on.report()
-        return on.report().tuned[0]
 
 
 def gradients(model, x):
@@ -81,7 +63,7 @@ def test_graphs_that_are_made_before_the_first_step_replay_while_the_rest_is_tun
         program.graph()
         assert on.report().tuned, "the steps before the capture are seen"
         assert on.report().calls == CALLS[limit]
-        report = program.settle(on)
+        report = settle(program, on)
         with torch.no_grad():
             for each in program.model[0].parameters():
                 each.mul_(1.01)  # a replay reads the weights as they are then
@@ -96,7 +78,7 @@ def test_graphs_that_are_made_before_the_first_step_replay_while_the_rest_is_tun
 def test_graphs_that_are_made_of_a_settled_program_outlive_what_was_turned_on(limit):
     program = GraphedProgram()
     with ucudnn.torch.enable(workspace_limit=limit, trial_share=0.5, database="off") as on:
-        report = program.settle(on)
+        report = settle(program, on)
         program.step()
         gated = process_overrides.is_gated("cuda")
         calls = on.report().calls

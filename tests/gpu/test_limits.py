@@ -1,19 +1,19 @@
 """Programs on a GPU within stated limits: heuristic plans at once, others later, the same numbers, bytes counted."""
 
-from math import isfinite
-from time import monotonic
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
+from tests.gpu.conftest import assert_same_gradients, gradients, settle  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.benchmarking.measurer import Measurer  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.trials.candidate import WRONG, CandidateState  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),
+    pytest.mark.usefixtures("torch_as_before"),
+]
 
 MIB = 1 << 20
 LIMIT = 4 * MIB
@@ -21,14 +21,9 @@ MODES = ({"workspace_limit": "auto"}, {"workspace_limit": LIMIT})
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch):
-    """Refuse measurements before a run, and restore PyTorch's operators after each test."""
+def unmeasured(monkeypatch):
+    """Refuse measurements before a run."""
     monkeypatch.setattr(Measurer, "explore", lambda *arguments: pytest.fail("something is measured"))
-    torch.manual_seed(0)
-    yield
-    process_overrides.clear()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
 
 
 class Program(TrainedProgram):
@@ -48,31 +43,12 @@ class Program(TrainedProgram):
         ).cuda()
         super().__init__(model, torch.randn(32, 3, 96, 96, device="cuda"))
 
-    def gradients(self):
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model(self.x).square().mean().backward()
-        return [each.grad.clone() for each in self.model.parameters()]
-
-
-def settle(program, on, seconds=60):
-    begin = monotonic()
-    while not on.report().tuned or on.report().tuned[0].phase != "settled":
-        for _ in range(10):
-            assert isfinite(program.step().item())
-        assert monotonic() - begin < seconds, on.report()
-    return on.report().tuned[0]
-
-
-def assert_same_gradients(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        assert float((one - other).norm() / other.norm()) < 2e-2, "several layers of TF32"
-
 
 def test_a_stated_limit_measures_nothing_first_and_keeps_the_limit_throughout():
     program = Program()
-    expected = program.gradients()
+    expected = gradients(program)
     with ucudnn.torch.enable(workspace_limit=LIMIT, trial_share=0.5, database="off", strict=True) as on:
-        assert_same_gradients(program.gradients(), expected)
+        assert_same_gradients(gradients(program), expected)
         assert on.report().calls == len(on.report().layers) == 11, "the image needs no gradient"
         assert on.report().workspace_bytes <= LIMIT
         report = settle(program, on)
@@ -80,8 +56,8 @@ def test_a_stated_limit_measures_nothing_first_and_keeps_the_limit_throughout():
         assert all(each.workspace_bytes <= LIMIT == each.headroom_bytes for each in report.kernels)
         assert all(each.time_ms < each.baseline_ms for each in report.kernels)
         assert on.report().workspace_bytes <= LIMIT
-        found = program.gradients()
-    assert_same_gradients(found, program.gradients())
+        found = gradients(program)
+    assert_same_gradients(found, gradients(program))
 
 
 def test_filter_gradients_of_16_bits_in_micro_batches_are_tried_with_a_sum_in_float32():
@@ -157,7 +133,7 @@ def test_a_captured_graph_keeps_its_plans_while_others_are_tried(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_streams_besides_the_first_one_compute_the_same_and_try_nothing(mode):
     program = Program()
-    expected = program.gradients()
+    expected = gradients(program)
     with ucudnn.torch.enable(**mode, trial_share=0.5, database="off") as on:
         program.step()
         streams = [torch.cuda.Stream() for _ in range(2)]
@@ -174,7 +150,7 @@ def test_streams_besides_the_first_one_compute_the_same_and_try_nothing(mode):
         report = settle(program, on)
         assert report.seen
         with torch.cuda.stream(streams[0]):
-            found = program.gradients()
+            found = gradients(program)
         torch.cuda.synchronize()
-    assert_same_gradients(found, program.gradients())
+    assert_same_gradients(found, gradients(program))
     del expected

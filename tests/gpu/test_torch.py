@@ -23,7 +23,10 @@ from ucudnn.torch.calls.aten_kernels import held_bytes  # noqa: E402
 from ucudnn.torch.calls.kernel_call import IN_CAPTURE  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),
+    pytest.mark.usefixtures("torch_as_before"),
+]
 
 QUICK = Effort(warmup=1, repeats=1, time_limit_ms=5)
 MIB = 2**20
@@ -31,15 +34,6 @@ F = torch.nn.functional
 CL, CL3 = torch.channels_last, torch.channels_last_3d
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float32: 2e-3, torch.float64: 1e-12}
 """Relative L2 distance from float64; that of float32 is with TF32."""
-
-
-@pytest.fixture(autouse=True)
-def as_before():
-    """Seed PyTorch, and restore its operators after each test."""
-    torch.manual_seed(0)
-    yield
-    process_overrides.clear()
-    torch.cuda.synchronize()
 
 
 @pytest.fixture

@@ -8,24 +8,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
+from tests.gpu.conftest import assert_same_gradients, gradients, settle  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.device.timed_device import TimedGpu  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),
+    pytest.mark.usefixtures("torch_as_before"),
+]
 
 
 CAN_DELAY = TimedGpu.can_delay
-
-
-@pytest.fixture(autouse=True)
-def as_before():
-    """Restore PyTorch's operators after each test."""
-    torch.manual_seed(0)
-    yield
-    process_overrides.clear()
-    torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize(("batch", "side", "bounds"), [(1, 16, True), (256, 112, False)])
@@ -69,15 +64,6 @@ class Program(TrainedProgram):
         super().__init__(model, torch.randn(32, 3, 128, 128, device="cuda"))
 
 
-def settle(program, on, seconds=90):
-    begin = monotonic()
-    while not on.report().tuned or on.report().tuned[0].phase != "settled":
-        for _ in range(10):
-            assert isfinite(program.step().item()), "losses are kept by nobody, because they would count as memory"
-        assert monotonic() - begin < seconds, on.report()
-    return on.report().tuned[0]
-
-
 def test_a_tuned_program_takes_no_more_memory_than_before():
     baseline = Program()
     for _ in range(5):
@@ -104,10 +90,7 @@ def test_gradients_of_a_tuned_program_are_those_of_pytorch():
     with ucudnn.torch.enable(workspace_limit="auto", trial_share=0.5) as on:
         settle(program, on)
         found = gradients(program)
-    expected = gradients(program)
-    for one, other in zip(found, expected, strict=True):
-        error = float((one - other).norm() / other.norm())
-        assert error < 2e-2, "several layers of TF32"
+    assert_same_gradients(found, gradients(program))
 
 
 def test_a_program_is_tuned_without_options_and_calls_go_through_the_gate():
@@ -126,14 +109,7 @@ def test_a_program_is_tuned_without_options_and_calls_go_through_the_gate():
         else:
             assert interceptor.operators() == (None, None)
         found = gradients(program)
-    for one, other in zip(found, gradients(program), strict=True):
-        assert float((one - other).norm() / other.norm()) < 2e-2, "several layers of TF32"
-
-
-def gradients(program):
-    program.optimizer.zero_grad(set_to_none=True)
-    program.model(program.x).square().mean().backward()
-    return [each.grad.clone() for each in program.model.parameters()]
+    assert_same_gradients(found, gradients(program))
 
 
 def test_engines_add_biases_where_that_is_faster():
@@ -286,5 +262,4 @@ def test_a_settled_program_within_a_limit_is_computed_by_the_gate(monkeypatch, l
             program.model(program.x[:8])  # the handle of cuDNN has this stream then
         torch.cuda.current_stream().wait_stream(side)
         found = gradients(program)
-    for one, other in zip(found, gradients(program), strict=True):
-        assert float((one - other).norm() / other.norm()) < 2e-2, "several layers of TF32"
+    assert_same_gradients(found, gradients(program))
