@@ -223,9 +223,9 @@ VARIABLES: dict[str, str] = {name: variable for name, (variable, _) in _FIELDS.i
 """The environment variable of each field of Settings."""
 
 
-def report_file(environment: Mapping[str, str] | None = None) -> str | None:
+def report_file() -> str | None:
     """Return the file for a report at exit (UCUDNN_REPORT), or None for no report."""
-    text = (os.environ if environment is None else environment).get("UCUDNN_REPORT")
+    text = os.environ.get("UCUDNN_REPORT")
     return _parse_path(text, "UCUDNN_REPORT") if text else None
 
 
@@ -234,10 +234,9 @@ def is_set(name: str, environment: Mapping[str, str] | None = None) -> bool:
     return _stated(VARIABLES[name], os.environ if environment is None else environment) is not None
 
 
-def variables_set(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of ucudnn that an environment sets, with their values; None for that of the process."""
-    environment = os.environ if environment is None else environment
-    return dict(filter(None, (_stated(variable, environment) for variable in VARIABLES.values())))
+def variables_set() -> dict[str, str]:
+    """Return the variables of ucudnn that the environment sets, with their values."""
+    return dict(filter(None, (_stated(variable, os.environ) for variable in VARIABLES.values())))
 
 
 def _stated(variable: str, environment: Mapping[str, str]) -> tuple[str, str] | None:

@@ -85,7 +85,7 @@ def ratio(before: float | None, after: float | None) -> float | None:
 
 
 def report_kernel(
-    decision: Decision, *, calls: int = 0, executed_ms: float | None = None, undivided_executed_ms: float | None = None
+    decision: Decision, *, executed_ms: float | None = None, undivided_executed_ms: float | None = None
 ) -> KernelReport:
     """Return the report of one decision, with its measured times if it was executed."""
     undivided = decision.undivided
@@ -102,7 +102,6 @@ def report_kernel(
         executed_ms=executed_ms,
         workspace_bytes=decision.workspace_bytes,
         undivided_workspace_bytes=undivided.workspace_bytes if undivided else None,
-        calls=calls,
         spare_bytes=decision.spare_bytes,
         origin=decision.origin.value,
     )
