@@ -89,18 +89,6 @@ def test_the_rest_of_a_failed_plan_uses_the_spare_memory():
     assert not backend.held
 
 
-def test_a_launcher_takes_spare_memory():
-    handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
-    array = memory()
-    spare = check(handle, GRADIENT, array)
-    useful = handle.plans.spare_workspace_bytes(spare.size_bytes)
-    assert 0 < useful <= spare.size_bytes
-    assert handle.plans.launcher(GRADIENT) is None
-    launch = handle.plans.launcher(GRADIENT, "", useful)
-    check_run(GRADIENT, lambda x, w, y: launch(x, w, y, spare), 5)
-    assert handle.workspace_bytes == 0
-
-
 def test_similar_sizes_of_spare_memory_share_a_plan():
     handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
     sizes = {handle.plans.spare_workspace_bytes(size) for size in range(200_000, 400_000, 997)}
