@@ -25,12 +25,6 @@ def test_equals_the_papers_recurrence(candidates, size):
     assert front_of(desirable_set(candidates, size)) == paper.recurrence(tuple(plain(candidates)), size)
 
 
-@given(micro_configurations(largest=4, most=5), st.integers(1, 6))
-def test_equals_brute_force(candidates, size):
-    everything = paper.everything(plain(candidates), size)
-    assert front_of(desirable_set(candidates, size)) == paper.desirable(everything)
-
-
 @given(micro_configurations(), st.integers(1, 40))
 def test_every_configuration_is_what_it_says(candidates, size):
     front = desirable_set(candidates, size)

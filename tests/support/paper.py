@@ -32,18 +32,6 @@ def recurrence(micro, size):
     return solve(size)
 
 
-def everything(micro, size):
-    """All configurations by brute force, as (time, workspace)."""
-    if size == 0:
-        return {(0, 0)}
-    return {
-        (time + rest_time, max(workspace, rest_workspace))
-        for part, time, workspace in micro
-        if part <= size
-        for rest_time, rest_workspace in everything(micro, size - part)
-    }
-
-
 def reuse(micro, size, limit):
     """T(B) of section 3.2, bottom up: the fastest division within a limit, or None."""
     fastest = {}
