@@ -61,12 +61,6 @@ def test_only_branches_of_one_group_and_direction_run_at_once(groups, data):
             assert together == in_line == (one == other or same_layer(first, second))
 
 
-def test_a_layer_runs_in_one_branch():
-    for groups in ([["a", ["b", "a"]]], [["a", "b"], ["c", "a"]], [[["a", "a"]]]):
-        with pytest.raises(SettingsError, match="layer 'a' is named twice"):
-            concurrent_sets([], parse_groups(groups))
-
-
 @pytest.mark.parametrize("operation", Operation)
 def test_layers_of_a_group_are_named_one_by_one(operation):
     kernel = Kernel(layer="a", problem=make_problem(operation=operation), count=3)
@@ -95,6 +89,8 @@ def test_a_branch_of_one_layer_may_be_its_name(groups, short):
         ([["conv1", [["conv2"]]]], r"\['conv2'\] is no layer's name"),
         ([["conv1", ""]], "'' is no layer's name"),
         ([["conv1", "conv2"], ["conv2"]], "layer 'conv2' is named twice, but it can only run in one branch, once"),
+        ([["a", ["b", "a"]]], "layer 'a' is named twice, but it can only run in one branch, once"),
+        ([[["a", "a"]]], "layer 'a' is named twice, but it can only run in one branch, once"),
     ],
 )
 def test_an_invalid_group_is_refused_with_its_value(given_groups, message):

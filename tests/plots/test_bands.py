@@ -4,20 +4,13 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from matplotlib import rc_context
 from matplotlib.colors import to_rgb
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.plots import MemoryPicture, draw_front, draw_memory
 from ucudnn.plots.bands import front_figure, memory_figure
-from ucudnn.plots.style import GIB, STYLE
-
-
-@pytest.fixture(autouse=True)
-def style():
-    with rc_context(STYLE):
-        yield
+from ucudnn.plots.style import GIB
 
 
 def picture(layers=4):

@@ -2,18 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
-from matplotlib import rc_context
-
 from ucudnn.plots import AddressPicture, QueuePicture
 from ucudnn.plots.plan_pictures import addresses_figure, queues_figure
-from ucudnn.plots.style import GIB, STYLE
-
-
-@pytest.fixture(autouse=True)
-def style():
-    with rc_context(STYLE):
-        yield
+from ucudnn.plots.style import GIB
 
 
 def queues():

@@ -5,7 +5,6 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib import rc_context
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
@@ -16,17 +15,11 @@ from ucudnn.errors import InvalidValueError
 from ucudnn.plots import check_picture, draw_configurations, draw_division, draw_groups, draw_layers, into_file
 from ucudnn.plots.bars import configurations_figure, division_figure, groups_figure, layers_figure
 from ucudnn.plots.points import _notes, desirable_figure
-from ucudnn.plots.style import MIB, STYLE, bar_pieces, looks_of, new_figure, shaded
+from ucudnn.plots.style import MIB, bar_pieces, looks_of, new_figure, shaded
 from ucudnn.slabs import Slab
 
 OPERATIONS = ("Forward", "BackwardData", "BackwardFilter")
 MAGIC = {"png": b"\x89PNG", "pdf": b"%PDF-", "svg": b"<?xml"}
-
-
-@pytest.fixture(autouse=True)
-def style():
-    with rc_context(STYLE):
-        yield
 
 
 def network(*names, ms=2.0, **values):
