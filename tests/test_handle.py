@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.operands import PROBLEM, QUICK, direct, operands, poison, relative, written
+from tests.support.faulty_backend import check
+from tests.support.operands import PROBLEM, QUICK, check_run, direct, operands, poison, relative
 from tests.support.problems import make_problem
 from ucudnn import Handle
 from ucudnn.backends import open_backend
@@ -30,18 +31,14 @@ from ucudnn.workspace.allocation import DividedWorkspace, SharedWorkspace
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (1.0, 1.0), (-0.75, 0.5)])
 def test_equals_a_direct_convolution(operation, policy, alpha, beta):
     problem = PROBLEM.with_operation(operation)
-    x, w, y = operands(problem, seed=hash((operation.value, alpha)) % 1000)
-    expected = direct(problem, x, w, y, alpha, beta)
-    out = written(problem, x, w, y)
-    poison(out, beta)
     handle = Handle(backend="cpu", policy=policy, workspace_limit="20KiB", effort=QUICK)
+    options = {"padding": 1, "alpha": alpha, "beta": beta}
     call = {
-        Operation.FORWARD: lambda **options: handle.forward(x, w, y, **options),
-        Operation.BACKWARD_DATA: lambda **options: handle.backward_data(w, y, x, **options),
-        Operation.BACKWARD_FILTER: lambda **options: handle.backward_filter(x, y, w, **options),
+        Operation.FORWARD: lambda x, w, y: handle.forward(x, w, y, **options),
+        Operation.BACKWARD_DATA: lambda x, w, y: handle.backward_data(w, y, x, **options),
+        Operation.BACKWARD_FILTER: lambda x, w, y: handle.backward_filter(x, y, w, **options),
     }[operation]
-    call(padding=1, alpha=alpha, beta=beta)
-    assert relative(out, expected) < 1e-12
+    check_run(problem, call, None, alpha, beta)
     assert handle.workspace_bytes <= 20 * 1024
 
 
@@ -49,10 +46,7 @@ def test_equals_a_direct_convolution(operation, policy, alpha, beta):
 def test_a_limit_is_a_promise(batch, limit, operation):
     problem = PROBLEM.with_operation(operation).with_batch(batch)
     handle = Handle(backend="cpu", workspace_limit=limit, effort=QUICK)
-    x, w, y = operands(problem)
-    expected = direct(problem, x, w, y, 1.0, 0.0)
-    handle.convolve(problem, x, w, y)
-    assert relative(written(problem, x, w, y), expected) < 1e-12
+    check(handle, problem)
     assert handle.workspace_bytes <= limit
     assert handle.report().shared_workspace_bytes <= limit
 
@@ -61,11 +55,7 @@ def run_all(handle, seed=0):
     """Run the three operations on two layers and check them."""
     for layer in ("a", "b"):
         for operation in Operation:
-            problem = PROBLEM.with_operation(operation)
-            x, w, y = operands(problem, seed)
-            expected = direct(problem, x, w, y, 1.0, 0.0)
-            handle.convolve(problem, x, w, y, layer=layer)
-            assert relative(written(problem, x, w, y), expected) < 1e-12
+            check(handle, PROBLEM.with_operation(operation), seed=seed, layer=layer)
 
 
 def test_registration_needs_zero_bytes_and_measures_nothing():
@@ -94,8 +84,7 @@ def test_workspace_division_knows_all_layers_and_holds_the_total():
 
 def test_a_late_kernel_takes_part_in_a_new_division():
     handle = Handle(backend="cpu", total_workspace=60_000, effort=QUICK)
-    x, w, y = operands(PROBLEM)
-    handle.convolve(PROBLEM, x, w, y, layer="a")
+    check(handle, layer="a")
     run_all(handle)
     assert len(handle.report().kernels) == 6
     assert handle.workspace_bytes <= 60_000
@@ -215,11 +204,7 @@ def test_only_branches_of_a_group_need_segments_of_their_own():
     for name in names:
         handle.get_algorithm(PROBLEM, layer=name)
     for name in rng.permutation(names):
-        x, w, y = operands(PROBLEM)
-        expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
-        poison(y, 0.0)
-        handle.convolve(PROBLEM, x, w, y, layer=str(name))
-        assert relative(y, expected) < 1e-5
+        check(handle, layer=str(name))
     report = handle.report()
     own = {kernel.layer: kernel.workspace_bytes for kernel in report.kernels}
     assert own["alone"] == max(own.values())
