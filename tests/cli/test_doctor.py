@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.other_user import needs_root, run_as_other
+from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli import doctor
 from ucudnn.cli.doctor import PartState, as_text, examine
 from ucudnn.settings import Settings
@@ -101,6 +103,9 @@ _NOBODY = 65534
 def sealed_folder():
     """Return a folder into which nothing can be written, also by a superuser, who is none meanwhile."""
     folder = Path(tempfile.mkdtemp())
+    file = folder / "measurements.db"
+    open_database(str(file)).close()
+    file.chmod(0o444)
     folder.chmod(0o555)
     user = os.geteuid()
     found()  # a superuser's modules may not be there for others
@@ -108,14 +113,17 @@ def sealed_folder():
         os.seteuid(_NOBODY)
     yield folder
     os.seteuid(user)
-    folder.rmdir()
+    shutil.rmtree(folder)
 
 
-def test_a_database_for_which_there_is_no_place_is_broken(sealed_folder):
-    settings = Settings.load({}, backend="cpu", database=str(sealed_folder / "new" / "measurements.db"))
+@pytest.mark.parametrize("is_there", [True, False])
+def test_programs_go_on_without_a_place_for_the_database(sealed_folder, is_there):
+    path = sealed_folder / "measurements.db" if is_there else sealed_folder / "new" / "measurements.db"
+    settings = Settings.load({}, backend="cpu", database=str(path))
     finding = found(settings)["database"]
-    assert finding.state is PartState.BROKEN
-    assert "cannot be made, because nothing can be written into" in finding.text
+    assert finding.state is PartState.SEALED
+    assert ("cannot be changed" if is_there else "nothing can be written into") in finding.text
+    assert "programs go on" in finding.text
     assert "UCUDNN_DATABASE" in finding.remedy
 
 

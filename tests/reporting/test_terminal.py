@@ -1,5 +1,6 @@
 """Standard output that is closed, full, a pipe that nobody reads, or of an encoding that lacks characters."""
 
+import os
 import subprocess
 import sys
 from io import StringIO
@@ -49,6 +50,16 @@ def test_help_that_cannot_be_written_ends_in_one_line_too(arguments):
     command = f"{sys.executable} -m ucudnn {arguments} > /dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == "error: standard output cannot be written: No space left on device\n"
+    assert done.returncode == 2
+
+
+def test_a_completion_without_a_home_to_write_into_ends_in_one_line(tmp_path):
+    home = tmp_path / "home"
+    home.touch()
+    command = [sys.executable, "-m", "ucudnn", "--install-completion", "bash"]
+    environment = {**os.environ, "HOME": str(home), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stderr == f"error: completion cannot be installed: [Errno 17] File exists: '{home}'\n"
     assert done.returncode == 2
 
 

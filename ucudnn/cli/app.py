@@ -91,7 +91,9 @@ def main() -> None:
         print_error(short if isinstance(error, MemoryError) else str(error))
         sys.exit(2)
     except OSError as error:
-        if error.filename is not None:
+        installs = "--install-completion" in sys.argv
+        if error.filename is not None and not installs:
             raise
-        print_error(str(output_lost(error.strerror)))  # typer prints help and completions by itself
+        # Typer prints help and completions by itself, and writes them into the home folder.
+        print_error(f"completion cannot be installed: {error}" if installs else str(output_lost(error.strerror)))
         sys.exit(2)

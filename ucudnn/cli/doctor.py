@@ -28,10 +28,11 @@ commands = CommandLine()
 
 
 class PartState(Enum):
-    """How a part is: there, not there and not needed for what is there, or there and broken."""
+    """How a part is: there, not there and not needed for what is there, without a place to write, or broken."""
 
     OK = "ok"
     MISSING = "missing"
+    SEALED = "not writable"
     BROKEN = "broken"
 
 
@@ -59,7 +60,8 @@ def doctor(
 ) -> None:
     """Show what this machine has for ucudnn, what is missing, and the line that installs it.
 
-    The exit status is 1 where a part is there and broken. A part that is missing is no error.
+    The exit status is 1 where a part is there and broken. A part that is missing is no error, nor is a database that
+    cannot be written.
     """
     findings = examine(lambda: settings_of(context))
     if as_json:
@@ -201,12 +203,25 @@ def _database(path: str | None) -> Diagnosis:
         return Diagnosis("database", PartState.BROKEN, f"{shortened(str(file))} cannot be opened: {why}")
     if wrong:
         return Diagnosis("database", PartState.BROKEN, f"{file}: {wrong[0]}", "ucudnn cache check lists all damage")
+    if not _is_writable(file) or not _is_writable(file.parent):
+        return _sealed(f"{file} cannot be changed")
     return Diagnosis("database", PartState.OK, f"{file}, {format_bytes(file.stat().st_size)}, {count} measurements")
 
 
 def _new_database(file: Path) -> Diagnosis:
     there = next(folder for folder in file.absolute().parents if folder.exists())
-    if os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+    if _is_writable(there):
         return Diagnosis("database", PartState.OK, f"{file} is not there yet; the first measurement makes it")
-    why = f"{shortened(str(file))} cannot be made, because nothing can be written into {shortened(str(there))}"
-    return Diagnosis("database", PartState.BROKEN, why, "UCUDNN_DATABASE names another file, or off")
+    return _sealed(
+        f"{shortened(str(file))} cannot be made, because nothing can be written into {shortened(str(there))}"
+    )
+
+
+def _sealed(why: str) -> Diagnosis:
+    text = f"{why}; programs go on, and measure again what it does not have"
+    return Diagnosis("database", PartState.SEALED, text, "UCUDNN_DATABASE names another file, or off")
+
+
+def _is_writable(path: Path) -> bool:
+    mode = os.W_OK | (os.X_OK if path.is_dir() else 0)
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
