@@ -31,6 +31,9 @@ SHARES = (1.0, 0.7, 0.5, 0.4, 0.3)
 """Most bytes of tensors in the columns of the documents, as shares of eager's."""
 COLUMNS = ["within eager's peak", *(f"{share:.0%}".replace("%", " %") for share in SHARES[1:]), "least peak"]
 
+WAYS = [TITLES[each] for each in (SAVE_ON_CPU, ACCUMULATE, CHECKPOINT, RATIO, OURS)]
+"""Ways to train in less memory that README compares."""
+
 
 class Cell(NamedTuple):
     """A rival with one setting: a share of eager's memory, a ratio of `activation_memory_budget`, a number of parts."""
@@ -115,6 +118,17 @@ def fronts(cases: Cases) -> Iterator[list[str]]:
             rank = [each is None for each in times][::-1], times[0] or 0.0
             rows.append((rank, [f"{title}: {TITLES[rival]}", *ratios, least.replace("%", " %")]))
         yield from (row for _, row in sorted(rows, key=lambda each: each[0], reverse=True))
+
+
+def within(cases: Cases) -> Iterator[list[str]]:
+    """Yield the least times of `WAYS` over eager's, for each network at two shares where one of them runs."""
+    found: dict[str, dict[str, str]] = {}
+    for named, *ratios in fronts(cases):
+        network, way = named.split(": ")
+        for column, ratio in [*zip(COLUMNS, ratios, strict=True)][1:3]:
+            found.setdefault(f"{column} of eager's: {network}", {})[way] = ratio
+    rows = ([title, *(each.get(way, "–") for way in WAYS)] for title, each in found.items())
+    yield from (row for row in rows if {*row[1:]} != {"–"})
 
 
 def draw(cases: Cases, network: str, path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from bench.memory.link import STEPS as LINK_STEPS
 from bench.memory.link import balance_rows, policy_rows
 from bench.memory.paper_rows import load_rows, merged
-from bench.memory.rival_table import COLUMNS, fronts
+from bench.memory.rival_table import COLUMNS, WAYS, fronts, within
 from bench.peers.table import STEPS, milliseconds
 from bench.peers.ways import (
     ADAPTIVE,
@@ -311,26 +311,18 @@ def readme() -> Iterable[Row]:
         said = f"{_against(times[0], times[2])} than PyTorch"
         yield [title, free + sizes[0], middle, ours + sizes[2], said, _widest(each["samples_ms"] for each in found)]
     yield _readme_row("VGG-16 64, channels last, 64 MiB, convolutions", ("vgg16", 64), NHWC, USUAL)
-    yield _readme_row("AlexNet 256, no limit, convolutions", ("alexnet", 256), NCHW, None)
-    total = results("gpu/execute.json")["cases"]["alexnet, 64MiB, graph, powerOfTwo, float32 fma"]["total"]
-    times = [total["undivided_executed_ms"], total["executed_ms"]]
-    title = "AlexNet 256, 64 MiB, without TF32, graph API alone"
-    yield [title, _without(("alexnet", 256), NO_TF32, USUAL), *map(ms, times), _against(*times), ""]
-    yield _readme_row("AlexNet 256, 64 MiB, without TF32, all candidates", ("alexnet", 256), NO_TF32, USUAL)
     yield _readme_row("AlexNet 256, 64 MiB, convolutions", ("alexnet", 256), NCHW, USUAL)
-    yield _readme_row("VGG-16 64, 64 MiB, convolutions", ("vgg16", 64), NCHW, USUAL)
     yield _readme_row("3-D U-Net 4, 64 MiB, convolutions", ("unet3d", 4), NCHW, USUAL)
     found = [_capped(way, 36 * 2**30) for way in ("pytorch", "undivided", "ucudnn")]
     times = [each["step_ms"] for each in found]
     said = f"{_against(times[0], times[2])} than PyTorch, and runs at 34 GiB"
     title = "3-D U-Net in PyTorch under a cap of 36 GiB, training step"
     yield [title, *(f"{each:.0f} ms" for each in times), said, _widest(each["samples_ms"] for each in found)]
-    for granted in (64, 8):
-        found = [_caffe(f"{way}, {granted} MiB") for way in ("plain", "undivided", "powerOfTwo")]
-        times = [each["iteration ms"] for each in found]
-        wide = _widest(each["iterations of each run ms"] for each in found)
-        title = f"AlexNet 256 in Caffe, {granted} MiB, iteration"
-        yield [title, *map(ms, times), f"{_against(times[0], times[2])} than Caffe", wide]
+    found = [_caffe(f"{way}, 64 MiB") for way in ("plain", "undivided", "powerOfTwo")]
+    times = [each["iteration ms"] for each in found]
+    wide = _widest(each["iterations of each run ms"] for each in found)
+    said = f"{_against(times[0], times[2])} than Caffe"
+    yield ["AlexNet 256 in Caffe, 64 MiB, iteration", *map(ms, times), said, wide]
 
 
 def _widest(samples_ms: Iterable[Sequence[float] | None]) -> str:
@@ -505,7 +497,17 @@ def budgets() -> Iterable[Row]:
 
 def rivals() -> Iterable[Row]:
     """Yield the least time of each way to train a step in less memory, within shares of eager's peak."""
-    yield from [*fronts(results("memory/rivals.json").get("cases", {}))] or [[UNKNOWN, *[""] * (len(COLUMNS))]]
+    yield from [*fronts(_rival_cases())] or [[UNKNOWN, *[""] * (len(COLUMNS))]]
+
+
+def rivals_within() -> Iterable[Row]:
+    """Yield the same for some steps and shares, a column for each way."""
+    yield from [*within(_rival_cases())] or [[UNKNOWN, *[""] * len(WAYS)]]
+
+
+def _rival_cases() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = results("memory/rivals.json").get("cases", {})
+    return found
 
 
 # --- programs that are tuned while they run: torch/networks.json, torch/networks_64MiB.json
@@ -582,6 +584,7 @@ TABLES = (
         for gpu, file in BUDGET_FILES.items()
     ),
     Table("docs/memory.md", " | ".join(["step by each way, H200", *COLUMNS]), rivals),
+    Table("README.md", " | ".join(["tensors of an H200 within", *WAYS]), rivals_within),
     Table(
         "README.md",
         "measured on an H200, float32, NCHW | without ucudnn | undivided | ucudnn | | spread",
