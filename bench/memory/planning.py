@@ -19,6 +19,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -48,8 +49,9 @@ HEADINGS = ["step, budget", "operations", *_NAMES, "ratio", *("ms before", "ms a
 
 def cells(arguments: Namespace) -> Iterator[tuple[str, float]]:
     """Yield steps and shares, of the peak where they are negative: small steps first, because they take seconds."""
-    steps = arguments.step or [*shipped_steps(), *LARGE]
-    yield from ((step, share) for share in SPANS for step in steps if step not in LARGE)
+    steps, dice = arguments.step or [*shipped_steps(), *LARGE], Random(0)
+    spans = [round(dice.random(), 3) for _ in range(arguments.random)] or SPANS
+    yield from ((step, share) for share in spans for step in steps if step not in LARGE)
     yield from ((step, -share) for step in steps if step in LARGE for share in arguments.share or [LARGE[step]])
 
 
@@ -90,7 +92,7 @@ def measure(arguments: Namespace, out: Path, folder: Path) -> None:
     until = monotonic() + arguments.seconds
     conditions = {**cpu_conditions("torch"), "commit": commit_of(arguments)}
     for number, (step, share) in enumerate(cells(arguments)):
-        where = f"{-share:.0%} of the peak" if share < 0 else f"floor and {share:.0%} of what lies above it"
+        where = f"{-share:.0%} of the peak" if share < 0 else f"floor and {100 * share:.3g}% of what lies above it"
         name, path, row = f"{step}, {where}", folder / f"{step}.json", {"step": step, "share": share}
         if (name in kept_cells(out) and not arguments.again) or monotonic() > until:
             continue
@@ -126,6 +128,7 @@ def show(path: Path) -> None:
     """Print all cells, and the median of the ratios of shipped steps."""
     cases = kept_cells(path)
     print_rows([HEADINGS, *(line(name, row) for name, row in cases.items())])
+    print(f"{sum('step_ms' not in each.get('after', {}) for each in cases.values())} of {len(cases)} have no plan")
     pairs = [[each.get(which, {}).get("cpu_s") for which in _NAMES] for each in cases.values() if each["share"] > 0]
     ratios = [after / before for before, after in pairs if before and after]
     if ratios:
@@ -138,6 +141,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="the other checkout")
     parser.add_argument("--step", action="append", choices=(*LARGE, *shipped_steps()), help="may be repeated (all)")
     parser.add_argument("--share", action="append", type=float, help="of the peak, for large steps (0.6)")
+    parser.add_argument("--random", type=int, default=0, help="budgets of each shipped step, drawn at random (three)")
     parser.add_argument("--policy", default="auto", help="(%(default)s)")
     parser.add_argument("--traced", type=Path, help="folder that keeps the large steps that are traced")
     parser.add_argument("--cell-seconds", type=int, default=120, help="most CPU seconds of a cell (%(default)s)")

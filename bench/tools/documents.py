@@ -497,17 +497,12 @@ def budgets() -> Iterable[Row]:
 
 def rivals() -> Iterable[Row]:
     """Yield the least time of each way to train a step in less memory, within shares of eager's peak."""
-    yield from [*fronts(_rival_cases())] or [[UNKNOWN, *[""] * (len(COLUMNS))]]
+    yield from [*fronts(results("memory/rivals.json").get("cases", {}))] or [[UNKNOWN, *[""] * (len(COLUMNS))]]
 
 
 def rivals_within() -> Iterable[Row]:
     """Yield the same for some steps and shares, a column for each way."""
-    yield from [*within(_rival_cases())] or [[UNKNOWN, *[""] * len(WAYS)]]
-
-
-def _rival_cases() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = results("memory/rivals.json").get("cases", {})
-    return found
+    yield from [*within(results("memory/rivals.json").get("cases", {}))] or [[UNKNOWN, *[""] * len(WAYS)]]
 
 
 # --- programs that are tuned while they run: torch/networks.json, torch/networks_64MiB.json
