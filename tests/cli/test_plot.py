@@ -44,7 +44,17 @@ def text(path):
         ),
         (
             ["division", *ALEXNET, "--total-workspace", "120MiB"],
-            ["workspace in MiB", "WR", "8 MiB each", "WD", "120 MiB in total", "79.3", "119"],
+            [
+                "workspace in MiB",
+                "WR",
+                "8 MiB each",
+                "120 MiB in turn",
+                "WD",
+                "120 MiB in total",
+                "79.3",
+                "119",
+                "9.74",
+            ],
         ),
     ],
 )
@@ -65,7 +75,7 @@ def test_a_png_is_half_a_page(plot, tmp_path):
 def test_branches_are_drawn_within_the_total(plot, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        plot_commands, "draw_division", lambda bars, out, title, times: drawn.extend([title, times, *bars])
+        plot_commands, "draw_division", lambda bars, out, title, times, shared: drawn.extend([title, times, *bars])
     )
     result = plot(
         "division", "inception3", "--profile", "h200", "--total-workspace", "256MiB", "--branches", "--out", "b.png"

@@ -183,6 +183,10 @@ def test_a_division_shows_what_it_buys_and_layers_without_workspace():
     assert stacks(figure) == pytest.approx([7.0, 4.0])
     assert stacks(figure, 1) == pytest.approx([1.0, 4.0])
     assert beside(figure) == beside(figure, 1) == ["conv2", "conv1"]
+    both = make_report(*(kernel_report(layer=f"conv{each}", count=3, workspace_bytes=each * MIB) for each in (1, 2)))
+    figure = division_figure([("shared", both), ("WD", both)], "", shared=["shared"])
+    assert stacks(figure, 1) == pytest.approx([2.0, 9.0])
+    assert stacks(figure)[0] == stacks(figure)[1]
 
 
 def test_many_layers_are_drawn_by_module_and_small_ones_joined():
@@ -190,7 +194,7 @@ def test_many_layers_are_drawn_by_module_and_small_ones_joined():
     assert beside(layers_figure([("a", network(*names))], "")) == [f"net.block{each}" for each in (4, 3, 2, 1, 0)]
     flat = layers_figure([("a", network(*(f"conv{each}" for each in range(45))))], "")
     assert beside(flat)[0] == "other layers"
-    assert len(beside(flat)) == 1 + 12
+    assert len(beside(flat)) == 1 + 8
     assert entries(flat) == [*OPERATIONS]
 
 

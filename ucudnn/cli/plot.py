@@ -178,10 +178,11 @@ def division(
 ) -> None:
     """Draw where the workspace goes, and what it buys.
 
-    There is a bar for WR, with an equal limit for each kernel, and one for WD, which divides the total among them. The
-    predicted times stand above them, with the same pieces, so that layers without workspace are seen, too. With
-    --branches, there is a bar for each module, forward and backward, with a piece for each branch. Modules use the
-    whole total in turn. Layers outside of modules do the same and are not drawn.
+    There is a bar for WR, with an equal limit for each kernel, one for WR whose kernels have the whole total in turn,
+    which suffices where they run one after another, and one for WD, which divides the total among them. The predicted
+    times stand above them, with the same pieces, so that layers without workspace are seen, too. With --branches,
+    there is a bar for each module, forward and backward, with a piece for each branch. Modules use the whole total in
+    turn. Layers outside of modules do the same and are not drawn.
 
         ucudnn plot division alexnet --profile h200 --total-workspace 120MiB --out division.png
     """
@@ -192,6 +193,7 @@ def division(
     planner = _Planner(opened, settings)
     total = settings.total_workspace_bytes or 0
     title = planner.title(settings.policy.value)
+    in_turn = f"WR\n{format_bytes(total)} in turn"
     if branches:
         bars = planner.branch_bars(settings, groups)
         title += f"; {format_bytes(total)}, the groups in turn"
@@ -199,10 +201,12 @@ def division(
         each = total // sum(kernel.count for kernel in opened.network.kernels())
         ways = {
             f"WR\n{format_bytes(each)} each": replace(_without_total(settings), workspace_limit_bytes=each),
+            in_turn: replace(_without_total(settings), workspace_limit_bytes=total),
             f"WD\n{format_bytes(total)} in total": settings,
         }
         bars = planner.bars(ways)
-    draw_division(bars, out, title=title, times=not branches)  # branches run at the same time
+    # Branches run at the same time, so their times do not add up.
+    draw_division(bars, out, title=title, times=not branches, shared=[in_turn])
     print_text(str(out))
 
 

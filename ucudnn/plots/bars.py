@@ -1,7 +1,7 @@
 """Pictures with bars: stacks of layers, groups of bars, and rows of micro-batches (paper, figures 1 and 9 to 13)."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise, repeat
 from math import fsum
@@ -32,7 +32,7 @@ Bar = tuple[str, "Report"]
 """A label, which may have several lines, and the report whose bar stands above it."""
 
 _OPERATIONS = {"Forward": "", "BackwardData": "/////", "BackwardFilter": "....."}
-_MOST_LAYERS = 12
+_MOST_LAYERS = 8
 _MANY_LAYERS = 24
 _MANY_BARS = 12  # with more bars, the numbers above them are short
 _LEAST_LAYER = 0.02  # of the tallest bar: with more layers than _MOST_LAYERS, a smaller layer is joined with others
@@ -129,15 +129,23 @@ def layers_figure(bars: Sequence[Bar], title: str = "") -> "Figure":
     return figure
 
 
-def division_figure(bars: Sequence[Bar], title: str = "", *, times: bool = True) -> "Figure":
+def division_figure(
+    bars: Sequence[Bar], title: str = "", *, times: bool = True, shared: Collection[str] = ()
+) -> "Figure":
     """Draw the workspace of each layer and operation in MiB (paper, figure 13), and what it buys; see `layers_figure`.
 
     Args:
         bars: labels and reports.
         title: stands above the picture.
         times: whether the milliseconds are drawn above the workspace, so that layers without workspace are seen, too.
+        shared: labels of bars whose kernels have one workspace in turn, of which the largest is drawn.
     """
     workspace = _stacks(bars, repeat("workspace_bytes", len(bars)), MIB)
+    for (label, report), stack in zip(bars, workspace, strict=True):
+        if label in shared:
+            most = max(report.kernels, key=lambda kernel: kernel.workspace_bytes)
+            stack.clear()
+            stack[_names(bars)[_layer(most)], most.operation] = most.workspace_bytes / MIB
     panels = [(workspace, "workspace in MiB")]
     if times:
         stacks, kind = _times(bars)
