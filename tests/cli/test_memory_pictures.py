@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 
+from tests.support.noted import noted
 from tests.support.step_graphs import small_line
 from ucudnn.cli import memory_pictures
 from ucudnn.cli.memory_pictures import PictureOptions
@@ -94,15 +95,7 @@ def test_the_command_draws_both_pictures_and_writes_a_snapshot(call, tmp_path):
 
 
 def test_a_picture_is_of_the_plan_that_the_table_has_and_nothing_is_planned_again(call, pictures, monkeypatch):
-    plans, plan = [], CheckpointPolicy.plan
-
-    def counted(policy, *arguments):
-        plans.append(plan(policy, *arguments))
-        return plans[-1]
-
-    monkeypatch.setattr(CheckpointPolicy, "plan", counted)
-    placed, place = [], PlannedPool.place
-    monkeypatch.setattr(PlannedPool, "place", lambda pool, lives: placed.append(lives) or place(pool, lives))
+    plans, placed = noted(monkeypatch, CheckpointPolicy, "plan"), noted(monkeypatch, PlannedPool, "place")
     files = ("--timeline", "queues.svg", "--addresses", "pool.svg")
     assert call("--policy", "checkpoint", *files) == (0, "")
     assert all("checkpoint" in title for _, _, title in pictures)

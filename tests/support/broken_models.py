@@ -10,35 +10,42 @@ import torch
 from torch import nn
 
 
-class Refusing(nn.Module):
-    """A model whose forward raises what is no RuntimeError, with several lines."""
+class Convolving(nn.Module):
+    """A model that works."""
 
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3)
 
     def forward(self, x):
+        return self.conv(x).flatten(1)
+
+
+class Refusing(Convolving):
+    """A model whose forward raises what is no RuntimeError, with several lines."""
+
+    def forward(self, x):
         raise KeyError(f"no [red]key[/]\nfor {x.shape}")
 
 
-class Leaving(Refusing):
+class Leaving(Convolving):
     """A model whose forward ends the program."""
 
     def forward(self, x):
         raise SystemExit(7)
 
 
-class Backwards(Refusing):
+class Backwards(Convolving):
     """A model whose backward raises."""
 
     def forward(self, x):
-        output = self.conv(x).flatten(1)
+        output = super().forward(x)
         if output.requires_grad:
             output.register_hook(lambda _: {}["gradient"])
         return output
 
 
-class Sleeping(Refusing):
+class Sleeping(Convolving):
     """A model whose forward takes ten minutes. Before that it writes its process into the file SLEEPING_PROCESS."""
 
     def forward(self, x):
@@ -46,7 +53,7 @@ class Sleeping(Refusing):
         path.with_suffix(".part").write_text(str(os.getpid()))
         path.with_suffix(".part").replace(path)
         time.sleep(600)
-        return self.conv(x).flatten(1)
+        return super().forward(x)
 
 
 class Untrained(nn.Module):
@@ -67,43 +74,35 @@ class OfOneBatch(nn.Module):
         return self.linear(x.flatten(1)[:, :3]).view(4, 3)
 
 
-class Empty(nn.Module):
+class Empty(OfOneBatch):
     """A model whose output has no rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
 
     def forward(self, x):
         return self.linear(x[:0].flatten(1)[:, :3])
 
 
-class Printing(nn.Module):
+class Printing(Convolving):
     """A model that prints."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
 
     def forward(self, x):
         print("a model's own words")  # noqa: T201
-        return self.conv(x).flatten(1)
+        return super().forward(x)
 
 
-class Writing(Printing):
+class Writing(Convolving):
     """A model of a library that writes to the standard output of the process, past Python."""
 
     def forward(self, x):
         os.write(1, b"a library's own words\n")
         ctypes.CDLL(None).puts(b"a library's own words, kept in C")
-        return self.conv(x).flatten(1)
+        return super().forward(x)
 
 
-class Diverging(Printing):
+class Diverging(Convolving):
     """A model whose output is no number."""
 
     def forward(self, x):
-        return self.conv(x).flatten(1) * math.nan
+        return super().forward(x) * math.nan
 
 
 def vast():

@@ -4,17 +4,19 @@ from dataclasses import replace
 
 import torch
 
+from tests.support.gate_call import GateCall
 from tests.support.host_gpu import PROBLEM
 from ucudnn.benchmarking.unmeasured.untimed_division import equal_parts
 from ucudnn.problem import Operation
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.calls.problem import shapes_of
-from ucudnn.torch.gate.call_gate import GateOutput, GateRule, signature_of
 
 GEOMETRY = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+MASK = True, True, False
+"""Of the gradients that are wanted, in PyTorch's order."""
 
 
-class DirectCall:
+class DirectCall(GateCall):
     """One operation of a convolution of 64 images, by equal micro-batches of an engine."""
 
     def __init__(self, backend, operation, parts, engine="eng1", biased=False):
@@ -25,42 +27,25 @@ class DirectCall:
         self.problem = problem
         self.kernel = TunedKernel(problem, equal_parts(problem, size, algorithm), backend)
         self.direct = self.kernel.direct()
-        self.x, self.weight, self.grad = (torch.randn(shape) for shape in shapes_of(problem))
-        self.bias = 3 + torch.randn(problem.filters) if biased else None
+        x, weight, self.grad = (torch.randn(shape) for shape in shapes_of(problem))
+        super().__init__(x, weight, 3 + torch.randn(problem.filters) if biased else None, GEOMETRY)
 
     def rules(self):
         """Return the rules of a forward and a backward call; a call in Python is an error."""
-        out = shapes_of(self.problem)[
-            {"Forward": 2, "BackwardData": 0, "BackwardFilter": 1}[self.problem.operation.value]
-        ]
-        strides = torch.empty(out).stride()
-        made = GateOutput(lambda *addresses: _refuse(), tuple(out), strides, self.direct)
-        x, weight, grad = (
-            (tuple(each.shape), each.stride(), each.dtype, 0) for each in (self.x, self.weight, self.grad)
-        )
-        cudnn = torch.backends.cudnn
-        flags = cudnn.deterministic, cudnn.enabled
         if self.problem.operation is Operation.FORWARD:
-            bias, bias_as = None, ((), ())
-            if self.bias is not None:
-                bias, bias_as = ((*self.bias.shape,), (1,), self.bias.dtype, 0), ((*self.bias.shape, 1, 1), (1, 1, 1))
-            signature = signature_of((*x, *weight, bias, GEOMETRY, *flags, True))
-            return [GateRule(signature, {0: made}, bias_as, self.kernel.fuses)], []
-        at = int(self.problem.operation is Operation.BACKWARD_FILTER)
-        precision = torch._C._get_fp32_precision_getter("cuda", "conv")
-        signature = signature_of((*grad, *x, *weight, GEOMETRY, (True, True, False), *flags, precision))
-        return [], [GateRule(signature, {at: made})]
+            bias_as = ((), ()) if self.bias is None else ((len(self.bias), 1, 1), (1, 1, 1))
+            rule = self.forward_rule(_refuse, self.bias, bias_as=bias_as, fuses=self.kernel.fuses)
+        else:
+            name = "weight" if self.problem.operation is Operation.BACKWARD_FILTER else "x"
+            rule = self.backward_rule(self.grad, mask=MASK, **{name: _refuse})
+        rule = rule._replace(outputs={at: each._replace(direct=self.direct) for at, each in rule.outputs.items()})
+        return ([rule], []) if self.problem.operation is Operation.FORWARD else ([], [rule])
 
     def run(self):
         """Return the output."""
         if self.problem.operation is Operation.FORWARD:
-            return torch.ops.aten._convolution.default(
-                self.x, self.weight, self.bias, *GEOMETRY, False, False, True, True
-            )
-        found = torch.ops.aten.convolution_backward.default(
-            self.grad, self.x, self.weight, None, *GEOMETRY, [True, True, False]
-        )
-        return found[int(self.problem.operation is Operation.BACKWARD_FILTER)]
+            return self.forward(bias=self.bias)
+        return self.backward(self.grad, MASK)[int(self.problem.operation is Operation.BACKWARD_FILTER)]
 
     def expected(self):
         """Return the output in float64, by matrices."""
@@ -73,5 +58,5 @@ class DirectCall:
         return x.grad if self.problem.operation is Operation.BACKWARD_DATA else weight.grad
 
 
-def _refuse():
+def _refuse(*addresses):
     raise AssertionError("a call in Python")

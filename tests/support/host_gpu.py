@@ -23,6 +23,9 @@ PROBLEM = ConvolutionProblem(
     operation=Operation.FORWARD, batch=8, channels=4, spatial=(7, 6), filters=6, kernel=(3, 3), padding=(1, 1)
 )
 
+ELSEWHERE = 0x40
+"""Address of another stream than the default one."""
+
 
 class Host:
     """PyTorch as the package sees it, with a GPU that is the host's memory.
@@ -75,6 +78,22 @@ class Host:
         monkeypatch.setattr("ucudnn.backends.cudnn.algorithms.compile_ahead.exchange_capture_mode", lambda mode: 0)
         monkeypatch.setattr(torch.cuda, "device", self.use)
         monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: 0, raising=False)
+
+    @contextmanager
+    def elsewhere(self, *, captures=False):
+        """Let another stream be the current one, which may be captured."""
+        self.stream, self.captures = ELSEWHERE, captures
+        yield
+        self.stream, self.captures = 0, False
+
+    @contextmanager
+    def failing(self, first=1):
+        """Let calls of cuDNN fail from the first, second or a later one on."""
+        self.stub.stub_fail_from(first)
+        try:
+            yield
+        finally:
+            self.stub.stub_fail_from(-1)
 
     def forget(self):
         self.allocated, self.refused = [], []

@@ -6,6 +6,8 @@ from time import monotonic, sleep
 import torch
 
 from tests.support.host_gpu import assert_near
+from tests.support.made_up_gpu import MadeUpGpu
+from tests.support.noted import noted
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.storage.store import open_store
 from ucudnn.handle import Handle
@@ -18,6 +20,7 @@ from ucudnn.torch.device.timed_device import FreeBlocks, HomeStream
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.trial_ledger import TrialLedger
+from ucudnn.torch.summary import summarize
 from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.plan_owner import PlanOwner, Stated
@@ -33,7 +36,7 @@ LATER = 8 * 6 * 7 * 6 * 4
 """Bytes of the gradient of the second layer's input, which the filter gradient before it may use."""
 
 
-class HostProgram:
+class HostProgram(MadeUpGpu):
     """The host's GPU as a tuner sees it, whose clock moves by the time of each kernel.
 
     Attributes:
@@ -50,9 +53,8 @@ class HostProgram:
         can_delay: whether steps may be delayed; each of them then takes longer by that.
     """
 
-    can_delay = False
-
     def __init__(self, host, baseline_ms, idle_ms):
+        super().__init__()
         self.host, self.baseline_ms, self.idle_ms = host, baseline_ms, idle_ms
         self.passed_ms = self.bandwidth = self._host_ms = 0.0
         self.building_ms = 1.0
@@ -83,12 +85,6 @@ class HostProgram:
         if begin is None or end is None:
             raise RuntimeError("operation not permitted on an event last recorded in a capturing stream")
         return end - begin
-
-    def has_reached(self, mark):
-        return False
-
-    def issue_ms(self, begin, end):
-        return 0.0
 
     def live_bytes(self):
         return self.live()
@@ -257,6 +253,12 @@ class TunedProgram:
         """Take a step, and check the output and the gradients."""
         assert_near(self.step(), self.expected)
 
+    def computed(self, take=None):
+        """Take and check a step; return how many of its kernels the report counts, which are not PyTorch's own."""
+        before = summarize([self.made]).calls
+        (take or self.check)()
+        return summarize([self.made]).calls - before
+
     def until(self, holds, most=400, take=None):
         """Take and check steps until a condition holds; raise an error if it does not hold after `most` steps."""
         for _ in range(most):
@@ -338,11 +340,7 @@ def python_calls(monkeypatch, interceptor=Interceptor):
 
     While others are tried, calls come to an AutoInterceptor, which may not ask the Interceptor of heuristic plans.
     """
-    seen = []
-    for name in ("forward", "backward"):
-        run = getattr(interceptor, name)
-        monkeypatch.setattr(interceptor, name, lambda *rest, run=run: seen.append(run) or run(*rest))
-    return seen
+    return noted(monkeypatch, interceptor, "forward", "backward", of=lambda *_: True)
 
 
 def taken(items):

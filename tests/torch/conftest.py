@@ -68,3 +68,10 @@ def gate_library(tmp_path_factory):
     if found.gate is None:
         pytest.skip("there is no C++ compiler, or PyTorch has no headers")
     return found
+
+
+@pytest.fixture
+def gate(gate_library):
+    """Return the gate, which is closed after the test."""
+    yield gate_library.gate
+    gate_library.gate.close()

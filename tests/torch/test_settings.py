@@ -11,6 +11,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 import ucudnn.torch  # noqa: E402
 from tests.support.every_setting import ALL_OPTIONS, EVERY, FIELDS, arguments, partly, set_variables  # noqa: E402
+from tests.support.noted import noted  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.torch.__main__ import main  # noqa: E402
@@ -78,13 +79,7 @@ def test_every_setting_reaches_the_handle_of_a_program(monkeypatch, program, opt
 @pytest.fixture
 def opened(monkeypatch):
     """Return a list of the settings of handles that are made from now on."""
-    opened, make = [], Handle._open
-    monkeypatch.setattr(
-        Handle,
-        "_open",
-        lambda handle, settings, *rest, **options: opened.append(settings) or make(handle, settings, *rest, **options),
-    )
-    return opened
+    return noted(monkeypatch, Handle, "_open", of=lambda handle, settings, *_, **options: settings)
 
 
 @BY_OPTION_AND_VARIABLE

@@ -1,10 +1,14 @@
-"""The summary of what went through handles."""
+"""The summary of what went through handles, and the report of it at exit."""
+
+import csv
+import io
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from tests.support.decisions import slower  # noqa: E402
+from tests.support.reported import run  # noqa: E402
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
 from ucudnn.reporting.table import EXPLANATIONS  # noqa: E402
 from ucudnn.torch.summary import Summary  # noqa: E402
@@ -61,3 +65,16 @@ def test_reasons_that_differ_in_their_problem_have_one_line():
     assert lines[0].endswith("left to PyTorch: 19")
     assert lines[1] == ("  14 x UnsupportedProblemError: Forward 2x3x9x9: no algorithm, and alike for 2 other problems")
     assert lines[2] == "  5 x under a transform"
+
+
+PROGRAM = """
+import torch, ucudnn.torch
+ucudnn.torch.enable(backend="cpu", workspace_limit="100KiB", database="off")
+torch.nn.Conv2d(3, 2, 3)(torch.ones(4, 3, 9, 9))
+"""
+
+
+def test_pytorch_reports_its_layers(tmp_path):
+    run(PROGRAM, tmp_path / "report.csv")
+    (row,) = csv.DictReader(io.StringIO((tmp_path / "report.csv").read_text()))
+    assert (row["operation"], row["calls"]) == ("Forward", "1")

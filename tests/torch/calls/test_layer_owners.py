@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.noted import noted  # noqa: E402
 from tests.support.problems import make_problem  # noqa: E402
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
 from ucudnn.problem import ConvolutionProblem, Operation  # noqa: E402
@@ -56,9 +57,8 @@ def test_layers_of_a_model_have_names_without_a_change_to_it(trained):
 
 
 def test_images_of_new_sizes_do_not_read_the_model_again_unless_weights_have_moved(monkeypatch):
-    net, read = Net(), []
-    named_modules = torch.nn.Module.named_modules
-    monkeypatch.setattr(torch.nn.Module, "named_modules", lambda *each: read.append(each[0]) or named_modules(*each))
+    net = Net()
+    read = noted(monkeypatch, torch.nn.Module, "named_modules", of=lambda module, *_: module)
     with enable_on_cpu() as on:
         net(torch.randn(2, 3, 6, 6))
         assert read
@@ -116,11 +116,11 @@ def test_under_division_numbers_of_layers_stay_where_several_look_the_same(train
 
 
 def test_a_report_of_many_convolutions_reads_each_problem_a_few_times_only(monkeypatch):
-    convolutions, read, original = 60, [], ConvolutionProblem.__str__
+    convolutions = 60
     with enable_on_cpu() as on:
         for rows in range(convolutions):
             F.conv2d(torch.randn(1, 1, 2 + rows, 2), torch.randn(1, 1, 2, 2))
-        monkeypatch.setattr(ConvolutionProblem, "__str__", lambda problem: read.append(1) or original(problem))
+        read = noted(monkeypatch, ConvolutionProblem, "__str__")
         assert len(on.report().layers) == convolutions
     assert convolutions <= len(read) <= 20 * convolutions  # it was their square: half a second for 1,000 convolutions
 

@@ -5,6 +5,7 @@ import sys
 import warnings
 from array import array
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from time import sleep
@@ -14,8 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn  # noqa: E402
+from tests.support.gate_call import GateCall  # noqa: E402
 from ucudnn.torch.calls.aten_kernels import AtenKernels  # noqa: E402
-from ucudnn.torch.gate.call_gate import GateOutput, GateRule, PythonOperators, signature_of  # noqa: E402
+from ucudnn.torch.gate.call_gate import PythonOperators  # noqa: E402
 
 CASES = {
     "plain": ((4, 3, 9, 8), (6, 3, 3, 3), {"stride": (2, 1), "padding": (1, 2)}),
@@ -26,46 +28,25 @@ CASES = {
 SENTINEL = 1234.5
 
 
-class Call:
-    """A convolution, as PyTorch's operators take it."""
+class Call(GateCall):
+    """A call of CASES."""
 
     def __init__(self, name):
         torch.manual_seed(0)
         x_shape, w_shape, options = CASES[name]
         two = len(x_shape) - 2
-        self.x, self.weight = torch.randn(x_shape), torch.randn(w_shape)
         transposed, groups = options.get("transposed", False), options.get("groups", 1)
-        self.bias = torch.randn(w_shape[1] * groups if transposed else w_shape[0])
+        bias = torch.randn(w_shape[1] * groups if transposed else w_shape[0])
         lists = {"stride": (1,) * two, "padding": (0,) * two, "dilation": (1,) * two, "output_padding": (0,) * two}
         lists |= {key: value for key, value in options.items() if key in lists}
-        self.geometry = (
-            *(lists[key] for key in ("stride", "padding", "dilation")), transposed, lists["output_padding"], groups
-        )  # fmt: skip
-        self.flags = (torch.backends.cudnn.deterministic, torch.backends.cudnn.enabled)
-
-    def forward(self, x=None, bias=None, tf32=True):
-        x = self.x if x is None else x
-        return torch.ops.aten._convolution.default(
-            x, self.weight, bias, *self.geometry, False, self.flags[0], self.flags[1], tf32
-        )
-
-    def backward(self, grad, mask=(True, True, True)):
-        sizes = list(self.bias.shape)
-        return torch.ops.aten.convolution_backward.default(grad, self.x, self.weight, sizes, *self.geometry, list(mask))
-
-    def forward_signature(self, bias=None, tf32=True):
-        biased = None if bias is None else (tuple(bias.shape), bias.stride(), bias.dtype, 0)
-        return signature_of((*_parts(self.x), *_parts(self.weight), biased, self.geometry, *self.flags, tf32))
-
-    def backward_signature(self, grad, mask=(True, True, True)):
-        tensors = (*_parts(grad), *_parts(self.x), *_parts(self.weight))
-        return signature_of(
-            (*tensors, self.geometry, mask, *self.flags, torch._C._get_fp32_precision_getter("cuda", "conv"))
-        )
+        first = (lists[key] for key in ("stride", "padding", "dilation"))
+        geometry = (*first, transposed, lists["output_padding"], groups)
+        super().__init__(torch.randn(x_shape), torch.randn(w_shape), bias, geometry)
 
 
-def _parts(tensor):
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, 0
+def ours(like):
+    """Return what `writer` makes of an output."""
+    return torch.full_like(like, SENTINEL)
 
 
 def writer(seen, place, size):
@@ -79,23 +60,33 @@ def writer(seen, place, size):
     return compute
 
 
-@pytest.fixture
-def gate(gate_library):
-    yield gate_library.gate
-    gate_library.gate.close()
+@contextmanager
+def registered(**kernels):
+    """Let PyTorch have other kernels of some operators."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, and tests replace some
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "CPU")
+    yield
+    library._destroy()
 
 
 @pytest.fixture
-def conv():
-    """Return PyTorch's settings of convolutions, which are restored after the test."""
-    found = torch.backends.cudnn.conv
-    before = found.fp32_precision
-    yield found
-    found.fp32_precision = before
+def passed_on():
+    """Return a list that gets the mask of each backward call that comes to PyTorch, which computes it."""
+    masks, baseline = [], AtenKernels("CPU").backward
+    with registered(convolution_backward=lambda *rest: masks.append(tuple(rest[-1])) or baseline(*rest)):
+        yield masks
 
 
-def output_of(tensor, compute):
-    return GateOutput(compute, tuple(tensor.shape), tensor.stride())
+@pytest.fixture
+def plain():
+    """Return a call, its output, a gradient of that, and the gradients that follow."""
+    call = Call("plain")
+    expected = call.forward()
+    grad = torch.randn_like(expected)
+    return call, expected, grad, call.backward(grad)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,11 +99,10 @@ def test_a_call_with_a_rule_is_computed_by_it_and_its_bias_is_added(gate, name, 
     seen = []
     compute = writer(seen, 0 if transposed else 2, expected.numel())
     bias_as = ((len(call.bias), *ones), (1, *ones)) if biased else ((), ())
-    gate.use("cpu", [GateRule(call.forward_signature(bias), {0: output_of(expected, compute)}, bias_as)], [])
+    gate.use("cpu", [call.forward_rule(compute, bias, bias_as=bias_as)])
     found = call.forward(bias=bias)
     assert found.shape == expected.shape
-    wanted = torch.full_like(expected, SENTINEL)
-    assert torch.equal(found, wanted + call.bias.view(-1, *ones) if biased else wanted)
+    assert torch.equal(found, ours(expected) + call.bias.view(-1, *ones) if biased else ours(expected))
     ((x, w, y),) = seen
     assert w == call.weight.data_ptr()
     assert (y if transposed else x) == call.x.data_ptr()
@@ -120,74 +110,59 @@ def test_a_call_with_a_rule_is_computed_by_it_and_its_bias_is_added(gate, name, 
     assert len(seen) == 1
 
 
-def test_a_kernel_that_adds_the_bias_is_given_its_address(gate):
-    call = Call(next(iter(CASES)))
-    expected, seen = call.forward(), []
-    bias_as = ((len(call.bias), 1, 1), (1, 1, 1))
-    made = {0: output_of(expected, writer(seen, 2, expected.numel()))}
-    gate.use("cpu", [GateRule(call.forward_signature(call.bias), made, bias_as, fuses=True)], [])
-    assert torch.equal(call.forward(bias=call.bias), torch.full_like(expected, SENTINEL))
+def test_a_kernel_that_adds_the_bias_is_given_its_address(gate, plain):
+    (call, expected, *_), seen = plain, []
+    how = {"bias_as": ((len(call.bias), 1, 1), (1, 1, 1)), "fuses": True}
+    gate.use("cpu", [call.forward_rule(writer(seen, 2, expected.numel()), call.bias, **how)])
+    assert torch.equal(call.forward(bias=call.bias), ours(expected))
     ((x, w, _, bias),) = seen
     assert (x, w, bias) == tuple(each.data_ptr() for each in (call.x, call.weight, call.bias))
     assert torch.equal(call.forward(), expected), "another signature"
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("ours", [(0,), (1,), (0, 1)])
-def test_gradients_with_a_rule_are_computed_by_it_and_the_others_by_pytorch(gate, name, ours):
+@pytest.mark.parametrize("computed", [(0,), (1,), (0, 1)])
+def test_gradients_with_a_rule_are_computed_by_it_and_the_others_by_pytorch(gate, name, computed):
     call = Call(name)
     grad = torch.randn_like(call.forward())
     expected = call.backward(grad)
     transposed, seen = call.geometry[3], {0: [], 1: []}
     places = {0: 2 if transposed else 0, 1: 1}
-    outputs = {
-        at: output_of((call.x, call.weight)[at], writer(seen[at], places[at], expected[at].numel())) for at in ours
-    }
-    gate.use("cpu", [], [GateRule(call.backward_signature(grad), outputs)])
+    computes = {at: writer(seen[at], places[at], expected[at].numel()) for at in computed}
+    gate.use("cpu", [], [call.backward_rule(grad, x=computes.get(0), weight=computes.get(1))])
     found = call.backward(grad)
     for at in range(3):
-        wanted = torch.full_like(expected[at], SENTINEL) if at in ours else expected[at]
-        assert torch.equal(found[at], wanted)
-    operands = {0: (call.x, call.weight, grad), 1: (call.x, call.weight, grad)}
-    for at in ours:
+        assert torch.equal(found[at], ours(expected[at]) if at in computed else expected[at])
+    for at in computed:
         ((x, w, y),) = seen[at]
         given = {"near": y if transposed else x, "filters": w, "far": x if transposed else y}
-        known = {"near": operands[at][0], "filters": operands[at][1], "far": operands[at][2]}
+        known = {"near": call.x, "filters": call.weight, "far": grad}
         del known[("near", "filters")[at]]
         assert all(given[key] == tensor.data_ptr() for key, tensor in known.items())
     for left, right in zip(call.backward(grad, (False, True, False)), expected, strict=True):
         assert left is None or torch.equal(left, right), "another signature"
-    assert sum(map(len, seen.values())) == len(ours)
+    assert sum(map(len, seen.values())) == len(computed)
 
 
-def test_calls_that_are_set_aside_are_passed_on_whole_until_they_are_not(gate, passed_on):
-    call = Call("plain")
-    expected, seen, bypass = call.forward(), [], array("q", [0])
-    grad = torch.randn_like(expected)
-    gradients, mask = call.backward(grad), (True, True, True)
-    made = {0: output_of(expected, writer(seen, 2, expected.numel()))}
-    other = {0: output_of(call.x, writer(seen, 0, call.x.numel()))}
-    forward = GateRule(call.forward_signature(), made, bypass=bypass)
-    gate.use("cpu", [forward], [GateRule(call.backward_signature(grad), other, bypass=bypass)])
+def test_calls_that_are_set_aside_are_passed_on_whole_until_they_are_not(gate, plain, passed_on):
+    (call, expected, grad, gradients), seen = plain, []
+    mask, bypass = (True, True, True), array("q", [0])
+    forward = call.forward_rule(writer(seen, 2, expected.numel()), bypass=bypass)
+    gate.use("cpu", [forward], [call.backward_rule(grad, x=writer(seen, 0, call.x.numel()), bypass=bypass)])
     del forward  # the gate keeps the number
-    passed_on.clear()
     for is_bypassed in (0, 1, 0, -1):
         bypass[0] = is_bypassed
-        wanted = expected if is_bypassed else torch.full_like(expected, SENTINEL)
-        assert torch.equal(call.forward(), wanted)
+        assert torch.equal(call.forward(), expected if is_bypassed else ours(expected))
         found = call.backward(grad)
-        wanted = gradients[0] if is_bypassed else torch.full_like(call.x, SENTINEL)
-        assert torch.equal(found[0], wanted)
+        assert torch.equal(found[0], gradients[0] if is_bypassed else ours(call.x))
         assert all(map(torch.equal, found[1:], gradients[1:]))
     assert passed_on == [(False, True, True), mask, (False, True, True), mask], "one call, not one for each gradient"
     assert len(seen) == 4
 
 
-def test_calls_that_are_set_aside_or_have_no_rule_go_to_python_over_plans(gate):
-    call, kernels, came, bypass = Call("plain"), AtenKernels("CPU"), [], array("q", [0])
-    expected = call.forward()
-    grad = torch.randn_like(expected)
-    gradients = call.backward(grad)
+def test_calls_that_are_set_aside_or_have_no_rule_go_to_python_over_plans(gate, plain):
+    (call, expected, grad, gradients), came = plain, []
+    kernels, bypass = AtenKernels("CPU"), array("q", [0])
     operators = PythonOperators(
         "cpu",
         (
@@ -195,11 +170,10 @@ def test_calls_that_are_set_aside_or_have_no_rule_go_to_python_over_plans(gate):
             lambda *rest: came.append("backward") or kernels.backward(*rest),
         ),
     )
-    made = {0: output_of(expected, writer([], 2, expected.numel()))}
-    gate.use("cpu", [GateRule(call.forward_signature(), made, bypass=bypass)], python=operators.names)
+    gate.use("cpu", [call.forward_rule(writer([], 2, expected.numel()), bypass=bypass)], python=operators.names)
     for bypass[0] in (0, 1):
         came.clear()
-        assert torch.equal(call.forward(), expected if bypass[0] else torch.full_like(expected, SENTINEL))
+        assert torch.equal(call.forward(), expected if bypass[0] else ours(expected))
         assert all(map(torch.equal, call.backward(grad), gradients))
         assert came == ["forward"] * bypass[0] + ["backward"]
     gate.close()
@@ -214,9 +188,9 @@ def test_calls_without_a_rule_are_pytorchs_own_whether_its_kernels_or_others_are
     grad = torch.randn_like(expected)
     gradients = call.backward(grad, mask)
     kernels, came = AtenKernels("CPU"), []
+    rules = [call.forward_rule(writer([], 2, expected.numel()))._replace(signature=[0])]
 
     def check(passes_to_own):
-        rules = [GateRule([0], {0: output_of(expected, writer([], 2, expected.numel()))})]
         gate.use("cpu", rules, rules)
         assert gate.passes_to_own() is passes_to_own
         assert torch.equal(call.forward(bias=call.bias), expected)
@@ -228,13 +202,11 @@ def test_calls_without_a_rule_are_pytorchs_own_whether_its_kernels_or_others_are
         assert not gate.passes_to_own()
 
     check(passes_to_own=True)
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, and this test replaces two
-        library.impl("_convolution", lambda *rest: came.append(rest) or kernels.forward(*rest), "CPU")
-        library.impl("convolution_backward", lambda *rest: came.append(rest) or kernels.backward(*rest), "CPU")
-    check(passes_to_own=False)
-    library._destroy()
+    with registered(
+        _convolution=lambda *rest: came.append(rest) or kernels.forward(*rest),
+        convolution_backward=lambda *rest: came.append(rest) or kernels.backward(*rest),
+    ):
+        check(passes_to_own=False)
     forward, unbiased, backward = came
     assert unbiased[2] is None
     assert forward[3:] == (*map(list, call.geometry[:3]), call.geometry[3], [*call.geometry[4]], call.geometry[5],
@@ -244,22 +216,9 @@ def test_calls_without_a_rule_are_pytorchs_own_whether_its_kernels_or_others_are
     assert all(map(torch.equal, backward[:3], (grad, call.x, call.weight)))
 
 
-@pytest.fixture
-def passed_on():
-    """Return a list that gets the mask of each backward call that comes to PyTorch, which computes it."""
-    masks = []
-    baseline = AtenKernels("CPU").backward
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, and this test replaces one
-        library.impl("convolution_backward", lambda *rest: masks.append(tuple(rest[-1])) or baseline(*rest), "CPU")
-    yield masks
-    library._destroy()
-
-
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
-    ("ours", "done", "order"),
+    ("computed", "done", "order"),
     [
         ((0,), True, [0, (False, True)]),
         ((1,), True, [(True, False), 1]),
@@ -269,11 +228,9 @@ def passed_on():
     ],
 )
 def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_in_that_order(
-    gate, passed_on, ours, done, order, biased
+    gate, plain, passed_on, computed, done, order, biased
 ):
-    call = Call("plain")
-    grad = torch.randn_like(call.forward())
-    mask = (True, True, biased)
+    (call, _, grad, _), mask = plain, (True, True, biased)
     expected = call.backward(grad, mask)
     passed_on.clear()
 
@@ -281,9 +238,9 @@ def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_
         write = writer([], at, expected[at].numel())
         return lambda *addresses: passed_on.append(at) or (done and write(*addresses))
 
-    outputs = {at: output_of((call.x, call.weight)[at], computes(at)) for at in ours}
+    wanted = {name: computes(at) for at, name in enumerate(("x", "weight")) if at in computed}
     try:
-        gate.use("cpu", [], [GateRule(call.backward_signature(grad, mask), outputs)])
+        gate.use("cpu", [], [call.backward_rule(grad, mask=mask, **wanted)])
         found = call.backward(grad, mask)
     finally:
         gate.close()  # before the kernels to which it passes on are gone
@@ -292,31 +249,27 @@ def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_
     biases = [each[2] for each in passed_on if isinstance(each, tuple)]
     assert sum(biases) == biased, "computed once, with the first gradients that PyTorch computes"
     for at, (one, other) in enumerate(zip(found, expected, strict=True)):
-        if at in ours and done:
-            assert torch.equal(one, torch.full_like(other, SENTINEL))
+        if at in computed and done:
+            assert torch.equal(one, ours(other))
         else:
             assert (one is None and other is None) or torch.equal(one, other)
 
 
-def test_a_call_ends_by_the_rules_by_which_it_began_though_others_are_opened_meanwhile(gate):
-    call = Call("plain")
-    grad = torch.randn_like(call.forward())
-    expected = call.backward(grad)
-    signature, others, opened = call.backward_signature(grad), [], []
+def test_a_call_ends_by_the_rules_by_which_it_began_though_others_are_opened_meanwhile(gate, plain):
+    (call, _, grad, expected), others, opened = plain, [], []
     not_called = writer(others, 1, 1)
 
     def opens(*addresses):  # as another thread may while this call goes on
         opened.append(len(gate._computes))
-        gate.use("cpu", [], [GateRule(signature, {1: output_of(call.weight, not_called)})])
+        gate.use("cpu", [], [call.backward_rule(grad, weight=not_called)])
         opened.append(len(gate._computes))
         return write(*addresses)
 
     write = writer([], 0, expected[0].numel())
-    outputs = {0: output_of(call.x, opens), 1: output_of(call.weight, writer([], 1, expected[1].numel()))}
-    gate.use("cpu", [], [GateRule(signature, outputs)])
+    gate.use("cpu", [], [call.backward_rule(grad, x=opens, weight=writer([], 1, expected[1].numel()))])
     found = call.backward(grad)
     for at in range(2):
-        assert torch.equal(found[at], torch.full_like(expected[at], SENTINEL))
+        assert torch.equal(found[at], ours(expected[at]))
     assert not others
     assert opened == [2, 3], "both sets of rules have what they compute by"
     assert torch.equal(call.backward(grad)[0], expected[0])
@@ -326,17 +279,16 @@ def test_a_call_ends_by_the_rules_by_which_it_began_though_others_are_opened_mea
     assert not gate._earlier
 
 
-def test_threads_compute_while_the_gate_gets_other_rules(gate):
-    call = Call("plain")
-    expected = call.forward()
-    rule = GateRule(call.forward_signature(), {0: output_of(expected, writer([], 2, expected.numel()))})
+def test_threads_compute_while_the_gate_gets_other_rules(gate, plain):
+    call, expected, *_ = plain
+    rule = call.forward_rule(writer([], 2, expected.numel()))
     gate.use("cpu", [rule], [])
-    ours, found, ended = torch.full_like(expected, SENTINEL), Counter(), Event()
+    wanted, found, ended = ours(expected), Counter(), Event()
 
     def compute():
         while not ended.is_set():
             out = call.forward()
-            found["ours" if torch.equal(out, ours) else "PyTorch's" if torch.equal(out, expected) else "wrong"] += 1
+            found["ours" if torch.equal(out, wanted) else "PyTorch's" if torch.equal(out, expected) else "wrong"] += 1
 
     threads = [Thread(target=compute) for _ in range(3)]
     for each in threads:
@@ -356,21 +308,18 @@ def test_threads_compute_while_the_gate_gets_other_rules(gate):
     assert len(gate._computes) == 1, "nothing is kept of rules by which nobody computes"
 
 
-def test_a_gate_that_is_opened_again_passes_on_to_the_same_kernels_and_stands_before_what_had_no_rules(gate, passed_on):
-    call = Call("plain")
-    expected = call.forward()
-    grad, seen = torch.randn_like(expected), []
-    gradients = call.backward(grad)
-    passed_on.clear()
-    backward = GateRule(call.backward_signature(grad), {1: output_of(call.weight, lambda *addresses: False)})
-    forward = GateRule(call.forward_signature(), {0: output_of(expected, writer(seen, 2, expected.numel()))})
+def test_a_gate_that_is_opened_again_passes_on_to_the_same_kernels_and_stands_before_what_had_no_rules(
+    gate, plain, passed_on
+):
+    (call, expected, grad, gradients), seen = plain, []
+    backward = call.backward_rule(grad, weight=lambda *addresses: False)
+    forward = call.forward_rule(writer(seen, 2, expected.numel()))
     try:
         gate.use("cpu", [], [backward])
         assert torch.equal(call.forward(), expected)
         gate.use("cpu", [forward], [])
-        assert torch.equal(call.forward(), torch.full_like(expected, SENTINEL))
-        for one, other in zip(call.backward(grad), gradients, strict=True):
-            assert torch.equal(one, other)
+        assert torch.equal(call.forward(), ours(expected))
+        assert all(map(torch.equal, call.backward(grad), gradients))
         assert len(passed_on) == 1
         gate.use("cpu", [], [backward])
         assert torch.equal(call.forward(), expected)
@@ -380,45 +329,33 @@ def test_a_gate_that_is_opened_again_passes_on_to_the_same_kernels_and_stands_be
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
-def test_gradients_in_another_precision_than_stated_are_left_to_pytorch(gate, conv, precision):
-    other = {"ieee": "tf32", "tf32": "ieee"}[precision]
-    call, seen = Call("plain"), []
-    grad = torch.randn_like(call.forward())
-    _, expected, _ = call.backward(grad)
-    conv.fp32_precision = precision
-    output = output_of(call.weight, writer(seen, 1, expected.numel()))
-    gate.use("cpu", [], [GateRule(call.backward_signature(grad), {1: output})])
-    conv.fp32_precision = other
+def test_gradients_in_another_precision_than_stated_are_left_to_pytorch(gate, plain, flags, precision):
+    (call, _, grad, (_, expected, _)), seen = plain, []
+    flags.conv.fp32_precision = precision
+    gate.use("cpu", [], [call.backward_rule(grad, weight=writer(seen, 1, expected.numel()))])
+    flags.conv.fp32_precision = {"ieee": "tf32", "tf32": "ieee"}[precision]
     assert torch.equal(call.backward(grad)[1], expected)
     assert not seen
-    conv.fp32_precision = precision
-    assert torch.equal(call.backward(grad)[1], torch.full_like(expected, SENTINEL))
+    flags.conv.fp32_precision = precision
+    assert torch.equal(call.backward(grad)[1], ours(expected))
     assert len(seen) == 1
 
 
-def test_what_cannot_be_computed_is_left_to_pytorch(gate, caplog):
-    call = Call("plain")
-    expected = call.forward()
-    grad = torch.randn_like(expected)
-    gradients = call.backward(grad)
+def test_what_cannot_be_computed_is_left_to_pytorch(gate, plain, caplog):
+    call, expected, grad, gradients = plain
 
     def fails(*addresses):
         raise ValueError("on purpose")
 
-    forward = [GateRule(call.forward_signature(), {0: output_of(expected, fails)})]
-    backward = [GateRule(call.backward_signature(grad), {0: output_of(call.x, lambda *_: False)})]
-    gate.use("cpu", forward, backward)
+    gate.use("cpu", [call.forward_rule(fails)], [call.backward_rule(grad, x=lambda *_: False)])
     assert torch.equal(call.forward(), expected)
     assert "on purpose" in caplog.text
     assert all(map(torch.equal, call.backward(grad), gradients))
 
 
-def test_calls_that_are_passed_on_never_come_to_python(gate):
-    call, other = Call("plain"), Call("grouped")
-    expected, seen, entered = call.forward(), [], []
-    gate.use(
-        "cpu", [GateRule(call.forward_signature(), {0: output_of(expected, writer(seen, 2, expected.numel()))})], []
-    )
+def test_calls_that_are_passed_on_never_come_to_python(gate, plain):
+    (call, expected, *_), other, seen, entered = plain, Call("grouped"), [], []
+    gate.use("cpu", [call.forward_rule(writer(seen, 2, expected.numel()))])
     inside = str(Path(ucudnn.__file__).parent)
     sys.setprofile(lambda frame, event, _: entered.append(frame.f_code.co_filename) if event == "call" else None)
     try:
@@ -432,15 +369,11 @@ def test_calls_that_are_passed_on_never_come_to_python(gate):
     assert any(each.startswith(inside) for each in entered), "the same look at a call that is not passed on"
 
 
-def test_autograd_goes_through_the_gate(gate):
-    call = Call("plain")
+def test_autograd_goes_through_the_gate(gate, plain):
+    (call, _, grad, _), seen = plain, []
     x, weight = call.x.clone().requires_grad_(), call.weight.clone().requires_grad_()
     out = torch.nn.functional.conv2d(x, weight, call.bias, (2, 1), (1, 2))
-    grad = torch.randn_like(out)
-    seen = []
-    rule = GateRule(
-        call.backward_signature(grad, (True, True, False)), {1: output_of(weight, writer(seen, 1, weight.numel()))}
-    )
+    rule = call.backward_rule(grad, mask=(True, True, False), weight=writer(seen, 1, weight.numel()))
     out.backward(grad)
     expected = x.grad.clone()
     x.grad = weight.grad = None
@@ -448,13 +381,12 @@ def test_autograd_goes_through_the_gate(gate):
     torch.nn.functional.conv2d(x, weight, call.bias, (2, 1), (1, 2)).backward(grad)
     assert len(seen) == 1
     assert torch.equal(x.grad, expected)
-    assert torch.equal(weight.grad, torch.full_like(weight, SENTINEL))
+    assert torch.equal(weight.grad, ours(weight))
 
 
-def test_a_closed_gate_is_gone(gate):
-    call = Call("plain")
-    expected, seen = call.forward(), []
-    rules = [GateRule(call.forward_signature(), {0: output_of(expected, writer(seen, 2, expected.numel()))})]
+def test_a_closed_gate_is_gone(gate, plain):
+    (call, expected, *_), seen = plain, []
+    rules = [call.forward_rule(writer(seen, 2, expected.numel()))]
     for give_back in (gate.close, lambda: gate.use("cpu")):
         gate.use("cpu", rules)
         call.forward()
@@ -465,9 +397,9 @@ def test_a_closed_gate_is_gone(gate):
     assert len(seen) == 2
 
 
-def test_errors_of_pytorch_are_those_without_the_gate(gate):
-    call = Call("plain")
-    gate.use("cpu", [GateRule(call.forward_signature(), {0: output_of(call.x, lambda *_: False)})], [])
+def test_errors_of_pytorch_are_those_without_the_gate(gate, plain):
+    call, *_ = plain
+    gate.use("cpu", [call.forward_rule(lambda *_: False)])
     with pytest.raises(RuntimeError, match=r"expected input\[.*to have 3 channels, but got 5"):
         call.forward(torch.randn(4, 5, 9, 8))
     with pytest.raises(RuntimeError, match="could not parse dispatch key"):

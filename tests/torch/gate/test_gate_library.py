@@ -14,16 +14,32 @@ from tests.support.other_user import OTHER, needs_root
 from ucudnn.torch.gate.gate_library import GateLibrary
 
 
+def built(folder, find):
+    """Return what was built in a folder, given what finds programs."""
+    found = GateLibrary(folder, find)
+    assert found.gate is None
+    found.begin()
+    found.join(300)
+    assert not found.is_pending
+    return found
+
+
+def copying(compiler, library):
+    """Make a compiler that takes no time, because it copies a library; return what finds it."""
+    compiler.write_text(f"""#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+cp {library} "$2"
+""")
+    compiler.chmod(0o755)
+    return lambda name: str(compiler) if name == "c++" else None
+
+
 def test_the_library_is_kept_for_later_processes(gate_library, tmp_path):
     folder = tmp_path / "gate"
     shutil.copytree(gate_library._folder, folder)
     (before,) = folder.glob("*.so")
     written = before.stat().st_mtime_ns
-    found = GateLibrary(folder, find=lambda name: None)
-    assert found.gate is None
-    found.begin()
-    found.join(300)
-    assert found.gate is not None
+    assert built(folder, lambda name: None).gate is not None
     assert [each.stat().st_mtime_ns for each in folder.glob("*.so")] == [written]
 
 
@@ -37,11 +53,7 @@ def test_the_library_is_kept_for_later_processes(gate_library, tmp_path):
 )
 def test_without_a_compiler_that_works_there_is_no_gate_and_no_error(tmp_path, compiler, reason, caplog, capfd):
     caplog.set_level("INFO", "ucudnn")
-    found = GateLibrary(tmp_path, find=lambda name: compiler if name == "c++" else None)
-    found.begin()
-    found.join(300)
-    assert not found.is_pending
-    assert found.gate is None
+    assert built(tmp_path, lambda name: compiler if name == "c++" else None).gate is None
     assert "make a detour through Python" in caplog.text
     assert reason in caplog.text
     assert capfd.readouterr() == ("", ""), "what a compiler says is no output of the program"
@@ -67,16 +79,10 @@ def test_a_library_that_takes_too_long_is_awaited_no_longer_but_still_built(tmp_
 @pytest.fixture
 def kept(gate_library, tmp_path):
     """Return the path of a library that is kept, and a compiler that takes no time: it copies the gate's library."""
-    (built,) = gate_library._folder.glob("*.so")
-    compiler = tmp_path / "compiler"
-    compiler.write_text(f"""#!/bin/sh
-while [ "$1" != -o ]; do shift; done
-cp {built} "$2"
-""")
-    compiler.chmod(0o755)
+    (library,) = gate_library._folder.glob("*.so")
     folder = tmp_path / "cache" / "ucudnn" / "gate"
     folder.mkdir(parents=True)
-    return folder / built.name, lambda name: str(compiler) if name == "c++" else None
+    return folder / library.name, copying(tmp_path / "compiler", library)
 
 
 @pytest.fixture
@@ -93,11 +99,7 @@ __attribute__((constructor)) static void begin(void) {{ fclose(fopen("{loaded}",
 
 
 def load(library, find):
-    found = GateLibrary(library.parent, find)
-    found.begin()
-    found.join(300)
-    assert not found.is_pending
-    return found.gate
+    return built(library.parent, find).gate
 
 
 def test_what_is_built_is_for_its_user_alone_and_whole(kept):
@@ -170,13 +172,7 @@ def test_what_cannot_be_loaded_is_built_again(kept, gate_library, foreign, caplo
 def test_a_compiler_that_writes_another_library_gives_no_gate(kept, foreign, caplog, tmp_path):
     library, _ = kept
     caplog.set_level("INFO", "ucudnn")
-    compiler = tmp_path / "other_compiler"
-    compiler.write_text(f"""#!/bin/sh
-while [ "$1" != -o ]; do shift; done
-cp {foreign[0]} "$2"
-""")
-    compiler.chmod(0o755)
-    assert load(library, lambda name: str(compiler) if name == "c++" else None) is None
+    assert load(library, copying(tmp_path / "other_compiler", foreign[0])) is None
     assert "is another library: it has no ucudnn_gate_use" in caplog.text
     assert [each.suffix for each in library.parent.iterdir()] == [".ucudnn-lock"]
 

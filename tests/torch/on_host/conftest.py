@@ -30,6 +30,8 @@ def host(stub, monkeypatch):
     yield found
     process_overrides.clear()
     process_overrides._kept.clear()
+    for setting in (stub.stub_refuse_bias, stub.stub_refuse_gaps, stub.stub_refuse_lent, stub.stub_rows):
+        setting(0)
 
 
 @pytest.fixture
@@ -39,13 +41,6 @@ def backend(host):
     from ucudnn.torch.device.gpu import TorchGpu
 
     return CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
-
-
-@pytest.fixture
-def gate(gate_library):
-    """Return the gate, which is closed after the test."""
-    yield gate_library.gate
-    gate_library.gate.close()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import PROBLEM  # noqa: E402
+from tests.support.noted import noted  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
 from ucudnn.backends.base import ACCUMULATE, OVERWRITE  # noqa: E402
 from ucudnn.backends.bench import PrefetchRequest  # noqa: E402
@@ -79,8 +80,7 @@ def test_legacy_algorithms_that_the_graph_api_lacks_are_measured(host, calls, mo
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("adds", [False, True])
 def test_only_filter_gradients_that_add_have_a_second_plan(backend, monkeypatch, operation, adds):
-    asked, prepare = [], Preparer.prepare
-    monkeypatch.setattr(Preparer, "prepare", lambda self, *call: asked.append(call[2]) or prepare(self, *call))
+    asked = noted(monkeypatch, Preparer, "prepare", of=lambda *call: call[3])
     problem = replace(PROBLEM, operation=operation)
     backend.prepare(problem, backend.algorithms(problem)[0].name, adds=adds)
     filters = operation is Operation.BACKWARD_FILTER
@@ -88,12 +88,8 @@ def test_only_filter_gradients_that_add_have_a_second_plan(backend, monkeypatch,
 
 
 def test_plans_are_built_once_while_the_gpu_is_busy(backend, monkeypatch):
-    built, queued = [], []
-    prepare, timed, wait_ms = Preparer.prepare_for_bench, TorchGpu.timed, Timed.wait_ms
-
-    def counted(self, problem, algorithm):
-        built.append((problem, algorithm.name, bool(queued)))
-        return prepare(self, problem, algorithm)
+    queued, timed, wait_ms = [], TorchGpu.timed, Timed.wait_ms
+    built = noted(monkeypatch, Preparer, "prepare_for_bench", of=lambda _, *call: (call[0], call[1].name, bool(queued)))
 
     def counted_timed(self, run, lead=None):
         queued.append(timed(self, run, lead))
@@ -104,7 +100,6 @@ def test_plans_are_built_once_while_the_gpu_is_busy(backend, monkeypatch):
             queued.remove(self)
         return wait_ms(self)
 
-    monkeypatch.setattr(Preparer, "prepare_for_bench", counted)
     monkeypatch.setattr(TorchGpu, "timed", counted_timed)
     monkeypatch.setattr(Timed, "wait_ms", counted_wait)
     own = Handle(backend=backend, effort=QUICK, policy="powerOfTwo", workspace_limit=3000)
@@ -116,9 +111,7 @@ def test_plans_are_built_once_while_the_gpu_is_busy(backend, monkeypatch):
 
 @pytest.mark.parametrize("compiles", [False, True])
 def test_plans_do_not_share_compiled_engines(backend, monkeypatch, compiling, compiles):
-    made = []
-    new = OperationGraph._new
-    monkeypatch.setattr(OperationGraph, "_new", lambda self, kind: made.append(kind) or new(self, kind))
+    made = noted(monkeypatch, OperationGraph, "_new", of=lambda graph, kind: kind)
     if not compiles:
         monkeypatch.setattr("ucudnn.backends.cudnn.algorithms.operation_graph.RUNTIME_COMPILATION", -1)
     graph = OperationGraph(backend.library, backend.cudnn_handle, PROBLEM, OVERWRITE)
@@ -132,14 +125,8 @@ def test_plans_do_not_share_compiled_engines(backend, monkeypatch, compiling, co
 def test_an_engine_compiled_in_the_background_is_measured_without_another_build(
     host, calls, monkeypatch, compiling, limit_bytes
 ):
-    built = []
-    plan = OperationGraph.plan
-
-    def counted(self, name):
-        built.append((self.problem.batch, name, current_thread() is main_thread()))
-        return plan(self, name)
-
-    monkeypatch.setattr(OperationGraph, "plan", counted)
+    by_main = lambda: current_thread() is main_thread()  # noqa: E731
+    built = noted(monkeypatch, OperationGraph, "plan", of=lambda graph, name: (graph.problem.batch, name, by_main()))
     host.stream = 7
     backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     backend.prefetch([PrefetchRequest(PROBLEM, (1, 2, 4, 8), limit_bytes, lambda name: False)])
@@ -156,7 +143,7 @@ def test_an_engine_compiled_in_the_background_is_measured_without_another_build(
         for size in [next((s for s in (2, 1) if fits(backend, s, name, limit_bytes)), None)]
         if size is not None
     }
-    assert not any(by_main for *_, by_main in built)
+    assert not any(main for *_, main in built)
     calls()
     with backend.bench(PROBLEM) as bench:
         for size, name in sorted(ahead):
@@ -179,9 +166,7 @@ def test_an_engine_compiled_in_the_background_is_measured_without_another_build(
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_an_engine_that_waits_for_a_busy_thread_is_built_by_the_main_thread(host, monkeypatch, compiling, begun):
-    threads = []
-    plan = OperationGraph.plan
-    monkeypatch.setattr(OperationGraph, "plan", lambda self, name: threads.append(current_thread()) or plan(self, name))
+    threads = noted(monkeypatch, OperationGraph, "plan", of=lambda *_: current_thread())
     monkeypatch.setattr("ucudnn.backends.cudnn.algorithms.compile_ahead._MOST_BUILDING", 1)
     backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     running, held = Barrier(2), Lock()

@@ -1,4 +1,4 @@
-"""Kernels that the gate computes without Python, on the host's GPU: each operation, undivided and in micro-batches."""
+"""Kernels of a fixed configuration on the host's GPU, in Python and behind the gate, undivided and in micro-batches."""
 
 from dataclasses import replace
 from threading import Event, Thread
@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from tests.support.direct_call import DirectCall  # noqa: E402
+from tests.support.host_gpu import ELSEWHERE  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.calls.direct_kernel import direct_kernel  # noqa: E402
 
@@ -60,14 +61,11 @@ def test_a_bias_is_added_once_by_the_engine_or_by_pytorch(gate, backend, calls, 
     assert kernel.kernel.calls == 1 + (not fuses), "PyTorch computes where the engine cannot read the bias"
 
 
-def test_pytorch_computes_where_cudnn_fails_or_an_address_is_not_aligned(gate, backend, stub):
+def test_pytorch_computes_where_cudnn_fails_or_an_address_is_not_aligned(gate, backend, host):
     kernel = DirectCall(backend, Operation.FORWARD, 2)
     gate.use("cpu", *kernel.rules())
-    stub.stub_fail_from(1)
-    try:
+    with host.failing():
         check(kernel)
-    finally:
-        stub.stub_fail_from(-1)
     assert kernel.kernel.calls == 0
     shifted = torch.empty(kernel.x.numel() + 1)[1:].view(kernel.x.shape)
     kernel.x = shifted.copy_(kernel.x)
@@ -88,8 +86,8 @@ def test_all_descriptors_of_calls_are_destroyed(gate, backend, stub):
 def test_on_another_stream_no_kernel_is_computed_without_python(backend, host):
     kernel = DirectCall(backend, Operation.FORWARD, 1)
     assert kernel.direct is not None
-    host.stream = 0x40
-    assert kernel.kernel.direct() is None
+    with host.elsewhere():
+        assert kernel.kernel.direct() is None
 
 
 def test_kernels_of_several_threads_take_turns(gate, backend):
@@ -152,3 +150,38 @@ def test_pytorch_computes_while_another_thread_may_wait_for_python(gate, backend
     torch.testing.assert_close(found[0], one.expected().float(), rtol=1e-4, atol=1e-4)
     check(direct)
     assert direct.kernel.calls == 1
+
+
+@pytest.fixture
+def call(backend):
+    return DirectCall(backend, Operation.FORWARD, parts=2)
+
+
+def is_computed(call, out):
+    """Return whether the kernel says that it has computed an output, and check that it is right, or else unchanged."""
+    out.fill_(torch.nan)
+    done = call.kernel.run(call.x, call.weight, out)
+    if done:
+        torch.testing.assert_close(out, call.expected().float(), rtol=1e-4, atol=1e-4)
+    else:
+        assert out.isnan().all()
+    return done
+
+
+def test_a_kernel_computes_on_each_stream_that_has_the_same_addresses(call, host, calls):
+    out = torch.empty(call.grad.shape)
+    for stream in (ELSEWHERE, ELSEWHERE, 0, ELSEWHERE, 0):
+        host.stream = stream
+        calls()
+        assert is_computed(call, out)
+        assert [each.batch for each in calls()] == [32, 32]
+    assert call.kernel.calls == 5
+
+
+def test_a_kernel_computes_nothing_in_a_capture_and_everything_after_it(call, host):
+    out = torch.empty(call.grad.shape)
+    assert is_computed(call, out)
+    with host.elsewhere(captures=True):
+        assert not is_computed(call, out)
+    assert is_computed(call, out)
+    assert call.kernel.calls == 2

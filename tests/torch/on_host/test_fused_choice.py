@@ -82,13 +82,10 @@ def test_the_time_of_the_addition_decides_between_engines_that_are_about_as_fast
 
 def test_without_such_an_engine_pytorch_adds_the_bias(host, stub, convolved):
     stub.stub_refuse_bias(1)
-    try:
-        with enable_on_host(host, workspace_limit=LIMIT) as on:
-            assert convolved() == 1
-            assert len(problems(on)) == 1
-            assert on.report().left == {}
-    finally:
-        stub.stub_refuse_bias(0)
+    with enable_on_host(host, workspace_limit=LIMIT) as on:
+        assert convolved() == 1
+        assert len(problems(on)) == 1
+        assert on.report().left == {}
 
 
 def test_nothing_is_chosen_by_time_among_deterministic_algorithms_or_under_a_total(host, convolved):

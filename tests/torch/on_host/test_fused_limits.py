@@ -22,14 +22,6 @@ CALLS = 5
 """Kernels of a step."""
 
 
-@pytest.fixture
-def refusing(stub):
-    """Let no engine add a bias."""
-    stub.stub_refuse_bias(1)
-    yield
-    stub.stub_refuse_bias(0)
-
-
 def biased_site(one):
     """Return what is known of the only kernel with a bias."""
     (found,) = (site for problem, site in one.tuner.sites.items() if problem.biased)
@@ -64,10 +56,9 @@ def test_an_engine_that_adds_the_bias_replaces_the_first_plan_within_the_limit(s
         assert one.handle.plans.origins(site.problem) == {Origin.PROGRAM}
         assert one.handle.plans.origins(site.problem.without_bias()) == {Origin.RULE}, "for calls without a bias"
         assert additions(one) == 0
-        calls, before = fused_calls(one), on.report().calls
-        one.check()
+        calls = fused_calls(one)
+        assert one.computed() == CALLS
         assert fused_calls(one) == calls + 1
-        assert on.report().calls == before + CALLS
         assert 0 < site.adopted.workspace_bytes <= LIMIT
         assert max(host.allocated) <= LIMIT + LATER, "trials included"
         assert one.program.baseline_calls == 0
@@ -104,8 +95,8 @@ def test_where_no_set_is_chosen_the_bias_is_added_apart_again(stated, monkeypatc
         assert additions(one) == 1
 
 
-@pytest.mark.usefixtures("refusing")
-def test_without_such_an_engine_the_plan_without_the_bias_is_replaced(stated):
+def test_without_such_an_engine_the_plan_without_the_bias_is_replaced(stated, stub):
+    stub.stub_refuse_bias(1)
     one = stated()
     with one.enable():
         one.settle()
@@ -161,24 +152,20 @@ def test_such_engines_are_not_tried_among_deterministic_algorithms_or_in_a_captu
         with torch.backends.cudnn.flags(enabled=True, deterministic=True):
             assert additions(one) == 1, "by the fixed rule, as before"
         one.handle.plans.epoch += 1  # as if other plans had come
-        host.captures, host.stream = True, 0x40
-        assert additions(one) == 0
-        host.captures, host.stream = False, 0
+        with host.elsewhere(captures=True):
+            assert additions(one) == 0
         assert one.handle.captured, "and its plan is kept"
 
 
-def test_an_engine_that_fails_is_replaced_and_the_bias_is_added_once(stated, stub, host):
+def test_an_engine_that_fails_is_replaced_and_the_bias_is_added_once(stated, host):
     one = stated()
     with one.enable():
         one.settle()
         assert additions(one) == 0
         host.forget()
         one.model[0].bias.data = one.model[0].bias.data.clone()  # elsewhere, so that the call is not bound
-        stub.stub_fail_from(0)
-        try:
+        with host.failing(0):
             out = one.model(one.x)
-        finally:
-            stub.stub_fail_from(-1)
         assert_near([out], [one._by_matrices()[0]])
         one.check()
         assert max(host.allocated, default=0) <= LIMIT + LATER

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
+from tests.support.noted import noted  # noqa: E402
 from ucudnn.execution.launcher import BoundKernel  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.calls.candidate_kernel import TunedKernel  # noqa: E402
@@ -22,13 +23,11 @@ def gated(program, gate_library):
     return lambda **options: program(**{"library": gate_library, **options})
 
 
-def settles_in_python(one, on):
+def settles_in_python(one):
     """Settle, and check that all five kernels are replaced without a gate."""
     one.settle()
     assert not one.is_gated
-    calls = on.report().calls
-    one.check()
-    assert on.report().calls == calls + 5
+    assert one.computed() == 5
 
 
 def only(monkeypatch, *operations):
@@ -49,7 +48,7 @@ def only(monkeypatch, *operations):
 def test_replaced_kernels_run_through_the_gate_and_others_are_pytorchs(gated, monkeypatch, operations):
     only(monkeypatch, *operations)
     one = gated()
-    with one.enable() as on:
+    with one.enable():
         one.settle()
         assert one.is_gated
         assert not process_overrides._libraries, "no kernel in Python is registered"
@@ -57,19 +56,15 @@ def test_replaced_kernels_run_through_the_gate_and_others_are_pytorchs(gated, mo
         assert replaced == set(operations)
         monkeypatch.setattr(one.made, "_pass_forward", None)
         monkeypatch.setattr(one.made, "_pass_backward", None)
-        calls = on.report().calls
-        one.check()
-        assert on.report().calls == calls + len(one.tuner.kernels)
+        assert one.computed() == len(one.tuner.kernels)
         x, one.x = one.x, torch.randn(4, 4, 9, 8)
-        one.check()
-        assert on.report().calls == calls + len(one.tuner.kernels), "PyTorch computes a new signature, without Python"
+        assert one.computed() == 0, "PyTorch computes a new signature, without Python"
         one.x = x
     assert not one.is_gated
-    one.check()
+    assert one.computed() == 0
     with one.enable():
         assert one.is_gated, "what was found is used again"
-        one.check()
-        assert on.report().calls == calls + 2 * len(one.tuner.kernels)
+        assert one.computed() == len(one.tuner.kernels)
 
 
 def test_steps_with_the_gate_and_without_are_compared_once_it_is_built(gated, gate_library, monkeypatch):
@@ -91,8 +86,8 @@ def test_without_a_gate_all_goes_through_python(gated, tmp_path, monkeypatch, ca
 
     monkeypatch.setattr(CallGate, "use", refuse)
     one = gated(library=GateLibrary(tmp_path, find=lambda name: None)) if why == "no compiler" else gated()
-    with one.enable() as on:
-        settles_in_python(one, on)
+    with one.enable():
+        settles_in_python(one)
     assert why == "no compiler" or why in caplog.text
 
 
@@ -110,14 +105,11 @@ def test_a_program_that_gains_nothing_builds_nothing(gated, tmp_path):
 def test_kernels_are_computed_behind_the_gate_without_python(gated, host, monkeypatch, current):
     host.current = current
     one = gated()
-    with one.enable() as on:
+    with one.enable():
         one.settle()
         assert one.is_gated
         monkeypatch.setattr(BoundKernel, "__call__", lambda kernel: pytest.fail("a kernel was called in Python"))
-        calls = on.report().calls
-        one.check()
-        one.check()
-        assert on.report().calls == calls + 2 * 5
+        assert [one.computed() for _ in range(2)] == [5, 5]
 
 
 def test_on_another_stream_kernels_in_python_compute_and_the_gate_once_the_default_one_is_used(
@@ -126,18 +118,13 @@ def test_on_another_stream_kernels_in_python_compute_and_the_gate_once_the_defau
     one = gated()
     one.program.untouched = lambda: True
     host.stream = 0x40
-    seen, opened = [], []
-    run, use = BoundKernel.__call__, CallGate.use
-    monkeypatch.setattr(BoundKernel, "__call__", lambda kernel: seen.append(kernel) or run(kernel))
-    with one.enable() as on:
+    seen = noted(monkeypatch, BoundKernel, "__call__")
+    with one.enable():
         one.settle()
         assert one.is_gated
         seen.clear()
-        calls = on.report().calls
-        one.check()
-        assert on.report().calls == calls + 5
-        assert len(seen) == 5
-        monkeypatch.setattr(CallGate, "use", lambda *rest, **options: opened.append(rest) or use(*rest, **options))
+        assert one.computed() == len(seen) == 5
+        opened = noted(monkeypatch, CallGate, "use")
         for _ in range(40):
             one.check()
         assert not opened, "on another stream it would compute no more than now"
@@ -145,12 +132,9 @@ def test_on_another_stream_kernels_in_python_compute_and_the_gate_once_the_defau
         for _ in range(20):
             one.check()
         assert len(opened) == 1
-        calls = on.report().calls
         seen.clear()
-        for _ in range(40):
-            one.check()
+        assert {one.computed() for _ in range(40)} == {5}
         assert not seen
-        assert on.report().calls == calls + 40 * 5
         assert len(opened) == 1
 
 
@@ -159,21 +143,17 @@ def test_nothing_is_replaced_in_a_capture_under_deterministic_algorithms_or_in_o
 ):
     monkeypatch.setattr(TunedKernel, "direct", lambda kernel: None)  # the host's streams are not those of PyTorch
     one = gated()
-    with one.enable() as on:
+    with one.enable():
         one.settle()
-        calls = on.report().calls
-        host.captures, host.stream = True, 0x40
-        one.check()
-        host.captures, host.stream = False, 0
+        with host.elsewhere(captures=True):
+            assert one.computed() == 0
         flags.deterministic = True
-        one.check()
+        assert one.computed() == 0
         flags.deterministic = False
         x, one.x = one.x, torch.randn(4, 4, 7, 6)
-        one.check()
-        assert on.report().calls == calls
+        assert one.computed() == 0
         one.x = x
-        one.check()
-        assert on.report().calls == calls + 5
+        assert one.computed() == 5
 
 
 def test_converted_modules_keep_the_gate_closed_because_it_does_not_know_modules(gated):
@@ -200,7 +180,7 @@ def test_converted_modules_give_operators_back_where_nothing_is_replaced(gated, 
 
 def test_a_program_that_infers_until_all_is_settled_and_trains_then_is_tuned_again(gated):
     one = gated()
-    with one.enable() as on:
+    with one.enable():
         one.settle(one.infer)
         one.infer()
         one.infer()
@@ -210,10 +190,7 @@ def test_a_program_that_infers_until_all_is_settled_and_trains_then_is_tuned_aga
         assert not one.is_gated, "PyTorch's own steps are watched again"
         one.settle()
         assert one.is_gated
-        assert len(one.tuner.kernels) == 5
-        calls = on.report().calls
-        one.check()
-        assert on.report().calls == calls + 5
+        assert len(one.tuner.kernels) == one.computed() == 5
 
 
 def test_operators_stay_registered_in_inference_by_several_threads(gated, monkeypatch):

@@ -7,7 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
-from tests.support.host_gpu import assert_near  # noqa: E402
+from tests.support.host_gpu import ELSEWHERE, assert_near  # noqa: E402
+from tests.support.noted import noted  # noqa: E402
 from tests.support.tuned_program import (  # noqa: E402
     LATER,
     LIMIT,
@@ -115,11 +116,9 @@ def test_calls_of_another_look_or_under_deterministic_algorithms_come_to_python_
 def test_the_gate_computes_on_the_default_stream_only_after_python_has_used_another_one(gated, in_python, host, calls):
     def comes_to_python():
         """Return how many calls of a step do after another stream was used, of which at least one must."""
-        host.stream = 0x40
-        with torch.no_grad():
+        with torch.no_grad(), host.elsewhere():
             gated.model(torch.randn(4, 4, 7, 6))  # the same handle of cuDNN now has this stream
-        host.stream = 0
-        assert {each.stream for each in calls()[-2:]} == {0x40}
+        assert {each.stream for each in calls()[-2:]} == {ELSEWHERE}
         in_python.clear()
         gated.check()
         assert {each.stream for each in calls()} == {None}
@@ -160,24 +159,14 @@ def test_no_kernel_is_computed_by_the_gate_while_python_may_use_its_handle(gated
     until_open(gated, in_python)
 
 
-def test_what_cudnn_refuses_in_the_gate_is_computed_in_python_within_the_limit(gated, in_python, stub, host):
+def test_what_cudnn_refuses_in_the_gate_is_computed_in_python_within_the_limit(gated, in_python, host):
     until_open(gated, in_python)
     host.forget()
-    stub.stub_fail_from(1)
-    try:
+    with host.failing():
         found = gated.step()
-    finally:
-        stub.stub_fail_from(-1)
     assert_near(found, gated.expected)
     assert len(in_python) == 4
     assert not host.allocated or max(host.allocated) <= LIMIT + LATER
-
-
-def counted_openings(monkeypatch):
-    """Return a list that gets an item for each time the gate is opened."""
-    found, run = [], CallGate.use
-    monkeypatch.setattr(CallGate, "use", lambda *rest, **options: found.append(rest) or run(*rest, **options))
-    return found
 
 
 def assert_computed(gated, in_python, calls):
@@ -238,13 +227,12 @@ def test_a_kernel_without_a_plan_when_the_gate_is_opened_is_computed_by_it_later
 
 def test_the_gate_is_opened_where_steps_end_on_the_default_stream(gated, in_python, host, monkeypatch):
     until_open(gated, in_python)
-    found = counted_openings(monkeypatch)
+    found = noted(monkeypatch, CallGate, "use")
     x, gated.x = gated.x, torch.randn(12, 4, 7, 6)
-    host.stream = 0x40
-    for _ in range(40):
-        gated.check()
+    with host.elsewhere():
+        for _ in range(40):
+            gated.check()
     assert not found, "on another stream no kernel would be found that the gate can compute"
-    host.stream = 0
     until_open(gated, in_python)
     assert len(found) == 1
     gated.x = x
@@ -253,7 +241,7 @@ def test_the_gate_is_opened_where_steps_end_on_the_default_stream(gated, in_pyth
 
 
 def test_the_gate_is_not_opened_again_for_kernels_that_it_can_never_compute(gated, in_python, monkeypatch):
-    found, wanted = counted_openings(monkeypatch), direct_kernel
+    found, wanted = noted(monkeypatch, CallGate, "use"), direct_kernel
     monkeypatch.setattr(
         "ucudnn.torch.calls.kernel_call.direct_kernel",
         lambda plan, backend: None if plan.problem.operation is Operation.BACKWARD_FILTER else wanted(plan, backend),
@@ -268,7 +256,7 @@ def test_the_gate_is_not_opened_again_for_kernels_that_it_can_never_compute(gate
 
 def test_the_gate_is_opened_less_and_less_often_however_often_looks_are_new(gated, in_python, monkeypatch):
     until_open(gated, in_python)
-    found, at = counted_openings(monkeypatch), []
+    found, at = noted(monkeypatch, CallGate, "use"), []
     process_overrides.refresh()
     for step in range(130):
         gated.planned.has_unlent = True  # as with images of a new size
@@ -285,8 +273,7 @@ def test_converted_modules_keep_the_gate_closed_whatever_is_new(gated, in_python
     (converted,) = process_overrides.converted
     assert not gated.is_gated
     assert (converted.names.any, gated.made.names.any) == (True, False), "names are those of the converted module only"
-    registered, run = [], Overrides.refresh
-    monkeypatch.setattr(Overrides, "refresh", lambda each, **rest: registered.append(each) or run(each, **rest))
+    registered = noted(monkeypatch, Overrides, "refresh")
     gated.made.router._changed = process_overrides.refresh
     for _ in range(30):
         gated.planned.has_unlent = True
@@ -411,8 +398,7 @@ def test_whole_steps_are_compared_behind_the_gate_whose_plans_take_turns(trying,
     one, came = trying
     until_over(one, came)
     host.forget()
-    built, build = [], OperationGraph.plan
-    monkeypatch.setattr(OperationGraph, "plan", lambda *rest: built.append(rest) or build(*rest))
+    built = noted(monkeypatch, OperationGraph, "plan")
     seen = compared_steps(one, came, calls)
     counted = [(uses, launched) for counts, uses, arrived, launched in seen if counts and not arrived]
     assert len(counted) == sum(counts for counts, *_ in seen), "steps whose times count make no calls in Python"
@@ -490,3 +476,68 @@ def test_without_an_optimizer_all_calls_come_to_python_while_others_are_tried(pr
             assert not one.is_gated, "no call would say where steps end"
             phases.add(one.phase)
     assert TuningPhase.TRYING in phases
+
+
+ROOM = 1 << 20
+"""Bytes of workspace within which no kernel is divided."""
+
+
+@pytest.fixture
+def phases(program, gate_library, monkeypatch):
+    """Return a function that runs a program until it is settled, and returns it and its phases, with the gate's state.
+
+    The arguments are the limit, whether the host bounds the program, and whether there is a gate. The stand-in's
+    heuristic plans have one launch.
+    """
+
+    def run(limit_bytes, *, host_bounds, has_gate=True):
+        monkeypatch.setattr(HostProgram, "can_delay", True)
+        if host_bounds:  # the GPU waits for the host in each step, and would do so without a delay
+            monkeypatch.setattr(HostProgram, "delay", lambda program, _: program.untouched())
+        one, seen = program(limit_bytes=limit_bytes, library=gate_library if has_gate else None), []
+
+        def take():
+            one.check()
+            seen.append((one.phase, one.is_gated))
+
+        with one.enable():
+            one.settle(take)
+            if has_gate:
+                one.until(lambda: one.is_final, take=take)
+        return one, seen
+
+    return run
+
+
+def test_a_program_that_its_host_bounds_keeps_first_plans_of_one_launch(phases):
+    one, seen = phases(ROOM, host_bounds=True)
+    assert {each for each, _ in seen} == {TuningPhase.WARMING, TuningPhase.HOST_CHECK, TuningPhase.SETTLED}
+    assert all(gated for phase, gated in seen if phase is TuningPhase.HOST_CHECK), "calls in Python would bound it"
+    assert one.tuner.host_check.is_bound
+    assert not any(each.candidates for each in one.tuner.sites.values()), "nothing is looked for"
+    assert not one.tuner.kernels
+    assert {each.calls for each in one.configurations.values()} == {1}
+    assert one.program.baseline_calls == 0
+
+
+def test_a_program_that_the_gpu_bounds_is_tuned_within_a_limit_once_that_is_known(phases):
+    one, seen = phases(ROOM, host_bounds=False)
+    order = list(dict.fromkeys(each for each, _ in seen))
+    assert order[:2] == [TuningPhase.WARMING, TuningPhase.HOST_CHECK]
+    assert TuningPhase.TRYING in order
+    assert not one.tuner.host_check.is_bound
+    assert any(each.candidates for each in one.tuner.sites.values())
+
+
+def test_calls_in_python_are_no_reason_to_leave_a_program_alone(phases):
+    _, seen = phases(ROOM, host_bounds=True, has_gate=False)
+    assert TuningPhase.HOST_CHECK not in {each for each, _ in seen}
+    assert TuningPhase.TRYING in {each for each, _ in seen}
+
+
+def test_the_gate_computes_by_first_plans_before_calls_are_watched_and_after(phases):
+    _, seen = phases(LIMIT, host_bounds=False)
+    gated = {phase: {state for each, state in seen if each is phase} for phase, _ in seen}
+    assert True in gated[TuningPhase.WARMING]
+    assert gated[TuningPhase.WATCHING] == {False}, "all calls are timed"
+    assert gated[TuningPhase.COMPARING] == {True}

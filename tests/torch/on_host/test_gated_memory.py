@@ -66,17 +66,18 @@ def directs():
     return process_overrides._gates["CPU"]._directs
 
 
-def _bytes(tensor):
-    return tensor.nbytes
+def settle(one, in_python):
+    """Take steps until nothing is tried, and no call comes to Python."""
+    one.until(lambda: one.is_final)
+    process_overrides.refresh()
+    in_python.clear()
+    one.until(lambda: not taken(in_python))
 
 
 def test_calls_within_a_limit_of_memory_do_not_come_to_python_while_there_is_room(bounded, counted, in_python, calls):
     one = bounded()
     with one.enable():
-        one.until(lambda: one.is_final)
-        process_overrides.refresh()
-        in_python.clear()
-        one.until(lambda: not taken(in_python))
+        settle(one, in_python)
         calls()
         before = sum(kernel.calls[0] for kernel in directs())
         counted.peak()
@@ -98,10 +99,7 @@ def test_no_workspace_is_taken_where_live_bytes_leave_no_room_for_it(bounded, co
     for limit_bytes in python:
         one = bounded(limit_bytes)
         with one.enable():
-            one.until(lambda one=one: one.is_final)
-            process_overrides.refresh()
-            in_python.clear()
-            one.until(lambda one=one: not taken(in_python))
+            settle(one, in_python)
             for room in rooms:
                 one.check()
                 ballast = torch.empty(MEMORY - MIB - counted.live() - room, dtype=torch.uint8)
@@ -110,7 +108,10 @@ def test_no_workspace_is_taken_where_live_bytes_leave_no_room_for_it(bounded, co
                 before = {id(kernel): kernel.calls[0] for kernel in directs()}
                 one.check()
                 ran = [kernel for kernel in directs() if kernel.calls[0] > before.get(id(kernel), 0)]
-                sizes = {kernel.workspace_bytes for kernel in ran} - {0, *map(_bytes, one.model.parameters())}
+                sizes = {kernel.workspace_bytes for kernel in ran} - {
+                    0,
+                    *(each.nbytes for each in one.model.parameters()),
+                }
                 lived[limit_bytes] += [after for size in sizes if (after := counted.after(size))]
                 python[limit_bytes].append(len(in_python))
                 gated[limit_bytes].append(sum(kernel.calls[0] for kernel in directs()) - sum(before.values()))
@@ -141,9 +142,7 @@ def test_where_the_allocator_says_no_live_bytes_all_calls_come_to_python(bounded
 def test_plans_that_were_replaced_because_memory_is_short_are_computed_by_the_gate_again(bounded, counted, in_python):
     one = bounded()
     with one.enable():
-        one.until(lambda: one.is_final)
-        process_overrides.refresh()
-        one.until(lambda: not taken(in_python))
+        settle(one, in_python)
         before = max(kernel.workspace_bytes for kernel in directs())
         ballast = torch.empty(MEMORY - MIB - counted.live(), dtype=torch.uint8)
         in_python.clear()

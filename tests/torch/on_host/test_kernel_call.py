@@ -131,18 +131,15 @@ def test_a_bound_kernel_gives_way_if_memory_runs_short(host, recurring, caplog):
     assert on.report().left == {}
 
 
-def test_a_bound_kernel_that_fails_is_computed_in_another_way(host, stub, recurring, caplog):
+def test_a_bound_kernel_that_fails_is_computed_in_another_way(host, recurring, caplog):
     x, w = image_and_filters()
     with enable_on_host(host, workspace_limit=3000) as on:
         out = forward(x, w)
         forward(x, w)
         (before,) = on.report().layers
         assert "eng1" in before.configuration
-        stub.stub_fail_from(1)  # after the first micro-batch
-        try:
+        with host.failing():  # after the first micro-batch
             check(x, w, out)
-        finally:
-            stub.stub_fail_from(-1)
         for _ in range(2):  # the first plans what is left
             check(x, w, out)
         assert recurring == [False, True]

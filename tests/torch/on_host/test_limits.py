@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from tests.support.noted import noted  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
 from tests.support.tuned_program import LATER, LIMIT, TunedProgram  # noqa: E402
 from ucudnn.benchmarking.measurer import Measurer  # noqa: E402
@@ -25,13 +26,7 @@ MIB = 1 << 20
 @pytest.fixture
 def measured(monkeypatch):
     """Return what is measured."""
-    found = []
-    for name in ("explore", "measure_slab"):
-        measure = getattr(Measurer, name)
-        monkeypatch.setattr(
-            Measurer, name, lambda *arguments, measure=measure: found.append(arguments) or measure(*arguments)
-        )
-    return found
+    return noted(monkeypatch, Measurer, "explore", "measure_slab")
 
 
 def origins(one, problem):
@@ -73,10 +68,8 @@ def test_faster_plans_replace_the_first_ones_within_the_limit_and_the_handle_com
             assert layers[each.problem].configuration == each.configuration
             assert layers[each.problem].planned_ms == pytest.approx(each.time_ms), "its time in the program"
         host.forget()
-        before, trials = on.report().calls, report.calls
-        one.check()
-        assert on.report().calls == before + 5
-        assert on.report().tuned[0].calls == trials, "the tuner is out of the way"
+        assert one.computed() == 5
+        assert on.report().tuned[0].calls == report.calls, "the tuner is out of the way"
         assert max(host.allocated) <= LIMIT + LATER
 
 
@@ -219,10 +212,9 @@ def test_nothing_is_tried_in_a_capture_and_its_plans_are_kept(stated, host):
     one = stated()
     with one.enable() as on:
         one.check()
-        host.captures, host.stream = True, 0x40
-        for _ in range(30):
-            one.check()
-        host.captures, host.stream = False, 0
+        with host.elsewhere(captures=True):
+            for _ in range(30):
+                one.check()
         assert one.handle.captured
         assert not any(each.calls for each in on.report().tuned)
     assert one.made in process_overrides._kept, "graphs hold addresses of what it owns"
@@ -232,20 +224,12 @@ def test_a_checkpoint_computes_again_by_the_plan_of_its_forward_pass(stated, mon
     one = stated()
     part = torch.nn.Sequential(*one.model)
     one.model.forward = lambda x: checkpoint(part, x, use_reentrant=False)
-    changed = []
-    adopt = KernelPlans.adopt
-    monkeypatch.setattr(
-        KernelPlans,
-        "adopt",
-        lambda plans, *rest: changed.append(torch._C._current_graph_task_id()) or adopt(plans, *rest),
-    )
-    with one.enable() as on:
+    changed = noted(monkeypatch, KernelPlans, "adopt", of=lambda *_: torch._C._current_graph_task_id())
+    with one.enable():
         one.settle()
         assert changed
         assert set(changed) == {-1}, "plans change outside of backward passes only"
-        before = on.report().calls
-        one.check()
-        assert on.report().calls == before + 6, "the output of the last layer is not needed again"
+        assert one.computed() == 6, "the output of the last layer is not needed again"
 
 
 def test_new_image_sizes_wait_for_no_measurement_and_keep_the_limit(stated, host, measured):

@@ -14,9 +14,6 @@ from ucudnn.torch.steps import step_tracker  # noqa: E402
 from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
 from ucudnn.torch.trials.candidate import FAILED  # noqa: E402
 
-ELSEWHERE = 0x40
-"""Address of another stream."""
-
 PHASES = [each for each in TuningPhase if each is not TuningPhase.SETTLED]
 PHASES_WITHIN_A_LIMIT = [each for each in PHASES if each is not TuningPhase.HOST_CHECK]
 LATER_PHASES = [TuningPhase.WATCHING, TuningPhase.TRYING, TuningPhase.COMPARING]
@@ -40,13 +37,10 @@ def reach(one, phase):
     one.until(lambda: one.phase is phase and (phase is not TuningPhase.TRYING or one.tuner.trials))
 
 
-def settle_with_all(one, on):
+def settle_with_all(one):
     """Take steps until all is settled; require that all five kernels are replaced, and that they run."""
     one.settle()
-    assert len(one.tuner.kernels) == 5
-    calls = on.report().calls
-    one.check()
-    assert on.report().calls == calls + 5
+    assert len(one.tuner.kernels) == one.computed() == 5
 
 
 def test_optimizers_that_step_within_backward_passes_end_no_step_there(one):
@@ -55,25 +49,25 @@ def test_optimizers_that_step_within_backward_passes_end_no_step_there(one):
         each.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
     one.optimizer = torch.optim.SGD(one.model.parameters(), lr=1e-3)
     one.optimizer.step = lambda: None
-    with one.enable() as on:
-        settle_with_all(one, on)
+    with one.enable():
+        settle_with_all(one)
 
 
 def test_optimizers_that_step_in_a_row_end_one_step(one):
     others = [torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-3) for _ in range(3)]
     one.optimizer.register_step_post_hook(lambda *_: [each.step() for each in others] and None)
-    with one.enable() as on:
-        settle_with_all(one, on)
+    with one.enable():
+        settle_with_all(one)
 
 
 def test_a_program_whose_optimizer_steps_before_its_first_convolution_is_tuned(one):
     weight = torch.zeros(1, requires_grad=True)
     weight.grad = torch.ones(1)
-    with one.enable() as on:
+    with one.enable():
         torch.optim.SGD([weight], lr=1e-3).step()
         reach(one, TuningPhase.TRYING)
         assert one.tuner._watched_training
-        settle_with_all(one, on)
+        settle_with_all(one)
 
 
 def test_inference_is_tuned_though_the_first_convolution_never_recurs(one):
@@ -97,37 +91,36 @@ def inner_context(one, host):
 @contextmanager
 def three_steps_elsewhere(one, host):
     """Take steps in another stream."""
-    host.stream = ELSEWHERE
-    for _ in range(3):
-        one.check()
-    host.stream = 0
+    with host.elsewhere():
+        for _ in range(3):
+            one.check()
     yield
 
 
 @contextmanager
 def another_stream(one, host):
     """Go on in another stream."""
-    host.stream = ELSEWHERE
-    yield
+    with host.elsewhere():
+        yield
 
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("event", [inner_context, three_steps_elsewhere, another_stream])
 def test_tuning_goes_on_after_an_event_in_any_phase(one, host, event, phase):
-    with one.enable() as on:
+    with one.enable():
         reach(one, phase)
         with event(one, host):
-            settle_with_all(one, on)
+            settle_with_all(one)
 
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("seconds", [30, 3600])
 def test_a_program_that_evaluates_or_saves_between_steps_is_tuned(program, phase, seconds):
     one = program(share=0.05)
-    with one.enable() as on:
+    with one.enable():
         reach(one, phase)
         one.program.passed_ms += seconds * 1e3
-        settle_with_all(one, on)
+        settle_with_all(one)
         assert one.ledger.left_seconds > -2
 
 
@@ -144,23 +137,23 @@ def test_candidates_that_fail_for_a_while_are_tried_again(one, host, lasts):
             assert on.report().tuned[0].outcomes[FAILED]
             return
         host.most_bytes = 1 << 40
-        settle_with_all(one, on)
+        settle_with_all(one)
 
 
 def test_candidates_are_tried_again_where_inputs_are_not_aligned_for_a_while(one):
     aligned, memory = one.x, torch.empty(one.x.numel() + 1)
-    with one.enable() as on:
+    with one.enable():
         reach(one, TuningPhase.TRYING)
         one.x = memory[1:].view(aligned.shape).copy_(aligned)
         for _ in range(3):
             one.check()
         one.x = aligned
-        settle_with_all(one, on)
+        settle_with_all(one)
 
 
 @pytest.mark.parametrize("phase", [TuningPhase.WATCHING, TuningPhase.TRYING])
 def test_a_long_evaluation_within_a_step_keeps_few_times(one, phase):
-    with one.enable() as on:
+    with one.enable():
         reach(one, phase)
         if phase is TuningPhase.TRYING:  # in place of PyTorch's own kernel
             one.until(lambda: any(trial.in_place for trial, _ in one.tuner.trials.values()))
@@ -168,7 +161,7 @@ def test_a_long_evaluation_within_a_step_keeps_few_times(one, phase):
             for _ in range(1500):
                 one.model(one.x)
         assert len(one.tuner._readings) <= 5 * 256
-        settle_with_all(one, on)
+        settle_with_all(one)
 
 
 REACHED = [
@@ -184,7 +177,7 @@ def test_a_program_that_infers_after_it_has_trained_settles_and_tunes_its_traini
     program, phase, limit_bytes, batch
 ):
     one = program(limit_bytes=limit_bytes)
-    with one.enable() as on:
+    with one.enable():
         reach(one, phase)
         if phase is TuningPhase.COMPARING:
             one.until(lambda: bool(one.tuner._comparison.running))
@@ -195,7 +188,7 @@ def test_a_program_that_infers_after_it_has_trained_settles_and_tunes_its_traini
             one.infer(100.0)
         one.x = x
         if limit_bytes is None:
-            settle_with_all(one, on)
+            settle_with_all(one)
         else:
             one.settle()
             final = {each.operation for each in one.tuner.sites if one.tuner.owner.is_final(each)}
@@ -206,11 +199,11 @@ def test_a_program_that_infers_after_it_has_trained_settles_and_tunes_its_traini
 @pytest.mark.parametrize("phase", LATER_PHASES)
 def test_evaluations_of_any_length_between_steps_pass(soon_silent, program, phase, count):
     one = program()
-    with one.enable() as on:
+    with one.enable():
         one.until(lambda: one.phase is phase)
         for _ in range(3):
             for _ in range(count):
                 one.infer(100.0)
             for _ in range(6):
                 one.check()
-        settle_with_all(one, on)
+        settle_with_all(one)

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.support.host_gpu import assert_near  # noqa: E402
+from tests.support.noted import noted  # noqa: E402
 from tests.support.tuned_program import LIMIT, HostProgram  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
@@ -20,13 +21,13 @@ from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.benchmarking.storage.database import Database  # noqa: E402
 from ucudnn.benchmarking.storage.store import open_store  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
-from ucudnn.torch.calls.call_cache import asked_convolution as asked  # noqa: E402
 from ucudnn.torch.calls.candidate_kernel import TunedKernel  # noqa: E402
 from ucudnn.torch.device.timed_device import FreeBlocks  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
 from ucudnn.torch.trials.call_site import CallSite  # noqa: E402
 from ucudnn.torch.trials.candidate import NO_MEMORY, WRONG  # noqa: E402
+from ucudnn.torch.tuning import tuned_call  # noqa: E402
 from ucudnn.torch.tuning import tuner as tuner_module  # noqa: E402
 
 MIB = 1 << 20
@@ -50,10 +51,8 @@ def test_faster_kernels_are_found_and_run_from_then_on(program):
         assert all("eng1" in each.configuration for each in report.kernels)
         assert report.gain == pytest.approx((1000 + 5 * 18) / (1000 + 5 * 50), rel=0.02)
         one.program.baseline_calls = 0
-        before = on.report().calls
-        one.check()
+        assert one.computed() == 5
         assert one.program.baseline_calls == 0
-        assert on.report().calls == before + 5
         assert 0 < report.host_seconds["slowest"] <= report.host_seconds["building"]
         assert report.host_seconds["opening"] > 0
         assert "5 of 5 kinds of kernels replaced" in str(on.report())
@@ -62,47 +61,38 @@ def test_faster_kernels_are_found_and_run_from_then_on(program):
 @pytest.mark.parametrize("refuses", [False, True])
 def test_an_engine_that_adds_the_bias_is_adopted_if_there_is_one(program, stub, refuses):
     stub.stub_refuse_bias(refuses)
-    try:
-        one = program()
-        with one.enable() as on:
-            one.settle()
-            (biased,) = (problem for problem in one.tuner.kernels if problem.biased)
-            assert one.tuner.kernels[biased].fuses is not refuses
-            with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
-                calls = on.report().calls
-                out = one.model(one.x)
-            assert on.report().calls == calls + 2
-            assert sum(each.name == "aten::add_" for each in found.events()) == refuses
-            assert_near([out], [one.model.requires_grad_(False).double()(one.x.double()).float()])
-    finally:
-        stub.stub_refuse_bias(0)
+    one = program()
+    with one.enable() as on:
+        one.settle()
+        (biased,) = (problem for problem in one.tuner.kernels if problem.biased)
+        assert one.tuner.kernels[biased].fuses is not refuses
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
+            calls = on.report().calls
+            out = one.model(one.x)
+        assert on.report().calls == calls + 2
+        assert sum(each.name == "aten::add_" for each in found.events()) == refuses
+        assert_near([out], [one.model.requires_grad_(False).double()(one.x.double()).float()])
 
 
 def test_calls_that_are_not_replaced_are_passed_on_before_anything_is_looked_up(program):
     one = program()
-    with one.enable() as on:
+    with one.enable():
         one.settle()
-        known, calls = len(one.made._forward_calls.calls), on.report().calls
+        known = len(one.made._forward_calls.calls)
         x, w = torch.randn(2, 4, 5, 5), torch.randn(3, 4, 3, 3)
         assert_near([torch.conv2d(x, w)], [torch.conv2d(x.double(), w.double()).float()])
         assert len(one.made._forward_calls.calls) == known
-        one.check()
-        assert on.report().calls == calls + 5
+        assert one.computed() == 5
 
 
 @pytest.mark.parametrize("replaced", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
 def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_in_that_order(
     program, monkeypatch, replaced
 ):
-    seen = []
     one = program()
-    kernel_run, baseline_run = TunedKernel.run, one.made.aten.backward
-    one.made._pass_backward = lambda *rest: seen.append(tuple(rest[-1][:2])) or baseline_run(*rest)
-    monkeypatch.setattr(
-        TunedKernel,
-        "run",
-        lambda kernel, *tensors: seen.append(kernel._plan.problem.operation) or kernel_run(kernel, *tensors),
-    )
+    baseline = one.made.aten.backward
+    seen = noted(monkeypatch, TunedKernel, "run", of=lambda kernel, *_: kernel._plan.problem.operation)
+    one.made._pass_backward = lambda *rest: seen.append(tuple(rest[-1][:2])) or baseline(*rest)
     chosen = tuner_module.worth_replacing
     monkeypatch.setattr(
         tuner_module,
@@ -183,9 +173,7 @@ def test_a_kernel_that_would_take_new_memory_from_the_device_does_not_stay(progr
 
 
 def test_free_blocks_are_looked_up_once_for_each_call_until_memory_is_taken_from_the_device(program, monkeypatch):
-    asked = []
-    hold = FreeBlocks.hold
-    monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: asked.append(sizes) or hold(blocks, sizes))
+    asked = noted(monkeypatch, FreeBlocks, "hold")
     one = program()
     one.tuned()
     once = one.program.looked
@@ -221,10 +209,8 @@ def test_kernels_are_divided_where_the_peak_leaves_too_little_for_whole_ones(pro
 
 
 def test_only_the_programs_own_thread_makes_handles_of_cudnn(program, monkeypatch):
-    made, relaxed = [], []
-    one = program()
-    opened = one.source._open
-    one.source._open = lambda: made.append(current_thread()) or opened()
+    one, relaxed = program(), []
+    made = noted(monkeypatch, one.source, "_open", of=current_thread)
     monkeypatch.setattr("ucudnn.torch.trials.candidate_source.relax", lambda: relaxed.append(current_thread().name))
     with one.enable():
         one.step()
@@ -235,15 +221,13 @@ def test_only_the_programs_own_thread_makes_handles_of_cudnn(program, monkeypatc
     assert relaxed == ["ucudnn-candidates"] * 2, "so that building ends no capture of the program"
 
 
-def noted(monkeypatch, owner, name):
-    """Return a list that gets the thread of each call of a method."""
-    threads, run = [], getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *call, **how: threads.append(current_thread()) or run(*call, **how))
-    return threads
+def thread_of(*call, **how):
+    """Return the thread of a call."""
+    return current_thread()
 
 
 def test_only_the_programs_own_thread_asks_the_heuristics_of_cudnn(program, monkeypatch):
-    asked, built = (noted(monkeypatch, CudnnBackend, each) for each in ("algorithms", "prepare"))
+    asked, built = (noted(monkeypatch, CudnnBackend, each, of=thread_of) for each in ("algorithms", "prepare"))
     report = program().tuned()
     assert set(asked) == {current_thread()}, "they capture a stream"
     assert "ucudnn-candidates" in {each.name for each in built}, "what takes long is built in the background"
@@ -253,17 +237,13 @@ def test_only_the_programs_own_thread_asks_the_heuristics_of_cudnn(program, monk
 @pytest.mark.parametrize("refused", [False, True])
 def test_the_programs_own_thread_runs_plans_that_others_have_built(program, stub, refused, monkeypatch):
     stub.stub_refuse_lent(refused)
-    built, one = noted(monkeypatch, OperationGraph, "plan"), program()
-    try:
-        with one.enable() as on:
-            one.settle()
-            (report,) = on.report().tuned
-            assert report.kernels
-            one.step()
-            gc.collect()  # the threads have ended, and what they built is still there
-            one.check()
-    finally:
-        stub.stub_refuse_lent(False)
+    built, one = noted(monkeypatch, OperationGraph, "plan", of=thread_of), program()
+    with one.enable():
+        one.settle()
+        assert one.tuner.kernels
+        one.step()
+        gc.collect()  # the threads have ended, and what they built is still there
+        one.check()
     assert built
     assert (current_thread() in built) is refused
 
@@ -300,9 +280,8 @@ def test_a_whole_step_that_is_captured_while_kernels_are_tried_ends_no_step_and_
         tried = dict(one.tuner.trials)
         assert tried
         calls, steps = on.report().calls, one.tuner._times.count
-        host.captures, host.stream = True, 0x40
-        one.step()  # the optimizer's step is captured, too
-        host.captures, host.stream = False, 0
+        with host.elsewhere(captures=True):
+            one.step()  # the optimizer's step is captured, too
         assert on.report().calls == calls, "the graph keeps PyTorch's own kernels"
         assert one.tuner._times.count == steps, "no mark is made in a capture"
         assert one.tuner.trials == tried, "what was to be tried next waits for a step of the program"
@@ -326,53 +305,38 @@ def test_nothing_is_tried_among_deterministic_algorithms(program, monkeypatch, l
 
 def test_the_end_of_tuning_gives_pytorchs_operators_back_and_another_begin_goes_on(program):
     one = program()
-    with one.enable() as on:
-        one.settle()
-    calls = on.report().calls
-    one.check()
-    assert on.report().calls == calls
     with one.enable():
-        one.check()
-    assert on.report().calls == calls + 5
+        one.settle()
+    assert one.computed() == 0
+    with one.enable():
+        assert one.computed() == 5
 
 
 @pytest.mark.parametrize(("has_gate", "trains"), [(False, True), (True, True), (True, False)])
 def test_kernels_are_given_up_if_the_peak_grows(program, gate_library, caplog, has_gate, trains):
     one = program(library=gate_library if has_gate else None)
     take = one.check if trains else one.infer
-    with one.enable() as on:
+    with one.enable():
         one.settle(take)
         for _ in range(2):  # without an optimizer, the gate opens when a module is called
             take()
         assert one.is_gated is has_gate
-        calls = on.report().calls
-        take()
-        assert on.report().calls == calls + (5 if trains else 2)
+        assert one.computed(take) == (5 if trains else 2)
         one.program.peak += 3 * MIB
         for _ in range(20):
             take()
         assert "PyTorch's own kernels run again" in caplog.text
         assert not one.is_gated
-        calls = on.report().calls
-        take()
-        assert on.report().calls == calls
+        assert one.computed(take) == 0
         if trains:
             assert one.made.operators() == (None, None)
 
 
 def test_a_checkpoint_computes_again_by_the_plan_of_its_forward_pass(program, monkeypatch):
     one = program()
-    seen = []
     part = torch.nn.Sequential(*one.model)
     one.model.forward = lambda x: checkpoint(part, x, use_reentrant=False)
-    kernel_run = TunedKernel.run
-    monkeypatch.setattr(
-        TunedKernel,
-        "run",
-        lambda kernel, *tensors: (
-            seen.append((kernel._plan.problem, kernel.configuration)) or kernel_run(kernel, *tensors)
-        ),
-    )
+    seen = noted(monkeypatch, TunedKernel, "run", of=lambda kernel, *_: (kernel._plan.problem, kernel.configuration))
     with one.enable():
         one.settle()
         steps, before = one.made._tracker.steps, one.replaced_calls
@@ -408,9 +372,7 @@ def test_all_kinds_of_programs_are_tuned(program, host, limit, kind, kernels):
         one.settle()
         replaced = len(on.report().tuned[0].kernels)
         assert replaced == kernels if kind is infers else replaced
-        before = on.report().calls
-        one.check()
-        assert on.report().calls == before + kernels
+        assert one.computed() == kernels
         assert limit is None or not one.program.baseline_calls
 
 
@@ -425,11 +387,9 @@ def test_a_device_is_asked_whether_it_can_be_delayed_only_without_a_stated_limit
 
 
 @pytest.mark.parametrize("benchmark", [False, True])
-def test_pytorchs_own_kernels_obey_its_benchmark_flag_and_others_are_tried_either_way(program, benchmark):
+def test_pytorchs_own_kernels_obey_its_benchmark_flag_and_others_are_tried_either_way(program, monkeypatch, benchmark):
     one = program()
-    told = []
-    baseline = one.made._pass_forward
-    one.made._pass_forward = lambda *arguments: told.append(arguments[-4]) or baseline(*arguments)
+    told = noted(monkeypatch, one.made, "_pass_forward", of=lambda *call: call[-4])
     with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
         assert one.tuned().kernels
     assert set(told) == {benchmark}
@@ -455,11 +415,7 @@ def test_times_are_kept_as_taken_in_a_program_and_order_the_candidates_of_the_ne
     backend, problem = one.source.backend, next(iter(one.tuner.kernels))
     assert not open_store(path, backend).load([problem]), "times that were taken in isolation are others"
     assert open_store(path, backend, in_program=True).load([problem])
-    tried = []
-    reject = CallSite.checked
-    monkeypatch.setattr(
-        CallSite, "checked", lambda site, candidate, *rest: tried.append(candidate) or reject(site, candidate, *rest)
-    )
+    tried = noted(monkeypatch, CallSite, "checked", of=lambda site, candidate, *_: candidate)
     assert program(database=path).tuned().kernels
     names = [each.configuration.parts[0].algorithm for each in tried]
     assert names[0] == "eng1", "the fastest one before, not the first one of the heuristics"
@@ -478,11 +434,7 @@ def images():
 @pytest.mark.parametrize("baseline_ms", [10.0, 50.0], ids=["nothing gained", "replaced"])
 def test_a_program_whose_image_sizes_change_never_waits_for_plans_and_nothing_grows(program, monkeypatch, baseline_ms):
     one, sizes = program(baseline_ms), images()
-    looked = []
-    monkeypatch.setattr(
-        "ucudnn.torch.tuning.tuned_call.asked_convolution",
-        lambda *given, **more: looked.append(1) or asked(*given, **more),
-    )
+    looked = noted(monkeypatch, tuned_call, "asked_convolution")
     with one.enable() as on:
         while one.phase is not TuningPhase.SETTLED:
             one.x = next(sizes)
@@ -519,10 +471,8 @@ def test_inference_of_changing_sizes_by_several_threads_learns_nothing_after_it_
 
 def test_adopted_kernels_that_are_called_in_python_run_in_other_streams_too(program, host):
     one = program()
-    with one.enable() as on:
+    with one.enable():
         one.settle()
-        host.stream = 0x40
         one.x = torch.randn(16, 4, 7, 6)[8:]  # addresses on one stream are not bound to another
-        calls = on.report().calls
-        one.check()
-        assert on.report().calls > calls
+        with host.elsewhere():
+            assert one.computed() > 0

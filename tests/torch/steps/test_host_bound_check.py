@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from tests.support.made_up_gpu import MadeUpGpu
 from ucudnn.torch.steps import host_bound_check as module
 from ucudnn.torch.steps.host_bound_check import HostBoundCheck, _has_compiled
 from ucudnn.torch.steps.phase import TuningPhase
@@ -25,8 +26,8 @@ def nothing_is_compiled():
         yield
 
 
-class Waiting:
-    """A device that waits for its host for a part of each step; its marks are read some steps late.
+class Waiting(MadeUpGpu):
+    """A device that waits for its host for a part of each step.
 
     Args:
         step_ms: how long a step takes without a delay.
@@ -39,13 +40,14 @@ class Waiting:
     can_delay = True
 
     def __init__(self, step_ms, wait_ms, late, may_delay=lambda step: True, model=MODEL):
-        self.step_ms, self.wait_ms, self.late, self.may_delay, self.model = step_ms, wait_ms, late, may_delay, model
-        self.now, self.steps, self.delays, self._delay_ms = 0.0, 0, [], 0.0
+        super().__init__(late)
+        self.step_ms, self.wait_ms, self.may_delay, self.model = step_ms, wait_ms, may_delay, model
+        self.delays, self._delay_ms = [], 0.0
 
     def delay(self, time_ms):
-        if not self.may_delay(self.steps):
+        if not self.may_delay(self.step):
             return False
-        self.delays.append(self.steps)
+        self.delays.append(self.step)
         self._delay_ms = time_ms
         return True
 
@@ -54,13 +56,7 @@ class Waiting:
             self.model(self.model(None))
         self.now += self.step_ms + max(0.0, self._delay_ms - self.wait_ms)
         self._delay_ms = 0.0
-        self.steps += 1
-
-    def mark(self):
-        return self.now, self.steps
-
-    def elapsed_ms(self, begin, end):
-        return end[0] - begin[0] if self.steps >= end[1] + self.late else None
+        self.step += 1
 
 
 def checked(program, steps=200, share=0.05):
@@ -69,7 +65,7 @@ def checked(program, steps=200, share=0.05):
     times = StepTimes(program, ledger)
     check, begun = HostBoundCheck(program, times, ledger), None
     ledger.begin()
-    while not check.is_over and program.steps < steps:
+    while not check.is_over and program.step < steps:
         program.take()
         phase = TuningPhase.WARMING if begun is None else TuningPhase.HOST_CHECK
         times.ended(phase, differs=check.delays, first=check.turns.begins_block, busy=False)
@@ -77,7 +73,7 @@ def checked(program, steps=200, share=0.05):
         if begun is not None:
             check.step_ended()
         elif check.begin():
-            begun = program.steps
+            begun = program.step
     return check, ledger, begun
 
 
@@ -132,7 +128,7 @@ def test_a_program_that_cannot_be_delayed_when_its_forward_pass_begins_is_not_ta
     check, ledger, begun = checked(program)
     assert check.is_over
     assert not check.is_bound
-    assert program.steps == begun + 1 + len(program.delays), "it ends with the first step that was not delayed"
+    assert program.step == begun + 1 + len(program.delays), "it ends with the first step that was not delayed"
     assert ledger.lost_seconds == pytest.approx(2.0 * len(program.delays) / 1e3)
     assert ledger.left_seconds == pytest.approx(0.05 * program.now / 1e3 - ledger.lost_seconds), "nothing is reserved"
 

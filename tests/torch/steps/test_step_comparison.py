@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.support.made_up_gpu import MadeUpGpu
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_comparison import StepComparison
 from ucudnn.torch.steps.step_times import StepTimes
@@ -14,30 +15,21 @@ from ucudnn.torch.steps.trial_ledger import TrialLedger
 OWN_MS = 100.0
 
 
-class Steps:
+class Steps(MadeUpGpu):
     """Steps of a program that takes a stated time with each set of kernels, and 100 ms without.
 
-    The first steps with other kernels take far longer. The device reaches a mark some steps later. A busy host makes
-    some steps longer.
+    The first steps with other kernels take far longer. A busy host makes some steps longer.
     """
 
     def __init__(self, takes_ms, lag=0, busy_ms=lambda: 0.0, certain=True, unsteady=1):
+        super().__init__(lag)
         self.sets = [{"a problem": time_ms} for time_ms in takes_ms]
         self.ran = []
-        self._marks = [0.0]
-        self._lag = lag
         self._busy_ms = busy_ms
         self._times = StepTimes(self, TrialLedger(0.5, lambda: 0.0))
         self.comparison = StepComparison(self._times, must_be_certain=certain, unsteady_steps=unsteady)
         self._unsteady = unsteady
         self._times.ended(TuningPhase.TRYING, differs=False, first=False, busy=False)
-
-    def mark(self):
-        return self._marks[-1]
-
-    def elapsed_ms(self, begin, end):
-        reached = self._marks[-1 - self._lag] if self._lag < len(self._marks) else -1.0
-        return end - begin if end <= reached else None
 
     def take(self):
         """Take a step; return whether the comparison is over."""
@@ -45,7 +37,8 @@ class Steps:
         ran = one.kernels["a problem"] if one.running else OWN_MS
         changed = len({ran, *self.ran[-self._unsteady :]}) > 1 or len(self.ran) < self._unsteady
         self.ran.append(ran)
-        self._marks.append(self._marks[-1] + ran + self._busy_ms() + 1000.0 * changed)
+        self.now += ran + self._busy_ms() + 1000.0 * changed
+        self.step += 1
         self._times.ended(TuningPhase.COMPARING, differs=bool(one.running), first=one.turns.begins_block, busy=False)
         self._times.read()
         one.step_ended()

@@ -5,43 +5,44 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.support.ledgers import begun
+from tests.support.made_up_gpu import MadeUpGpu
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_times import StepTimes
 
 
-class Clock:
-    """A device that reaches marks only as far as a test says."""
+@pytest.fixture
+def comparing():
+    """Return times, a function that ends steps, and one that lets the device reach all of them and reads their times.
 
-    def __init__(self):
-        self.now = 0.0
-        self.reached = 0.0
+    The first function is given the time of a step with adopted kernels, and that of one without.
+    """
+    program = MadeUpGpu(late=1)
+    times = StepTimes(program, begun(0.5, lambda: 0.0))
 
-    def mark(self):
-        return self.now
+    def compare(*took):
+        for uses_adopted, time_ms in zip((True, False), took, strict=True):
+            for first in (True, False, False):
+                program.now += time_ms
+                times.ended(TuningPhase.COMPARING, differs=uses_adopted, first=first, busy=False)
 
-    def elapsed_ms(self, begin, end):
-        return end - begin if end <= self.reached else None
+    def read():
+        program.late = 0
+        times.read()
+        program.late = 1
 
-
-def compare(times, clock, took):
-    """End steps that are compared; `took` has the time of a step with adopted kernels, and that of one without."""
-    for uses_adopted, time_ms in zip((True, False), took, strict=True):
-        for first in (True, False, False):
-            clock.now += time_ms
-            times.ended(TuningPhase.COMPARING, differs=uses_adopted, first=first, busy=False)
+    return times, compare, read
 
 
 def trying(late=0):
     """Return a function that ends a step whose time is read some steps late, and returns what was lost so far."""
-    clock, ends = Clock(), [0.0]
-    ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
-    times = StepTimes(clock, ledger)
+    program = MadeUpGpu(late)
+    ledger = begun(0.5, lambda: 1000.0 * bool(program.now))
+    times = StepTimes(program, ledger)
 
     def step(time_ms, reserved_seconds=0.0, busy=False):
         assert times.reserve(reserved_seconds)
-        clock.now += time_ms
-        ends.append(clock.now)
-        clock.reached = ends[max(0, len(ends) - 1 - late)]
+        program.now += time_ms
+        program.step += 1
         times.ended(TuningPhase.TRYING, differs=False, first=False, busy=busy)
         times.read()
         return ledger.lost_seconds
@@ -49,33 +50,30 @@ def trying(late=0):
     return times, step
 
 
-def test_steps_that_are_read_late_do_not_count_for_other_kernels():
-    clock = Clock()
-    times = StepTimes(clock, begun(0.5, lambda: 0.0))
-    compare(times, clock, (40.0, 20.0))
+def test_steps_that_are_read_late_do_not_count_for_other_kernels(comparing):
+    times, compare, read = comparing
+    compare(40.0, 20.0)
     times.read()
     assert times.gain(2) is None, "the device has reached nothing"
     times.compare_anew()
-    compare(times, clock, (10.0, 20.0))
-    clock.reached = clock.now
-    times.read()
+    compare(10.0, 20.0)
+    read()
     assert times.gain(3) is None
     assert times.gain(2) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_trial_is_charged_with_what_it_took_and_a_pause_of_the_program_is_not_charged(busy):
-    clock, worked = Clock(), [0.0]
-    ledger = begun(0.5, lambda: 1000.0 * bool(clock.now))
-    times = StepTimes(clock, ledger, lambda: worked[0])
+    program, worked = MadeUpGpu(), [0.0]
+    ledger = begun(0.5, lambda: 1000.0 * bool(program.now))
+    times = StepTimes(program, ledger, lambda: worked[0])
 
     def step(time_ms, phase=TuningPhase.TRYING, reserved_seconds=0.0, work_seconds=0.0):
         """Take a step; return what the ledger was charged with, and what counts as a pause."""
         lost, paused = ledger.lost_seconds, times.paused_seconds
         assert times.reserve(reserved_seconds)
         worked[0] += work_seconds
-        clock.now += time_ms
-        clock.reached = clock.now
+        program.now += time_ms
         times.ended(phase, differs=False, first=False, busy=busy)
         times.read()
         return [round(each, 6) for each in (ledger.lost_seconds - lost, times.paused_seconds - paused)]
@@ -132,11 +130,10 @@ def test_steps_between_trials_are_charged_with_what_they_take_longer_than_those_
     assert times.typical_ms == 140.0, "threads have built"
 
 
-def test_steps_in_which_the_device_does_nothing_gain_nothing():
-    clock = Clock()
-    times = StepTimes(clock, begun(0.5, lambda: 0.0))
-    compare(times, clock, (0.0, 0.0))
-    times.read()
+def test_steps_in_which_the_device_does_nothing_gain_nothing(comparing):
+    times, compare, read = comparing
+    compare(0.0, 0.0)
+    read()
     assert times.gain(2) == 1.0
 
 
@@ -158,16 +155,13 @@ def test_steps_of_another_kind_are_not_charged_with_what_they_take_longer(late):
     assert lost == pytest.approx(0.45)
 
 
-def test_what_was_compared_before_other_steps_does_not_count():
-    clock = Clock()
-    times = StepTimes(clock, begun(0.5, lambda: 0.0))
-    compare(times, clock, (40.0, 20.0))
-    clock.reached = clock.now
-    times.read()
-    compare(times, clock, (40.0, 20.0))
+def test_what_was_compared_before_other_steps_does_not_count(comparing):
+    times, compare, read = comparing
+    compare(40.0, 20.0)
+    read()
+    compare(40.0, 20.0)
     times.begin_anew()
-    compare(times, clock, (10.0, 20.0))
-    clock.reached = clock.now
-    times.read()
+    compare(10.0, 20.0)
+    read()
     assert times.gain(3) is None
     assert times.gain(2) == pytest.approx(0.5)

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.support.noted import noted
 from tests.support.problems import make_problem
 from tests.support.ranked_backend import Ranked
 from ucudnn.backends import open_backend
@@ -25,11 +26,7 @@ def test_each_micro_batch_and_each_slab_of_a_candidate_is_built(monkeypatch):
     found = [each for _, each in candidates_within(CPU, problem, limit_bytes) if len(each.parts) > 1]
     assert any(part.slabs for each in found for part in each.parts)
     assert all(own_bytes(problem, each) <= limit_bytes for each in found)
-    built = []
-    prepare = type(CPU).prepare
-    monkeypatch.setattr(
-        type(CPU), "prepare", lambda self, *asked, **how: built.append(asked) or prepare(self, *asked, **how)
-    )
+    built = noted(monkeypatch, type(CPU), "prepare", of=lambda _, *asked, **how: asked)
     source = CandidateSource(lambda: CPU, nullcontext)
     source._answer(problem, found, source._stops, CPU)
     assert [*source.take()] == [(problem, found)]
@@ -44,13 +41,7 @@ def test_what_adds_to_a_filter_gradient_is_built_for_divided_candidates_only(mon
     within = (limit_bytes, 1 << 30)  # slabs, and the whole mini-batch
     found = [each for limit_bytes in within for _, each in candidates_within(CPU, problem, limit_bytes)]
     assert {each.calls > 1 for each in found} == {False, True}
-    built, prepare = [], type(CPU).prepare
-
-    def noted(self, *asked, adds):
-        built.append(adds)
-        return prepare(self, *asked, adds=adds)
-
-    monkeypatch.setattr(type(CPU), "prepare", noted)
+    built = noted(monkeypatch, type(CPU), "prepare", of=lambda *_, adds: adds)
     source = CandidateSource(lambda: CPU, nullcontext)
     for each in found:
         source._answer(problem, [each], source._stops, CPU)
@@ -72,11 +63,7 @@ def test_a_source_asks_for_more_candidates_of_a_costly_kernel():
 
 
 def test_a_paused_source_begins_no_other_engine_and_is_not_busy(monkeypatch):
-    built = []
-    prepare = type(CPU).prepare
-    monkeypatch.setattr(
-        type(CPU), "prepare", lambda self, *asked, **how: built.append(asked) or prepare(self, *asked, **how)
-    )
+    built = noted(monkeypatch, type(CPU), "prepare")
     source = CandidateSource(lambda: CPU, nullcontext)
     source.open_one()
     source.open_one()

@@ -1,7 +1,5 @@
 """Sketches tell how far apart two tensors are, whatever the difference is, in the memory that they say."""
 
-import weakref
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,33 +7,13 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
+from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.problems import make_problem  # noqa: E402
 from ucudnn.problem import DataType, Layout  # noqa: E402
 from ucudnn.torch.calls.output_form import OutputForm  # noqa: E402
 from ucudnn.torch.trials.output_sketch import distance_of, sketch, sketch_sizes  # noqa: E402
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-class Live(TorchDispatchMode):
-    """Notes the most bytes of tensors that operations have made and that live at a time."""
-
-    def __init__(self):
-        super().__init__()
-        self.most = 0
-        self._made = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        found = function(*arguments, **(options or {}))
-        views = {each.untyped_storage().data_ptr() for each in arguments if isinstance(each, torch.Tensor)}
-        for each in found if isinstance(found, list | tuple) else [found]:
-            if each.untyped_storage().data_ptr() not in views:
-                self._made.append((weakref.ref(each), each.untyped_storage().nbytes()))
-        self._made = [(made, size) for made, size in self._made if made() is not None]
-        self.most = max(self.most, sum(size for _, size in self._made))
-        return found
 
 
 def relative(found, expected):
@@ -78,11 +56,11 @@ def test_neighbours_that_changed_places_are_seen():
 def test_sketches_take_no_more_memory_than_they_say(dtype, size):
     form = OutputForm(make_problem(batch=8, filters=16, groups=2, spatial=(size, size), dtype=dtype), -1)
     out, other = form.new().zero_(), form.new().zero_()
-    with Live() as live:
+    with LiveBytes() as live:
         found = sketch(out)
         sketch(other)
     assert found.numel() == out.numel() // 1024 + 1
-    assert 0 < live.most <= sum(sketch_sizes(form))
+    assert 0 < live.peak <= sum(sketch_sizes(form))
 
 
 def test_layouts_are_told_apart_by_dimensions_of_more_than_one_element():

@@ -17,6 +17,7 @@ import torch
 
 from tests.support.configurations import in_parts
 from tests.support.host_gpu import PROBLEM
+from tests.support.made_up_gpu import MadeUpGpu
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.trials import kernel_maker as module
@@ -24,46 +25,12 @@ from ucudnn.torch.tuning.tuner import Tuner
 from ucudnn.torch.tuning.tuning_report import report_tuning
 
 
-class Timeline:
-    """A GPU as a tuner sees it: a clock in milliseconds, whose marks are read a number of steps late."""
-
-    can_delay = False
-
-    def __init__(self, late):
-        self.now = 0.0
-        self.step = 0
-        self.late = late
+class Timeline(MadeUpGpu):
+    """A GPU with one clock."""
 
     def spend(self, time_ms, name=""):
         """Let a kernel run, or other work of the program."""
         self.now += time_ms
-
-    def mark(self):
-        return self.now, self.step
-
-    def elapsed_ms(self, begin, end):
-        return end[0] - begin[0] if self.step >= end[1] + self.late else None
-
-    def live_bytes(self):
-        return 0
-
-    def peak_bytes(self):
-        return (1 + min(self.step, 3)) << 30
-
-    def reserved_bytes(self):
-        return 1 << 30
-
-    def bytes_per_ms(self):
-        return 0.0
-
-    def has_reached(self, mark):
-        return False
-
-    def issue_ms(self, begin, end):
-        return 0.0
-
-    def was_away(self):
-        return False
 
 
 class TwoClocks(Timeline):
