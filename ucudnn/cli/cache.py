@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ucudnn.benchmarking.storage.database import Database, MachineSummary
+from ucudnn.benchmarking.storage.database import MachineSummary
 from ucudnn.benchmarking.storage.step_files import StepFiles
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.help_text import CommandLine
@@ -95,14 +95,10 @@ def _delete(context: typer.Context, before: datetime | None) -> None:
         print_text(f"{gone} files of training steps deleted from {files.folder}")
         if not Path(str(files.folder).removesuffix("-steps")).exists():
             return  # there is no database beside it
-    opened = _opened_to_change(context)
-    count = opened.prune(None if before is None else before.isoformat(timespec="seconds"))
-    print_text(f"{count} measurements deleted from {opened.path}")
-
-
-def _opened_to_change(context: typer.Context) -> Database:
-    """Return the database, which must exist and be sound: no command here creates a file or moves one."""
     path = settings_of(context).database
+    # The database must exist and be sound, because no command here creates a file or moves one.
     with closing(open_database(path, read_only=True)) as found:
         found.refuse_damage()
-    return open_database(path)
+    opened = open_database(path)
+    count = opened.prune(None if before is None else before.isoformat(timespec="seconds"))
+    print_text(f"{count} measurements deleted from {opened.path}")

@@ -1,5 +1,7 @@
 """When a kernel call that was left to PyTorch is tried again, and what it does in a capture."""
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -71,7 +73,8 @@ def test_a_capture_opens_no_handle_and_plans_nothing(monkeypatch, caplog, call, 
     with enable_on_cpu() as on:
         call()
     (problem,) = on._interceptor.problems()
-    kernel = KernelCall(problem, "", 0, lambda: pytest.fail("a handle is opened"), left)  # GPU 0 need not exist
+    caller = SimpleNamespace(fallbacks=left, handle=lambda _: pytest.fail("a handle is opened"))
+    kernel = KernelCall(problem, "", 0, caller)  # GPU 0 need not exist
     monkeypatch.setattr("ucudnn.torch.calls.kernel_call.capturing", lambda: True)
     if strict:
         with pytest.raises(BackendError, match=r"call it once before \(without `strict`, PyTorch's own kernel"):

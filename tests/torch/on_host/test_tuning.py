@@ -293,7 +293,7 @@ def test_a_whole_step_that_is_captured_while_kernels_are_tried_ends_no_step_and_
 @pytest.mark.parametrize(("limit", "calls"), [(None, 0), (LIMIT, 5)])
 def test_nothing_is_tried_among_deterministic_algorithms(program, monkeypatch, limit, calls):
     for module in ("tuning.auto_interceptor", "calls.interceptor"):
-        monkeypatch.setattr(f"ucudnn.torch.{module}._deterministic", lambda: True)
+        monkeypatch.setattr(f"ucudnn.torch.{module}.cudnn_deterministic", lambda: True)
     one = program(limit_bytes=limit)
     with one.enable() as on, torch.backends.cudnn.flags(enabled=True, deterministic=True):
         for _ in range(60):

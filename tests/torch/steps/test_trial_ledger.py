@@ -69,12 +69,6 @@ def test_trials_wait_until_the_share_covers_the_time_in_which_plans_were_made():
     assert ledger.lost_seconds == 0, "nothing was lost in trials"
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5])
-def test_a_share_is_a_part(share):
-    with pytest.raises(ValueError, match="not between 0 and 1"):
-        TrialLedger(share)
-
-
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 1), st.floats(-1, 1)), max_size=60), st.floats(0.001, 0.5))
 def test_the_loss_exceeds_the_share_by_no_more_than_the_errors_of_the_estimates(trials, share):
     clock = Clock()

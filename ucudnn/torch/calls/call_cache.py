@@ -28,15 +28,18 @@ class Flags(NamedTuple):
     enabled: bool
 
 
+# Read for each gradient; the properties of torch.backends take three times as long to say the same.
+cudnn_deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
+all_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+cudnn_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
+# This one counts if two settings differ, and then torch.backends.cudnn.allow_tf32 cannot be read.
+precision_of: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
+
+
 def present_flags() -> Flags:
     """Return PyTorch's flags as they are now."""
-    # It counts if two settings differ, and then torch.backends.cudnn.allow_tf32 cannot be read.
-    precision: str = torch._C._get_fp32_precision_getter("cuda", "conv")
-    return Flags(
-        math=MathMode.TF32 if precision == "tf32" else MathMode.FMA,
-        deterministic=torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
-        enabled=torch.backends.cudnn.enabled,
-    )
+    math = MathMode.TF32 if precision_of("cuda", "conv") == "tf32" else MathMode.FMA
+    return Flags(math, cudnn_deterministic() or all_deterministic(), cudnn_enabled())
 
 
 KernelCallOf = Callable[[ConvolutionProblem, int], KernelCall]
@@ -90,11 +93,9 @@ def forward_call(
     fused_call_of: FusedCallOf | None = None,
 ) -> CachedCall:
     """Return what becomes of calls of aten::_convolution that look like this one."""
-    call = asked_convolution(x, weight, geometry, flags)
+    call = asked_convolution(x, weight, geometry, flags, bias=bias)
     if isinstance(call, str):
         return CachedCall(call)
-    if not bias_fits(bias, x, call):
-        return CachedCall("the bias does not fit")
     biased = biased_problem(bias, call)
     return CachedCall(
         format=missing_format(call, x, weight),
@@ -141,11 +142,6 @@ def _other(strides: Sizes, shape: Sizes, call: TorchConvolution) -> Sizes | None
     return None if same else strides
 
 
-def bias_fits(bias: torch.Tensor | None, x: torch.Tensor, call: TorchConvolution) -> bool:
-    """Return whether a bias, if there is one, has the shape, the type and the device that the output asks for."""
-    return bias is None or (bias.shape == call.out_shape[1:2] and bias.dtype is x.dtype and bias.device == x.device)
-
-
 def biased_problem(bias: torch.Tensor | None, call: TorchConvolution) -> ConvolutionProblem | None:
     """Return the problem of a forward call with its bias; None without a bias, or if no engine can add it."""
     can_fuse = bias is not None and bias.is_contiguous() and not call.transposed
@@ -165,7 +161,13 @@ def missing_format(call: TorchConvolution, *tensors: torch.Tensor) -> torch.memo
 
 
 def asked_convolution(
-    x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, flags: Flags, *, native: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    geometry: Geometry,
+    flags: Flags,
+    *,
+    bias: torch.Tensor | None = None,
+    native: bool = False,
 ) -> TorchConvolution | str:
     """Return the convolution that is asked for, or why it is left to PyTorch.
 
@@ -193,7 +195,11 @@ def asked_convolution(
         return "torch.backends.cudnn.enabled is False"
     chosen = ChosenForm(x, weight, geometry)
     found = _format_on_cudnn(x, weight, chosen, native=native) if x.is_cuda else chosen.memory_format
-    return found if isinstance(found, str) else made(found if x.dim() > 3 else torch.contiguous_format) or call
+    if isinstance(found, str):
+        return found
+    call = made(found if x.dim() > 3 else torch.contiguous_format) or call
+    has_form = bias is None or (bias.shape == call.out_shape[1:2] and bias.dtype is x.dtype and bias.device == x.device)
+    return call if has_form else "the bias does not fit"
 
 
 def asked_gradients(

@@ -1,7 +1,6 @@
 """A convolution with its bias in one kernel, where the handle has a plan whose engines add the bias."""
 
 import logging
-from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -12,13 +11,12 @@ from ucudnn.configuration import Configuration
 from ucudnn.errors import PlanFileError, UcudnnError
 from ucudnn.execution.kernel_plans import KernelPlans
 from ucudnn.execution.launcher import BoundKernel, Launcher
-from ucudnn.handle import Handle
 from ucudnn.kernel import KernelKey
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls import fused_choice
 from ucudnn.torch.calls.direct_kernel import DirectKernel
 from ucudnn.torch.calls.fused_choice import is_fused
-from ucudnn.torch.calls.kernel_call import LOW_BITS, MOST_BOUND, PlannedCall
+from ucudnn.torch.calls.kernel_call import LOW_BITS, MOST_BOUND, Caller, PlannedCall
 from ucudnn.torch.device.gpu import capturing, current_device
 from ucudnn.workspace.spare import tail_step
 
@@ -34,20 +32,13 @@ class FusedCall(PlannedCall):
 
     Such a plan was adopted, loaded, or measured before the first run. While it is off, the plan without the bias
     computes, and PyTorch adds the bias. It is looked up again when plans were adopted or loaded, never in a capture.
-    The problem is for tensors that are aligned to 16 bytes. `planned_anew` is also called when the kernel goes off.
+    The problem is for tensors that are aligned to 16 bytes.
     """
 
     __slots__ = ("_bound", "_configuration", "_epoch", "_launched", "_launcher", "_plans")
 
-    def __init__(
-        self,
-        problem: ConvolutionProblem,
-        layer: str,
-        ordinal: int,
-        open_handle: Callable[[], Handle],
-        planned_anew: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(problem, layer, ordinal, open_handle, planned_anew)
+    def __init__(self, problem: ConvolutionProblem, layer: str, ordinal: int, caller: Caller) -> None:
+        super().__init__(problem, layer, ordinal, caller)
         self._plans: KernelPlans | None = None
         self._epoch = 0
         self._launcher: Launcher | None = None
@@ -98,7 +89,7 @@ class FusedCall(PlannedCall):
         self._launcher = None
         try:
             with torch.cuda.device(self._ordinal):
-                handle = self._open_handle()
+                handle = self._caller.handle(self._ordinal)
                 with handle.backend.lock:
                     self._plans, self._epoch = handle.plans, handle.plans.epoch
                     key = KernelKey(self._layer, self.problem, 0, tail_step(self.problem) > 0)
@@ -125,11 +116,11 @@ class FusedCall(PlannedCall):
         except (UcudnnError, MemoryError, RuntimeError) as error:
             _LOG.warning("%s: PyTorch adds the bias from now on: %s", self.problem, str(error).split("\n", 1)[0])
             self._launcher = None
-            self._planned_anew()
+            self._caller.has_unlent = True
             return False
         self.looked_up += 1
         if launcher.plan is not self._lent:
-            self._planned_anew()
+            self._caller.has_unlent = True
         self._launched = True
         self._bound[addresses] = launcher.bind(x, filters, y) if addresses in self._bound else None
         if launcher.configuration is not self._configuration:  # it failed, or found no room

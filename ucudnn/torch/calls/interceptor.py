@@ -13,7 +13,17 @@ from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode, Operation
 from ucudnn.reporting.report import Report
 from ucudnn.torch.calls.aten_kernels import AtenKernels, Gradients
-from ucudnn.torch.calls.call_cache import ONE_DIMENSION, CachedCall, Flags, backward_call, forward_call
+from ucudnn.torch.calls.call_cache import (
+    ONE_DIMENSION,
+    CachedCall,
+    Flags,
+    all_deterministic,
+    backward_call,
+    cudnn_deterministic,
+    cudnn_enabled,
+    forward_call,
+    precision_of,
+)
 from ucudnn.torch.calls.chosen_form import cpu_settings
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.fused_call import FusedCall
@@ -25,13 +35,6 @@ from ucudnn.torch.device.fast_tensors import alias, restrided
 from ucudnn.torch.device.gpu import on_default_stream
 
 _MOST_CALLS = 1 << 14
-
-# Read for each gradient; the properties of torch.backends take three times as long to say the same.
-_deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
-_all_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
-_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
-# This one counts if both are set, and then torch.backends.cudnn.allow_tf32 cannot be read.
-_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
 
 @final
@@ -65,8 +68,6 @@ class Interceptor:
         self._owners = LayerOwners()
         self._open_handle = open_handle
         self._handles: dict[int, Handle] = {}
-        self._opens: dict[int, Callable[[], Handle]] = {}
-        self._when_planned = self._planned_anew  # one for all kernels, of which there may be thousands
         self._lock = new_lock(LockLevel.FACE)
         self._calls: BoundedDict[tuple[Any, ...], CachedCall] = BoundedDict(_MOST_CALLS)
         # By the arguments that tell calls apart.
@@ -204,9 +205,8 @@ class Interceptor:
         name = self.names.of(weight) if self.names.any else ""
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
-        deterministic = _deterministic() or _all_deterministic()
-        enabled = _enabled()
-        precision = _precision("cuda", "conv")
+        deterministic = cudnn_deterministic() or all_deterministic()
+        enabled, precision = cudnn_enabled(), precision_of("cuda", "conv")
         key = (
             grad.shape, grad.stride(), grad.dtype, grad.get_device(), x.shape, x.stride(), x.dtype, ordinal,
             weight.shape, weight.stride(), weight.dtype, weight.get_device(),
@@ -239,9 +239,6 @@ class Interceptor:
         if not call.reason and call.lies_as_computed:  # the gate takes no others
             self.has_unlent = True
 
-    def _planned_anew(self) -> None:
-        self.has_unlent = True
-
     def _leave(self, call: CachedCall) -> None:
         """Count a call that is left to PyTorch as it is; refuse it if PyTorch would compute it past the limit."""
         if call.reason == ONE_DIMENSION:  # by cuDNN
@@ -252,21 +249,16 @@ class Interceptor:
         key = (problem, layer, ordinal, later_bytes)
         found = self._kernel_calls.get(key)
         if found is None:
-            opens, planned = self._opening(ordinal), self._when_planned
-            found = KernelCall(problem, layer, ordinal, opens, self.fallbacks, later_bytes, planned)
+            found = KernelCall(problem, layer, ordinal, self, later_bytes)
             found = self._kernel_calls.setdefault(key, found)  # another thread may have been faster
         return found
 
     def _fused_call(self, layer: str, ordinal: int, problem: ConvolutionProblem) -> FusedCall:
         found = self._fused_calls.get((problem, layer, ordinal))
         if found is None:
-            found = FusedCall(problem, layer, ordinal, self._opening(ordinal), self._when_planned)
+            found = FusedCall(problem, layer, ordinal, self)
             found = self._fused_calls.setdefault((problem, layer, ordinal), found)
         return found
-
-    def _opening(self, ordinal: int) -> Callable[[], Handle]:
-        """Return what returns the handle of a GPU; one for all kernels."""
-        return self._opens.setdefault(ordinal, partial(self.handle, ordinal))
 
     def handle(self, ordinal: int) -> Handle:
         """Return the handle of the current GPU, given its number, which is opened first if necessary."""

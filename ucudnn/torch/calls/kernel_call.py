@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 
@@ -37,11 +37,24 @@ _Launch = Callable[[Any, Any, Any], None]
 IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: call it once before"
 
 
-class PlannedCall:
-    """One kernel of one layer on one device, and how it is computed by its plan.
+class Caller(Protocol):
+    """Has the handles by which kernels are computed.
 
-    The number of the CPU is -1. `open_handle` returns the handle of the device, and opens it first if necessary.
-    `planned_anew` is called after a launch by a plan that `direct` has not been asked about.
+    Attributes:
+        fallbacks: counts what is left to PyTorch.
+        has_unlent: set after a launch by a plan that `direct` has not been asked about.
+    """
+
+    fallbacks: Fallbacks
+    has_unlent: bool
+
+    def handle(self, ordinal: int, /) -> Handle:
+        """Return the handle of a device, which is opened first if necessary."""
+        ...
+
+
+class PlannedCall:
+    """One kernel of one layer on one device, whose number is -1 for the CPU, and how it is computed by its plan.
 
     Attributes:
         filters: addresses of the filters that it was given in the longer way, the first ones of many.
@@ -51,18 +64,11 @@ class PlannedCall:
     """
 
     __slots__ = (
-        *("_layer", "_lent", "_open_handle", "_ordinal", "_planned_anew"),
+        *("_caller", "_layer", "_lent", "_ordinal"),
         *("bound", "native_calls", "filters", "looked_up", "problem"),
     )
 
-    def __init__(
-        self,
-        problem: ConvolutionProblem,
-        layer: str,
-        ordinal: int,
-        open_handle: Callable[[], Handle],
-        planned_anew: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, problem: ConvolutionProblem, layer: str, ordinal: int, caller: Caller) -> None:
         self.problem = problem
         self.filters: set[int] = set()
         self.bound = 0
@@ -70,8 +76,7 @@ class PlannedCall:
         self.native_calls: array[int] | None = None
         self._layer = layer
         self._ordinal = ordinal
-        self._open_handle = open_handle
-        self._planned_anew = planned_anew
+        self._caller = caller
         self._lent: Plan | None = None
 
     def _note_filters(self, address: int) -> None:
@@ -85,7 +90,7 @@ class PlannedCall:
             return None
         self._lent, self.native_calls = lent
         with torch.cuda.device(self._ordinal):
-            found = direct_kernel(self._lent, self._open_handle().backend)
+            found = direct_kernel(self._lent, self._caller.handle(self._ordinal).backend)
         return None if found is None else replace(found, calls=self.native_calls)
 
 
@@ -103,20 +108,12 @@ class KernelCall(PlannedCall):
         output_bytes: size of the tensor that the kernel writes.
     """
 
-    __slots__ = ("_bound", "_failures", "_fallbacks", "_form", "_later_bytes", "_launches", "_skip", "output_bytes")
+    __slots__ = ("_bound", "_failures", "_form", "_later_bytes", "_launches", "_skip", "output_bytes")
 
     def __init__(
-        self,
-        problem: ConvolutionProblem,
-        layer: str,
-        ordinal: int,
-        open_handle: Callable[[], Handle],
-        fallbacks: Fallbacks,
-        later_bytes: int = 0,
-        planned_anew: Callable[[], None] = lambda: None,
+        self, problem: ConvolutionProblem, layer: str, ordinal: int, caller: Caller, later_bytes: int = 0
     ) -> None:
-        super().__init__(problem, layer, ordinal, open_handle, planned_anew)
-        self._fallbacks = fallbacks
+        super().__init__(problem, layer, ordinal, caller)
         self._later_bytes = later_bytes
         self._launches: dict[int, _Launch] = {}  # by the low bits of the addresses
         self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(MOST_BOUND)  # None after one launch
@@ -174,36 +171,38 @@ class KernelCall(PlannedCall):
             self.looked_up += 1
             self._failures = 0
             if not low_bits and isinstance(launch, Launcher) and launch.plan is not self._lent:
-                self._planned_anew()
+                self._caller.has_unlent = True
         except PlanFileError:  # the plans that were asked for cannot be had, and PyTorch's kernels are none of them
             raise
         except (UcudnnError, MemoryError, RuntimeError) as error:  # PyTorch raises RuntimeError for errors of CUDA
             self._launches.pop(low_bits, None)
-            if self._fallbacks.strict:
+            fallbacks = self._caller.fallbacks
+            if fallbacks.strict:
                 raise
             self._skip = min(1 << self._failures, _MOST_SKIPPED)
             self._failures += 1
             what = str(error).split("\n", 1)[0]
-            self._fallbacks.add(f"{type(error).__name__}: {what}", warn=True)
+            fallbacks.add(f"{type(error).__name__}: {what}", warn=True)
             return False
         return True
 
     def _may_plan(self) -> bool:
         """Return whether the kernel may be planned now; if not, count the reason."""
+        fallbacks = self._caller.fallbacks
         if self._skip:
             self._skip -= 1
-            self._fallbacks.add("it failed before, and is tried again later")
+            fallbacks.add("it failed before, and is tried again later")
             return False
         if self._ordinal >= 0 and capturing():
-            self._fallbacks.refuse(IN_CAPTURE)
-            self._fallbacks.add(IN_CAPTURE, warn=True)
+            fallbacks.refuse(IN_CAPTURE)
+            fallbacks.add(IN_CAPTURE, warn=True)
             return False
         return True
 
     def _plan(self, low_bits: int) -> _Launch:
         """Plan the kernel, and return what computes it; under WD, the first call plans."""
         problem = replace(self.problem, alignment=low_bits & -low_bits) if low_bits else self.problem
-        handle, later = self._open_handle(), self._later_bytes
+        handle, later = self._caller.handle(self._ordinal), self._later_bytes
         limit_bytes = handle.plans.spare_workspace_bytes(handle.settings.workspace_limit_bytes + later) if later else 0
         launcher = handle.plans.launcher(problem, self._layer, limit_bytes, fresh=True, plan=True)
         if launcher is None:

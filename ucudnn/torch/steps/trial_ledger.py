@@ -29,8 +29,6 @@ class TrialLedger:
     def __init__(
         self, share: float, clock: Callable[[], float] = perf_counter, planned: Callable[[], float] = lambda: 0.0
     ) -> None:
-        if not 0 <= share <= 1:
-            raise ValueError(f"a share of {share} is not between 0 and 1")
         self._share = share
         self._clock = clock
         self._planned = planned

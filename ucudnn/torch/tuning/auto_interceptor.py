@@ -11,9 +11,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.handle import Handle
-from ucudnn.problem import ConvolutionProblem, MathMode
+from ucudnn.problem import MathMode
 from ucudnn.torch.calls.aten_kernels import AtenKernels, Gradients
-from ucudnn.torch.calls.call_cache import Flags
+from ucudnn.torch.calls.call_cache import (
+    Flags,
+    all_deterministic,
+    cudnn_deterministic,
+    cudnn_enabled,
+    precision_of,
+)
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.calls.layer_names import LayerNames
@@ -22,17 +28,12 @@ from ucudnn.torch.device.gpu import capturing
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker
-from ucudnn.torch.tuning.call_table import CallTable
 from ucudnn.torch.tuning.router import Router
-from ucudnn.torch.tuning.tuned_call import TunedCall, backward_of, forward_of
+from ucudnn.torch.tuning.tuned_call import CallTable, TunedCall, backward_of, forward_of
 from ucudnn.torch.tuning.tuner import Tuner
 
 _JOIN_SECONDS = 5.0
 
-_deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
-_all_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
-_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
-_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
@@ -120,10 +121,6 @@ class AutoInterceptor:
         """Return the handles of heuristic plans, by device; none if PyTorch's own kernels run."""
         return {} if self.planned is None else self.planned.handles()
 
-    def problems(self) -> list[ConvolutionProblem]:
-        """Return each problem that a program has asked for so far."""
-        return list(dict.fromkeys(problem for tuner in self._tuners.values() for problem in tuner.sites))
-
     def tuners(self) -> dict[torch.device, Tuner]:
         """Return the tuner of each device."""
         with self._lock:
@@ -172,8 +169,8 @@ class AutoInterceptor:
         grad, stride, padding, dilation, transposed, output_padding, groups, output_mask = call[0], *call[4:]
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
-        deterministic = _deterministic() or _all_deterministic()
-        enabled, precision = _enabled(), _precision("cuda", "conv")
+        deterministic = cudnn_deterministic() or all_deterministic()
+        enabled, precision = cudnn_enabled(), precision_of("cuda", "conv")
         key = (
             grad.shape, grad.stride(), grad.dtype, grad.get_device(), x.shape, x.stride(), x.dtype, ordinal,
             weight.shape, weight.stride(), weight.dtype, weight.get_device(),

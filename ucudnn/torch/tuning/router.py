@@ -13,9 +13,9 @@ from ucudnn.torch.gate.call_gate import CallGate, GateRule, PythonOperators
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker, before_next_module
-from ucudnn.torch.tuning.call_table import CallTable
 from ucudnn.torch.tuning.gate_rules import adopted_rules, beginning, plan_rules
 from ucudnn.torch.tuning.plan_owner import STEPS_TO_PLAN
+from ucudnn.torch.tuning.tuned_call import CallTable
 from ucudnn.torch.tuning.tuner import Tuner
 
 _LOG = logging.getLogger("ucudnn.torch")

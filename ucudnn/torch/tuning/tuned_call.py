@@ -1,13 +1,14 @@
 """What a tuner makes of PyTorch's calls: it watches them, tries candidates on them, or replaces them."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
 
+from ucudnn.bounded import BoundedDict
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.aten_kernels import Gradients
 from ucudnn.torch.calls.call_cache import (
@@ -15,7 +16,6 @@ from ucudnn.torch.calls.call_cache import (
     asked_convolution,
     asked_gradients,
     backward_strides,
-    bias_fits,
     bias_form,
     biased_problem,
     missing_format,
@@ -32,9 +32,14 @@ from ucudnn.torch.trials.candidate import NO_MEMORY, Trial
 from ucudnn.torch.tuning.candidate_check import CandidateCheck, Operands
 from ucudnn.torch.tuning.tuner import Tuner
 
+_MOST_CALLS = 1 << 14
 _WGRAD, _DGRAD = 1, 0  # places in PyTorch's mask of gradients
 _ONLY = {_DGRAD: [True, False, False], _WGRAD: [False, True, False]}
 _MOST_SEEN = 256  # calls of one signature in a step, which is long if the program evaluates before the next one
+
+
+Shapes = tuple[Any, Any]
+"""Of x and the weight."""
 
 
 @final
@@ -65,7 +70,7 @@ class TunedCall:
     transposed: bool = False
     bias_as: tuple[Sizes, Sizes] = ((), ())
     copied: torch.memory_format | None = None
-    shapes: tuple[Any, Any] = ((), ())
+    shapes: Shapes = ((), ())
     path: "_Path | None" = None
     bypass: "array[int]" = field(default_factory=lambda: array("q", [0]))
     _free: dict[tuple[int, int], tuple[int, FreeBlocks]] = field(default_factory=dict)
@@ -99,6 +104,37 @@ class TunedCall:
             free = self.tuner.program.free_blocks()
             self._free[at, position] = self.tuner.epoch, free
         return free.hold(sizes)
+
+
+@final
+class CallTable:
+    """What becomes of the calls of one operator.
+
+    Attributes:
+        calls: what becomes of calls, by all that it depends on.
+        busy: shapes of x and the weight of calls that do not pass on in this step; None while all calls are looked at.
+    """
+
+    def __init__(self) -> None:
+        self.calls: BoundedDict[tuple[Any, ...], TunedCall] = BoundedDict(_MOST_CALLS)
+        self.busy: set[Shapes] | None = None
+
+    def __iter__(self) -> Iterator[TunedCall]:
+        return iter(list(self.calls.values()))  # another thread may add to it meanwhile
+
+    @property
+    def replaces(self) -> bool:
+        """Whether some calls do not pass on in this step."""
+        return any(each.path is not None for each in self)
+
+    def begin_step(self) -> None:
+        """Decide what the calls do in the step that begins."""
+        for each in self:
+            each.begin_step()
+
+    def look_at(self, *others: Shapes) -> None:
+        """Look at calls of the shapes that do not pass on, and of some other shapes, and at no other calls."""
+        self.busy = {each.shapes for each in self if each.path is not None}.union(others)
 
 
 @final
@@ -263,11 +299,11 @@ def forward_of(
     flags: Flags,
 ) -> TunedCall:
     """Return what becomes of calls of aten::_convolution that look like this one."""
-    call = asked_convolution(x, weight, geometry, flags, native=tuner.owner is None)
+    call = asked_convolution(x, weight, geometry, flags, bias=bias, native=tuner.owner is None)
     if isinstance(call, str):
         return TunedCall(tuner, {}, reason=call)
     copied = missing_format(call, x, weight)
-    reason = _reason(flags, tuner, copied) or ("" if bias_fits(bias, x, call) else "the bias does not fit")
+    reason = _reason(flags, tuner, copied)
     if reason:
         return TunedCall(tuner, {}, reason=reason)
     output = _output(tuner, biased_problem(bias, call) or call.forward, x)
