@@ -42,6 +42,7 @@ from ucudnn.memory.torch.subject.call_modes import check_transforms
 from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found
 from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject, step_subject
 from ucudnn.memory.torch.tracing.garbage import only_new_collected
+from ucudnn.memory.torch.tracing.in_place import IN_PIECES
 from ucudnn.memory.torch.tracing.traced_program import trace_program
 from ucudnn.settings import Settings
 from ucudnn.units import parse_budget, parse_bytes
@@ -152,19 +153,33 @@ class FitOptions:
 
 
 def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
-    """Return a model that trains within a budget, as `fit` does, with the same errors."""
+    """Return a model that trains within a budget, as `fit` does, with the same errors.
+
+    Where no plan keeps the budget, operators of backward run in pieces, if that lowers what they take.
+    """
     chosen_policies(options.policy)  # an unknown one is refused before anything is traced or measured
     PlanSearch(options.plan_seconds)  # as is what is no number of seconds
     check_transforms()
-    return left_as_found(partial(_fitted, subject, options), *subject.touched())
+    others: list[StepSubject] = []
+    try:
+        return left_as_found(partial(_fitted, subject, options, others), *subject.touched())
+    except BudgetError:
+        if not others:
+            raise
+    return left_as_found(partial(_fitted, others[0], options, []), *subject.touched())
 
 
 @only_new_collected()
-def _fitted(subject: StepSubject, options: FitOptions, snapshot: Snapshot) -> FittedStep:
-    """Return the fitted step; an error leaves everything as it was when the snapshot was made."""
+def _fitted(subject: StepSubject, options: FitOptions, others: list[StepSubject], snapshot: Snapshot) -> FittedStep:
+    """Return the fitted step; an error leaves everything as it was when the snapshot was made.
+
+    The others get what is trained with operators in pieces, if there are such.
+    """
     stages, name = Stages(options.progress), type(subject.model).__name__
     stages.begin(f"tracing {name}")
     program = trace_program(subject, name, _batch(subject))
+    if any(call.func in IN_PIECES for call in program.calls):
+        others.append(replace(subject, in_pieces=True))
     stated = stated_budget(options.budget, program.device, options.host_bytes)
     _check_floor(subject, program.graph, step_costs(program.graph, program.device), stated)
     snapshot.undo_after_errors(settings_restorer(program.device))

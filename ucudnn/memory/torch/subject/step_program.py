@@ -42,6 +42,7 @@ class StepSubject:
         parallel: the DistributedDataParallel around the model, or None.
         used: indices of the outputs that get a gradient, each with its strides, or None for those of the output; None
             where nobody has told yet.
+        in_pieces: whether operators of backward may run piece by piece, which takes longer, to take less memory.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class StepSubject:
     gradients_kept: bool = False
     parallel: DistributedDataParallel | None = None
     used: frozenset[tuple[int, tuple[int, ...] | None]] | None = None
+    in_pieces: bool = False
 
     def without_sample(self) -> "StepSubject":
         """Return the same without arguments, whose memory would stay."""

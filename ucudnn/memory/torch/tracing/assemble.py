@@ -17,6 +17,7 @@ import torch
 
 from ucudnn.memory.step.graph import Affine, Role, StepGraph, StepOperation, Storage
 from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, tensors_in
+from ucudnn.memory.torch.tracing.in_place import written_in_place
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.calls.problem import convolution_of, memory_format_of
 
@@ -46,7 +47,8 @@ class TracedSubject:
         math: whether products of float32 may be computed as TF32.
         gradients_kept: whether gradients exist before the step.
         runs: whether the step is to run by plans. Then storages without bytes count, too, because plans keep the order
-            of operations that make and read them.
+            of operations that make and read them, and operators of backward write over operands where they may.
+        in_pieces: whether more of them do so, piece by piece, which takes longer.
         conditions: what the record depends on.
     """
 
@@ -57,6 +59,7 @@ class TracedSubject:
     math: MathMode = MathMode.TF32
     gradients_kept: bool = False
     runs: bool = False
+    in_pieces: bool = False
     conditions: Mapping[str, str]
 
 
@@ -92,6 +95,11 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
     """
     calls, merged = _accumulated_in_place(trace)
     roles = {merged.get(storage, storage): given for storage, given in subject.roles.items()}
+    if subject.runs:
+        after = {merged.get(storage, storage) for storage, each in enumerate(trace.storages) if each.died is None}
+        in_pieces, own = subject.in_pieces, roles.keys() | after
+        calls, others = written_in_place(trace, calls, own, subject.device, in_pieces=in_pieces)
+        merged = {storage: others.get(other, other) for storage, other in merged.items()} | others
     counted = {
         row: each.size
         for row, each in enumerate(trace.storages)
@@ -228,7 +236,7 @@ def _access(call: TracedCall, counted: Mapping[int, int]) -> _Access:
             whole = call.func._opname in _OVERWRITING or argument.is_out
             if whole and tensor.is_dense and tensor.bytes_touched >= counted[tensor.storage]:
                 overwritten.add(tensor.storage)  # it needs nothing from before
-    overwritten -= {each.storage for each in call.inputs if each not in written}
+    overwritten -= {each.storage for each in Counter(call.inputs) - Counter(written)}
     inputs = [each for each in _inputs(call) if each.storage in counted]
     there = {each.storage for each in inputs}
     fresh = [each for each in call.outputs if each.storage in counted and each.storage not in there]

@@ -161,7 +161,7 @@ def _reduced(value: Any, sizes: dict[int, int]) -> Any:
     """Return arguments with other sizes, where whole numbers that are a size become the other one, too."""
     if isinstance(value, TracedTensor):
         shape = tuple(sizes.get(size, size) for size in value.shape)
-        stride = _relaid(value.shape, value.stride, shape)
+        stride = relaid(value.shape, value.stride, shape)
         return (
             None if stride is None else TracedTensor(0, shape, stride, 0, value.dtype, value.conjugated, value.negated)
         )
@@ -172,7 +172,7 @@ def _reduced(value: Any, sizes: dict[int, int]) -> Any:
     return sizes.get(value, value) if type(value) is int else value
 
 
-def _relaid(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
+def relaid(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
     """Return strides of another shape in the same order; None where elements lie twice and no dimension is expanded."""
     found = [0] * len(shape)
     old = now = 1
@@ -198,7 +198,7 @@ def _enlarged(small: TensorLayout | None, fake: Any) -> TensorLayout | bool | No
     told = len(shape) == len(small.shape) and not small.offset and small.size == _extent(small) * small.dtype.itemsize
     if not told or any(min(a, 2) != min(b, 2) for a, b in zip(shape, small.shape, strict=True)):
         return None
-    stride = _relaid(small.shape, small.stride, shape)
+    stride = relaid(small.shape, small.stride, shape)
     if stride is None or _extent(small) != _elements(small.shape):
         return None
     return TensorLayout(shape, stride, 0, _elements(shape) * small.dtype.itemsize, small.dtype, small.device)

@@ -123,17 +123,16 @@ class StepTracing:
         check_generators(self._tracer.trace, chain(self._reads.generators(), given))
         gc.collect()  # what only circles of references hold is freed
         device = self._device().type
-        traced = assemble(
-            self._tracer.trace,
-            TracedSubject(
-                name=name,
-                batch=batch,
-                device=device,
-                roles=self._roles,
-                runs=True,
-                conditions={"torch": torch.__version__.partition("+")[0], "device": device},
-            ),
+        subject = TracedSubject(
+            name=name,
+            batch=batch,
+            device=device,
+            roles=self._roles,
+            runs=True,
+            in_pieces=self._subject.in_pieces,
+            conditions={"torch": torch.__version__.partition("+")[0], "device": device},
         )
+        traced = assemble(self._tracer.trace, subject)
         return self._built(traced, [*persistent, *self._constants], inputs, attributes)
 
     def _put_fakes_in(self) -> None:
