@@ -49,7 +49,7 @@ def written_in_place(
 
     An operand is written over if it was made in the step, no later call is given its storage, and it and the result
     lie alike and are all of their storages. What forward has made is written over by operators in pieces alone, because
-    plans recompute what they can make once more from bytes that stay.
+    plans have more ways to keep it where nothing writes it in backward.
 
     Args:
         trace: the trace.
@@ -65,9 +65,7 @@ def written_in_place(
         if each.born >= 0 and each.device == device and storage not in kept
     }
     pieces = [call.results[0].bytes_touched for call in calls if in_pieces and call.func is _PRELU]
-    least = (
-        max(pieces, default=0) * 3 // 4
-    )  # one of these bytes takes 4 times as many, the largest one 3 times in pieces
+    least = max(pieces, default=0) * 3 // 4  # four tensors of these bytes take what the three of the largest one take
     found: list[TracedCall] = []
     merged: dict[int, int] = {}
     for index, call in enumerate(calls):
@@ -98,7 +96,7 @@ def _result(call: TracedCall, least: int | None) -> TracedTensor | None:
 
 def _as_large(trace: Trace, operand: TracedTensor, out: TracedTensor) -> bool:
     """Whether two tensors are all of their storages, of which one has as many bytes as the other."""
-    return trace.storages[operand.storage].size == out.bytes_touched == trace.storages[out.storage].size
+    return trace.storages[operand.storage].size == out.bytes_touched == trace.storages[out.storage].size > 0
 
 
 def _operands(call: TracedCall, out: TracedTensor) -> Iterator[TracedTensor]:
@@ -168,7 +166,7 @@ def _gives_same_bits(trace: Trace, call: TracedCall, written: TracedCall, operan
     key = written.func, call.inputs.index(operand), others, *map(str, small.values())
     if key not in _TRIED:
         try:
-            with no_dispatch():
+            with no_dispatch(), torch.no_grad(), torch._C._DisableAutocast():
                 apart, together = _called(call, small), _called(written, small, operand)
             _TRIED[key] = len(apart) == len(together) and all(map(_alike, apart, together))
         except Exception:  # noqa: BLE001  # whatever it raises, it stays as it is
@@ -186,7 +184,8 @@ def _called(
     made: dict[TracedTensor, Tensor] = {}
     for tensor, (shape, stride, dtype, device) in small.items():
         extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if prod(shape) else 0
-        numbers = (torch.arange(extent, dtype=torch.float64) * 0.6180339887498949 + len(made) / 3) % 1.0 * 8.0 - 4.0
+        numbers = torch.arange(extent, dtype=torch.float64, device="cpu") * 0.6180339887498949 + len(made) / 3
+        numbers = numbers % 1.0 * 8.0 - 4.0
         if call.func._opname not in _ROWS and (dtype.is_floating_point or dtype.is_complex):
             for place, value in enumerate((0.0, -0.0, float("inf"), float("nan"))):
                 numbers[5 + 7 * place :: 89] = value
@@ -203,7 +202,7 @@ def _called(
 def _alike(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors lie alike and have the same bits."""
     steps = [[step for step, size in zip(each.stride(), each.shape, strict=True) if size != 1] for each in (one, other)]
-    bits = [torch.empty(0, dtype=torch.uint8).set_(each.cpu().untyped_storage()) for each in (one, other)]
+    bits = [torch.empty(0, dtype=torch.uint8, device="cpu").set_(each.cpu().untyped_storage()) for each in (one, other)]
     return one.shape == other.shape and steps[0] == steps[1] and torch.equal(*bits)
 
 
