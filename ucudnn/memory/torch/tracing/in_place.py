@@ -27,11 +27,13 @@ from ucudnn.memory.torch.tracing.real_geometry import relaid
 
 aten = torch.ops.aten
 
-_ELEMENTWISE = frozenset({
-    "binary_cross_entropy_backward", "elu_backward", "hardshrink_backward", "hardtanh_backward", "huber_loss_backward",
-    "leaky_relu_backward", "logit_backward", "mse_loss_backward", "smooth_l1_loss_backward", "softplus_backward",
-    "softshrink_backward",
-})  # fmt: skip  # PyTorch does not tag them as pointwise
+ELEMENTWISE = frozenset({
+    "binary_cross_entropy_backward", "elu_backward", "gelu_backward", "hardshrink_backward", "hardtanh_backward",
+    "huber_loss_backward", "leaky_relu_backward", "logit_backward", "mse_loss_backward", "sigmoid_backward",
+    "silu_backward", "smooth_l1_loss_backward", "softplus_backward", "softshrink_backward", "tanh_backward",
+    "threshold_backward",
+})  # fmt: skip
+"""Operators of single elements that PyTorch does not tag as such, at least not the form that writes a given tensor."""
 _ROWS = frozenset({"_log_softmax_backward_data", "_softmax_backward_data"})
 _PRELU = aten._prelu_kernel_backward.default
 _MOST_ENTRIES, _MOST_ROWS, _MOST_ELEMENTS = 12, 3, 1 << 20  # of operands in a trial
@@ -131,7 +133,7 @@ class _Form(NamedTuple):
 @cache
 def _form(func: Any, device: str) -> _Form | None:
     """Return what an operator is when it writes its result into a tensor."""
-    is_safe = torch.Tag.pointwise in func.tags or func._opname in _ELEMENTWISE or func._opname in _ROWS
+    is_safe = torch.Tag.pointwise in func.tags or func._opname in ELEMENTWISE or func._opname in _ROWS
     if func.namespace != "aten" or not is_safe or func._schema.is_mutable:
         return None
     own = [(each.name, str(each.type)) for each in func._schema.arguments]
