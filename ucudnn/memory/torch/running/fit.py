@@ -178,7 +178,7 @@ def _fitted(subject: StepSubject, options: FitOptions, others: list[StepSubject]
     stages, name = Stages(options.progress), type(subject.model).__name__
     stages.begin(f"tracing {name}")
     program = trace_program(subject, name, _batch(subject))
-    if any(call.func in IN_PIECES for call in program.calls):
+    if not subject.in_pieces and any(call.func in IN_PIECES for call in program.calls):
         others.append(replace(subject, in_pieces=True))
     stated = stated_budget(options.budget, program.device, options.host_bytes)
     _check_floor(subject, program.graph, step_costs(program.graph, program.device), stated)

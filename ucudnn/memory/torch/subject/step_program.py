@@ -1,7 +1,7 @@
 """The program of a training step: its operators as eager PyTorch calls them, one for each operation of a step graph.
 
-The code of a plan calls the operators that autograd itself would call, in place where the model works in place. That is
-why the numbers are the same to the bit.
+The code of a plan calls the operators that autograd itself would call, in place where the model works in place, and in
+backward where an operand is read by nobody else. That is why the numbers are the same to the bit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

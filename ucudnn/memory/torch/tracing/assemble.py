@@ -3,6 +3,7 @@
 * Operators that only make views become nothing.
 * Where autograd adds two gradients of a tensor, PyTorch writes into the first one if nobody else has it. A tracer keeps
   PyTorch from that, so it is undone here: such an addition becomes one in place.
+* In a step that is to run, other operators of backward write over operands, too, where that gives the same bits.
 * A convolution's backward becomes two operations, the gradient of its input and that of its weight, because they are
   two kernels with workspaces of their own.
 """
