@@ -10,52 +10,13 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812  # its usual name
 
+from tests.support.in_place import KINDS, race, written_over  # noqa: E402
 from tests.support.plain_training import Pair, Race  # noqa: E402
 from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.step.graph import Phase  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.tracing import in_place  # noqa: E402
 from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
-
-
-class Between(nn.Module):
-    """A function between two layers."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.first, self.function, self.last = nn.Linear(24, 40), function, nn.Linear(40, 24)
-
-    def forward(self, x):
-        return self.last(self.function(self.first(x)))
-
-
-def written_over(graph):
-    """Return the kinds of operations of backward that update a storage."""
-    backward = (each for each in graph.operations if each.phase is Phase.BACKWARD)
-    return {each.kind.removeprefix("aten.").rstrip("_") for each in backward if {*each.reads} & {*each.writes}}
-
-
-def race(function, device="cpu"):
-    torch.manual_seed(0)
-    return Race((Between(function), (torch.randn(6, 24), torch.randn(6, 24)), F.mse_loss), steps=2, device=device)
-
-
-KINDS = {
-    "threshold_backward": F.relu,
-    "gelu_backward": F.gelu,
-    "silu_backward": F.silu,
-    "sigmoid_backward": torch.sigmoid,
-    "tanh_backward": torch.tanh,
-    "elu_backward": F.elu,
-    "leaky_relu_backward": F.leaky_relu,
-    "hardtanh_backward": F.hardtanh,
-    "_softmax_backward_data": lambda y: y.softmax(-1),
-    "_log_softmax_backward_data": lambda y: y.view(6, 10, 4).log_softmax(1).flatten(1),
-    "mul": torch.sin,
-    "masked_fill": lambda y: y.masked_fill(torch.arange(40, device=y.device) % 3 > 0, 0.0),
-    "add": lambda y: F.linear(y, y.new_ones(40, 40)) + F.linear(y, y.new_ones(40, 40)),
-}
 
 
 @pytest.mark.parametrize("kind", KINDS)
