@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ucudnn.benchmarking.storage.step_files import StepFiles
 from ucudnn.benchmarking.storage.store import OFF
-from ucudnn.errors import BudgetError, InvalidValueError
+from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
 from ucudnn.memory.allocator.compaction import Compaction
 from ucudnn.memory.allocator.headroom import AllocatorRoom
 from ucudnn.memory.planner.least import frugal_plan
@@ -30,6 +30,7 @@ from ucudnn.memory.torch.device.allocator import expand_segments, settings_resto
 from ucudnn.memory.torch.device.host_block import host_headroom
 from ucudnn.memory.torch.device.stated_budget import StatedBudget, stated_budget
 from ucudnn.memory.torch.device.tensor_block import allocator_room, taken_block
+from ucudnn.memory.torch.hooks.hooked_step import HOOKS, INSTEAD_OF_A_PLAN, HookedStep, hooked_step
 from ucudnn.memory.torch.measuring.measure import memory_bytes
 from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs
 from ucudnn.memory.torch.measuring.progress import Stages
@@ -66,7 +67,7 @@ def fit(
     host_memory: int | str | None = None,
     progress: Progress | None = None,
     plan_seconds: float | None = PLAN_SECONDS,
-) -> FittedStep:
+) -> FittedStep | HookedStep:
     """Return a model that trains within a memory budget; the training loop stays as it is.
 
         step = fit(model, (x, y), loss=F.cross_entropy, optimizer=optimizer, budget="12GiB")
@@ -91,7 +92,8 @@ def fit(
             that the process has on the device for the step: the CUDA context, loaded kernels and libraries' workspaces
             included. None bounds nothing. With a budget, PyTorch's allocator grows its segments from now on (see
             `expand_segments`).
-        policy: name of a policy, a policy, or 'auto' for the fastest plan of all policies that keep the budget.
+        policy: name of a policy, a policy, or 'auto' for the fastest plan of all policies that keep the budget. 'hooks'
+            makes no plan, and trains any step eagerly, as `ucudnn.memory.budget` does.
         keep_gradients: counts a second set of gradients, because the loop adds up those of several steps.
         convolutions: lets policies choose how each convolution is computed, among what ucudnn measures first: a
             batch-size policy ('undivided' for the papers' (m) and (p)), or options of `ucudnn.Handle` as a dictionary.
@@ -112,16 +114,22 @@ def fit(
         SettingsError: if an option of `convolutions` is unknown or has an invalid value.
         StepGraphError: if the step depends on values of tensors.
     """
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    device = next((each.device for each in parameters if each.is_cuda), torch.device("cpu"))
+    total = None if budget is None else parse_budget(budget, memory_bytes(device))
+    host = None if host_memory is None else parse_bytes(host_memory)
+    if policy == HOOKS:
+        if convolutions is not None:
+            raise InvalidValueError("policy='hooks' leaves convolutions to PyTorch: leave convolutions= out")
+        return hooked_step(model, sample, loss, optimizer, total, host)
     subject = step_subject(model, sample, loss, optimizer, keep_gradients=keep_gradients)
     if any(isinstance(each, FittedStep) for each in model.modules()):
         raise InvalidValueError(
             "the model is a step that fit returned, or holds one, and follows the plan of that: give fit the model"
             " itself, which is the step's attribute `model`"
         )
-    device = next((each.device for each in model.parameters() if each.is_cuda), torch.device("cpu"))
-    host = None if host_memory is None else parse_bytes(host_memory)
     options = FitOptions(
-        budget=None if budget is None else parse_budget(budget, memory_bytes(device)),
+        budget=total,
         policy=policy,
         measured=device.type == "cuda",
         convolutions=convolutions,
@@ -163,6 +171,9 @@ def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
     others: list[StepSubject] = []
     try:
         return left_as_found(partial(_fitted, subject, options, others), *subject.touched())
+    except StepGraphError as error:
+        error.args = (f"{error}{INSTEAD_OF_A_PLAN}",)
+        raise
     except BudgetError:
         if not others:
             raise

@@ -66,11 +66,14 @@ class FittedStep(nn.Module):
         model: the model, as it was given; its parameters and buffers are those that are trained.
         costs: what the plan was made with.
         stated: the budget as it was stated.
+        accepts_loss_kwargs: False: the Trainer of transformers adds no `num_items_in_batch`, which no plan knows.
 
     Args:
         refit: returns a step of other arguments and keyword arguments, and of other outputs that get gradients, where
             these are given; None where there is no way to plan one.
     """
+
+    accepts_loss_kwargs = False
 
     def __init__(
         self,

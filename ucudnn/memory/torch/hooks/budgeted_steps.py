@@ -1,0 +1,189 @@
+"""BudgetedSteps: keeps a budget of training steps, which begin and end as the loop likes."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from ucudnn.errors import BudgetError
+from ucudnn.memory.torch.device.allocator import expand_segments, settings_restorer
+from ucudnn.memory.torch.device.stated_budget import outside_bytes
+from ucudnn.memory.torch.hooks.guard import Guard, tried_bytes
+from ucudnn.memory.torch.hooks.host_store import HostStore
+from ucudnn.memory.torch.hooks.live_bytes import AllocatedBytes, CountedBytes, LiveBytes
+from ucudnn.memory.torch.hooks.module_calls import ModuleCalls
+from ucudnn.memory.torch.hooks.pressure import Pressure
+from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
+from ucudnn.units import exact_bytes, format_bytes
+
+_RESERVE = 192 * 2**20  # kernels that the first steps load, more than 128 MiB for a detector on an H200
+_LATER_RESERVE = 32 * 2**20
+_HOLES = 0.03  # of what PyTorch's allocator may take, for holes between tensors
+_FIRST_CHOICE = 2  # the step before it loads kernels, which says nothing about times
+_MOST_LEARNED = 8  # steps
+_MOST_LINES = 10
+_PARAMETERS, _GRADIENTS = "parameters and buffers", "their gradients"
+_OTHERS = "the optimizer's state, inputs and what operations take for a while"
+
+
+@final
+class BudgetedSteps:
+    """What keeps a budget.
+
+    Attributes:
+        alive: what is alive on the device.
+        outside: bytes that the process had beside PyTorch's allocator when they were read last.
+    """
+
+    def __init__(self, total: int, device: torch.device, host_bytes: int | None, *, explains: bool = False) -> None:
+        self.total, self.device = total, device
+        self._steps, self._learned, self.outside = 0, 0, 0
+        self._backward, self._open, self._explains = False, True, explains
+        self._owners, self._most = Counter[Any](), 0
+        self._restore = settings_restorer(device)
+        counted = None if device.type == "cuda" else CountedBytes(total)
+        if device.type == "cuda":
+            expand_segments(device)
+            torch.cuda.empty_cache()
+        try:
+            cap = self._bound(_RESERVE)
+        except BaseException:
+            self._restore()
+            raise
+        self.alive: LiveBytes = AllocatedBytes(device) if counted is None else counted
+        self._pressure = Pressure(self.alive, cap, _HOLES if counted is None else 0.0)
+        self._store = HostStore(device, host_bytes)
+        self.memory = SavedMemory(device, self._pressure, self._store)
+        if explains:
+            self.memory.least_part = total  # all of them count
+        self.calls = ModuleCalls(self.memory)
+        self.guard = Guard(device, self.memory.free, self._exceeded, counted)
+        self.calls.begin = self._turn_guard
+
+    def _bound(self, reserve: int) -> int:
+        """Let PyTorch's allocator take what the budget leaves to it, and return how many bytes that is."""
+        if self.device.type != "cuda":
+            return self.total
+        self.outside = outside_bytes(self.device)
+        cap, has = self.total - self.outside - reserve, torch.cuda.memory_allocated(self.device)
+        if cap <= has:
+            raise BudgetError(
+                f"the budget is {exact_bytes(self.total)}, and the process has {exact_bytes(has)} of tensors and"
+                f" {exact_bytes(self.outside + reserve)} of context and kernels on {self.device}: raise it",
+                kernel="",
+                limit_bytes=self.total,
+                required_bytes=self.outside + reserve + has,
+            )
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), self.device)
+        if torch.cuda.memory_reserved(self.device) > cap:
+            torch.cuda.empty_cache()
+        return cap
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Let an error about the device's memory be one about the budget."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise self._exceeded(error) from error
+
+    def close(self) -> None:
+        """Bound the allocator no longer. What is saved still comes back when backward reads it."""
+        self._open = False
+        self.memory.settle()
+        self._restore()
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Keep the budget of what this thread computes in a block."""
+        with saved_tensors_hooks(self._pack, self._unpack), self.calls.followed():
+            self._turn_guard()
+            try:
+                yield
+            finally:
+                self.guard.turn(on=False)
+
+    def _turn_guard(self) -> None:
+        """Guard operations where their sizes are not known yet; on a CPU always."""
+        self.guard.turn(on=self._open and (self._pressure.learning or self.device.type != "cuda"))
+
+    def _pack(self, tensor: Tensor) -> Any:
+        packed = self.memory.pack(tensor)
+        self._look_at_peak()
+        return packed
+
+    def _unpack(self, packed: Any) -> Tensor:
+        if not self._backward:
+            with suppress(RuntimeError):  # somebody looks at saved tensors, and no backward runs
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+                self._backward = self._pressure.in_backward = True
+        found = self.memory.unpack(packed)
+        self._look_at_peak()
+        return found
+
+    def _look_at_peak(self) -> None:
+        """Note who owns the memory if there is more than before, where that is asked for."""
+        if self._explains and self._pressure.most > self._most:
+            self._most, self._owners = self._pressure.most, self.memory.owners()
+            kept = self.memory.kept()
+            self._owners[_PARAMETERS] = sum(each.nbytes for each in kept)
+            self._owners[_GRADIENTS] = sum(each.grad.nbytes for each in kept if each.grad is not None)
+            self._owners[_OTHERS] = max(0, self._most - self._owners.total())
+
+    def _end_backward(self) -> None:
+        """Choose what is done in the next steps by what this one took."""
+        self._backward = self._pressure.in_backward = False
+        self._steps += 1
+        self.memory.owner = None
+        pressure = self._pressure
+        if self._open and (pressure.learning or self._steps & (self._steps - 1) == 0):  # less and less often
+            pressure.allow(self._bound(_LATER_RESERVE if self._steps >= _FIRST_CHOICE else _RESERVE))
+        if pressure.learning:
+            self._learned += 1
+            more = self._steps >= _FIRST_CHOICE and self.calls.choose(self._store.ms_per_byte)
+            self.calls.end_step()
+            calm = pressure.end_step() and not more and self._steps > _FIRST_CHOICE
+            pressure.learning = self._explains or (not calm and self._learned < _MOST_LEARNED)
+        elif not pressure.end_step():
+            pressure.learning, self._learned = True, 0
+        self.memory.begin_step()
+
+    def _exceeded(self, error: torch.OutOfMemoryError) -> BudgetError:
+        name = self._name(self.memory.owner)
+        needed = max(self.alive.look()[0] + self.outside + tried_bytes(error), self.total + 1)
+        return BudgetError(
+            f"the step needs at least {exact_bytes(needed)} when {name} runs, the budget is {exact_bytes(self.total)},"
+            " and no more saved tensors can leave the device: raise it, or make the mini-batch smaller",
+            kernel=name,
+            limit_bytes=self.total,
+            required_bytes=needed,
+        )
+
+    def _lines(self, what: str, counted: Counter[Any]) -> Iterator[str]:
+        """Yield what owners have most of."""
+        yield f"{what}: {format_bytes(sum(counted.values()))}"
+        for owner, size in counted.most_common(_MOST_LINES):
+            yield f"{what} of {self._name(owner)}: {format_bytes(size)}"
+
+    def _name(self, owner: Any) -> str:
+        if owner is None or isinstance(owner, str):
+            return owner or "what runs outside of modules"
+        return self.calls.names.get(owner, type(owner).__name__)
+
+    def report(self) -> str:
+        """Return what left the device and what was computed again so far, for people."""
+        memory = self.memory
+        lines = [
+            f"{self._steps} steps on {self.device} by hooks, budget {format_bytes(self.total)}",
+            f"peak of tensors: {format_bytes(self._pressure.most)}",
+            f"host memory: {format_bytes(self._store.taken_bytes)}",
+        ]
+        if self._explains:
+            lines += self._lines("peak", self._owners)
+        lines += [*self._lines("offloaded", memory.offloaded), *self._lines("recomputed", memory.recomputed)]
+        return "\n".join(lines)

@@ -1,0 +1,208 @@
+"""ModuleCalls: follows the calls of modules, measures what each saves and how long it takes, and repeats some.
+
+PyTorch's own hooks of all modules do not see keyword arguments before a call, and not Ctrl-C behind one. So while a
+budget is entered, `nn.Module.__call__` is a function that asks what follows calls in its thread.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ucudnn.backends.fork_locks import LockLevel, new_lock
+from ucudnn.memory.torch.device.step_clock import mark, passed_ms
+from ucudnn.memory.torch.hooks.module_choice import Call, RepeatableModule, choose_modules
+from ucudnn.memory.torch.hooks.repeated_call import RepeatedCall, may_be_repeated
+from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
+from ucudnn.memory.torch.hooks.saved_tensors import SavedStorage, storage_key
+
+_TARGET_PART = 64  # of the limit that a choice leaves free, so that small changes of a step need no other one
+_COPIES = 2  # what leaves for the host is copied there and back
+_plain: Any = nn.Module.__call__
+_active = threading.local()
+_lock = new_lock(LockLevel.INNERMOST)
+_entered = 0
+
+
+@final
+@dataclass(slots=True)
+class ModuleUse:
+    """What is known of a module.
+
+    Attributes:
+        calls: its calls in this step, as far as they were recorded.
+        size: bytes that its largest call saved.
+        same_bits: whether a call that is repeated saves the same bits; None where that was not tried.
+        repeated: whether calls drop what they save, or do so once they were tried.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    size: int = 0
+    same_bits: bool | None = None
+    repeated: bool = False
+
+
+@final
+class ModuleCalls:
+    """Follows the calls of modules in the threads that enter it, on one device.
+
+    Attributes:
+        names: names of modules.
+        depth: how many calls run now, one in another.
+        begin: is called before one that is in no other one.
+    """
+
+    def __init__(self, memory: SavedMemory) -> None:
+        self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self.depth = 0
+        self.begin: Callable[[], None] = lambda: None
+        self._memory, self._device = memory, memory.device
+        self._uses: weakref.WeakKeyDictionary[nn.Module, ModuleUse] = weakref.WeakKeyDictionary()
+        self._stack: list[Call] = []
+        self._quiet, self._trying = 0, False
+        memory.added, memory.read = self._added, self._read
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follow the calls of this thread for a block."""
+        global _entered
+        before = getattr(_active, "calls", None)
+        with _lock:
+            _entered += 1
+            nn.Module.__call__ = _call  # type: ignore[method-assign]
+        _active.calls = self
+        try:
+            yield
+        finally:
+            _active.calls = before
+            with _lock:
+                _entered -= 1
+                if not _entered and nn.Module.__call__ is _call:
+                    nn.Module.__call__ = _plain  # type: ignore[method-assign]
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module."""
+        if self._quiet:
+            return _plain(module, *args, **kwargs)
+        use = self._uses.get(module) or self._met(module)
+        memory, before = self._memory, self._memory.owner
+        if not self.depth:
+            self.begin()
+        memory.owner = module
+        self.depth += 1
+        try:
+            if not module._modules:
+                memory.relieve()
+            if use.repeated:
+                tried = self._tried if use.same_bits is None else None
+                return RepeatedCall(memory, self._quietly, module, use.size, tried)(args, kwargs)
+            if memory.pressure.learning:
+                return self._recorded(use, module, args, kwargs)
+            return _plain(module, *args, **kwargs)
+        finally:
+            self.depth -= 1
+            memory.owner = before
+
+    def choose(self, most_ms_per_byte: float) -> bool:
+        """Choose more modules that are repeated by what was recorded in this step; return whether there are any.
+
+        Args:
+            most_ms_per_byte: what a copy to the host takes. What is still too much leaves for it as soon as it can.
+        """
+        if self._trying:  # what these drop from now on is still there in this step
+            self._trying = False
+            return True
+        pressure = self._memory.pressure
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        repeated = {module for module, use in self._uses.items() if use.repeated}
+        candidates = [
+            RepeatableModule(
+                module, use.calls, sum(passed_ms(each.begin, each.end) for each in use.calls), {*module.modules()}
+            )
+            for module, use in self._uses.items()
+            if use.calls and not use.repeated and use.same_bits is not False and repeated.isdisjoint(module.modules())
+        ]
+        target = pressure.limit - pressure.limit // _TARGET_PART
+        found, self._memory.ahead_bytes = choose_modules(
+            candidates, pressure.demand, target, _COPIES * most_ms_per_byte, may_be_repeated
+        )
+        for each in found:
+            self._uses[each].repeated = True
+            self._uses[each].size = max(call.size for call in self._uses[each].calls)
+        self._trying = bool(found)
+        return self._trying
+
+    def end_step(self) -> None:
+        """Forget what was recorded in this step."""
+        for use in self._uses.values():
+            use.calls = []
+        self._stack.clear()
+
+    def _met(self, module: nn.Module) -> ModuleUse:
+        use = self._uses[module] = ModuleUse()
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                self._memory.keep(tensor)
+        if not self.depth:
+            self._memory.pressure.alive.add([*module.parameters(), *module.buffers()])
+            for name, each in module.named_modules():
+                self.names.setdefault(each, name or type(module).__name__)
+        return use
+
+    def _recorded(self, use: ModuleUse, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call({_key(each) for each in tree_leaves((args, kwargs))}, mark(self._device))
+        depth = len(self._stack)
+        self._stack.append(call)
+        try:
+            found = _plain(module, *args, **kwargs)
+        finally:
+            del self._stack[depth:]
+        for key in {_key(each) for each in tree_leaves(found)}:
+            saved = self._memory.saved(key)
+            if saved is not None and call in saved.calls:  # who is given the output holds it
+                saved.calls.remove(call)
+                call.size -= saved.size
+        call.end, call.ended_at = mark(self._device), len(self._memory.pressure.demand)
+        use.calls.append(call)
+        return found
+
+    def _added(self, key: int, saved: SavedStorage) -> None:
+        saved.calls = [each for each in self._stack if key not in each.given]
+        for each in saved.calls:
+            each.size += saved.size
+
+    def _read(self, saved: SavedStorage) -> None:
+        for each in saved.calls:
+            each.back_at = each.back_at or len(self._memory.pressure.demand) + 1
+        saved.calls = []
+
+    def _quietly(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self._quiet += 1
+        try:
+            return _plain(module, *args, **kwargs)
+        finally:
+            self._quiet -= 1
+
+    def _tried(self, module: nn.Module, same: bool) -> None:
+        use = self._uses[module]
+        use.same_bits = same and use.same_bits is not False
+        use.repeated = use.same_bits
+
+
+def _key(value: Any) -> int | None:
+    return storage_key(value) if isinstance(value, Tensor) else None
+
+
+def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module: what stands in the place of `nn.Module.__call__`."""
+    calls: ModuleCalls | None = None if torch.compiler.is_compiling() else getattr(_active, "calls", None)
+    if calls is None or not torch.is_grad_enabled():
+        return _plain(module, *args, **kwargs)
+    return calls.call(module, args, kwargs)

@@ -1,0 +1,274 @@
+"""RepeatedCall: drops what a call of a module saves for backward, and makes it again by calling the module again.
+
+The call is repeated as it was: with the same arguments, states of generators, autocast and gradient mode. What the
+module writes meanwhile, its buffers and attributes, is put back. Whether that gives the same bits is tried first: what
+the call saved is kept once, and compared with what it saves again.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ucudnn.errors import FittedStepError
+from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
+from ucudnn.memory.torch.hooks.saved_tensors import Packed, VersionCheck, storage_key
+
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+_MOST_CLONED = 2**20  # bytes of a buffer; larger ones are masks and tables
+_OTHERS = {"OptimizedModule", "DistributedDataParallel", "FullyShardedDataParallel", "SyncBatchNorm", "ScriptModule"}
+_NOT_REPEATED = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    "_compiled_call_impl",
+)
+
+
+def may_be_repeated(module: nn.Module) -> bool:
+    """Return whether nothing that is known of a module and those in it forbids to call it twice."""
+    return not any(
+        any(getattr(each, name, None) for name in _NOT_REPEATED)
+        or _OTHERS & {base.__name__ for base in type(each).__mro__}
+        for each in module.modules()
+    )
+
+
+@final
+class _Complete(Exception):  # noqa: N818  # it is no error: all that was wanted has been saved again
+    pass
+
+
+@final
+class DroppedTensor:
+    """Stands for a tensor that the call of a module saved. It lives as long as backward may ask for it.
+
+    `packed` is the tensor as it was saved in a trial, or again.
+    """
+
+    __slots__ = ("__weakref__", "call", "packed", "versions")
+
+    def __init__(self, call: "RepeatedCall", tensor: Tensor, packed: Packed | None) -> None:
+        self.call, self.versions, self.packed = call, VersionCheck(tensor), packed
+
+
+@final
+class RepeatedCall:
+    """A call of a module that can be repeated.
+
+    Args:
+        memory: where its arguments and what it saves again are.
+        run: calls the module.
+        module: the module.
+        size: about how many bytes are dropped.
+        tried: is told whether the call gave the same bits again, for which what it saves is kept and compared; None
+            drops it.
+    """
+
+    def __init__(
+        self,
+        memory: SavedMemory,
+        run: Callable[..., Any],
+        module: nn.Module,
+        size: int,
+        tried: Callable[[nn.Module, bool], None] | None,
+    ) -> None:
+        self._memory, self._run, self._module = memory, run, module
+        self._size, self._tried, self._ended = size, tried, False
+        self._tensors: list[weakref.ref[DroppedTensor]] = []
+        self._arguments: set[int | None] = set()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the module, and drop what it saves."""
+        module, memory = self._module, self._memory
+        leaves, self._form = tree_flatten((args, kwargs))
+        if not all(type(each) in (Tensor, nn.Parameter) or isinstance(each, _PLAIN) for each in leaves):
+            self._end_trial(same=False)
+            return self._run(module, *args, **kwargs)
+        tensors = [each for each in leaves if isinstance(each, Tensor)]
+        self._arguments = {storage_key(each.data) for each in tensors}
+        self._wanted = [each.requires_grad for each in tensors]
+        self._leaves = [memory.pack(each.detach()) if isinstance(each, Tensor) else each for each in leaves]
+        self._random, self._autocasts = random_state(memory.device), _autocasts(memory.device)
+        self._versions = [(each, each._version) for each in module.parameters()]
+        given, before = [(each, each._version) for each in tensors], _lengths(module)
+        del leaves, tensors
+        with saved_tensors_hooks(self._pack, self._unpack):
+            found = self._run(module, *args, **kwargs)
+        if any(each._version != version for each, version in (*given, *self._versions)) or before != _lengths(module):
+            if self._tried is None:
+                raise self._differs("changes arguments, parameters or lists")
+            self._end_trial(same=False)
+        return found
+
+    def _pack(self, tensor: Tensor) -> Packed | DroppedTensor:
+        if self._stays(tensor, self._arguments):
+            return self._memory.pack(tensor)
+        dropped = DroppedTensor(self, tensor, None if self._tried is None else self._memory.pack(tensor))
+        self._tensors.append(weakref.ref(dropped))
+        return dropped
+
+    def _unpack(self, packed: Packed | DroppedTensor) -> Tensor:
+        """Return a tensor that was saved; all of the call are made again for the first one."""
+        if not isinstance(packed, DroppedTensor):
+            return self._memory.unpack(packed)
+        packed.versions.check()
+        if self._tried is not None:
+            if not self._ended:
+                self._try()
+            assert packed.packed is not None
+            return self._memory.unpack(packed.packed)
+        if packed.packed is None:
+            self._repeat(self._save_again)
+            self._memory.recomputed[self._module] += self._size
+        found, packed.packed = packed.packed, None  # what is asked for again is made again
+        if found is None:
+            raise self._differs("saves fewer tensors")
+        return self._memory.unpack(found)
+
+    def _stays(self, tensor: Tensor, arguments: set[int | None]) -> bool:
+        """Return whether a tensor that is saved is a parameter or an argument, and is not made again."""
+        key = storage_key(tensor)
+        return key is not None and (key in arguments or self._memory.is_kept(key))
+
+    def _save_again(self, dropped: DroppedTensor, tensor: Tensor) -> None:
+        if (tensor.dtype, tensor.shape) != dropped.versions.form:
+            raise self._differs(f"saves {tensor.dtype} {[*tensor.shape]} in the place of {dropped.versions.form}")
+        dropped.packed = self._memory.pack(tensor)
+
+    def _end_trial(self, *, same: bool) -> None:
+        self._ended = True
+        if self._tried is not None:
+            self._tried(self._module, same)
+
+    def _try(self) -> None:
+        """Repeat the call, and compare what it saves."""
+        same: list[bool] = []
+
+        def compare(dropped: DroppedTensor, tensor: Tensor) -> None:
+            assert dropped.packed is not None
+            same.append(_same_bits(tensor, self._memory.unpack(dropped.packed)))
+
+        self._ended = True
+        try:
+            self._repeat(compare)
+        except Exception:  # noqa: BLE001  # whatever the module raises, its own tensors are there
+            same.append(False)
+        self._end_trial(same=all(same))
+
+    def _repeat(self, save: Callable[[DroppedTensor, Tensor], None]) -> None:
+        """Call the module again, and hand over each tensor that it saves with the one that it saved first."""
+        memory, wanted, count = self._memory, iter(self._wanted), 0
+        if any(each._version != version for each, version in self._versions):
+            raise self._differs(
+                "has a parameter that was modified by an inplace operation since forward, so it differs"
+            )
+        inputs = [
+            memory.unpack(each).detach().requires_grad_(next(wanted)) if isinstance(each, Packed) else each
+            for each in self._leaves
+        ]
+        own = {storage_key(each) for each in inputs if isinstance(each, Tensor)}
+
+        def pack(tensor: Tensor) -> None:
+            nonlocal count
+            if self._stays(tensor, own):
+                return
+            dropped = self._tensors[count]() if count < len(self._tensors) else None
+            if dropped is not None:
+                save(dropped, tensor)
+            count += 1
+            if count == len(self._tensors):
+                raise _Complete
+
+        args, kwargs = tree_unflatten(inputs, self._form)
+        with ExitStack() as stack:
+            stack.enter_context(_left_as_found(self._module, own))
+            stack.enter_context(torch.random.fork_rng(devices=_devices(memory.device)))
+            set_random_state(memory.device, self._random)
+            for autocast in self._autocasts:
+                stack.enter_context(torch.autocast(**autocast))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(saved_tensors_hooks(pack, _never))
+            try:
+                self._run(self._module, *args, **kwargs)
+            except _Complete:
+                return
+        if count != len(self._tensors):
+            raise self._differs(f"saves {count} tensors in the place of {len(self._tensors)}")
+
+    def _differs(self, how: str) -> FittedStepError:
+        return FittedStepError(
+            f"{type(self._module).__name__} {how} when backward calls it again, and did not in the steps before:"
+            " make what its forward depends on an argument, buffer or parameter of it"
+        )
+
+
+def _never(_: Any) -> Tensor:
+    raise AssertionError("backward runs through a call that was repeated")
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+        return False
+    first, second = (each.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
+    return torch.equal(first, second)
+
+
+def _devices(device: torch.device) -> list[int]:
+    return [] if device.index is None else [device.index]
+
+
+def random_state(device: torch.device) -> tuple[Tensor, ...]:
+    """Return the states of the generators of the CPU and of a device."""
+    return (torch.get_rng_state(), *(torch.cuda.get_rng_state(each) for each in _devices(device)))
+
+
+def set_random_state(device: torch.device, states: tuple[Tensor, ...]) -> None:
+    """Give the generators states that `random_state` returned."""
+    torch.set_rng_state(states[0])
+    for each, state in zip(_devices(device), states[1:], strict=True):
+        torch.cuda.set_rng_state(state, each)
+
+
+def _autocasts(device: torch.device) -> list[dict[str, Any]]:
+    return [
+        {
+            "device_type": kind,
+            "enabled": torch.is_autocast_enabled(kind),
+            "dtype": torch.get_autocast_dtype(kind),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        for kind in dict.fromkeys(("cpu", device.type))
+    ]
+
+
+def _lengths(module: nn.Module) -> list[int]:
+    """Return the lengths of all containers that a module and those in it have as attributes."""
+    values = (value for each in module.modules() for value in vars(each).values())
+    return [len(value) for value in values if isinstance(value, list | dict | set)]
+
+
+@contextmanager
+def _left_as_found(module: nn.Module, own: set[int | None]) -> Iterator[None]:
+    """Let a module write clones of its buffers for a block, and put its attributes back behind it.
+
+    Kernels change statistics of a batch normalization without a new version, so nothing tells which buffers are
+    written. The clones are added to `own`, storages that stay.
+    """
+    found = [(each, vars(each).copy(), each._buffers.copy()) for each in module.modules()]
+    try:
+        for each, _, buffers in found:
+            for name, buffer in buffers.items():
+                if buffer is not None and buffer.nbytes <= _MOST_CLONED:
+                    each._buffers[name] = clone = buffer.detach().clone()
+                    own.add(storage_key(clone))
+        yield
+    finally:
+        for each, attributes, buffers in found:
+            vars(each).clear()
+            vars(each).update(attributes)
+            each._buffers.clear()
+            each._buffers.update(buffers)

@@ -1,0 +1,299 @@
+"""SavedMemory: lets saved tensors leave a device for the host's memory, and brings them back for backward.
+
+A storage may leave when nothing but saved tensors holds it. The oldest leave first, because backward reads them last.
+Backward gets storages back before it asks for them, in the order in which it will.
+"""
+
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ucudnn.backends.fork_locks import LockLevel, new_lock
+from ucudnn.memory.torch.hooks.host_store import HostStore
+from ucudnn.memory.torch.hooks.pressure import Pressure
+from ucudnn.memory.torch.hooks.saved_tensors import (
+    KeptTensor,
+    Packed,
+    SavedStorage,
+    SavedTensor,
+    storage_key,
+)
+
+_LOOKED_AT = 8  # young storages whose holders are looked at whenever something is saved
+_LEAST_PART = 4096  # of the limit; a smaller storage takes the host more time than it is worth
+_AHEAD = 3  # storages that come back before backward asks for them
+_Storages = weakref.WeakValueDictionary[int, SavedStorage]
+
+
+@final
+class SavedMemory:
+    """The memory of saved tensors of one device. Hooks of several threads may call it.
+
+    Attributes:
+        ahead_bytes: bytes that leave in a step as soon as they can, whatever is free.
+        offloaded, recomputed: bytes that went to the host, or were computed again, so far, by owner.
+        owner: the module that runs, or None.
+        least_part: smaller storages than this part of the limit stay.
+        added, read: are called with each storage that is saved first, or that backward reads first, while learning.
+    """
+
+    def __init__(self, device: torch.device, pressure: Pressure, store: HostStore) -> None:
+        self.ahead_bytes = 0
+        self.offloaded, self.recomputed = Counter[Any](), Counter[Any]()
+        self.owner: Any = None
+        self.least_part = _LEAST_PART
+        self.added: Callable[[int, SavedStorage], None] = lambda key, saved: None
+        self.read: Callable[[SavedStorage], None] = lambda saved: None
+        self.device, self.pressure = device, pressure
+        self._lock = new_lock(LockLevel.INNERMOST)
+        self._store = store
+        self._by_key, self._resident, self._away = _Storages(), _Storages(), _Storages()
+        self._kept: dict[int, Callable[[], Tensor | None]] = {}
+        self._young = deque[Callable[[], SavedStorage | None]]()
+        self._leaving = deque[tuple[Callable[[], SavedStorage | None], torch.UntypedStorage, Any]]()
+        self._gone = deque[tuple[Any, int, Any, Any]]()
+        self._order = self._left_ahead = 0
+
+    def keep(self, tensor: Tensor) -> None:
+        """Let a tensor stay where it is whenever it is saved, because it is there anyway."""
+        key = storage_key(tensor.data) if tensor.device == self.device else None
+        if key is not None:
+            self._kept[key] = weakref.ref(tensor)
+
+    def is_kept(self, key: int) -> bool:
+        """Return whether a storage is that of a tensor that stays."""
+        found = self._kept.get(key)
+        if found is not None and found() is None:
+            del self._kept[key]
+            return False
+        return found is not None
+
+    def kept(self) -> list[Tensor]:
+        """Return the tensors that stay."""
+        return [tensor for each in self._kept.values() if (tensor := each()) is not None]
+
+    def saved(self, key: int | None) -> SavedStorage | None:
+        """Return the saved storage of a key, if there is one on the device."""
+        return None if key is None else self._by_key.get(key)
+
+    def owners(self) -> Counter[Any]:
+        """Return the bytes of saved storages on the device, by owner."""
+        with self._lock:
+            found = Counter[Any]()
+            for each in [*self._resident.values()]:
+                found[each.owner] += each.size
+            return found
+
+    def begin_step(self) -> None:
+        """Note that all that is saved from now on belongs to another step."""
+        self._left_ahead = self.ahead_bytes
+        self._young.clear()
+
+    def pack(self, tensor: Tensor) -> Packed:
+        """Return what stands for a tensor until backward reads it."""
+        key = storage_key(tensor) if tensor.device == self.device else None
+        if key is None:
+            return KeptTensor(tensor)
+        storage = tensor.untyped_storage()
+        is_small = storage.nbytes() * self.least_part < self.pressure.limit
+        if is_small or not storage.nbytes() or self.is_kept(key) or tensor.is_conj() or tensor.is_neg():
+            return KeptTensor(tensor)
+        with self._lock:
+            self._settle()
+            packed = SavedTensor(tensor)
+            saved = self._by_key.get(key)
+            if saved is None:
+                self._order += 1
+                saved = SavedStorage(storage, packed.versions, self.owner, self._order, self._gone)
+                self._by_key[key] = self._resident[saved.order] = saved
+                if self.pressure.learning:
+                    self.added(key, saved)
+                self._young.append(weakref.ref(saved))
+                self._leave_early()
+                self.pressure.grew(saved.size)
+            packed.saved = saved
+            del storage, saved
+            self._relieve(self.pressure.excess(self.owner))
+            return packed
+
+    def unpack(self, packed: Packed) -> Tensor:
+        """Return the tensor that was packed.
+
+        Raises:
+            FittedStepError: if it was changed in place since.
+        """
+        if isinstance(packed, KeptTensor):
+            return packed.tensor
+        packed.versions.check()
+        with self._lock:
+            self._settle()
+            saved = packed.saved
+            self.owner = saved.owner
+            if saved.calls:
+                self.read(saved)
+            self._back(saved)
+            assert saved.storage is not None
+            found = packed.shown(saved.storage)
+            self._relieve(self.pressure.excess(saved.owner))
+            self._store.wait(saved.arrival)
+            saved.arrival = None
+            self._fetch_ahead(saved.order)
+            return found
+
+    def relieve(self) -> None:
+        """Let storages leave until the device has room for what the running module takes for a while."""
+        over = self.pressure.excess(self.owner)
+        if over > 0:
+            with self._lock:
+                self._settle()
+                self._relieve(over)
+
+    def free(self, size: int) -> bool:
+        """Let storages of some bytes leave at once; return whether any did."""
+        with self._lock:
+            self._settle()
+            self.pressure.room(self.owner, 0)
+            return self._relieve(max(size, self.pressure.limit // 64)) > 0
+
+    def settle(self) -> None:
+        """End all copies, and forget what others hold. What is saved still can come back."""
+        with self._lock:
+            self._settle()
+            self._store.settle()
+            self._drop_departed(0, wait=False)
+            self._kept.clear()
+
+    def _relieve(self, over: int) -> int:
+        """Let so many bytes leave, if there are; return how many did."""
+        if over <= 0:
+            return 0
+        freed = self._drop_departed(over, wait=True)
+        if freed < over:
+            freed += self._send(over - freed)
+            freed += self._drop_departed(over - freed, wait=True)
+        self.pressure.relieved += freed
+        self.pressure.rebase()
+        return freed
+
+    def _back(self, saved: SavedStorage) -> None:
+        """Bring a storage back to the device if it has left."""
+        saved.leaves = False
+        if saved.storage is None:
+            self._relieve(self.pressure.room(saved.owner, saved.size))
+            try:
+                target = torch.empty(saved.size, dtype=torch.uint8, device=self.device)
+            except torch.OutOfMemoryError:  # there are holes between tensors
+                self._relieve(2 * saved.size)
+                target = torch.empty(saved.size, dtype=torch.uint8, device=self.device)
+            assert saved.piece is not None
+            saved.arrival = self._store.come_back(target, saved.piece, saved.departure)
+            saved.storage = target.untyped_storage()
+            self._resident[saved.order] = self._away.pop(saved.order)
+            self.pressure.came(saved.size)
+
+    def _fetch_ahead(self, order: int) -> None:
+        """Begin to bring back what backward reads next, as far as there is room."""
+        for each in sorted((key for key in [*self._away.keys()] if key < order), reverse=True)[:_AHEAD]:
+            saved = self._away.get(each)
+            if saved is not None:
+                if self.pressure.room(self.owner, saved.size) > 0:
+                    return
+                self._back(saved)
+
+    def _leave_early(self) -> None:
+        """Send storages on their way that are to leave anyway, so that copies run beside forward."""
+        if self._left_ahead <= 0 and not self._leaving:
+            return
+        if self.pressure.learning:
+            self.pressure.room(self.owner, 0)
+        for _ in range(min(_LOOKED_AT, len(self._young))):
+            if self._left_ahead <= 0:
+                break
+            reference = self._young.popleft()
+            saved = reference()
+            if saved is None or saved.storage is None or saved.leaves:
+                continue
+            if saved.is_alone():
+                self._left_ahead -= saved.size
+                self._depart(saved)
+            else:
+                self._young.append(reference)
+            del saved
+        self._drop_departed(0, wait=False)
+        self.pressure.rebase()
+
+    def _send(self, size: int) -> int:
+        """Let so many bytes of the oldest storages leave; return how many have left without a copy."""
+        left = sent = 0
+        for order in [*self._resident.keys()]:
+            saved = self._resident.get(order)
+            if left + sent >= size:
+                break
+            if saved is None or saved.leaves or not saved.is_alone():
+                continue
+            if saved.is_copied():
+                self._store.wait(saved.arrival)
+                self._store.wait(saved.departure)
+                saved.arrival = None
+                self._dropped(saved)
+                left += saved.size
+            else:
+                self._depart(saved)
+                sent += saved.size
+            del saved
+        return left
+
+    def _depart(self, saved: SavedStorage) -> None:
+        """Begin to copy a storage to the host; its memory is freed when that has ended."""
+        assert saved.storage is not None
+        if not saved.is_copied():
+            self._store.wait(saved.arrival)
+            saved.arrival = None
+            saved.piece = saved.piece or self._store.take(saved.size)
+            source = torch.empty(0, dtype=torch.uint8, device=self.device).set_(saved.storage)
+            saved.departure = self._store.leave(source, saved.piece)
+            saved.copied_version = saved.versions.now
+            self.offloaded[saved.owner] += saved.size
+        saved.leaves = True
+        self._leaving.append((weakref.ref(saved), saved.storage, saved.departure))
+
+    def _drop_departed(self, size: int, *, wait: bool) -> int:
+        """Free storages whose copies have ended, or so many bytes, for which computing waits; return the bytes."""
+        found = 0
+        while self._leaving:
+            reference, storage, event = self._leaving[0]
+            if event is not None and not event.query():
+                if not wait or found >= size:
+                    break
+                self._store.wait(event)
+            self._leaving.popleft()
+            saved = reference()
+            if saved is None:
+                found += storage.nbytes()
+            elif saved.leaves and saved.storage is storage and saved.departure is event:
+                found += saved.size
+                self._dropped(saved)
+            del storage, saved
+        return found
+
+    def _dropped(self, saved: SavedStorage) -> None:
+        assert saved.storage is not None
+        self._by_key.pop(saved.storage._cdata, None)
+        saved.storage, saved.leaves = None, False
+        self._resident.pop(saved.order, None)
+        self._away[saved.order] = saved
+        self.pressure.away += saved.size
+
+    def _settle(self) -> None:
+        """Count what has gone since."""
+        while self._gone:
+            storage, away, piece, arrival = self._gone.popleft()
+            self.pressure.away -= away
+            self._store.wait(arrival)
+            del storage
+            if piece is not None:
+                self._store.give_back(piece, arrival)

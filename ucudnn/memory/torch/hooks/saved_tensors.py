@@ -1,0 +1,148 @@
+"""SavedTensor: what a hook returns in the place of a saved tensor; a storage is there once for all its views.
+
+PyTorch does not check tensors that hooks have packed for changes in place. So each keeps the counter of versions that
+its tensor shares with its views, without the memory, and compares it when it is unpacked.
+"""
+
+from functools import cache
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ucudnn.errors import FittedStepError
+from ucudnn.memory.torch.hooks.host_store import HostPiece
+
+_use_count: Any = torch._C._storage_Use_Count
+
+
+@cache
+def _alone() -> int:
+    """Return the count of a storage that nothing but one Python object holds."""
+    storage = torch.empty(1).untyped_storage()
+    return int(_use_count(storage._cdata))
+
+
+@cache
+def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=dtype, device=device)
+
+
+def storage_key(tensor: Tensor) -> int | None:
+    """Return what tells a plain tensor's storage from others that exist; None for a tensor of another kind."""
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided
+    return tensor.untyped_storage()._cdata if plain else None
+
+
+@final
+class VersionCheck:
+    """Knows a tensor's version when it was saved, and its type and shape for the message. It holds no memory."""
+
+    __slots__ = ("_counter", "form", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.version, self.form = tensor._version, (tensor.dtype, tensor.shape)
+        self._counter = tensor.detach()
+        if type(tensor) is Tensor and tensor.layout is torch.strided:  # the counter stays that of the tensor
+            self._counter.data = _nothing(tensor.dtype, tensor.device)
+
+    @property
+    def now(self) -> int:
+        """The version now."""
+        return self._counter._version
+
+    def check(self) -> None:
+        """Raise PyTorch's error, a FittedStepError, if the tensor was changed in place since it was saved."""
+        check_version(self.now, self.version, *self.form)
+
+
+def check_version(now: int, version: int, dtype: torch.dtype, shape: torch.Size) -> None:
+    """Raise PyTorch's error, a FittedStepError, if a tensor has another version than when it was saved."""
+    if now != version:
+        raise FittedStepError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: a"
+            f" {dtype} of shape {[*shape]} is at version {now}; expected version {version} instead: change it after"
+            " backward, or change a clone of it"
+        )
+
+
+@final
+class SavedStorage:
+    """The memory of saved tensors, on the device, in the host's memory or in both.
+
+    Attributes:
+        storage: the memory on the device; None where it has left.
+        piece: its bytes in the host's memory, or None; `copied_version` is its version when it was copied.
+        departure, arrival: events of copies on a GPU.
+        leaves: whether the memory on the device is to be freed at its departure.
+        owner: the module that ran when it was saved, or None; `order` counts up with time.
+        calls: the calls of modules that saved it, as far as they are measured.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_gone", "arrival", "calls", "copied_version", "departure", "leaves", "order", "owner"),
+        *("piece", "size", "storage", "versions"),
+    )
+
+    def __init__(
+        self, storage: torch.UntypedStorage, versions: VersionCheck, owner: Any, order: int, gone: Any
+    ) -> None:
+        self.storage: torch.UntypedStorage | None = storage
+        self.piece: HostPiece | None = None
+        self.departure: Any = None
+        self.arrival: Any = None
+        self.leaves = False
+        self.calls: list[Any] = []
+        self.size, self.versions, self.copied_version = storage.nbytes(), versions, -1
+        self.owner, self.order, self._gone = owner, order, gone
+
+    def is_alone(self) -> bool:
+        """Return whether the memory on the device would be freed if it left."""
+        return self.storage is not None and _use_count(self.storage._cdata) == _alone()
+
+    def is_copied(self) -> bool:
+        """Return whether the host has the bytes as they are."""
+        return self.piece is not None and self.copied_version == self.versions.now
+
+    def __del__(self) -> None:
+        # Any thread comes here at any time, so it only says what is left to be done. A copy to the device that has not
+        # ended still writes to the storage.
+        arriving = None if self.arrival is None else self.storage
+        if self.piece is not None or arriving is not None:
+            self._gone.append((arriving, self.size * (self.storage is None), self.piece, self.arrival))
+
+
+@final
+class SavedTensor:
+    """A tensor that was saved for backward, as a part of its storage."""
+
+    __slots__ = ("__weakref__", "_place", "saved", "versions")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._place = tensor.storage_offset(), tensor.shape, tensor.stride()
+        self.versions = VersionCheck(tensor)
+        self.saved: SavedStorage
+
+    def shown(self, storage: torch.UntypedStorage) -> Tensor:
+        """Return the tensor in a storage."""
+        return torch.empty(0, dtype=self.versions.form[0], device=storage.device).set_(storage, *self._place)
+
+
+@final
+class KeptTensor:
+    """A tensor that was saved and stays where it is, because it is small, others hold it or it is no plain tensor."""
+
+    __slots__ = ("__weakref__", "_tensor", "_version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        # Without its graph, because a node that saved its own output would hold itself.
+        self._tensor, self._version = tensor.detach(), tensor._version
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor, if it was not changed in place."""
+        check_version(self._tensor._version, self._version, self._tensor.dtype, self._tensor.shape)
+        return self._tensor
+
+
+Packed = SavedTensor | KeptTensor
