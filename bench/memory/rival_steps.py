@@ -48,6 +48,7 @@ class Asked:
     steps: int
     budget: int | None = None
     policy: str = "auto"
+    divide: bool = False
     warms: bool = False
 
 
@@ -326,7 +327,8 @@ def _ours(step: TrainingStep, asked: Asked, turns: Turns, stack: ExitStack) -> _
 
     _cap(device, budget)
     with step.autocast():
-        options = FitOptions(budget=budget, policy=asked.policy, measured=device.type == "cuda", progress=told)
+        measured = device.type == "cuda"
+        options = FitOptions(budget=budget, policy=asked.policy, measured=measured, progress=told, divide=asked.divide)
         fitted = stack.enter_context(closing(fit_subject(trial_subject(step), options)))
     stages["fitted"] = perf_counter() - began
     _cap(device, budget)  # fitting loads kernels

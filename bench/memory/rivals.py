@@ -137,7 +137,8 @@ class Race:
         process = kept_cells(self._out).get(str(Cell(cell.network, names.EAGER)), {}).get("process", 0)
         budget = int(process * cell.setting) if cell.rival == names.OURS else None
         ran = {"device": given.device, "steps": given.steps, "policy": given.policy, "budget": budget}
-        return Asked(cell=cell, recipe=recipe_of(cell.network, given.small), warms=warms, **ran)
+        recipe = recipe_of(cell.network, given.small)
+        return Asked(cell=cell, recipe=recipe, warms=warms, divide=given.divide, **ran)
 
     def _told(self, connection: Connection, asked: Asked) -> tuple[dict[str, Any], bool]:
         """Return the answer of a process, to which turns are given meanwhile, and whether the process has ended."""
@@ -219,6 +220,7 @@ def main() -> None:
     parser.add_argument("--share", action="append", type=float, help=f"of eager's memory, for ours {SHARES}")
     parser.add_argument("--ratio", action="append", type=float, help=f"of activation_memory_budget {RATIOS}")
     parser.add_argument("--policy", default="auto", help="of ours (%(default)s)")
+    parser.add_argument("--divide", action="store_true", help="let segments of ours be divided")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of at most 3 s, at least 3 (%(default)s)")
     parser.add_argument("--seconds", type=float, default=1e9, help="when to begin no further cell")
     parser.add_argument("--cell-seconds", type=float, default=240.0, help="most seconds of a cell (%(default)s)")

@@ -53,6 +53,7 @@ def test_a_step_without_a_plan_trains_as_the_refusal_says():
     [
         ({"budget": None}, InvalidValueError, "without a budget"),
         ({"convolutions": "undivided"}, InvalidValueError, "convolutions="),
+        ({"divide": True}, InvalidValueError, "divide="),
         ({"loss": 3}, InvalidValueError, "loss=3"),
         ({"model": 3}, InvalidValueError, "model=3"),
         ({"budget": "100KiB"}, BudgetError, "needs at least"),

@@ -52,6 +52,7 @@ from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 
 _PROFILE = "h200"
 _MOST_CONTENDED = 16  # kinds of operations that run beside copies
+_ALIGNED_BYTES = 512  # of a GPU's allocator
 _TURNS = 4  # how often each of them does; an even number has both directions
 _Operator = Callable[[], object]
 _Found = TypeVar("_Found")
@@ -344,13 +345,17 @@ def alike_operations(program: StepProgram) -> dict[str, list[int]]:
 
 
 def _numbered(call: TracedCall) -> Any:
-    """Return the arguments of a call with storages in the order in which they appear."""
+    """Return the arguments of a call with storages in the order in which they appear.
+
+    Where tensors begin counts by alignment alone, so that parts of a mini-batch are alike.
+    """
     numbers: dict[int, int] = {}
-    return tree_map_only(
-        TracedTensor,
-        lambda each: replace(each, storage=numbers.setdefault(each.storage, len(numbers))),
-        (call.args, dict(call.kwargs)),
-    )
+
+    def numbered(tensor: TracedTensor) -> TracedTensor:
+        number = numbers.setdefault(tensor.storage, len(numbers))
+        return replace(tensor, storage=number, offset=tensor.offset % (_ALIGNED_BYTES // tensor.dtype.itemsize))
+
+    return tree_map_only(TracedTensor, numbered, (call.args, dict(call.kwargs)))
 
 
 def _on_gpu(operator: _Operator, repeats: int) -> OperatorCost:

@@ -1,7 +1,7 @@
 """fit: a training step within a memory budget, in one line."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -21,15 +21,14 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
 from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.step.batches import check_batch, join_batches
 from ucudnn.memory.step.budget import check_budget
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device.allocator import expand_segments, settings_restorer
 from ucudnn.memory.torch.device.host_block import host_headroom
 from ucudnn.memory.torch.device.stated_budget import StatedBudget, stated_budget
 from ucudnn.memory.torch.device.tensor_block import allocator_room, taken_block
+from ucudnn.memory.torch.division.divisions import DividedStep, divisions, named_in
 from ucudnn.memory.torch.hooks.hooked_step import HOOKS, INSTEAD_OF_A_PLAN, HookedStep, hooked_step
 from ucudnn.memory.torch.measuring.measure import memory_bytes
 from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs
@@ -38,6 +37,7 @@ from ucudnn.memory.torch.running.first_step import AllocatorMeter, FirstStep, Gr
 from ucudnn.memory.torch.running.fitted_step import FittedStep
 from ucudnn.memory.torch.running.kept_step import KeptPlans, kept_costs
 from ucudnn.memory.torch.running.planned_run import PlannedRun
+from ucudnn.memory.torch.running.refusals import check_floor
 from ucudnn.memory.torch.running.step_nodes import Used
 from ucudnn.memory.torch.subject.call_modes import check_transforms
 from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found
@@ -51,6 +51,9 @@ from ucudnn.units import parse_budget, parse_bytes
 __all__ = ["fit"]
 
 _Refit = Callable[..., FittedStep]
+
+_SLOW = 1.1  # times the time of its operations, beyond which a plan is compared with those of divisions
+_FASTER = 0.95  # times its time, below which the estimate of a division must be for that
 
 
 def fit(
@@ -67,6 +70,7 @@ def fit(
     host_memory: int | str | None = None,
     progress: Progress | None = None,
     plan_seconds: float | None = PLAN_SECONDS,
+    divide: bool = False,
 ) -> FittedStep | HookedStep:
     """Return a model that trains within a memory budget; the training loop stays as it is.
 
@@ -106,6 +110,9 @@ def fit(
             such as `print`. Planning a step of other arguments later calls it, too.
         plan_seconds: after so many seconds the search for a plan ends with the best plan so far, or with the first one
             that keeps the budget where none is known yet. None has no bound.
+        divide: lets segments of the step be computed for a part of the mini-batch at a time, forward and backward,
+            where no plan keeps the budget otherwise, or where that is faster. Sums over samples, as of losses and
+            gradients, are added part by part then, and differ from those of the plain loop in the last bits.
 
     Raises:
         BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
@@ -121,6 +128,8 @@ def fit(
     if policy == HOOKS:
         if convolutions is not None:
             raise InvalidValueError("policy='hooks' leaves convolutions to PyTorch: leave convolutions= out")
+        if divide:
+            raise InvalidValueError("policy='hooks' makes no plan that could divide the step: leave divide= out")
         return hooked_step(model, sample, loss, optimizer, total, host)
     subject = step_subject(model, sample, loss, optimizer, keep_gradients=keep_gradients)
     if any(isinstance(each, FittedStep) for each in model.modules()):
@@ -137,6 +146,7 @@ def fit(
         host_bytes=host,
         progress=progress,
         plan_seconds=plan_seconds,
+        divide=divide,
     )
     return fit_subject(subject, options)
 
@@ -158,6 +168,7 @@ class FitOptions:
     host_bytes: int | None = None
     progress: Progress | None = None
     plan_seconds: float | None = PLAN_SECONDS
+    divide: bool = False
 
 
 def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
@@ -192,12 +203,64 @@ def _fitted(subject: StepSubject, options: FitOptions, others: list[StepSubject]
     if not subject.in_pieces and any(call.func in IN_PIECES for call in program.calls):
         others.append(replace(subject, in_pieces=True))
     stated = stated_budget(options.budget, program.device, options.host_bytes)
-    _check_floor(subject, program.graph, step_costs(program.graph, program.device), stated)
     snapshot.undo_after_errors(settings_restorer(program.device))
-    planning = _Planning.measured(subject, program, stated, options, stages)
+    planning, plan = _planned(subject, program, stated, options, stages, is_last=not others)
     snapshot.restore_modes()  # made-up operands may have drawn random numbers
     refit = partial(_fit_others, subject.without_sample(), options)
-    return planning.fitted(subject, refit, step_meter(program.device))
+    return planning.fitted(plan, subject, refit, step_meter(program.device))
+
+
+def _planned(
+    subject: StepSubject,
+    program: StepProgram,
+    stated: StatedBudget,
+    options: FitOptions,
+    stages: Stages,
+    *,
+    is_last: bool,
+) -> tuple["_Planning", MemoryPlan]:
+    """Return how a step is planned, and its plan: of a division where that may be, and helps.
+
+    Where this is not the last try, a budget is refused without one, because the next try keeps all bits.
+    """
+
+    def of(program: StepProgram) -> tuple[_Planning, MemoryPlan]:
+        planning = _Planning.measured(subject, program, stated, options, stages)
+        with planning.stated.explained():
+            return planning, planning.plan()
+
+    def divided_steps(costs: Costs, seconds: float | None) -> list[DividedStep]:
+        assert tensor_bytes is not None
+        stages.begin(f"dividing {len(program.graph.operations)} operations")
+        return divisions(program, costs, tensor_bytes, options.policy, PlanSearch(seconds))
+
+    costs, tensor_bytes = step_costs(program.graph, program.device), stated.tensor_bytes
+    refuse = partial(check_floor, subject, program.graph, costs, stated)
+    try:
+        if options.divide:
+            check_budget(program.graph, costs, tensor_bytes)
+        else:
+            refuse()
+        found = of(program)
+    except BudgetError as error:
+        if tensor_bytes is None or not is_last:
+            raise
+        others = divided_steps(costs, options.plan_seconds if options.divide else 0)
+        for each in others if options.divide else ():
+            with suppress(BudgetError):
+                return of(each.program)
+        if options.divide:
+            refuse()  # which knows remedies
+        raise named_in(error, program, costs, [] if options.divide else others) from None
+    if options.divide and tensor_bytes is not None:
+        costs, step_ms = found[0].costs, simulate(found[1], found[0].costs).step_ms
+        slow = step_ms > _SLOW * sum(costs.time_ms)
+        others = divided_steps(costs, options.plan_seconds) if slow else []
+        if others and others[0].step_ms < _FASTER * step_ms:
+            with suppress(BudgetError):
+                other = of(others[0].program)
+                found = min(found, other, key=lambda each: simulate(each[1], each[0].costs).step_ms)
+    return found
 
 
 def _fit_others(
@@ -220,17 +283,6 @@ def fit_plan(
     if plan.configurations and not program.functions:
         program = ConvolutionChoices(program, Settings.load()).applied(plan.configurations)
     return FittedStep(subject, PlannedRun(program, plan, costs, debug=debug), costs)
-
-
-def _check_floor(subject: StepSubject, graph: StepGraph, costs: Costs, stated: StatedBudget) -> None:
-    """Raise an error, with the remedies, if the budget is below the floor of a step."""
-    try:
-        check_budget(graph, costs, stated.tensor_bytes)
-    except BudgetError:
-        graph = _at_every_batch(subject, graph)  # its remedies know smaller mini-batches
-        with stated.explained():
-            check_budget(graph, costs, stated.tensor_bytes)
-        raise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,10 +326,8 @@ class _Planning:
         room = allocator_room(program, stated, subject.optimizers, kept.least)
         return cls(program=program, costs=costs, stated=stated, options=options, room=room, choices=choices, kept=kept)
 
-    def fitted(self, subject: StepSubject, refit: _Refit, meter: AllocatorMeter | None) -> FittedStep:
-        """Return the fitted step; `refit` as in `FittedStep`, and the meter measures the first step."""
-        with self.stated.explained():
-            plan = self.plan()
+    def fitted(self, plan: MemoryPlan, subject: StepSubject, refit: _Refit, meter: AllocatorMeter | None) -> FittedStep:
+        """Return the fitted step of a plan; `refit` as in `FittedStep`, and the meter measures the first step."""
         step = FittedStep(subject, self._run(plan), self.costs, refit, self._told(plan))
         layout = None if self.room is None else self.room.compaction(plan, self.costs)
         first = None if meter is None else self._frugal_step(step, meter, layout)
@@ -373,16 +423,3 @@ def _batch(subject: StepSubject) -> int:
     leaves, _ = subject.leaves()
     sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
     return sizes[0] if sizes and sizes[0] else 1
-
-
-def _at_every_batch(subject: StepSubject, graph: StepGraph) -> StepGraph:
-    """Return a step that stands for every mini-batch, or as it is if its sizes are not affine in the mini-batch.
-
-    It is as it is, too, if the model cannot compute other mini-batches, and then raises whatever it likes.
-    """
-    logging.getLogger("torch._subclasses.fake_tensor").disabled = True  # until the error ends the fit
-    try:
-        second, third = (trace_program(subject, graph.name, graph.batch, factor=factor).graph for factor in (2, 3))
-        return check_batch(join_batches(graph, second), third)
-    except Exception:  # noqa: BLE001  # whatever the model or the loss raises
-        return graph

@@ -348,7 +348,7 @@ class FittedStep(nn.Module):
             f" peak predicted {format_bytes(other.simulation.peak_bytes + library)}"
             for other in self._others
         ]
-        told = [*self.stated.lines(), *usage, *beside, host, *issue_lines(self.simulation)]
+        told = [*run.program.divided, *self.stated.lines(), *usage, *beside, host, *issue_lines(self.simulation)]
         lines = [*told, *plan_lines(plan, costs, self.simulation), *others]
         return "\n".join([head, peak, time, *lines])
 

@@ -166,6 +166,7 @@ class StepProgram:
         order: the sources in the order in which the plain loop makes their gradients, those without a gradient first.
         values: indices in `persistent` of tensors whose values the trace has read, each with a copy.
         supposed: values of scalars that the trace has supposed, and where: with others the plain loop raises an error.
+        divided: which segments are computed part by part, and why, a line each.
     """
 
     graph: StepGraph
@@ -190,6 +191,7 @@ class StepProgram:
     order: tuple[int, ...] = ()
     values: tuple[tuple[int, Tensor], ...] = ()
     supposed: tuple[tuple[bool, str], ...] = ()
+    divided: tuple[str, ...] = ()
 
     def every_call(self) -> Iterator[TracedCall]:
         """Yield the calls of operations, and those that are no operation."""

@@ -1,0 +1,245 @@
+"""Divided segments: gradients of random small networks against those of the plain loop in float64."""
+
+import copy
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from tests.support.strategies import examples  # noqa: E402
+from ucudnn.errors import StepGraphError  # noqa: E402
+from ucudnn.memory.policies.catalog import find_policy  # noqa: E402
+from ucudnn.memory.torch.division.divided_program import divided  # noqa: E402
+from ucudnn.memory.torch.division.sample_axes import SampleAxes  # noqa: E402
+from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment  # noqa: E402
+from ucudnn.memory.torch.division.segment_choice import SegmentChoice  # noqa: E402
+from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
+from ucudnn.memory.torch.running.fit import fit_plan  # noqa: E402
+from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
+from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+
+CHANNELS, SIZE, TOKENS, WIDTH, WORDS = 4, 8, 6, 8, 11
+
+
+class Skip(nn.Module):
+    """Concatenates or adds what a layer makes of its input to the input."""
+
+    def __init__(self, joins):
+        super().__init__()
+        self.joins, self.layer = joins, nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        self.narrow = nn.Conv2d(2 * CHANNELS if joins else CHANNELS, CHANNELS, 1)
+
+    def forward(self, x):
+        return self.narrow(torch.cat([x, self.layer(x)], 1) if self.joins else x + self.layer(x))
+
+
+class Attention(nn.Module):
+    """Attention of two heads, under a causal mask, or one that all samples share."""
+
+    def __init__(self, masked):
+        super().__init__()
+        self.masked, self.qkv, self.out = masked, nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mask", torch.rand(TOKENS, TOKENS) > 0.3)
+
+    def forward(self, x):
+        q, k, v = (each.unflatten(-1, (2, WIDTH // 2)).transpose(1, 2) for each in self.qkv(x).split(WIDTH, -1))
+        mask = self.mask | torch.eye(TOKENS, dtype=torch.bool) if self.masked else None
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not self.masked)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+class Applied(nn.Module):
+    """Applies a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+IMAGE_LAYERS = {
+    "convolution": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=2),
+    "transposed convolution": lambda: nn.ConvTranspose2d(CHANNELS, CHANNELS, 3, padding=1),
+    "relu": lambda: nn.ReLU(inplace=True),
+    "prelu": lambda: nn.PReLU(CHANNELS),
+    "gelu": nn.GELU,
+    "group norm": lambda: nn.GroupNorm(2, CHANNELS),
+    "instance norm": lambda: nn.InstanceNorm2d(CHANNELS, affine=True),
+    "plain instance norm, relu": lambda: nn.Sequential(nn.InstanceNorm2d(CHANNELS), nn.ReLU(inplace=True)),
+    "layer norm": lambda: nn.LayerNorm([CHANNELS, SIZE, SIZE]),
+    "evaluated batch norm": lambda: nn.BatchNorm2d(CHANNELS).eval(),
+    "max pool, nearest": lambda: nn.Sequential(nn.MaxPool2d(2), nn.Upsample(scale_factor=2)),
+    "average pool, bilinear": lambda: nn.Sequential(nn.AvgPool2d(2), nn.Upsample(scale_factor=2, mode="bilinear")),
+    "adaptive pool": lambda: nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Upsample(scale_factor=2, mode="bicubic")),
+    "reflection": lambda: nn.Sequential(nn.ReflectionPad2d(1), nn.Conv2d(CHANNELS, CHANNELS, 3)),
+    "softmax": lambda: nn.Softmax(1),
+    "dropout": lambda: nn.Dropout(0.3),
+    "cat": lambda: Skip(True),
+    "add": lambda: Skip(False),
+    "strides": lambda: Applied(lambda x: x[:, :, ::2].repeat_interleave(2, 2) * x.amax((2, 3), keepdim=True)),
+    "permuted": lambda: Applied(lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)),
+    "other samples": lambda: Applied(lambda x: x - x.mean(0, keepdim=True)),
+}
+TOKEN_LAYERS = {
+    "linear": lambda: nn.Linear(WIDTH, WIDTH),
+    "layer norm": lambda: nn.LayerNorm(WIDTH),
+    "rms norm": lambda: nn.RMSNorm(WIDTH),
+    "attention": lambda: Attention(False),
+    "masked attention": lambda: Attention(True),
+    "silu": nn.SiLU,
+    "glu": lambda: nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GLU()),
+    "softmax": lambda: nn.Softmax(-1),
+    "batched product": lambda: Applied(lambda x: x @ x.transpose(1, 2) @ x / 8),
+    "dropout": lambda: nn.Dropout(0.3),
+}
+DENSE_LOSSES = {
+    "mse": functional.mse_loss,
+    "mse sum": lambda x, y: functional.mse_loss(x, y, reduction="sum"),
+    "huber": functional.huber_loss,
+    "smooth l1": lambda x, y: functional.smooth_l1_loss(x, y, beta=0.7),
+    "l1": functional.l1_loss,
+    "bce": lambda x, y: functional.binary_cross_entropy(x.sigmoid(), y.sigmoid()),
+    "bce with logits": lambda x, y: functional.binary_cross_entropy_with_logits(x, y.sigmoid()),
+    "mean of a norm": lambda x, y: (x - y).flatten(1).norm(dim=1).mean(),
+}
+WEIGHT = torch.rand(WORDS, dtype=torch.float64) + 0.5
+WORD_LOSSES = {
+    "cross entropy": lambda x, y: functional.cross_entropy(x.flatten(0, 1), y.flatten()),
+    "weighted, ignored": lambda x, y: functional.cross_entropy(x.mT, y, weight=WEIGHT, ignore_index=3),
+    "smoothed": lambda x, y: functional.cross_entropy(x.flatten(0, 1), y.flatten(), label_smoothing=0.1),
+    "sum": lambda x, y: functional.cross_entropy(x.mT, y, reduction="sum"),
+}
+
+
+def program_of(model, sample, loss):
+    subject = step_subject(model, sample, loss, None)
+    return subject, trace_program(subject, "net", len(sample[0]))
+
+
+def check(model, sample, loss, order_of):
+    """Train a step with a divided segment, and compare it with the plain loop; return the divided program."""
+    reference = copy.deepcopy(model)
+    subject, program = program_of(model, sample, loss)
+    axes = SampleAxes(program)
+    order = order_of(axes, program)
+    found = divided(axes, [order]).program
+    costs = step_costs(found.graph, found.device)
+    step = fit_plan(subject, found, find_policy("stock").plan(found.graph, costs, None), costs, debug=True)
+    torch.manual_seed(0)
+    expected = loss(reference(sample[0]), sample[1])
+    expected.backward()
+    torch.manual_seed(0)
+    loss_of_parts = step(*sample)
+    loss_of_parts.backward()
+    assert float(loss_of_parts.detach()) == pytest.approx(float(expected.detach()), rel=1e-11)
+    gradients = [(one.grad, other.grad) for one, other in zip(model.parameters(), reference.parameters(), strict=True)]
+    scale = max(float(other.abs().max()) for _, other in gradients)
+    for one, other in gradients:
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11 * scale)
+    for one, other in zip(model.buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+    made = Counter(each.index for each in found.calls)
+    counts = [made[program.calls[index].index] for index in order.rules]
+    assert all(count >= order.segment.parts for count in counts)
+    return found
+
+
+def segment_of(axes, program, begin, end, parts):
+    """Return a segment with a run of forward between two shares of it, or the longest one that begins there."""
+    choice = SegmentChoice(program, step_costs(program.graph, program.device))
+    turn = program.graph.backward_begins
+    first = int(begin * (turn - 1))
+    for last in range(first + max(1, math.ceil(end * (turn - first))), first, -1):
+        for backward in choice._backward_of(range(first, last)):
+            try:
+                order = SegmentOrder(axes, StepSegment(range(first, last), backward, parts))
+            except StepGraphError:
+                continue
+            if order.level:
+                return order
+    return None
+
+
+shares = st.floats(0, 1)
+
+
+@st.composite
+def divisions(draw, layers):
+    kinds = draw(st.lists(st.sampled_from([*layers]), min_size=1, max_size=4))
+    batch = draw(st.integers(2, 5))
+    return kinds, batch, draw(st.integers(2, batch)), draw(shares | st.just(0.0)), draw(shares | st.just(1.0))
+
+
+def check_random(model, sample, loss, parts, begin, end):
+    model, sample = model.double(), tuple(each.double() if each.is_floating_point() else each for each in sample)
+    _, program = program_of(model, sample, loss)
+    order = segment_of(SampleAxes(program), program, begin, end, parts)
+    if order is not None:
+        check(model, sample, loss, lambda axes, _: SegmentOrder(axes, order.segment))
+
+
+@pytest.mark.slow
+@given(divisions(IMAGE_LAYERS), st.sampled_from([*DENSE_LOSSES]))
+@examples(1 / 5)
+def test_divided_images_have_the_gradients_of_the_whole_mini_batch(drawn, loss):
+    kinds, batch, parts, begin, end = drawn
+    torch.manual_seed(1)
+    layers = [nn.Conv2d(3, CHANNELS, 3, padding=1), *(IMAGE_LAYERS[kind]() for kind in kinds)]
+    model = nn.Sequential(*layers, nn.Conv2d(CHANNELS, 2, 1))
+    sample = torch.randn(batch, 3, SIZE, SIZE), torch.randn(batch, 2, SIZE, SIZE)
+    check_random(model, sample, DENSE_LOSSES[loss], parts, begin, end)
+
+
+@pytest.mark.slow
+@given(divisions(TOKEN_LAYERS), st.sampled_from([*WORD_LOSSES]), st.booleans())
+@examples(1 / 5)
+def test_divided_tokens_have_the_gradients_of_the_whole_mini_batch(drawn, loss, tied):
+    kinds, batch, parts, begin, end = drawn
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Embedding(WORDS, WIDTH), *(TOKEN_LAYERS[kind]() for kind in kinds), nn.Linear(WIDTH, WORDS, bias=False)
+    )
+    if tied:
+        model[-1].weight = model[0].weight
+    sample = torch.randint(0, WORDS, (batch, TOKENS)), torch.randint(0, WORDS, (batch, TOKENS))
+    check_random(model, sample, WORD_LOSSES[loss], parts, begin, end)
+
+
+@pytest.mark.slow
+def test_every_run_of_forward_has_the_gradients_of_the_whole_mini_batch():
+    """The rectifier changes in place what instance norm makes, within a segment or behind it."""
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, CHANNELS, 1), nn.InstanceNorm2d(CHANNELS), nn.ReLU(True), Skip(True), nn.Conv2d(CHANNELS, 2, 1)
+    ).double()
+    sample = torch.randn(3, 3, 4, 4).double(), torch.randn(3, 2, 4, 4).double()
+    _, program = program_of(model, sample, functional.mse_loss)
+    turn, found = program.graph.backward_begins, 0
+    choice = SegmentChoice(program, step_costs(program.graph, program.device))
+    for run in (range(first, last) for first in range(turn) for last in range(first + 1, turn + 1)):
+        order = choice._order(run)
+        if order is not None and order.level:
+            check(model, sample, functional.mse_loss, lambda axes, _, order=order: SegmentOrder(axes, order.segment))
+            model.zero_grad()
+            found += 1
+    assert found > 20
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(CHANNELS), nn.Dropout(0.3)])
+def test_a_segment_has_no_statistics_of_a_part_and_no_other_random_numbers(layer):
+    model = nn.Sequential(nn.Conv2d(3, CHANNELS, 3, padding=1), layer, nn.Conv2d(CHANNELS, 2, 1))
+    sample = torch.randn(4, 3, SIZE, SIZE), torch.randn(4, 2, SIZE, SIZE)
+    _, program = program_of(model, sample, functional.mse_loss)
+    axes, turn = SampleAxes(program), program.graph.backward_begins
+    segment = StepSegment(range(turn), range(turn + 1, program.graph.optimizer_begins), 2)
+    with pytest.raises(StepGraphError, match="is computed whole, and reads what is there for one part at a time"):
+        SegmentOrder(axes, segment)

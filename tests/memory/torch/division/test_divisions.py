@@ -1,0 +1,161 @@
+"""`fit(..., divide=True)`: steps below their floor train, and say what is divided; nothing else is."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from ucudnn.errors import BudgetError  # noqa: E402
+from ucudnn.memory import fit  # noqa: E402
+from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
+from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
+from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
+from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+class TinyGpt(nn.Module):
+    """Two embeddings that are added, attention, and a head that shares the weight of the first embedding."""
+
+    def __init__(self, words=400, width=32, tokens=64):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
+        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        x = self.words(x) + self.places(torch.arange(x.shape[1]))
+        q, k, v = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in self.qkv(self.norm(x)).chunk(3, -1))
+        x = x + functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return self.head(x + self.down(functional.gelu(self.up(x))))
+
+
+class TinyUNet(nn.Module):
+    """A level of convolutions with instance norm around one at half the size, and a skip."""
+
+    def __init__(self, convolution, pool, norm, activation, width=6):
+        super().__init__()
+        layers = {2: (nn.ConvTranspose2d, nn.Conv2d), 3: (nn.ConvTranspose3d, nn.Conv3d)}
+        up, _ = layers[convolution]
+        self.first, self.last = (
+            nn.Sequential(layers[convolution][1](channels, width, 3, padding=1), norm(width), activation())
+            for channels in (1, 2 * width)
+        )
+        self.pool = pool(2)
+        self.middle = nn.Sequential(layers[convolution][1](width, 2 * width, 3, padding=1), norm(2 * width), nn.GELU())
+        self.up, self.out = up(2 * width, width, 2, 2), layers[convolution][1](width, 2, 1)
+
+    def forward(self, x):
+        skip = self.first(x)
+        return self.out(self.last(torch.cat([skip, self.up(self.middle(self.pool(skip)))], 1)))
+
+
+def vgg():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(True), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(True), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(True), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(256, 10),
+    )  # fmt: skip
+
+
+def vgg_with_batch_norm():
+    """Its floor is set behind the last batch norm, before which the segment ends."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, stride=4), nn.BatchNorm2d(4), nn.ReLU(True), nn.Upsample(scale_factor=4),
+        nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(True), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+def classes(*shape, of=2):
+    return torch.randint(0, of, shape)
+
+
+def logits_loss(x, y):
+    return functional.cross_entropy(x.flatten(0, 1), y.flatten())
+
+
+NETWORKS = {
+    "gpt": (TinyGpt, lambda: (classes(5, 64, of=400), classes(5, 64, of=400)), logits_loss),
+    "v-net": (
+        lambda: TinyUNet(3, nn.MaxPool3d, nn.InstanceNorm3d, nn.PReLU),
+        lambda: (torch.randn(2, 1, 12, 12, 12), classes(2, 12, 12, 12)),
+        functional.cross_entropy,
+    ),
+    "u-net": (
+        lambda: TinyUNet(2, nn.MaxPool2d, nn.InstanceNorm2d, lambda: nn.ReLU(True)),
+        lambda: (torch.randn(5, 1, 32, 32), classes(5, 32, 32)),
+        functional.cross_entropy,
+    ),
+    "vgg": (vgg, lambda: (torch.randn(7, 3, 32, 32), classes(7, of=10)), functional.cross_entropy),
+    "vgg with batch norm": (
+        vgg_with_batch_norm,
+        lambda: (torch.randn(7, 3, 32, 32), classes(7, of=10)),
+        functional.cross_entropy,
+    ),
+}
+
+
+def floor_of(model, sample, loss, optimizer):
+    program = trace_program(step_subject(model, sample, loss, optimizer), "net", len(sample[0]))
+    return measure_liveness(program.graph, step_costs(program.graph, program.device)).floor_bytes
+
+
+def gradients(model):
+    return torch.cat([each.grad.double().flatten() for each in model.parameters()])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_step_below_its_floor_trains_divided(name):
+    make, draw, loss = NETWORKS[name]
+    torch.manual_seed(0)
+    model, sample = make(), draw()
+    plain, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    budget = int(0.85 * floor_of(model, sample, loss, optimizer))
+    with pytest.raises(BudgetError, match="give fit divide=True, which keeps this budget at about"):
+        fit(model, sample, loss, optimizer, budget, policy="joint")
+    step = fit(model, sample, loss, optimizer, budget, policy="joint", divide=True)
+    assert step.simulation.peak_bytes <= budget
+    lines = [line for line in step.report().splitlines() if line.startswith("divided: ")]
+    assert lines
+    assert all(" parts, because " in line for line in lines)
+    for _ in range(2):  # the first step checks what operators return
+        model.zero_grad()
+        step(*sample).backward()
+    for other in (plain, exact):
+        own = tuple(each.to(next(other.parameters()).dtype) if each.is_floating_point() else each for each in sample)
+        for _ in range(2):
+            other.zero_grad()
+            loss(other(own[0]), own[1]).backward()
+    error, plain_error = ((gradients(each) - gradients(exact)).norm() for each in (model, plain))
+    assert error <= 1.5 * plain_error + 1e-7 * gradients(exact).norm()
+    for one, other in zip(model.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_nothing_is_divided_where_the_budget_allows_the_whole():
+    model, sample = vgg(), (torch.randn(4, 3, 32, 32), classes(4, of=10))
+    step = fit(model, sample, functional.cross_entropy, budget="1GiB", divide=True)
+    assert "divided" not in step.report()
+
+
+def test_gradients_of_16_bits_are_added_in_float32():
+    make, draw, loss = NETWORKS["gpt"]
+    torch.manual_seed(0)
+    model, sample = make(), draw()
+    plain, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    model, plain = model.bfloat16(), plain.bfloat16()
+    exact.load_state_dict(model.state_dict())
+    step = fit(model, sample, loss, None, int(0.8 * floor_of(model, sample, loss, None)), policy="joint", divide=True)
+    assert "divided: " in step.report()
+    step(*sample).backward()
+    for other in (plain, exact):
+        loss(other(sample[0]), sample[1]).backward()
+    error, plain_error = ((gradients(each) - gradients(exact)).norm() for each in (model, plain))
+    assert error <= 1.5 * plain_error

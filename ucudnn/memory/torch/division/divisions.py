@@ -1,0 +1,104 @@
+"""Divisions of a step, the most promising first: segments chosen for several floors, each with a quick plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from ucudnn.errors import BudgetError
+from ucudnn.memory.planner.condensed import planned
+from ucudnn.memory.planner.search import PlanSearch
+from ucudnn.memory.policies.catalog import AUTO, MemoryPolicy, find_policy
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.budget import with_need
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.division.divided_program import Divided, divided
+from ucudnn.memory.torch.division.segment_choice import SegmentChoice, fastest
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.units import exact_bytes
+
+_SHARES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
+"""Shares of a budget below which the floor is brought: a plan has more freedom the farther it is from the floor."""
+_LEAST_MS = 0.003  # of a part, however small it is
+_SLOWER = 1.05  # times the best division's time, beyond which more parts only take longer
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class DividedStep:
+    """A step whose segments are computed part by part.
+
+    Attributes:
+        program: the step.
+        costs: its costs, estimated from those of the step as it is.
+        step_ms: time of a step by a quick plan within the budget.
+    """
+
+    program: StepProgram
+    costs: Costs
+    step_ms: float
+
+
+def divisions(
+    program: StepProgram, costs: Costs, budget: int, policy: str | MemoryPolicy, search: PlanSearch
+) -> list[DividedStep]:
+    """Return divisions of a step with which a policy keeps a budget in bytes, by their estimated time.
+
+    Args:
+        program: the step, undivided.
+        costs: its costs.
+        budget: the budget.
+        policy: the policy, or its name; 'auto' stands for 'joint'.
+        search: when its time is over, the first division ends the search.
+    """
+    planner = find_policy("joint" if policy == AUTO else policy) if isinstance(policy, str) else policy
+    choice, found, seen = SegmentChoice(program, costs), list[DividedStep](), set[tuple[object, ...]]()
+    for share in _SHARES if program.graph.batch > 1 else ():
+        chosen = choice.within(int(share * budget))
+        key = tuple(each.order.segment for each in chosen)
+        if not chosen or key in seen:
+            continue
+        seen.add(key)
+        whole = divided(choice.axes, [each.order for each in chosen])
+        named = replace(whole.program, divided=tuple(map(choice.told, chosen)))
+        own = estimated_costs(whole, program, costs)
+        try:
+            step_ms = simulate(planned(planner, named.graph, own, budget), own).step_ms
+        except BudgetError:
+            continue
+        found.append(DividedStep(program=named, costs=own, step_ms=step_ms))
+        if search.over or step_ms > _SLOWER * min(each.step_ms for each in found):
+            break
+    return sorted(found, key=lambda each: each.step_ms)
+
+
+def named_in(error: BudgetError, program: StepProgram, costs: Costs, found: Sequence[DividedStep]) -> BudgetError:
+    """Return what refuses a budget, with what divisions reach: the budget at some time, or else a lower floor."""
+    if found:
+        slower = found[0].step_ms / (sum(costs.time_ms) or 1.0)
+        reached = f"keeps this budget at about {slower:.2f} times the step's time without one"
+    else:
+        choice = SegmentChoice(program, costs)
+        whole = divided(choice.axes, [each.order for each in choice.within(0)] if program.graph.batch > 1 else [])
+        floor = measure_liveness(whole.program.graph, estimated_costs(whole, program, costs)).floor_bytes
+        if floor >= measure_liveness(program.graph, costs).floor_bytes:
+            return error
+        reached = f"lowers the floor to {exact_bytes(floor)}"
+    return with_need(error, f"; or give fit divide=True, which {reached}", error.required_bytes)
+
+
+def estimated_costs(whole: Divided, program: StepProgram, costs: Costs) -> Costs:
+    """Return the costs of a divided step, from those of the step as it is: a part has its share of time and scratch."""
+    bytes_per_ms = fastest(program.graph, costs)
+    times = []
+    for operation, (index, share) in zip(whole.program.graph.operations, whole.origins, strict=True):
+        own_ms = share * costs.time_ms[index] if share else operation.traffic.fixed / bytes_per_ms
+        times.append(max(own_ms, min(_LEAST_MS, costs.time_ms[index])))
+    return replace(
+        costs,
+        time_ms=tuple(times),
+        scratch_bytes=tuple(int(share * costs.scratch_bytes[index]) for index, share in whole.origins),
+        issue_ms=tuple(costs.issue_ms[index] for index, _ in whole.origins) if costs.issue_ms else (),
+        configurations={},
+        scratch_pieces={},
+    )

@@ -1,0 +1,68 @@
+"""SampleAxes: where samples lie in the tensors of a step, and which calls can be computed in parts."""
+
+from typing import final
+
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.division.part_rules import Cut, PartRule, part_rule
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
+
+
+@final
+class SampleAxes:
+    """Where samples lie in the tensors of a program.
+
+    The samples of a storage lie one behind the other, so a part of the mini-batch is a range of its bytes, and tensors
+    in it have the same strides in a part. Where the samples of a result lie otherwise, its call is not divided.
+
+    Attributes:
+        program: the step.
+        batch: its mini-batch.
+        rules: for each call how it is computed in parts; None for those that are computed whole.
+    """
+
+    def __init__(self, program: StepProgram) -> None:
+        self.program, self.batch = program, program.graph.batch
+        self._cut = {
+            each.storage for each in program.inputs if each.storage in program.sizes and self._lies(each, first=True)
+        }
+        self.rules: list[PartRule | None] = []
+        for call in program.calls:
+            self.rules.append(None if call.phase is Phase.OPTIMIZER else self._rule(call))
+
+    def cut(self, tensor: TracedTensor) -> Cut | None:
+        """Return where a tensor is cut into samples; None if its storage has none, or it shows them otherwise."""
+        return self._lies(tensor) if tensor.storage in self._cut else None
+
+    def is_cut(self, storage: int) -> bool:
+        """Whether samples lie one behind the other in a storage."""
+        return storage in self._cut
+
+    def _rule(self, call: TracedCall) -> PartRule | None:
+        shows = all(self._lies(each) for each in call.inputs if each.storage in self._cut)
+        rule = part_rule(call, self.cut, self.batch) if shows else None
+        results = call.results if isinstance(call.results, (tuple, list)) else (call.results,)
+        if rule is not None:
+            pairs = [
+                (each, kind) for each, kind in zip(results, rule.results, strict=True) if isinstance(each, TracedTensor)
+            ]
+            if all(self._lies(each) == kind for each, kind in pairs if isinstance(kind, Cut)):
+                self._cut.update(each.storage for each, kind in pairs if isinstance(kind, Cut))
+                return rule
+        if any(each.storage in self._cut for each in call.inputs):  # it is whole, and may be cut by those that read it
+            self._cut.update(each.storage for each in call.outputs if self._lies(each, first=True))
+        return None
+
+    def _lies(self, tensor: TracedTensor, *, first: bool = False) -> Cut | None:
+        """Return the dimension along which the samples of a tensor lie one behind the other in its storage."""
+        size, rest = divmod(self.program.sizes[tensor.storage], self.batch * tensor.dtype.itemsize)
+        if rest or not size or not tensor.is_plain:
+            return None
+        for dim, (entries, stride) in enumerate(zip(tensor.shape, tensor.stride, strict=True)):
+            each, left = divmod(entries, self.batch)
+            if left or not each or each * stride != size or (first and dim):
+                continue
+            extent = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride, strict=True))
+            within = tensor.offset + extent - (entries - each) * stride < size
+            return Cut(dim, each) if within else None
+        return None

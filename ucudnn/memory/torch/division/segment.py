@@ -1,0 +1,263 @@
+"""Segment: a run of forward, and the run of backward that reads what it makes, which are computed part by part.
+
+    forward    whole calls, then for each part: calls of the segment; borders of parts are copied into whole tensors
+    backward   whole calls, then for each part: what forward made and backward reads is computed again, then its calls
+
+A result that is a sum over samples is whole when all parts have been added. What reads it and tells samples apart needs
+another pass over the parts, in which what it reads of earlier passes is computed again.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Self, final
+
+import torch
+
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.division.part_rules import OWN, SUM, Cut, PartRule
+from ucudnn.memory.torch.division.sample_axes import SampleAxes
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
+from ucudnn.memory.torch.tracing.assemble import writes
+
+_CONVERTS = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
+"""What converts a sum before its parts are added: gradients of 16 bits become those of parameters in 32."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepSegment:
+    """What is divided.
+
+    Attributes:
+        forward: calls of forward.
+        backward: calls of backward.
+        parts: number of parts; the first ones may have a sample more than the last ones.
+    """
+
+    forward: range
+    backward: range
+    parts: int
+
+    @property
+    def runs(self) -> tuple[range, range]:
+        """The runs of forward and backward."""
+        return self.forward, self.backward
+
+    def sizes(self, batch: int) -> list[int]:
+        """Return the samples of each part."""
+        size, more = divmod(batch, self.parts)
+        return [size + (part < more) for part in range(self.parts)]
+
+
+def results_of(call: TracedCall, rule: PartRule) -> Iterator[tuple[TracedTensor, Cut | str | None]]:
+    """Yield each tensor that a call makes, with what becomes of it in parts."""
+    results = call.results if isinstance(call.results, (tuple, list)) else (call.results,)
+    for each, kind in zip(results, rule.results, strict=True):
+        if isinstance(each, TracedTensor):
+            yield each, kind
+
+
+@final
+class SegmentOrder:
+    """In which order the calls of a segment run.
+
+    Attributes:
+        segment: the segment.
+        rules: of the calls that run in parts.
+        level: the pass in which each of them runs, from 0 in forward and from 0 in backward.
+        before: for forward and backward the calls that run whole before the parts.
+        after: for forward and backward the calls that run whole after a pass.
+        inner: for each storage that parts have of their own, the calls that write it.
+        borders: those among them that become whole, because others read them.
+        sums: for each storage that is a sum over samples, its call.
+        converted: those of them that are only read by calls that convert them.
+
+    Raises:
+        StepGraphError: if the segment cannot be divided.
+    """
+
+    def __init__(self, axes: SampleAxes, segment: StepSegment) -> None:
+        self.segment, self._axes, self._program = segment, axes, axes.program
+        self._calls, self._counted = axes.program.calls, len(axes.program.graph.storages)
+        self.rules: dict[int, PartRule] = {}
+        self.level: dict[int, int] = {}
+        self.before: tuple[list[int], list[int]] = [], []
+        self.after: tuple[dict[int, list[int]], dict[int, list[int]]] = defaultdict(list), defaultdict(list)
+        self.inner: dict[int, list[int]] = {}
+        self.sums: dict[int, int] = {}
+        self._own = set[int]()
+        ends = (*self._program.outputs, *self._program.tangents, *self._program.gradients)
+        read = {each.storage for each in ends if each is not None}
+        self._read = read | {each.storage for _, call in self._program.uncounted for each in call.inputs}
+        for phase, calls in enumerate(segment.runs):
+            self._sort(phase, calls)
+        self.borders = frozenset(each for each in self.inner if self._is_border(each))
+        self.converted = frozenset(each for each in self.sums if self._is_converted(each))
+        self._check()
+
+    def in_parts(self, parts: int) -> Self:
+        """Return the same segment in another number of parts."""
+        found = copy(self)
+        found.segment = replace(self.segment, parts=parts)
+        return found
+
+    def phase(self, call: int) -> int:
+        """Return 0 for a call of forward, 1 for one of backward."""
+        return int(call not in self.segment.forward)
+
+    def passes(self, phase: int) -> int:
+        """Return how often the parts of forward or backward are gone through."""
+        levels = [level for call, level in self.level.items() if self.phase(call) == phase]
+        return max([-1, *levels, *self.after[phase]]) + 1
+
+    def calls_of(self, phase: int, level: int) -> tuple[list[int], set[int]]:
+        """Return the calls that a pass runs for each part, in order, and those among them that run again."""
+        direct = [call for call, own in self.level.items() if own == level and self.phase(call) == phase]
+        found, todo = {*direct}, [*direct]
+        while todo:
+            call = todo.pop()
+            for storage in self._reads_inner(call):
+                writers = {*self.writers_before(storage, call)}
+                if self.last_writer(storage, call) in writers and (
+                    writers <= found or not self.is_whole(storage, call, phase, level)
+                ):
+                    todo += writers - found
+                    found |= writers
+        return sorted(found), found - {*direct}
+
+    def writers_before(self, storage: int, call: int) -> list[int]:
+        """Return the calls in parts that write a storage of parts before a call."""
+        return [each for each in self.inner[storage] if each < call]
+
+    def last_writer(self, storage: int, reader: int) -> int:
+        """Return the call, of the segment or not, that made the version of a storage that a call reads."""
+        return max((each for each in self._program.graph.writers[storage] if each < reader), default=-1)
+
+    def is_whole(self, storage: int, reader: int, phase: int, level: int) -> bool:
+        """Whether a storage of parts is whole before a pass begins, and as a call reads it while the pass runs."""
+        done = all((self.phase(each), self.level[each]) < (phase, level) for each in self.inner[storage])
+        late = any(reader < each < self.segment.runs[phase].stop for each in self._program.graph.writers[storage])
+        return storage in self.borders and done and not late and self.inner[storage][-1] < reader
+
+    def _sort(self, phase: int, calls: range) -> None:
+        """Sort the calls of forward or backward into passes."""
+        ready: dict[int, int] = {}  # of storages that are whole only behind a pass: its number
+        changed: dict[int, int] = {}  # of whole storages that a pass changes part by part: its number
+        for index in calls:
+            call = self._calls[index]
+            rule = None if index in self._program.outside else self._axes.rules[index]
+            reads, written = _storages(call.inputs), _storages(writes(call))
+            own = [each for each in reads if each in self.inner and self.phase(self.inner[each][0]) == phase]
+            outer = written - {*self.inner}
+            waits = [ready[each] for each in reads | written if each in ready]
+            turns = [changed[each] for each in reads | written if each in changed]
+            if rule is None and self._converts(call, reads, ready):
+                self._run_in_parts(index, PartRule(cuts={}, results=(SUM,)), max(waits), ready)
+            elif rule is None or (outer and not phase and not own):
+                if own:
+                    raise self._refused(index, "is computed whole, and reads what is there for one part at a time")
+                behind = max([-1, *waits, *turns])
+                self._run_whole(index, phase, behind, written)
+                ready |= dict.fromkeys(written | (_storages(call.outputs) - reads) if behind >= 0 else (), behind)
+            else:
+                levels = (self.level[writer] for each in own for writer in self.inner[each])
+                level = max([0, *(each + 1 for each in waits), *turns, *levels])
+                if outer:
+                    self._check_changes(index, outer, phase, level)
+                self._run_in_parts(index, rule, level, ready)
+                changed |= dict.fromkeys(outer, level)
+
+    def _check_changes(self, index: int, outer: set[int], phase: int, level: int) -> None:
+        """Check that a call may change whole storages part by part."""
+        in_place = _storages(self._calls[index].outputs) <= outer
+        later = [each for each, own in self.level.items() if self.phase(each) == phase and own > level]
+        later += [each for behind, calls in self.after[phase].items() if behind >= level for each in calls]
+        disturbs = any(self._touches(each, outer) for each in later)
+        if not phase or not in_place or disturbs or not all(map(self._axes.is_cut, outer)):
+            raise self._refused(index, "changes what is there before the segment")
+
+    def _converts(self, call: TracedCall, reads: set[int], ready: dict[int, int]) -> bool:
+        """Whether a call converts a sum to another type, which is done before the parts are added."""
+        tensors = (*call.inputs, *call.outputs)
+        return (
+            call.func in _CONVERTS
+            and all(each in ready and each in self.sums and self.rules[self.sums[each]].over is None for each in reads)
+            and all(each.dtype.is_floating_point and each.storage < self._counted for each in tensors)
+        )
+
+    def _run_in_parts(self, index: int, rule: PartRule, level: int, ready: dict[int, int]) -> None:
+        call = self._calls[index]
+        self.rules[index], self.level[index] = rule, level
+        for tensor, kind in results_of(call, rule):
+            storage = tensor.storage
+            if storage >= self._counted:
+                raise self._refused(index, "makes a tensor on another device")
+            if kind == SUM:
+                self.sums[storage], ready[storage] = index, level
+            elif storage not in _storages(call.inputs):
+                self.inner[storage] = []
+                self._own |= {storage} if kind == OWN else set()
+        for storage in _storages((*call.outputs, *writes(call))) & {*self.inner}:
+            self.inner[storage].append(index)
+
+    def _run_whole(self, index: int, phase: int, behind: int, written: set[int]) -> None:
+        """Note that a call runs whole, unless another one would read or write the wrong bytes then."""
+        self._read |= _storages(self._calls[index].inputs)
+        later = [each for each, level in self.level.items() if self.phase(each) == phase and level > behind]
+        later += [each for place, calls in self.after[phase].items() if place > behind for each in calls]
+        if written & {*self.inner} or any(self._touches(each, written) for each in later):
+            raise self._refused(index, "is computed whole, and writes what another call of the segment reads before")
+        if behind >= 0 and self._calls[index].draws:
+            raise self._refused(index, "would draw other random numbers, because it waits for a sum over samples")
+        (self.before[phase] if behind < 0 else self.after[phase][behind]).append(index)
+
+    def _touches(self, call: int, storages: set[int]) -> bool:
+        return bool(_storages((*self._calls[call].inputs, *writes(self._calls[call]))) & storages)
+
+    def _is_border(self, storage: int) -> bool:
+        """Whether what parts make is read by others."""
+        accesses = self._program.graph.accesses[storage]
+        inside = all(each in self.segment.forward or each in self.segment.backward for each in accesses)
+        return storage in self._read or not inside
+
+    def _is_converted(self, storage: int) -> bool:
+        """Whether only calls that convert its parts read a sum."""
+        readers = self._program.graph.readers[storage]
+        converts = all(each in self.rules and not self.rules[each].cuts for each in readers)
+        return converts and bool(readers) and storage not in self._read
+
+    def _check(self) -> None:
+        """Check that what runs again computes the same again, and that borders can be put together."""
+        graph, segment = self._program.graph, self.segment
+        for storage in self.borders:
+            if storage in self._own or len({*map(self.phase, self.inner[storage])}) > 1:
+                raise StepGraphError(f"{graph.storage_name(storage)} is no border: parts keep or change it")
+        if any(run.start < at < run.stop for at, _ in self._program.uncounted for run in segment.runs):
+            raise StepGraphError("a call amid the segment works on another device")
+        for phase, level in ((each, level) for each in (0, 1) for level in range(self.passes(each))):
+            calls, again = self.calls_of(phase, level)
+            for index, storage in ((call, each) for call in calls for each in self._reads_inner(call)):
+                own = self.last_writer(storage, index) in self.inner[storage]
+                if not own and not self.is_whole(storage, index, phase, level):
+                    raise self._refused(index, "reads what is there for one part at a time as others leave it")
+            for index in again:
+                operation = graph.operations[index]
+                changes = any(each not in self.inner and self.sums.get(each) != index for each in operation.writes)
+                read = {*operation.reads} - {*self.inner}
+                late = any(
+                    index < each < segment.runs[phase].stop for storage in read for each in graph.writers[storage]
+                )
+                if changes or late or not operation.repeatable:
+                    raise self._refused(index, "would have to run again, and would compute something else")
+
+    def _reads_inner(self, call: int) -> set[int]:
+        return _storages(self._calls[call].inputs) & {*self.inner}
+
+    def _refused(self, index: int, why: str) -> StepGraphError:
+        return StepGraphError(f"{self._program.graph.operation_name(index)} {why}")
+
+
+def _storages(tensors: Iterable[TracedTensor]) -> set[int]:
+    return {each.storage for each in tensors}

@@ -1,0 +1,252 @@
+"""SegmentChoice: which segments of a step are divided, and in how many parts, so that its floor falls below a budget.
+
+The floor is set by the call with the largest working set. The segments around it are estimated, not built: what a part
+has of its own counts by its share, borders count whole. The one that costs least and lowers the floor enough is taken,
+and then the next call sets the floor.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
+from typing import final
+
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Role, StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.division.sample_axes import SampleAxes
+from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.units import format_bytes
+
+_PARTS = (2, 4, 8, 16, 32)
+_NEAR = (0, 1, 2, 3, 5, 8, 12, 18, 28, 44, 68, 104, 160)  # borders that are tried, counted from the call
+_BESIDE = 16  # calls of backward behind the last one that reads what forward made, among which the border is
+_CALL_MS = 0.004  # of the host's for each call more
+_GAIN = 0.98  # times the floor of now, above which a segment does not help
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EstimatedSegment:
+    """A segment that may be divided.
+
+    Attributes:
+        order: the segment.
+        bytes: what exists at most while it runs.
+        more_ms: how much longer it takes than undivided.
+        sets_floor: the call that set the floor before it was divided.
+    """
+
+    order: SegmentOrder
+    bytes: int
+    more_ms: float
+    sets_floor: int = 0
+
+
+@final
+class SegmentChoice:
+    """Chooses segments of a step.
+
+    Attributes:
+        axes: where samples lie in the tensors of the step.
+
+    Args:
+        program: the step.
+        costs: its costs, undivided.
+    """
+
+    def __init__(self, program: StepProgram, costs: Costs) -> None:
+        self.axes, self._graph, self._costs = SampleAxes(program), program.graph, costs
+        liveness = measure_liveness(program.graph, costs)
+        self._sizes, self._persistent = liveness.sizes, liveness.persistent_bytes
+        parts = zip(liveness.persistent_bytes, liveness.working_bytes, liveness.scratch_bytes, strict=True)
+        self._needs = [sum(each) for each in parts]
+        self._turn, self._end = program.graph.backward_begins, program.graph.optimizer_begins
+        self._crossing = self._crossing_bytes()
+        self._bytes_per_ms = fastest(program.graph, costs)
+        self._blocks = [
+            rule is None and (index in program.outside or any(self.axes.is_cut(each.storage) for each in call.inputs))
+            for index, (call, rule) in enumerate(zip(program.calls, self.axes.rules, strict=True))
+        ]
+        self._known: dict[tuple[int, int], SegmentOrder | None] = {}
+
+    def told(self, chosen: EstimatedSegment) -> str:
+        """Return which segment runs in how many parts, and why, for people."""
+        graph, segment = self._graph, chosen.order.segment
+        first, last = (graph.operation_name(each) for each in (segment.forward[0], segment.forward[-1]))
+        call = chosen.sets_floor
+        return (
+            f"divided: {first} to {last} and their backward in {segment.parts} parts, because"
+            f" {graph.operation_name(call)} needs {format_bytes(self._needs[call])} undivided"
+        )
+
+    def within(self, target: int) -> list[EstimatedSegment]:
+        """Return segments with which the floor is at most some bytes, or as low as they bring it."""
+        chosen: list[EstimatedSegment] = []
+        while True:
+            rest = [
+                index
+                for index in range(len(self._needs))
+                if not any(index in run for each in chosen for run in each.order.segment.runs)
+            ]
+            call = max(rest, key=self._needs.__getitem__, default=0)
+            largest = max(chosen, key=lambda each: each.bytes, default=None)
+            floor = max(self._needs[call] if rest else 0, largest.bytes if largest else 0)
+            if floor <= target:
+                return chosen
+            if largest is not None and largest.bytes == floor:
+                run = largest.order.segment.forward
+                found = self._best(run.start, run.stop, None, target, chosen)
+            else:
+                found = self._around(call, target, chosen)
+            if found is None or found.bytes > _GAIN * floor:
+                return chosen
+            met = [each for each in chosen if _meet(each.order.segment, found.order.segment)]
+            cause = max([call, *(each.sets_floor for each in met)], key=self._needs.__getitem__)
+            chosen = [*(each for each in chosen if each not in met), replace(found, sets_floor=cause)]
+
+    def _around(self, call: int, target: int, chosen: Sequence[EstimatedSegment]) -> EstimatedSegment | None:
+        """Return the best segment that has a call."""
+        if call < self._turn:
+            return self._best(call, call + 1, call, target, chosen)
+        near = sorted(range(self._turn, self._end), key=lambda each: abs(each - call))
+        makers = next(filter(None, map(self._makers, near[: 2 * _BESIDE])), None)
+        if makers is None or call >= self._end:
+            return None
+        return self._best(min(makers), max(makers) + 1, call, target, chosen)
+
+    def _makers(self, call: int) -> list[int]:
+        """Return the calls of forward that made what a call of backward reads."""
+        graph = self._graph
+        return [
+            max(each for each in graph.writers[storage] if each < self._turn)
+            for storage in graph.operations[call].reads
+            if self._is_saved(storage)
+        ]
+
+    def _is_saved(self, storage: int) -> bool:
+        writers = self._graph.writers[storage]
+        return self._graph.storages[storage].role is Role.ACTIVATION and bool(writers) and writers[0] < self._turn
+
+    def _best(
+        self, start: int, stop: int, call: int | None, target: int, chosen: Sequence[EstimatedSegment]
+    ) -> EstimatedSegment | None:
+        """Return the segment around a run of forward that costs least of those within a target, or has fewest bytes."""
+        best: EstimatedSegment | None = None
+        for run in self._runs(start, stop):
+            time_ms = sum(self._costs.time_ms[run.start : run.stop])
+            if best is not None and best.bytes <= target and time_ms >= best.more_ms:
+                continue
+            order = self._order(run)
+            if order is None or (call is not None and call not in run and call not in order.segment.backward):
+                continue
+            met = [each for each in chosen if _meet(each.order.segment, order.segment)]
+            if any(not {*each.order.segment.forward} <= {*run} for each in met):
+                continue
+            best = min((*filter(None, [best]), *self._estimated(order)), key=lambda each: _rank(each, target))
+        return best
+
+    def _runs(self, start: int, stop: int) -> Iterator[range]:
+        """Yield runs of forward around one, short ones first, whose borders have fewer bytes than the calls beside."""
+        firsts, lasts = self._borders(start, -1), self._borders(stop, 1)
+        found = {(first, last) for first in firsts for last in lasts}
+        yield from (range(*each) for each in sorted(found, key=lambda each: each[1] - each[0]))
+
+    def _borders(self, begin: int, step: int) -> list[int]:
+        found = []
+        at = begin
+        while 0 <= at <= self._turn:
+            beside = [self._crossing[each] for each in (at - 1, at + 1) if 0 <= each <= self._turn]
+            if at == begin or self._crossing[at] <= min(beside):
+                found.append(at)
+            call = at - 1 if step < 0 else at
+            if not 0 <= call < self._turn or self._blocks[call]:
+                break
+            at += step
+        return [found[each] for each in _NEAR if each < len(found)] + found[-1:]
+
+    def _order(self, run: range) -> SegmentOrder | None:
+        """Return the segment with a run of forward; None where it cannot be divided."""
+        key = run.start, run.stop
+        if key not in self._known:
+            self._known[key] = None
+            for backward in self._backward_of(run):
+                try:
+                    self._known[key] = SegmentOrder(self.axes, StepSegment(run, backward, 2))
+                    break
+                except StepGraphError:
+                    continue
+        return self._known[key]
+
+    def _backward_of(self, run: range) -> Iterator[range]:
+        """Yield runs of backward that read what only a run of forward has, the one with the smallest borders first."""
+        readers = set[int]()
+        for storage in {each for index in run for each in self._graph.operations[index].writes}:
+            accesses = self._graph.accesses[storage]
+            if self._is_saved(storage) and all(each in run for each in accesses if each < self._turn):
+                readers.update(each for each in accesses if each >= self._turn)
+        if not readers:
+            yield range(self._turn, self._turn)
+            return
+        first, last = min(readers), max(readers) + 1
+        before, behind = (
+            range(first - 1, max(self._turn, first - _BESIDE) - 1, -1),
+            range(last, min(self._end, last + _BESIDE)),
+        )
+        starts = [first, *takewhile(lambda each: not self._blocks[each], before)]
+        ends = [last, *(each + 1 for each in takewhile(lambda each: not self._blocks[each], behind))]
+        crossing = self._crossing.__getitem__
+        yield range(min(starts, key=crossing), min(ends, key=crossing))
+        yield range(first, min(ends, key=crossing))
+        yield range(first, last)
+
+    def _crossing_bytes(self) -> list[int]:
+        """Return for each place before a call the bytes that calls of the same part of the step hand over there."""
+        changes = [0] * (len(self._needs) + 2)
+        for storage, accesses in enumerate(self._graph.accesses):
+            writers = self._graph.writers[storage]
+            if self._graph.storages[storage].role is not Role.ACTIVATION or not writers:
+                continue
+            last = max(each for each in accesses if (each < self._turn) is (writers[0] < self._turn))
+            changes[writers[0] + 1] += self._sizes[storage]
+            changes[last + 1] -= self._sizes[storage]
+        return [*accumulate(changes)]
+
+    def _estimated(self, order: SegmentOrder) -> Iterator[EstimatedSegment]:
+        """Yield a segment in several numbers of parts with what it takes."""
+        batch, needs = self.axes.batch, [(0, 0)]  # bytes that stay whole and that are divided, of each pass
+        more_ms, count = 2 * sum(self._sizes[each] for each in order.borders) / self._bytes_per_ms, 0
+        for phase, run in enumerate(order.segment.runs):
+            base = max(self._persistent[run.start : run.stop], default=0)
+            for level in range(order.passes(phase)):
+                calls, again = order.calls_of(phase, level)
+                whole, held = set[int](), [0]
+                for index in calls:
+                    accessed = {*self._graph.operations[index].reads, *self._graph.operations[index].writes}
+                    own = accessed & order.inner.keys()
+                    whole |= {each for each in accessed - own if not self._graph.exists_after[each]}
+                    whole |= own & order.borders
+                    held.append(sum(self._sizes[each] for each in own) + self._costs.scratch_bytes[index])
+                more_ms += sum(self._costs.time_ms[index] for index in again)
+                needs.append((base + sum(self._sizes[each] for each in whole), max(held)))
+                count += len(calls)
+        for calls in (*order.before, *order.after[0].values(), *order.after[1].values()):
+            needs += [(self._needs[each], 0) for each in calls]
+        for parts in (each for each in _PARTS if each <= batch):
+            most = max(fixed + own * -(-batch // parts) // batch for fixed, own in needs)
+            yield EstimatedSegment(order.in_parts(parts), most, more_ms + count * (parts - 1) * _CALL_MS)
+
+
+def fastest(graph: StepGraph, costs: Costs) -> float:
+    """Return the most bytes that an operation moves in a millisecond."""
+    pairs = zip(graph.operations, costs.time_ms, strict=True)
+    return max((each.traffic.at(graph.batch) / ms for each, ms in pairs if ms), default=1.0)
+
+
+def _rank(found: EstimatedSegment, target: int) -> tuple[int, float]:
+    return max(found.bytes, target), found.more_ms
+
+
+def _meet(one: StepSegment, other: StepSegment) -> bool:
+    return any(a.start < b.stop and b.start < a.stop for a, b in zip(one.runs, other.runs, strict=True))
