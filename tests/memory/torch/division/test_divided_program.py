@@ -199,6 +199,15 @@ def test_divided_images_have_the_gradients_of_the_whole_mini_batch(drawn, loss):
     check_random(model, sample, DENSE_LOSSES[loss], parts, begin, end)
 
 
+def test_a_gradient_that_lies_otherwise_than_its_input_is_divided():
+    """The gradient of evaluated batch normalization lies as its input, not as what it is given."""
+    torch.manual_seed(1)
+    kinds = "evaluated batch norm", "permuted"
+    layers = [nn.Conv2d(3, CHANNELS, 3, padding=1), *(IMAGE_LAYERS[kind]() for kind in kinds)]
+    sample = torch.randn(2, 3, SIZE, SIZE), torch.randn(2, 2, SIZE, SIZE)
+    check_random(nn.Sequential(*layers, nn.Conv2d(CHANNELS, 2, 1)), sample, functional.mse_loss, 2, 0.0, 1.0)
+
+
 @pytest.mark.slow
 @given(divisions(TOKEN_LAYERS), st.sampled_from([*WORD_LOSSES]), st.booleans())
 @examples(1 / 5)

@@ -64,7 +64,8 @@ _MEAN, _TOTAL = 1, 2  # reductions of losses
 
 _ALIKE = frozenset({
     "clone", "_to_copy", "copy_", "empty_like", "zeros_like", "ones_like", "full_like", "fill_", "zero_",
-    "_prelu_kernel", "_prelu_kernel_backward", "native_dropout_backward", "masked_fill", "masked_fill_",
+    "_prelu_kernel", "_prelu_kernel_backward", "prelu_backward", "native_dropout_backward",
+    "masked_fill", "masked_fill_",
 })  # fmt: skip
 """Operators of single elements that PyTorch does not tag as such."""
 
@@ -108,7 +109,7 @@ def part_rule(call: TracedCall, cut: CutOf, batch: int) -> PartRule | None:
     """
     if call.draws or not any(cut(each) for each in call.inputs):
         return None
-    rule = _rule_of(call, call.func._opname) if call.func.namespace == "aten" else None
+    rule = _rule_of(call, call.func._opname) if call.func.namespace in ("aten", "ucudnn") else None
     found = None if rule is None else rule(_Call(call, cut, batch))
     if (
         found is None

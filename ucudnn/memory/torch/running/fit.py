@@ -1,7 +1,6 @@
 """fit: a training step within a memory budget, in one line."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -21,18 +20,17 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
 from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.step.budget import check_budget
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device.allocator import expand_segments, settings_restorer
 from ucudnn.memory.torch.device.host_block import host_headroom
 from ucudnn.memory.torch.device.stated_budget import StatedBudget, stated_budget
 from ucudnn.memory.torch.device.tensor_block import allocator_room, taken_block
-from ucudnn.memory.torch.division.divisions import DividedStep, divisions, named_in
 from ucudnn.memory.torch.hooks.hooked_step import HOOKS, INSTEAD_OF_A_PLAN, HookedStep, hooked_step
 from ucudnn.memory.torch.measuring.measure import memory_bytes
 from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs
 from ucudnn.memory.torch.measuring.progress import Stages
+from ucudnn.memory.torch.running.division_choice import DivisionChoice
 from ucudnn.memory.torch.running.first_step import AllocatorMeter, FirstStep, GrowthGuard, outside_meter, step_meter
 from ucudnn.memory.torch.running.fitted_step import FittedStep
 from ucudnn.memory.torch.running.kept_step import KeptPlans, kept_costs
@@ -51,9 +49,6 @@ from ucudnn.units import parse_budget, parse_bytes
 __all__ = ["fit"]
 
 _Refit = Callable[..., FittedStep]
-
-_SLOW = 1.1  # times the time of its operations, beyond which a plan is compared with those of divisions
-_FASTER = 0.95  # times its time, below which the estimate of a division must be for that
 
 
 def fit(
@@ -229,38 +224,12 @@ def _planned(
         with planning.stated.explained():
             return planning, planning.plan()
 
-    def divided_steps(costs: Costs, seconds: float | None) -> list[DividedStep]:
-        assert tensor_bytes is not None
-        stages.begin(f"dividing {len(program.graph.operations)} operations")
-        return divisions(program, costs, tensor_bytes, options.policy, PlanSearch(seconds))
-
-    costs, tensor_bytes = step_costs(program.graph, program.device), stated.tensor_bytes
-    refuse = partial(check_floor, subject, program.graph, costs, stated)
-    try:
-        if options.divide:
-            check_budget(program.graph, costs, tensor_bytes)
-        else:
-            refuse()
-        found = of(program)
-    except BudgetError as error:
-        if tensor_bytes is None or not is_last:
-            raise
-        others = divided_steps(costs, options.plan_seconds if options.divide else 0)
-        for each in others if options.divide else ():
-            with suppress(BudgetError):
-                return of(each.program)
-        if options.divide:
-            refuse()  # which knows remedies
-        raise named_in(error, program, costs, [] if options.divide else others) from None
-    if options.divide and tensor_bytes is not None:
-        costs, step_ms = found[0].costs, simulate(found[1], found[0].costs).step_ms
-        slow = step_ms > _SLOW * sum(costs.time_ms)
-        others = divided_steps(costs, options.plan_seconds) if slow else []
-        if others and others[0].step_ms < _FASTER * step_ms:
-            with suppress(BudgetError):
-                other = of(others[0].program)
-                found = min(found, other, key=lambda each: simulate(each[1], each[0].costs).step_ms)
-    return found
+    refuse = partial(check_floor, subject, program.graph, step_costs(program.graph, program.device), stated)
+    if stated.tensor_bytes is None or not is_last:
+        refuse()
+        return of(program)
+    chosen = DivisionChoice(program, stated.tensor_bytes, options.policy, options.plan_seconds, stages)
+    return chosen.divided(of, refuse) if options.divide else chosen.whole(of, refuse)
 
 
 def _fit_others(

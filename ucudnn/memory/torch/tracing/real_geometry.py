@@ -106,7 +106,7 @@ def _is_scalar(value: Any) -> bool:
 def _is_plain(func: Any, given: Sequence[TracedTensor]) -> bool:
     """Whether nothing can lie otherwise: no tensor is given, or all lie alike, and each element is computed alone."""
     first = given[0] if given else None
-    if first is None or any(0 in each.shape for each in given):
+    if first is None or 0 in first.shape:
         return True
     return torch.Tag.pointwise in func.tags and all(
         each.is_contiguous and each.dtype is first.dtype and each.shape == first.shape for each in given

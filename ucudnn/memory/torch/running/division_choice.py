@@ -1,0 +1,97 @@
+"""Whether a step is divided: only where no plan keeps the budget otherwise, or where a divided step is faster."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, final
+
+from ucudnn.errors import BudgetError
+from ucudnn.memory.planner.search import PlanSearch
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.catalog import MemoryPolicy
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.budget import check_budget
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.torch.division.divisions import DividedStep, divisions, named_in
+from ucudnn.memory.torch.measuring.operation_costs import step_costs
+from ucudnn.memory.torch.measuring.progress import Stages
+from ucudnn.memory.torch.subject.step_program import StepProgram
+
+_SLOW = 1.1  # times the time of its operations, beyond which a plan is compared with those of divisions
+_FASTER = 0.95  # times its time, below which the estimate of a division must be for that
+
+
+class _Priced(Protocol):
+    @property
+    def costs(self) -> Costs: ...
+
+
+_Planning = TypeVar("_Planning", bound=_Priced)
+_Planner = Callable[[StepProgram], tuple[_Planning, MemoryPlan]]
+
+
+@final
+@dataclass(frozen=True)
+class DivisionChoice:
+    """Plans a step as it is, and divided.
+
+    Both ways to plan take a function that measures and plans a program, and one that refuses budgets below the floor.
+
+    Args:
+        program: the step as it is.
+        tensor_bytes: most bytes of its tensors.
+        policy: name of a policy, or a policy.
+        seconds: how long a search may take; None bounds nothing.
+        stages: are told what is done.
+    """
+
+    program: StepProgram
+    tensor_bytes: int
+    policy: str | MemoryPolicy
+    seconds: float | None
+    stages: Stages
+
+    def whole(self, of: _Planner[_Planning], refuse: Callable[[], None]) -> tuple[_Planning, MemoryPlan]:
+        """Return how a step is planned as it is, and its plan.
+
+        Raises:
+            BudgetError: if there is none. It names the budget that a divided step keeps.
+        """
+        try:
+            refuse()
+            return of(self.program)
+        except BudgetError as error:
+            raise named_in(error, self.program, self._costs(), self._divisions(0)) from None
+
+    def divided(self, of: _Planner[_Planning], refuse: Callable[[], None]) -> tuple[_Planning, MemoryPlan]:
+        """Return how a step is planned, and its plan: of a division where there is no other, or where it is faster.
+
+        Raises:
+            BudgetError: if no division keeps the budget.
+        """
+        try:
+            check_budget(self.program.graph, self._costs(), self.tensor_bytes)
+            found = of(self.program)
+        except BudgetError as error:
+            for each in self._divisions(self.seconds):
+                with suppress(BudgetError):
+                    return of(each.program)
+            refuse()  # which knows remedies
+            raise named_in(error, self.program, self._costs(), []) from None
+        costs = found[0].costs
+        step_ms = simulate(found[1], costs).step_ms
+        others = self._divisions(self.seconds, costs) if step_ms > _SLOW * sum(costs.time_ms) else []
+        if others and others[0].step_ms < _FASTER * step_ms:
+            with suppress(BudgetError):
+                other = of(others[0].program)
+                found = min(found, other, key=lambda each: simulate(each[1], each[0].costs).step_ms)
+        return found
+
+    def _costs(self) -> Costs:
+        return step_costs(self.program.graph, self.program.device)
+
+    def _divisions(self, seconds: float | None, costs: Costs | None = None) -> list[DividedStep]:
+        """Return divided steps that keep the budget by estimate, the fastest first."""
+        self.stages.begin(f"dividing {len(self.program.graph.operations)} operations")
+        known = self._costs() if costs is None else costs
+        return divisions(self.program, known, self.tensor_bytes, self.policy, PlanSearch(seconds))
