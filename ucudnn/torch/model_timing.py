@@ -182,7 +182,7 @@ def _run(name: str, model: torch.nn.Module, x: torch.Tensor) -> None:
         loss.backward()
 
 
-def called(name: str, model: torch.nn.Module, x: torch.Tensor) -> Any:
+def called(name: str, model: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
     """Return what a model makes of an input.
 
     Raises:

@@ -1,5 +1,6 @@
 """Tests of recording: a traced step has PyTorch's operations, storages, in-place writes, modules and lines."""
 
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from ucudnn.errors import InvalidNetworkError, StepGraphError  # noqa: E402
 from ucudnn.memory.step.graph import Phase, Role  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.record import record, record_measured, trace_step  # noqa: E402
+from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 from ucudnn.networks.variants import Variant  # noqa: E402
 from ucudnn.problem import DataType, Layout, Operation  # noqa: E402
 
@@ -240,3 +242,21 @@ def test_an_input_that_a_model_does_not_take_ends_in_one_line_with_the_way_out(f
     with pytest.raises(InvalidNetworkError, match=rf"two_layers does not take 4x16: .*[^.]: .*{way_out}"):
         record(recipe)
     assert fakes_log() == []
+
+
+REFUSED = {
+    "number": lambda: Lambda(lambda x, w: x * w * float(x.detach().mean())),
+    "mask": lambda: Lambda(lambda x, w: x[x[:, 0, 0] > 0] * w),
+    "array": lambda: Lambda(lambda x, w: x * w * float(x.detach().numpy().mean())),
+    "counter": lambda: torch.nn.BatchNorm2d(3, momentum=None),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_fit_refuses_is_refused_with_the_same_words(name, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "refused", REFUSED[name], raising=False)
+    with pytest.raises(StepGraphError) as ours:
+        record(TrainingRecipe(model=f"{__name__}:refused", batch=2, shape=(3, 8, 8), loss="mse"))
+    with pytest.raises(StepGraphError) as theirs:
+        fit(REFUSED[name](), torch.randn(2, 3, 8, 8))
+    assert str(ours.value) == str(theirs.value)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ucudnn.errors import BackendUnavailableError, InvalidValueError, StepGraphError
 from ucudnn.memory.reports.comparison import Progress
@@ -18,7 +18,12 @@ from ucudnn.memory.step.batches import check_batch, join_batches
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Role, StepGraph
 from ucudnn.memory.torch.measuring.measure import measure
-from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, TrainingStep, make_step
+from ucudnn.memory.torch.measuring.training_step import (
+    TrainingRecipe,
+    TrainingStep,
+    make_step,
+    refused_as_fitted,
+)
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.tracing.provenance import Provenance
 from ucudnn.memory.torch.tracing.trace_checks import quiet_fakes, start_autograd
@@ -36,7 +41,7 @@ def record(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> St
     Raises:
         InvalidNetworkError: if there is no such model, or it does not take such an input.
         InvalidValueError: if there is no such loss or optimizer.
-        StepGraphError: if the step is not affine in its mini-batch.
+        StepGraphError: if the step is not affine in its mini-batch, or does what `fit` refuses.
     """
     return _joined(_on_fake_tensors(recipe, (1, 2, 3), progress, foreach=True))
 
@@ -133,7 +138,8 @@ def _traced(recipe: TrainingRecipe, device: torch.device) -> tuple[TrainingStep,
 def _run_first(step: TrainingStep) -> None:
     """Take the step that makes the state of the optimizer; the first one that calls the loss of a recipe."""
     step.clear()
-    step.run()
+    is_fake = any(isinstance(each, FakeTensor) for each in step.input_tensors())
+    step.run(watched=refused_as_fitted(step.model) if is_fake else None)
 
 
 def _running(recipe: TrainingRecipe) -> AbstractContextManager[None]:

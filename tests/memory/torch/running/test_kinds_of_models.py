@@ -290,16 +290,6 @@ def test_a_derivative_forward_within_a_model_trains_to_the_bits_of_the_plain_loo
     check(Forward(), ROWS, functional.mse_loss)
 
 
-def test_the_gradient_of_a_product_of_entries_is_right_but_for_rounding():
-    torch.manual_seed(0)
-    model = Called(lambda y: y.prod(1))
-    plain = copy.deepcopy(model).double()
-    fit(model, ROWS[:1])(ROWS[0]).sum().backward()
-    plain(ROWS[0].double()).sum().backward()
-    for ours, exact in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("policy", ["stock", "vdnn-all-p", "vdnn-ext-all-p", "swap"])
 @pytest.mark.parametrize("kind", SPECTRAL)
 def test_conjugates_keep_their_signs_wherever_storages_go(kind, policy):

@@ -12,7 +12,7 @@ from torch._subclasses import fake_tensor  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812  # its usual name
 
-from tests.support.plain_training import assert_same_bits, gradients_of, state_of, train  # noqa: E402
+from tests.support.raced_steps import Called, raced  # noqa: E402
 from ucudnn.errors import BudgetError, FittedStepError, InvalidValueError, StepGraphError  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 from ucudnn.memory.torch.tracing import real_geometry, tracer  # noqa: E402
@@ -20,21 +20,6 @@ from ucudnn.memory.torch.tracing import real_geometry, tracer  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 LAST, DEEP = torch.channels_last, torch.channels_last_3d
 ONES = torch.ones(3)
-
-
-class Called(nn.Module):
-    """A function of a layer's output, which may read the module's buffer and list, and a layer behind it."""
-
-    def __init__(self, first, function, last=None):
-        super().__init__()
-        self.first, self.function, self.last = first, function, last or nn.Identity()
-        self.register_buffer("size", torch.tensor(2))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        self.seen = [torch.rand(1), None]
-
-    def forward(self, *given):
-        y = self.first(*given)
-        return self.last(self.function(self, y) if self.function.__code__.co_argcount == 2 else self.function(y))
 
 
 class Between(nn.Module):
@@ -190,11 +175,6 @@ LAYERS = {
 CASES = GEOMETRY | {f"value: {name}": (Called(nn.Linear(6, 6), of), SEQUENCE) for name, of in VALUES.items()} | LAYERS
 
 
-def parted(y):
-    """Return the mean of the first output, which is the loss of a loop that looks at the others."""
-    return (y[0] if isinstance(y, tuple) else y).square().mean()
-
-
 def raced_within(model, inputs):
     """Race within the smallest share of the peak that has a plan when the strides of gradients are known, too."""
     peak = fit(copy.deepcopy(model), inputs, policy="stock").simulation.peak_bytes
@@ -204,20 +184,6 @@ def raced_within(model, inputs):
         except BudgetError:
             continue
     raise AssertionError("no budget has a plan")
-
-
-def raced(model, inputs, reduce=parted, steps=5, **options):
-    """Train a model and a copy of it whose step is fitted; both must have the same bits."""
-    plain, ours = copy.deepcopy(model), copy.deepcopy(model)
-    step = fit(ours, inputs, debug=True, **options)
-    found = []
-    for trained, call in ((plain, plain), (ours, step)):
-        optimizer = torch.optim.SGD(trained.parameters(), 0.01, momentum=0.9)
-        losses = train(lambda *given, call=call: reduce(call(*given)), optimizer, inputs, steps)
-        found.append([*losses, *state_of(trained, optimizer), *gradients_of(trained), torch.rand(1)])
-    assert all(each.isfinite().all() for each in found[0])
-    assert_same_bits(*found)
-    return step
 
 
 @pytest.mark.parametrize("name", CASES)

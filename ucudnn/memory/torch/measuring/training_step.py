@@ -1,17 +1,22 @@
 """What is recorded: a model, an input, a loss and an optimizer, made from their names, and one step of them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ucudnn.command_line import missing_module
 from ucudnn.errors import InvalidNetworkError, InvalidValueError
 from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.tracing.provenance import Provenance
+from ucudnn.memory.torch.tracing.step_effects import StepEffects
+from ucudnn.memory.torch.tracing.trace_checks import explained
 from ucudnn.memory.torch.tracing.tracer import Tracer
 from ucudnn.networks.variants import Variant
 from ucudnn.problem import DataType, MathMode
@@ -96,11 +101,11 @@ class TrainingStep:
             for parameter in self.model.parameters():
                 parameter.grad = None
 
-    def run(self, tracer: Tracer | None = None) -> Tensor:
-        """Take one step, without the freeing of gradients, and return the loss."""
+    def run(self, tracer: Tracer | None = None, watched: AbstractContextManager[Any] | None = None) -> Tensor:
+        """Take one step, without the freeing of gradients, and return the loss; forward runs within `watched`."""
         if self.gradients_kept:
             self.model.zero_grad(set_to_none=False)
-        with self.autocast():
+        with watched or nullcontext(), self.autocast():
             loss = self.loss(self.model(*self.inputs), *self.targets)
         with tracer.during(Phase.BACKWARD) if tracer is not None else nullcontext():
             loss.backward()
@@ -135,6 +140,32 @@ class TrainingStep:
         return [leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, Tensor)]
 
 
+@contextmanager
+def refused_as_fitted(model: nn.Module) -> Iterator[None]:
+    """Refuse what `fit` refuses of a forward on tensors without memory, with the same words.
+
+    Raises:
+        StepGraphError: if it reads values that change, or does what no plan does in its steps.
+    """
+    provenance = Provenance(model)
+    tracer = Tracer(provenance)
+    leaves = {id(tensor): name for name, tensor in chain(model.named_parameters(), model.named_buffers())}
+    tracer.effects = StepEffects(
+        provenance, leaves, {*map(id, model.modules())}, lambda _: None, lambda: None, seeks=False
+    )
+    fakes = [each for each in model.buffers() if isinstance(each, FakeTensor)]
+    known = {each: each.constant for each in fakes if each.constant is not None}
+    for buffer, value in known.items():
+        tracer.meet_values(buffer, value, changes=False)
+        buffer.constant = None  # which PyTorch would read after a write, too
+    try:
+        with provenance.entered(), explained(tracer), tracer, tracer.effects.entered():
+            yield
+    finally:
+        for buffer, value in known.items():
+            buffer.constant = value
+
+
 def check_recipe(recipe: TrainingRecipe) -> None:
     """Look for the model, the loss and the optimizer of a recipe, and make none of them; errors as in `make_step`."""
     find_model(recipe.model)
@@ -164,8 +195,14 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
         def autocast() -> AbstractContextManager[Any]:
             return torch.autocast(device.type, dtype)
 
+    is_fake = isinstance(x, FakeTensor)
+
+    def refused(x: Tensor) -> Any:
+        with refused_as_fitted(model):
+            return model(x)
+
     with torch.no_grad(), autocast():
-        output = _first(_called(recipe, model, x))
+        output = _first(_called(recipe, refused if is_fake else model, x))
     loss, target = _make_loss(recipe.loss, output)
     return TrainingStep(
         model=model,
@@ -229,7 +266,7 @@ def _make_input(recipe: TrainingRecipe, model: nn.Module, device: torch.device) 
     return _converted(x, x.dtype, device, last=recipe.variant.channels_last)
 
 
-def _called(recipe: TrainingRecipe, model: nn.Module, x: Tensor) -> Any:
+def _called(recipe: TrainingRecipe, model: Callable[[Tensor], Any], x: Tensor) -> Any:
     try:
         return called(recipe.model, model, x)
     except InvalidNetworkError as error:

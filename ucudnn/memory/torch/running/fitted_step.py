@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from ucudnn.errors import InvalidValueError, LayoutError
+from ucudnn.errors import FittedStepError, InvalidValueError, LayoutError
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import backward_end_ms, issue_lines, plan_lines
 from ucudnn.memory.simulation.result import Simulation
@@ -99,7 +99,7 @@ class FittedStep(nn.Module):
         self._modes: Snapshot | None = None  # of the first forward; `CallModes` looks whether others run under them
         self._others: list[FittedStep] = []
         self._used = subject.used
-        self._by_used: dict[Used | None, FittedStep] = {}
+        self._replaced: list[FittedStep] = []
         first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
         self._first_trained = first if run.plan.budget is not None and not subject.gradients_kept else None
 
@@ -184,7 +184,13 @@ class FittedStep(nn.Module):
             before.restore()
             self._replan(args, kwargs, self._used, error)
             return self._planned(*args, **kwargs)
-        run.program.check_supposed(outputs)
+        if wanted := run.program.found_otherwise(outputs):
+            if before is None:
+                raise FittedStepError(f"{wanted[-1][1]} goes another way than in the sample: fit the step again")
+            del outputs
+            before.restore()
+            self._replan(args, kwargs, self._used, None, wanted)
+            return self._planned(*args, **kwargs)
         return run.program.result.build(outputs)
 
     def _run_again(
@@ -205,9 +211,14 @@ class FittedStep(nn.Module):
         return run, state, number
 
     def _replan(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], used: Used | None, error: LayoutError | None
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        used: Used | None,
+        error: LayoutError | None,
+        supposed: tuple[Any, ...] = (),
     ) -> None:
-        """Change to a plan for outputs that get gradients, or for what an operator has returned.
+        """Change to a plan for outputs that get gradients, for what an operator has returned, or another branch.
 
         Raises:
             LayoutError: if a plan for that has been made, and has not helped.
@@ -220,15 +231,21 @@ class FittedStep(nn.Module):
                 raise error
             self._noted.append(noted)
             note_layout(call.func, call.args, call.kwargs, error.place[1], error.found)
-        other = self._by_used.pop(used, None) if error is None else None
-        if other is None:
+        supposed = supposed or program.supposed
+        for other in () if error is not None else self._replaced:
+            if other._used == used and other._run.program.supposed[: len(supposed)] == supposed:
+                self._replaced.remove(other)
+                break
+        else:
             other = self._fitted_again(args, kwargs, used)
+            if other._run.program.supposed[: len(supposed)] != supposed:
+                raise FittedStepError(f"{supposed[-1][1]} goes another way in each forward: leave it to the loop")
         for name in ("costs", "stated", "_run", "_state", "_first", "_guard", "_told", "_used"):
             mine, others = getattr(self, name), getattr(other, name)
             setattr(self, name, others)
             setattr(other, name, mine)
         if error is None:
-            self._by_used[other._used] = other
+            self._replaced.append(other)
         else:
             other.close()
 
@@ -363,7 +380,7 @@ class FittedStep(nn.Module):
             self._block.close()
         if self._first is not None:
             self._first.run.transfers.close()
-        for other in (*self._others, *self._by_used.values()):
+        for other in (*self._others, *self._replaced):
             other.close()
 
     def __deepcopy__(self, memo: Any) -> Any:

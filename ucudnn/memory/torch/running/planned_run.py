@@ -62,8 +62,9 @@ class PlannedRun:
 
     @property
     def may_run_again(self) -> bool:
-        """Whether a step may find out that another plan is right: in the first step, or by its used outputs."""
-        return self._checked or len(self.program.differentiable) > 1
+        """Whether a step may find out that another plan is right: in the first step, or by its outputs."""
+        program = self.program
+        return self._checked or len(program.differentiable) > 1 or any(is_branch for *_, is_branch in program.supposed)
 
     def forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any], int]:
         """Return the outputs, what backward needs, and the number of this forward; no other call may run meanwhile."""

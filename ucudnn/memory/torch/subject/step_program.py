@@ -165,7 +165,8 @@ class StepProgram:
             other; () hands over all of them when it has ended.
         order: the sources in the order in which the plain loop makes their gradients, those without a gradient first.
         values: indices in `persistent` of tensors whose values the trace has read, each with a copy.
-        supposed: values of scalars that the trace has supposed, and where: with others the plain loop raises an error.
+        supposed: values of scalars that the trace has supposed, where, and whether another one is another step, because
+            otherwise the plain loop raises an error.
         divided: which segments are computed part by part, and why, a line each.
     """
 
@@ -190,7 +191,7 @@ class StepProgram:
     groups: tuple[tuple[int, ...], ...] = ()
     order: tuple[int, ...] = ()
     values: tuple[tuple[int, Tensor], ...] = ()
-    supposed: tuple[tuple[bool, str], ...] = ()
+    supposed: tuple[tuple[bool, str, bool], ...] = ()
     divided: tuple[str, ...] = ()
 
     def every_call(self) -> Iterator[TracedCall]:
@@ -198,16 +199,20 @@ class StepProgram:
         yield from self.calls
         yield from (call for _, call in self.uncounted)
 
-    def check_supposed(self, outputs: Sequence[Tensor]) -> None:
-        """Check what the trace has supposed, by the outputs of forward.
+    def found_otherwise(self, outputs: Sequence[Tensor]) -> tuple[tuple[bool, str, bool], ...]:
+        """Return what another step must suppose, by the outputs of forward; () where this one is right.
 
         Raises:
             FittedStepError: if something is otherwise, so that the plain loop raises an error.
         """
         first = len(outputs) - len(self.supposed)
-        for tensor, (value, place) in zip(outputs[first:], self.supposed, strict=True):
-            if bool(tensor) is not value:
-                raise FittedStepError(
-                    f"{place} raises an error for these arguments, which a plan finds after forward: call step.model"
-                    " with them to see it"
-                )
+        for index, (value, place, is_branch) in enumerate(self.supposed):
+            if bool(outputs[first + index]) is value:
+                continue
+            if is_branch:
+                return *self.supposed[:index], (not value, place, True)
+            raise FittedStepError(
+                f"{place} raises an error for these arguments, which a plan finds after forward: call step.model"
+                " with them to see it"
+            )
+        return ()

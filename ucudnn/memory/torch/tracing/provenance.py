@@ -23,8 +23,8 @@ _next_number: Any = torch._C._autograd._get_sequence_nr
 def short_line(calls: Iterable[tuple[str, int]]) -> str:
     """Return the line that a stack of calls comes from, as 'model.py:61'.
 
-    That is the innermost line outside of PyTorch, or else the innermost one of PyTorch's modules and optimizers. What
-    called the recorder does not count.
+    That is the innermost line outside of PyTorch and Python's library, or else the innermost one of PyTorch's modules
+    and optimizers. What called the recorder does not count.
 
     Args:
         calls: file and line of each call, from the innermost on; files that are not Python's are left out.
@@ -36,7 +36,7 @@ def short_line(calls: Iterable[tuple[str, int]]) -> str:
             break
         if not name.endswith(".py") or name.startswith(_WATCHING):
             continue
-        if not name.startswith(_PYTORCH):
+        if not name.startswith(_PYTORCH) and (not file.startswith(_PYTHON) or "site-packages" in file):
             return f"{name}:{line}"
         if not fallback and name.startswith(_PYTORCH_SHOWN) and not name.endswith("/module.py"):
             fallback = f"{name}:{line}"

@@ -105,8 +105,10 @@ def _is_scalar(value: Any) -> bool:
 
 def _is_plain(func: Any, given: Sequence[TracedTensor]) -> bool:
     """Whether nothing can lie otherwise: no tensor is given, or all lie alike, and each element is computed alone."""
-    first = given[0] if given else None
-    if first is None or 0 in first.shape:
+    if not given:
+        return not func._opname.endswith("_window")  # of which more is made than returned
+    first = given[0]
+    if 0 in first.shape:
         return True
     return torch.Tag.pointwise in func.tags and all(
         each.is_contiguous and each.dtype is first.dtype and each.shape == first.shape for each in given
@@ -118,7 +120,8 @@ def _layouts(func: Any, args: Any, kwargs: Any, fakes: Sequence[Any], devices: l
     if any(isinstance(each, torch.Generator) for each in kwargs.values()):
         return None
     most = _MOST_ELEMENTS
-    for sizes in _smaller([*tensors_in((args, kwargs))]) if func._opname != _WHOLE else ():
+    given = [*tensors_in((args, kwargs))]
+    for sizes in _smaller(given) if given and func._opname != _WHOLE else ():
         small = _known(func, _reduced(args, sizes), _reduced(kwargs, sizes), devices, _MOST_ELEMENTS, is_whole=False)
         if small is not None and len(small) == len(fakes):
             full = [*map(_enlarged, small, fakes)]
@@ -238,9 +241,12 @@ def _run(func: Any, args: Any, kwargs: Any, devices: list[str], most: int) -> _L
         return None
     places = iter(zip(extents, devices, strict=True))
 
+    storages = set[int]()
+
     def zeros(tensor: TracedTensor) -> Tensor:
         extent, where = next(places)
         made = torch.zeros(extent, dtype=tensor.dtype, device=where).as_strided(tensor.shape, tensor.stride)
+        storages.add(made.untyped_storage()._cdata)
         made = torch._conj(made) if tensor.conjugated else made
         return torch._neg_view(made) if tensor.negated else made
 
@@ -255,13 +261,16 @@ def _run(func: Any, args: Any, kwargs: Any, devices: list[str], most: int) -> _L
     if any(not isinstance(each, (Tensor, type(None))) or _is_odd(each) for each in results):
         return None
     own_storages = {each.untyped_storage()._cdata for each in results if each is not None}
-    if len(own_storages) < sum(each is not None for each in results):  # views of one tensor, which the fake knows
+    # Views of one tensor, or of an argument, as `_unsafe_view` returns them, are known by the fake.
+    if own_storages & storages or len(own_storages) < sum(each is not None for each in results):
         return None
     return tuple(None if each is None else layout_of(each) for each in results)
 
 
 def _is_odd(tensor: Tensor | None) -> bool:
-    return tensor is not None and (tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg())
+    if tensor is None:
+        return False
+    return tensor.layout is not torch.strided or tensor.is_nested or tensor.is_conj() or tensor.is_neg()
 
 
 def layout_of(tensor: Tensor) -> TensorLayout:

@@ -40,6 +40,10 @@ _VALUES = (
     "reads the value of a tensor, which may change from step to step: a plan cannot hold it; return the tensor as an"
     " output, and read that in the loop"
 )
+_SMOOTHED = (
+    "sums the weights of the targets that are not ignored, and which these are may change from step to step: a plan"
+    " cannot hold it; leave out weight or label_smoothing, or compute the loss in the loop"
+)
 
 
 def _code(function: Any) -> int:
@@ -66,6 +70,13 @@ def _is_outside_checkpoint(effects: "StepEffects", owner: Any, frame: FrameType 
             return False
         frame = frame.f_back
     return True
+
+
+def _sums_chosen_weights(effects: "StepEffects", logits: Any, frame: FrameType) -> bool:
+    """PyTorch selects these weights, but a trace, which cannot, adds zeros to them: the last bits differ."""
+    given = frame.f_locals
+    chosen = given["weight"] is not None and given["label_smoothing"] > 0 and given["reduction"] == "mean"
+    return chosen and _is_fake(effects, logits, frame) and not given["target"].is_floating_point()
 
 
 def _is_generator(kind: type) -> "_Applies":
@@ -134,6 +145,7 @@ _PYTHON: dict[int, _Rule] = {
     for (owners, names), rule in {
         ((torch, torch.cuda, torch.mps, torch.xpu), _SEED_NAMES): (_SEEDS, _is_outside_checkpoint),
         ((torch.autograd,), ("backward",)): (_BACKWARD, _is_outside_checkpoint),
+        ((torch.nn.functional,), ("cross_entropy",)): (_SMOOTHED, _sums_chosen_weights),
         ((torch,), ("save",)): (_VALUES, _is_outside_checkpoint),
         ((Tensor,), ("__array__", "__dlpack__", "__repr__", "__format__", "__reduce_ex__")): (_VALUES, _is_fake),
         ((Tensor,), ("register_hook", "register_post_accumulate_grad_hook", "share_memory_")): (_REPLACES, _is_leaf),

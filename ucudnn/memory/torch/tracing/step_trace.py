@@ -72,7 +72,9 @@ class StepTracing:
         self._fake = {name: self._faked(tensor) for name, tensor in self._real.items()}
         self._reads = StepReads(model, subject.loss, snapshot)
         leaves, self._structure = subject.leaves()
-        self._leaves = [self._faked(_cut(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        # The gradient of what arguments were computed from is the caller's.
+        cut = [it.detach().requires_grad_(it.requires_grad) if isinstance(it, Tensor) else it for it in leaves]
+        self._leaves = [self._faked(it) if isinstance(it, Tensor) else it for it in cut]
         if factor > 1:
             self._leaves = [self._repeated(leaf, batch, factor) for leaf in self._leaves]
         self._inputs = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
@@ -220,8 +222,10 @@ class StepTracing:
     def _meet_values(self, tracer: Tracer) -> None:
         """Let a tracer know which values are there before the step."""
         for key, tensor in self._fake.items():
-            real = self._real[key]
-            tracer.values.meet(tracer.meet(tensor), real, changes=real.requires_grad)
+            tracer.meet_values(tensor, self._real[key], changes=self._real[key].requires_grad)
+        for tensor, real in zip(self._leaves, self._subject.leaves()[0], strict=True):
+            if isinstance(tensor, Tensor) and not tensor.is_floating_point() and tensor.shape == real.shape:
+                tracer.sampled.meet(tracer.meet(tensor), real, changes=False)
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._mode.from_tensor(tensor, static_shapes=True)
@@ -232,7 +236,7 @@ class StepTracing:
         for index, tensor in enumerate(outputs):
             self._meet(Role.OUTPUT, "loss" if self._subject.loss else f"output{index or ''}", tensor)
             self._outputs.append(self._tracer.describe(tensor))
-        for tensor, version, _, place in self._tracer.supposed:
+        for tensor, version, _, place, _ in self._tracer.supposed:
             if tensor._version != version:
                 raise StepGraphError(f"{place} looks at a tensor that forward changes later: look at a clone of it")
             self._meet(Role.OUTPUT, "condition", tensor)
@@ -332,7 +336,7 @@ class StepTracing:
             attributes=attributes,
             modes=self._modes,
             values=self._tracer.values.copies(persistent),
-            supposed=tuple((value, place) for *_, value, place in self._tracer.supposed),
+            supposed=tuple(each[2:] for each in self._tracer.supposed),
         )
         parallel = self._subject.parallel
         return program if parallel is None else with_groups(program, parallel, self._arrivals)
@@ -370,7 +374,7 @@ class StepTracing:
         if tensor.requires_grad:
             raise StepGraphError("the step needs the gradient of a tensor that is no parameter and no argument of it")
         self._meet(Role.BUFFER, "constant", tensor)
-        self._tracer.values.meet(storage, tensor, changes=False)
+        self._tracer.meet_values(tensor, tensor, changes=False)
         self._constants.append((tensor, self._tracer.describe(tensor)))
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
@@ -392,8 +396,3 @@ class StepTracing:
         """Return the device whose memory counts."""
         devices = [each.device for each in (*self._real.values(), *self._inputs)]
         return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
-
-
-def _cut(tensor: Tensor) -> Tensor:
-    """Return a tensor without what it was computed from, whose gradient is the caller's."""
-    return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -41,6 +41,7 @@ IGNORED = ("profiler", "prim")
 _LIFTS = {"lift", "lift_fresh", "lift_fresh_copy"}
 _DEVICE = torch.ops.prim.device.default
 _ITEM, _INDEX, _SELECT = aten._local_scalar_dense.default, aten.index.Tensor, aten.masked_select.default
+_CTC = aten._ctc_loss.Tensor
 _COLLECTIVE = ("c10d", "_c10d_functional")
 _WITHOUT_MEMORY, _WITH_MEMORY = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
 """An operator that returns no memory, which code could neither view nor copy, and the one in its place."""
@@ -69,8 +70,9 @@ class Tracer(TorchDispatchMode):
         effects: watches the code between operators; None watches nothing.
         any_value: whether values that code reads are mere factors, for which 1 stands, as in PyTorch's optimizers.
         values: what is known of the values of tensors.
-        supposed: conditions of which one value only raises an error, each with its version, the other value and where
-            that is.
+        sampled: likewise, and what is known where the arguments are those of the sample.
+        supposed: conditions of which one value only raises an error, or that the sample tells, each with its version,
+            the value that is supposed, where that is, and whether there is another step for the other one.
     """
 
     def __init__(
@@ -83,7 +85,8 @@ class Tracer(TorchDispatchMode):
         self._unknown, self._stand_in = unknown, stand_in
         self._trace = Trace()
         self.values = KnownValues(self._trace.storages)
-        self.supposed: list[tuple[torch.Tensor, int, bool, str]] = []
+        self.sampled = KnownValues(self._trace.storages)
+        self.supposed: list[tuple[torch.Tensor, int, bool, str, bool]] = []
         self._meets_real = False
         self.phase = Phase.FORWARD
         self.place = "", ""
@@ -104,6 +107,11 @@ class Tracer(TorchDispatchMode):
     def meet(self, tensor: torch.Tensor) -> int:
         """Return the index of the storage of a tensor that is there before the step."""
         return self._index(tensor, made=False)
+
+    def meet_values(self, tensor: torch.Tensor, real: torch.Tensor, *, changes: bool) -> None:
+        """Note which values a tensor has before the step, and whether training changes them."""
+        for each in (self.values, self.sampled):
+            each.meet(self.meet(tensor), real, changes=changes)
 
     def find(self, tensor: torch.Tensor) -> int | None:
         """Return the index of a tensor's storage, or None where the trace has not met it."""
@@ -144,6 +152,11 @@ class Tracer(TorchDispatchMode):
             if number == self._outer:
                 node = number = None
             self.place = self._provenance.place(node, number)
+            if node is not None and node.name().startswith("ProdBackward"):
+                raise StepGraphError(
+                    f"{told(self.place)} computes the gradient of a product, for which PyTorch has another formula if"
+                    " an element is zero: a plan cannot hold it; use torch.log and torch.sum, or leave it to the loop"
+                )
             del node
             return self._written(func, args, kwargs, number)
         finally:
@@ -192,7 +205,10 @@ class Tracer(TorchDispatchMode):
         self._note_died()
         self._trace.calls.append(call)
         if is_known:
-            computed = self.values.computed(func, given, named, call.results) is not UNKNOWN
+            sampled, computed = (
+                each.computed(func, given, named, call.results) is not UNKNOWN for each in (self.sampled, self.values)
+            )
+            self.sampled.write(writes(call), computed=sampled)
             if read := self.values.write(writes(call), computed=computed):
                 raise StepGraphError(
                     f"{read} reads the value of a tensor that the step writes, so it changes from step to step: a plan"
@@ -208,11 +224,15 @@ class Tracer(TorchDispatchMode):
         if value is not UNKNOWN:
             self.values.use(tensors_in((given, named)), told(self.place))
             return value
-        frame = sys._getframe(3)
-        supposed = without_error(frame) if func is _ITEM and self.phase is Phase.FORWARD else None
-        if supposed is None:
+        if func is not _ITEM or self.phase is not Phase.FORWARD:
             return UNKNOWN
-        self.supposed.append((args[0], args[0]._version, supposed, told(self.place)))
+        supposed = without_error(sys._getframe(3))
+        is_branch = supposed is None
+        if is_branch:
+            supposed = self.sampled.computed(func, given, named)
+        if not isinstance(supposed, bool):
+            return UNKNOWN
+        self.supposed.append((args[0], args[0]._version, supposed, told(self.place), is_branch))
         return supposed
 
     def _run(self, func: Any, args: Any, kwargs: Any, given: Any, named: Any) -> tuple[Any, bool]:
@@ -257,6 +277,15 @@ class Tracer(TorchDispatchMode):
             with no_dispatch():
                 count = int(mask.expand(torch.broadcast_shapes(args[0].shape, mask.shape)).sum())
             return args[0].new_empty(count)
+        if func is _CTC:
+            lengths = [self.values.computed(aten.clone.default, (each,), {}) for each in given[2:4]]
+            if any(each is UNKNOWN for each in lengths):
+                return UNKNOWN
+            self.values.use(given[2:4], told(self.place))
+            with no_dispatch():
+                most = int(lengths[1].max())
+            steps, batch = args[0].shape[:2]
+            return args[0].new_empty(batch), args[0].new_empty(batch, steps, 2 * most + 1)
         found = self.values.computed(func, given, named)
         if found is UNKNOWN:
             return UNKNOWN
@@ -282,6 +311,10 @@ class Tracer(TorchDispatchMode):
         return _traced(tensor, self._index(tensor, made=True))
 
     def _index(self, tensor: torch.Tensor, *, made: bool) -> int:
+        if tensor.is_nested:
+            raise StepGraphError(
+                f"{told(self.place)} makes a nested tensor, which has no shape that a plan could hold: use padded ones"
+            )
         storage = tensor.untyped_storage()
         storages, size = self._trace.storages, storage.nbytes()
         index = self._found(storage)
@@ -309,6 +342,7 @@ class Tracer(TorchDispatchMode):
             index = self._died.popleft().index
             self._trace.storages[index].died = len(self._trace.calls)
             self.values.died(index)
+            self.sampled.died(index)
 
 
 def _on_fakes() -> bool:

@@ -1,0 +1,231 @@
+"""Which public models train to the bit under `fit`: two steps of each beside the plain loop, on the CPU.
+
+    pip install timm torchvision transformers diffusers monai segmentation-models-pytorch torch_geometric einops
+    python -m bench.memory.coverage [FAMILY ...]
+
+Each model is a process with a time limit. Its step is fitted without a budget first, then within 70 % of the peak, or
+within the least share that has a plan. A model that the file has is not trained again, unless --again says for which
+outcomes. Models whose plain step fails with our arguments do not count; others are drawn in their place.
+"""
+
+import gc
+import random
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo  # some models import it, which would take each process seconds
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bench.memory import public_models as public
+from bench.memory.public_models import SEED, Case, Source
+from bench.tools.results import cpu_conditions, load, save_case
+from bench.tools.script import add_commit, add_names, command_line, commit_of, note, out_of, run_main
+from ucudnn.errors import BudgetError, UcudnnError
+from ucudnn.memory import fit
+
+PACKAGES = (
+    "timm",
+    "torchvision",
+    "transformers",
+    "diffusers",
+    "monai",
+    "segmentation-models-pytorch",
+    "torch-geometric",
+)
+TASKS = {"ForCausalLM": 20, "ForMaskedLM": 8, "ForSeq2SeqLM": 6, "ForSequenceClassification": 6, "": 12}
+TASKS |= {"ForImageClassification": 10, "ForSemanticSegmentation": 4, "ForAudioClassification": 3, "ForCTC": 2}
+FAMILIES: dict[str, list[tuple[Callable[[], Source], int]]] = {
+    "timm": [(public.timm_models, 60)],
+    "torchvision": [(public.torchvision_models, 18)],
+    "transformers": [(partial(public.transformers_models, task), most) for task, most in TASKS.items()],
+    "diffusers": [(partial(public.listed_models, "diffusers", "ModelMixin"), 10)],
+    "monai": [(partial(public.listed_models, "monai.networks.nets"), 22)],
+    "segmentation_models": [(public.segmentation_models, 12)],
+    "torch_geometric": [(partial(public.listed_models, "torch_geometric.nn.models"), 12)],
+}
+NOT_PLAIN, SAME, REFUSED, DIFFERS, RAISED, SLOW = (
+    "plain fails",
+    "to the bit",
+    "refused",
+    "differs",
+    "raised",
+    "too slow",
+)
+SHARES = (70, 85, 100, 120)
+"""Budgets in percent of the step's peak; above it, because gradients of outputs are not known before the first step."""
+
+
+def seed() -> None:
+    """Seed all generators."""
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    np.random.seed(SEED)  # libraries draw from it
+
+
+def reduced(output: Any) -> Tensor:
+    """Return the loss that a model returns, or else the mean square of what it returns."""
+    held = output.get("loss") if isinstance(output, dict) else None
+    if held is not None:
+        return held
+    floats = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.requires_grad]
+    return sum((each.float().square().mean() for each in floats), torch.zeros(()))
+
+
+def trained(case: Case, call: Callable[..., Any]) -> list[Tensor]:
+    """Train two steps; return losses, gradients and what the model holds then."""
+    optimizer = torch.optim.SGD(case.model.parameters(), 0.01, momentum=0.9)
+    seed()
+    found = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = reduced(call(*case.args, **case.kwargs)) if case.loss is None else call(*case.args, **case.kwargs)
+        loss.backward()
+        found += [loss, *(each.grad for each in case.model.parameters() if each.grad is not None)]
+        found = [each.detach().clone() for each in found]
+        optimizer.step()
+    return [*found, *(each for each in case.model.state_dict().values() if isinstance(each, Tensor))]
+
+
+def made(make: Callable[[], Case]) -> Case:
+    """Return a model in training mode; each call returns the same."""
+    seed()
+    case = make()
+    case.model.train()
+    return case
+
+
+def plain(case: Case) -> Callable[..., Any]:
+    """Return what the plain loop calls."""
+    loss = case.loss
+    return case.model if loss is None else lambda *args: loss(case.model(*args[:-1]), args[-1])
+
+
+def fitted(case: Case, **options: Any) -> Any:
+    """Return the fitted step."""
+    sample = (case.args or case.kwargs) if not (case.args and case.kwargs) else (*case.args, *case.kwargs.values())
+    return fit(case.model, sample, loss=case.loss, plan_seconds=5.0, **options)
+
+
+def trace_once() -> None:
+    """Let all fits of this process take the first trace, which is most of their time."""
+    module: Any = import_module("ucudnn.memory.torch.running.fit")
+    trace, known = module.trace_program, list[Any]()
+
+    def traced(subject: Any, name: str, batch: int, **more: Any) -> Any:
+        if more or subject.used is not None:
+            return trace(subject, name, batch, **more)
+        known.extend([] if known else [trace(subject, name, batch)])
+        return known[0]
+
+    module.trace_program = traced
+
+
+def warm_up() -> None:
+    """Load once what all processes need."""
+    case = Case(nn.Sequential(nn.Conv2d(3, 3, 1)), (torch.randn(2, 3, 8, 8),), {})
+    trained(case, fitted(case, budget="1GiB"))
+    gc.freeze()
+
+
+def compared(make: Callable[[], Case]) -> Iterator[dict[str, Any]]:
+    """Yield what is known so far of how a model trains."""
+    yield {"outcome": NOT_PLAIN}
+    wanted = trained(case := made(make), plain(case))
+    yield {"outcome": SLOW}
+    trace_once()
+    case = made(make)
+    step = fitted(case, policy="stock")
+    found = {"outcome": REFUSED, "operations": len(step.plan.graph.operations)}
+    yield {**found, "outcome": SLOW}
+    peak = step.simulation.peak_bytes
+    for share in SHARES:
+        try:
+            step = fitted(case, budget=peak * share // 100)
+            ours = trained(case, step)
+        except BudgetError as error:
+            found["message"] = str(error)
+            continue
+        if len(ours) == len(wanted) and all(map(torch.equal, ours, wanted)):
+            yield {**found, "message": "", "outcome": SAME, "share": share}
+        elif all(map(torch.equal, wanted, trained(case := made(make), plain(case)))):
+            yield {**found, "message": "", "outcome": DIFFERS, "share": share}
+        else:
+            yield {"outcome": NOT_PLAIN, "message": "two plain loops differ"}
+        return
+    yield found
+
+
+def child(make: Callable[[], Case], pipe: Connection) -> None:
+    """Send what is known of a model."""
+    found: dict[str, Any] = {}
+    try:
+        for found in compared(make):
+            pipe.send(found)
+    except Exception as error:  # noqa: BLE001  # that is what is asked
+        is_ours = isinstance(error, UcudnnError)
+        outcome = NOT_PLAIN if found["outcome"] == NOT_PLAIN else REFUSED if is_ours else RAISED
+        pipe.send({**found, "outcome": outcome, "message": f"{type(error).__name__}: {error}"[:1000]})
+
+
+def outcome_of(make: Callable[[], Case], seconds: float) -> dict[str, Any]:
+    """Return how a model trains, in a process of its own."""
+    context, began = get_context("fork"), monotonic()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=child, args=(make, sender), daemon=True)
+    process.start()
+    sender.close()
+    found = {"outcome": NOT_PLAIN}
+    try:
+        while (left := began + seconds - monotonic()) > 0 and receiver.poll(left):
+            found = receiver.recv()
+    except EOFError:
+        process.join()
+        if process.exitcode and found["outcome"] != NOT_PLAIN:
+            found = {"outcome": RAISED, "message": f"the process ended with {process.exitcode}"}
+    process.kill()
+    return {**found, "seconds": round(monotonic() - began, 1)}
+
+
+def main(arguments: Namespace) -> None:
+    """Train models until each family has enough; families take turns."""
+    out = out_of(arguments)
+    assert out is not None
+    warm_up()
+    conditions = {**cpu_conditions("torch", *PACKAGES), "commit": commit_of(arguments)}
+
+    def counted(family: str, source: Callable[[], Source], most: int) -> Iterator[None]:
+        for name, make in source():
+            case = f"{family} {name}"
+            found = (load(out)["cases"] if out.exists() else {}).get(case)
+            if found is None or found["outcome"] in arguments.again:
+                found = {"family": family, **outcome_of(make, arguments.seconds), "conditions": conditions}
+                save_case(out, case, found)
+                note(f"{case}: {found['outcome']} {found.get('message', '')[:200]} ({found['seconds']} s)")
+            if found["outcome"] != NOT_PLAIN:
+                yield
+                most -= 1
+            if not most:
+                return
+
+    turns = [counted(family, *each) for family in arguments.names or FAMILIES for each in FAMILIES[family]]
+    while turns:
+        turns = [each for each in turns if next(each, turns) is None]
+
+
+if __name__ == "__main__":
+    parser = command_line(__doc__, "bench.memory.coverage", "memory/coverage.json")
+    add_names(parser, FAMILIES)
+    add_commit(parser)
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit of a model (%(default)s)")
+    parser.add_argument("--again", action="append", default=[], help="outcome of models that are trained again")
+    torch.set_num_threads(1)
+    run_main(partial(main, parser.parse_args()))
