@@ -5,12 +5,16 @@
 """
 
 import importlib.util
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tests.support.documents import HANDBOOK, README, commands
 from tests.support.examples import EXAMPLES, run_example, shown
+from tests.support.paths import ROOT
 from tests.support.printed import assert_prints, masked
 
 
@@ -41,6 +45,42 @@ def test_without_cupy_an_example_for_a_gpu_says_what_to_install():
     assert done.stderr.startswith("this example needs an NVIDIA GPU: CuPy cannot be imported")
     assert "pip install 'ucudnn[cuda13]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.extra
+@pytest.mark.slow
+def test_nnunets_own_commands_train_a_small_data_set_within_a_budget(tmp_path):
+    for name in ("nnunetv2", "SimpleITK"):
+        pytest.importorskip(name)
+    program = ROOT / "examples/volumes/random_data.py"
+    done = subprocess.run([sys.executable, program, tmp_path / "data"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "budget 128 MiB" in done.stdout
+    (log,) = (tmp_path / "data").glob("nnUNet_results/*/*/fold_0/training_log_*.txt")
+    assert re.search(r"train_loss -?\d+\.\d+", log.read_text())
+
+
+@pytest.mark.extra
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "model", "shape"),
+    [("monai", "monai_bundle:network", "1x32x32x32"), ("lightning", "lightning_module:Segmentation", "1x16x16x16")],
+)
+def test_models_of_other_packages_are_made_by_a_callable(call, monkeypatch, tmp_path, package, model, shape):
+    for name in ("torch", package):
+        pytest.importorskip(name)
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    sizes = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "channels": [4, 8], "strides": [2]}
+    bundle = {"network_def": {"_target_": "monai.networks.nets.UNet", **sizes}}
+    (configs / "train.json").write_text(json.dumps(bundle))
+    monkeypatch.setenv("BUNDLE", str(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT / "examples/volumes"))
+    arguments = ("--shape", shape, "--batch", "2", "--gpu", "rtx-3090", "--json")
+    arguments += ("--loss", "lightning_module:loss") if package == "lightning" else ()
+    status, out, error = call("memory", "fits", model, *arguments)
+    assert status == 0, error
+    assert json.loads(out)["rows"][0]["batch"] > 2
 
 
 def test_masks_hide_numbers_and_keep_words():

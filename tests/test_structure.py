@@ -96,6 +96,7 @@ PLACES = {  # a package from elsewhere: the modules or folders that import it
     "rich": ("reporting.terminal",),
     "matplotlib": ("plots",),
     "torch": ("torch", "memory.torch", "memory.attention"),
+    "nnunetv2": ("memory.torch.nnunet",),
     "ctypes": (
         *("backends.cpu.blas_threads", "backends.cudnn.api.library", "backends.cudnn.gpu.driver", "native"),
         "torch.gate.call_gate",
@@ -241,10 +242,11 @@ def test_a_name_that_is_not_public_is_no_attribute():
 
 
 def import_everything():
-    """Import all modules of the package that this interpreter can; those of PyTorch only where it is installed."""
+    """Import all modules of the package that this interpreter can; those of PyTorch and nnU-Net where these are."""
     for name, module in MODULES.items():
         needs_torch = ("torch" in module.folder or name == "memory.attention") and find_spec("torch") is None
-        if not module.stem.startswith("__") and not needs_torch:
+        needs_nnunet = module.stem == "nnunet" and find_spec("nnunetv2") is None
+        if not (module.stem.startswith("__") or needs_torch or needs_nnunet):
             import_module(f"ucudnn.{name}")
 
 

@@ -9,8 +9,10 @@ from functools import partial
 
 import pytest
 
+from tests.support.nnunet import write_plans
 from tests.support.saved_files import save_step
 from tests.support.step_graphs import StepBuilder
+from ucudnn.cli import torch_model
 from ucudnn.memory.step.graph import Role
 from ucudnn.memory.step.shipped import open_step
 
@@ -187,6 +189,7 @@ plan resnet50 --batch 0 | a mini-batch of 0
 plan resnet50 --algorithms best | algorithms 'best' are not known: take fastest or smallest
 why resnet50 --shape 3x64x64 | --shape has no effect without a model, MODULE:CALLABLE
 plan resnet50 --points 5 | --points has no effect without --front
+fits resnet50 --write x.json | --write has no effect without a plans file of nnU-Net
 plan resnet50 --front --budget 1GiB | --budget has no effect with --front
 plan resnet50 --policy joint --plan-seconds 1 | --plan-seconds has no effect without --policy auto
 plan resnet50 --front --plan-seconds 1 | --plan-seconds has no effect with
@@ -238,3 +241,18 @@ def test_auto_is_the_best_plan_so_far_when_its_seconds_are_over(memory):
     first, best = (answer(memory(*arguments, seconds))["policies"][0] for seconds in ("0", "inf"))
     assert first["policy"] == "auto: checkpoint"
     assert best["time_ms"] < first["time_ms"]
+
+
+def test_plans_of_nnunet_say_what_is_missing(memory, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch_model, "find_spec", lambda _: None)
+    plans = str(write_plans(tmp_path))
+    for options, said in (
+        ((), "give --configuration 3d_fullres"),
+        (("--configuration", "3d_fullres"), "needs nnU-Net, which makes its network and loss: `pip install nnunetv2`"),
+        (("--configuration", "3d_fullres", "--shape", "1x8"), "--shape has no effect without a model"),
+        (("--configuration", "3d_fullres", "--write", "none/x.json"), "none"),
+    ):
+        status, out, error = memory("fits", plans, *options)
+        assert (status, out) == (2, "")
+        assert said in error
+        assert len(error.splitlines()) == 1

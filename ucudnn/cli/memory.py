@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ucudnn.cli.help_text import CommandLine, choices
-from ucudnn.cli.memory_pictures import PictureOptions
+from ucudnn.cli.memory_pictures import PictureOptions, draw_explained, marks_of
 from ucudnn.cli.memory_run import run_step
 from ucudnn.cli.options import (
     DEFAULT_DEVICE,
@@ -26,7 +26,7 @@ from ucudnn.cli.options import (
     option,
     typed_options,
 )
-from ucudnn.cli.torch_model import record_model
+from ucudnn.cli.torch_model import fit_plans, record_model
 from ucudnn.command_line import NoEffect
 from ucudnn.memory.devices.profile import load_device, smallest_device
 from ucudnn.memory.devices.roofline import device_costs
@@ -34,13 +34,14 @@ from ucudnn.memory.devices.specification import specified_device
 from ucudnn.memory.planner.search import PLAN_SECONDS
 from ucudnn.memory.policies.catalog import AUTO, POLICIES, named_policies
 from ucudnn.memory.reports.comparison import compare_policies, policy_fronts
-from ucudnn.memory.reports.explanation import PeakExplanation, explain
+from ucudnn.memory.reports.explanation import explain
 from ucudnn.memory.reports.fits import largest_batches
+from ucudnn.memory.reports.nnunet_plans import are_plans
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.file import encode_step
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.shipped import open_measured_step, shipped_steps
-from ucudnn.plots import MemoryPicture, check_picture, draw_front, draw_memory
+from ucudnn.plots import check_picture, draw_front
 from ucudnn.reporting.output_file import check_output, write_whole
 from ucudnn.reporting.terminal import print_json, print_table, print_text, progress
 from ucudnn.units import format_bytes, format_ms, parse_bytes
@@ -53,6 +54,7 @@ _RULES = (
     NoEffect(options=("--points",), without=("--front",)),
     NoEffect(options=("--budget", "--timeline", "--addresses", "--snapshot", "--plan-seconds"), beside=("--front",)),
     NoEffect(options=("--pool",), without=("--addresses",)),
+    NoEffect(options=("--write",), without=("a plans file of nnU-Net",)),
 )
 _ONLY_AUTO = NoEffect(options=("--plan-seconds",), without=("--policy auto",))
 
@@ -106,7 +108,7 @@ def why(
     with _telling("explaining") as tell:
         found = explain(graph, costs_of, limit, progress=tell)
     if plot is not None:
-        _draw(found, plot)
+        draw_explained(found, plot)
     if as_json:
         print_json(found.to_dict())
         return
@@ -182,7 +184,7 @@ def plan_step(
         with _telling("planning", len(names) * (points + 1)) as tell:  # each policy without a budget, too
             fronts = policy_fronts(graph, costs, names, points, tell)
         if pictures.plot is not None:
-            draw_front(fronts.points(), pictures.plot, marks=_marks(fronts.floor_bytes, None), title=fronts.title())
+            draw_front(fronts.points(), pictures.plot, marks=marks_of(fronts.floor_bytes, None), title=fronts.title())
         output.show(fronts, lambda: print_table(fronts.title(), *fronts.table(), text=("policy",)))
         return
     limit = costs.memory_bytes if limit is None else limit
@@ -191,7 +193,7 @@ def plan_step(
     pictures.draw(found.rows[0], costs)
     if pictures.plot is not None:
         dots = {row.policy: [(done.peak_bytes, done.time_ms)] for row, done in found.ranked()}
-        draw_front(dots, pictures.plot, marks=_marks(found.floor_bytes, found.budget), title=found.title())
+        draw_front(dots, pictures.plot, marks=marks_of(found.floor_bytes, found.budget), title=found.title())
     output.show(
         found, lambda: print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
     )
@@ -206,6 +208,12 @@ def largest(
         str | None,
         option("SIZE", "Memory for the whole process, such as 12GiB, or 80% of the device's; default: all of it."),
     ] = None,
+    configuration: Annotated[
+        str | None, option("NAME", "STEP is a plans file of nnU-Net v2: its configuration, such as 3d_fullres.")
+    ] = None,
+    write: Annotated[
+        Path | None, option("FILE", "Plans file to write, with a configuration of the largest patch with fit.")
+    ] = None,
     options: StepOptions,
     as_json: JsonOption = False,
 ) -> None:
@@ -216,10 +224,19 @@ def largest(
         ucudnn memory fits resnet50 --gpu rtx-4090
 
         ucudnn memory fits my_models:net --gpu rtx-3060 --optimizer adamw
+
+    Of nnU-Net's plans, the largest patches too, whose time is that of a voxel:
+
+        ucudnn memory fits nnUNetPlans.json --configuration 3d_fullres --gpu rtx-3090 --write largerPlans.json
     """
-    graph, costs_of, limit = _opened(context, step, options, budget)
-    with _telling("looking") as tell:
-        found = largest_batches(graph, costs_of, costs_of(graph).memory_bytes if limit is None else limit, tell)
+    if configuration is not None or are_plans(Path(step)):
+        _RULES[1].refuse(typed_options(context), {})
+        with _telling("looking") as tell:
+            found = fit_plans(Path(step), configuration, options, budget, write, tell)
+    else:
+        graph, costs_of, limit = _opened(context, step, options, budget)
+        with _telling("looking") as tell:
+            found = largest_batches(graph, costs_of, costs_of(graph).memory_bytes if limit is None else limit, tell)
     if as_json:
         print_json(found.to_dict())
     else:
@@ -356,25 +373,6 @@ def _telling(title: str, total: int = 1) -> Iterator[Callable[[str], None]]:
     advances = chain([0], repeat(int(total > 1)))
     with progress(title, total) as step:
         yield lambda what: step(next(advances), what)
-
-
-def _draw(found: PeakExplanation, path: Path) -> None:
-    times, owners = found.over_time()
-    picture = MemoryPicture(
-        times_ms=times,
-        staying=owners.staying,
-        saved=owners.saved,
-        rest=owners.rest,
-        marks=_marks(found.liveness.floor_bytes, None),
-        peak=found.peak_text(),
-        phases=found.phases(),
-    )
-    draw_memory(picture, path, title=found.title())
-
-
-def _marks(floor: int, budget: int | None) -> list[tuple[str, int]]:
-    marks = [(f"floor {format_bytes(floor)}", floor)]
-    return marks if budget is None else [*marks, (f"budget {format_bytes(budget)}", budget)]
 
 
 def _exists(name: str) -> bool:

@@ -11,12 +11,21 @@ from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.placement import Placement
 from ucudnn.memory.reports.comparison import POOLS, PolicyRow, step_title
+from ucudnn.memory.reports.explanation import PeakExplanation
 from ucudnn.memory.reports.plan_lanes import plan_lanes, plan_phases
 from ucudnn.memory.reports.snapshot import encode_snapshot
 from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Phase
-from ucudnn.plots import AddressPicture, QueuePicture, check_picture, draw_addresses, draw_queues
+from ucudnn.plots import (
+    AddressPicture,
+    MemoryPicture,
+    QueuePicture,
+    check_picture,
+    draw_addresses,
+    draw_memory,
+    draw_queues,
+)
 from ucudnn.reporting.output_file import check_apart, check_distinct, write_whole
 from ucudnn.units import format_bytes, format_ms
 
@@ -108,3 +117,24 @@ def _kind(plan: MemoryPlan, life: Lifetime) -> str:
     if kind is ActionKind.RECOMPUTE:
         return "recomputed"
     return f"made in {'forward' if plan.graph.operations[target].phase is Phase.FORWARD else 'backward'}"
+
+
+def draw_explained(found: PeakExplanation, path: Path) -> None:
+    """Draw the memory of an explained step over time, and who owns it."""
+    times, owners = found.over_time()
+    picture = MemoryPicture(
+        times_ms=times,
+        staying=owners.staying,
+        saved=owners.saved,
+        rest=owners.rest,
+        marks=marks_of(found.liveness.floor_bytes, None),
+        peak=found.peak_text(),
+        phases=found.phases(),
+    )
+    draw_memory(picture, path, title=found.title())
+
+
+def marks_of(floor: int, budget: int | None) -> list[tuple[str, int]]:
+    """Return lines of a picture: the floor, and the budget if there is one."""
+    marks = [(f"floor {format_bytes(floor)}", floor)]
+    return marks if budget is None else [*marks, (f"budget {format_bytes(budget)}", budget)]

@@ -3,20 +3,35 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
-from ucudnn.cli.options import MODEL_BATCH, ModelOptions, RecordedOptions, TrialOptions, budget_of
+from ucudnn.cli.options import (
+    DEFAULT_DEVICE,
+    MODEL_BATCH,
+    ModelOptions,
+    RecordedOptions,
+    StepOptions,
+    TrialOptions,
+    budget_of,
+)
 from ucudnn.command_line import missing_module
 from ucudnn.errors import BackendUnavailableError, InvalidNetworkError, InvalidValueError
+from ucudnn.memory.devices.profile import load_device, smallest_device
+from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.reports.fits import LargestBatches, chosen_patch, largest_patches
+from ucudnn.memory.reports.nnunet_plans import read_plans
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.networks.variants import Variant
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import MOST_SIZE, DataType
 from ucudnn.profiles.measurement import Effort
+from ucudnn.reporting.output_file import check_output, write_whole
 from ucudnn.reporting.terminal import progress, words_aside
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.units import shortened
@@ -68,6 +83,46 @@ def record_model(
         if device is None:
             return record(recipe, progress=tell), None
         return record_measured(recipe, device, progress=tell)
+
+
+def fit_plans(
+    path: Path,
+    configuration: str | None,
+    options: StepOptions,
+    budget: str | None,
+    write: Path | None,
+    tell: Callable[[str], None],
+) -> LargestBatches:
+    """Return what a configuration of nnU-Net's plans can train within a budget, or within a device's memory.
+
+    `write` is a plans file to write, which gets one more configuration, of the largest patch with `fit`.
+
+    Raises:
+        BackendUnavailableError: if nnU-Net or PyTorch is not installed.
+        InvalidNetworkError: if the file cannot be read, or makes no network.
+    """
+    if write is not None:
+        check_output(write)
+    device = load_device(options.device or DEFAULT_DEVICE)
+    limit = budget_of(budget, device.memory_bytes)
+    if limit is not None and options.device is None:
+        device = smallest_device(limit) or device
+    plans = read_plans(path, configuration)
+    plans = replace(plans, batch=_checked(options.batch) or plans.batch)
+    if find_spec("nnunetv2") is None:
+        raise BackendUnavailableError(
+            f"{path} needs nnU-Net, which makes its network and loss: `pip install nnunetv2` brings it, with PyTorch"
+        )
+    costs_of = partial(device_costs, device, choice=options.algorithms)
+    with words_aside():
+        with _loading():
+            from ucudnn.memory.torch.nnunet import record_plans
+        recorded = partial(record_plans, plans, progress=tell)
+        found = largest_patches(plans, recorded, costs_of, device.memory_bytes if limit is None else limit, tell)
+    if write is not None:
+        chosen = chosen_patch(found)
+        write_whole(write, plans.with_sizes(chosen.patch, chosen.batch))
+    return found
 
 
 def run_policies(

@@ -1,5 +1,6 @@
 """Tests of plans as snapshots: PyTorch's own tools read them, and no two pieces share a byte at a time."""
 
+import base64
 import pickle
 import re
 
@@ -84,6 +85,13 @@ def test_pytorchs_own_tools_read_the_file(resnet):
     assert "Device 0" in text
     assert len(re.findall(r" = b\[", text)) > 300  # pieces of the pool
     assert "total" in _memory_viz.segsum(snapshot)
-    assert (
-        "<html>" in _memory_viz.trace_plot(snapshot).lower() or "<!doctype" in _memory_viz.trace_plot(snapshot).lower()
-    )
+    for page in (_memory_viz.segments, _memory_viz.memory):  # the text of which a script draws a picture
+        assert "active_allocated" in page(snapshot, format_flamegraph=str)
+    assert "only_before" in _memory_viz.compare(snapshot["segments"], [], format_flamegraph=str)
+    for page in (
+        _memory_viz.trace_plot(snapshot),
+        _memory_viz.trace_plot(snapshot, plot_segments=True),
+        _memory_viz.segment_plot(snapshot),
+    ):
+        data = base64.b64decode(re.search(r'"base64": "([^"]+)"', page)[1])
+        assert pickle.loads(data)["device_traces"] == snapshot["device_traces"]

@@ -1,33 +1,41 @@
-"""The largest mini-batches of a step that a GPU has room for, as the program is and by plans, and what each costs."""
+"""The largest mini-batches and patches of a step that a GPU has room for, plain and by plans, and what each costs."""
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from math import inf, prod
 from typing import Any
 
 from ucudnn.errors import BudgetError, InvalidProblemError, StepGraphError
 from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.policies.catalog import AUTO
 from ucudnn.memory.reports.explanation import CostsOf, floor_batch, largest_within
+from ucudnn.memory.reports.nnunet_plans import NnunetPlans, Patch
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.graph import Role, StepGraph
 from ucudnn.units import format_bytes, format_ms
 
 CONTEXT_BYTES = 2**30
 """Bytes of a GPU that no plan has: CUDA's context, loaded kernels and what the allocator loses; up to 0.9 GiB on an
 H200."""
 
-_BOUNDS = (1.1, 1.5)  # times of a sample in multiples of the program's own time
+BOUNDS = (1.1, 1.5)
+"""Times of a sample or a voxel that are looked for, in multiples of the program's own time."""
+
 _NEAR = 0.02  # share of a mini-batch by which a larger one may fit, too, beside such a bound
+_AS_IT_IS, _AT_ANY_TIME = "as it is", "with fit, at any time"
+_LOSS = "loss"  # the output of a recorded step that its loop does not hold for itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBatch:
-    """The largest mini-batch that fits in one way.
+    """The largest mini-batch that fits in one way, or the largest patch.
 
     Attributes:
-        way: how the step trains, and how much longer each sample may take.
+        way: how the step trains, and how much longer each sample or voxel may take.
         batch: the mini-batch; 0 where none fits.
+        patch: edges of the patch in voxels; () where a step has none.
         policy: the policy that plans it.
         peak_bytes: its peak.
         time_ms: the time of its step.
@@ -35,25 +43,26 @@ class LargestBatch:
 
     way: str
     batch: int
+    patch: Patch = ()
     policy: str = ""
     peak_bytes: int = 0
     time_ms: float = 0.0
 
     @property
     def sample_ms(self) -> float:
-        """The time of a sample; 0 where no mini-batch fits."""
-        return self.time_ms / max(1, self.batch)
+        """The time of a sample, or of a voxel where there is a patch; 0 where no mini-batch fits."""
+        return self.time_ms / max(1, self.batch) / prod(self.patch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBatches:
-    """The largest mini-batches of a step within a device's memory.
+    """The largest mini-batches of a step within a device's memory, or also the largest patches.
 
     Attributes:
         where: the step and the device, in words.
         budget: bytes for what plans count.
         rows: a row for each way.
-        own_ms: time of a sample of the program as it is.
+        own_ms: time of a sample of the program as it is, or of a voxel.
     """
 
     where: str
@@ -67,12 +76,14 @@ class LargestBatches:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return headings and rows."""
-        blank = ["", "", "", ""]
+        patches = ["patch"] * any(row.patch for row in self.rows)
+        blank = ["", "", "", "", *patches]
         rows = [
             [row.way, "none", *blank]
             if not row.batch
             else [
                 row.way,
+                *("x".join(map(str, row.patch)) for _ in patches),
                 str(row.batch),
                 row.policy,
                 format_bytes(row.peak_bytes),
@@ -81,7 +92,8 @@ class LargestBatches:
             ]
             for row in self.rows
         ]
-        return ["training", "mini-batch", "policy", "peak", "time", "of a sample's time"], rows
+        unit = "voxel" if patches else "sample"
+        return ["training", *patches, "mini-batch", "policy", "peak", "time", f"of a {unit}'s time"], rows
 
     def lines(self) -> list[str]:
         """Return the line of Python that trains the largest mini-batch of each kind."""
@@ -99,7 +111,12 @@ class LargestBatches:
 
 
 def largest_batches(
-    graph: StepGraph, costs_of: CostsOf, budget: int, progress: Callable[[str], None] = lambda _: None
+    graph: StepGraph,
+    costs_of: CostsOf,
+    budget: int,
+    progress: Callable[[str], None] = lambda _: None,
+    own: StepGraph | None = None,
+    own_ms: float | None = None,
 ) -> LargestBatches:
     """Return the largest mini-batches of a step within a budget, plain and by the fastest plan.
 
@@ -108,43 +125,141 @@ def largest_batches(
         costs_of: the costs of the step at any mini-batch.
         budget: bytes, of which `CONTEXT_BYTES` are left out.
         progress: a function that is called with what is about to be done.
+        own: the step as the program is, where that holds more than with `fit`.
+        own_ms: the time of a sample that bounds are multiples of; None for that of the program's largest mini-batch.
 
     Raises:
         BudgetError: if the budget is no more than the context takes.
     """
-    left = budget - CONTEXT_BYTES
-    if left <= 0:
-        raise BudgetError(
-            f"a budget of {format_bytes(budget)} leaves nothing beside CUDA's context, {format_bytes(CONTEXT_BYTES)}",
-            kernel="",
-            limit_bytes=budget,
-            required_bytes=CONTEXT_BYTES,
-        )
-
+    left, own = _beside_context(budget), own or graph
     progress("looking for the largest mini-batch of the program as it is")
-    plain = largest_within(lambda batch: _fitted(graph, costs_of, left, "stock", batch) is not None, graph, graph.batch)
-    rows = [_named("as it is", _fitted(graph, costs_of, left, "stock", plain))]
-    own_ms = rows[0].sample_ms or sum(costs_of(graph).time_ms) / graph.batch
+    plain = largest_within(lambda batch: _fitted(own, costs_of, left, "stock", batch) is not None, own, own.batch)
+    rows = [_named(_AS_IT_IS, _fitted(own, costs_of, left, "stock", plain))]
+    own_ms = own_ms or rows[0].sample_ms or sum(costs_of(own).time_ms) / own.batch
     planned = cache(partial(_fitted, graph, costs_of, left, AUTO))
     most = floor_batch(graph, costs_of, left)  # 'spill' and 'joint' keep each budget down to the floor
     guess = max(1, min(plain, most))
-    for bound in _BOUNDS:
-        way = f"with fit, at most {bound} of the time"
-        progress(f"looking for the largest mini-batch {way}")
+    for bound in BOUNDS:
+        progress(f"looking for the largest mini-batch {_within(bound)}")
 
         def fits(batch: int, bound: float = bound) -> bool:
             found = planned(batch) if batch <= most else None
             return found is not None and found.sample_ms <= bound * own_ms
 
         found = largest_within(fits, graph, guess, _NEAR)
-        rows.append(_named(way, planned(found)))
+        rows.append(_named(_within(bound), planned(found)))
         guess = max(1, found)
-    rows.append(_named("with fit, at any time", planned(most)))
+    rows.append(_named(_AT_ANY_TIME, planned(most)))
     where = f"{graph.name}, {costs_of(graph).where}"
     return LargestBatches(where=where, budget=left, rows=tuple(rows), own_ms=own_ms)
 
 
-def _fitted(graph: StepGraph, costs_of: CostsOf, budget: int, policy: str, batch: int) -> LargestBatch | None:
+def largest_patches(
+    plans: NnunetPlans,
+    recorded: Callable[[Patch, Sequence[int]], StepGraph],
+    costs_of: CostsOf,
+    budget: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> LargestBatches:
+    """Return what a plan of nnU-Net needs, its patch's largest mini-batches, and its mini-batch's largest patches.
+
+    The first row is the plan as nnU-Net trains it, whether it fits or not. Times are in multiples of its time.
+
+    Args:
+        plans: the configuration.
+        recorded: records the step of a patch at some mini-batches, with the outputs that nnU-Net's loop holds.
+        costs_of: the costs of a step.
+        budget: bytes, of which `CONTEXT_BYTES` are left out.
+        progress: a function that is called with what is about to be done.
+
+    Raises:
+        BudgetError: if the budget is no more than the context takes.
+    """
+    left, batch = _beside_context(budget), plans.batch
+    patches = plans.patches()
+    record = cache(lambda index: recorded(patches[index], [batch]))
+    every = recorded(plans.patch, [max(2, batch) * factor for factor in (1, 2, 3)])  # one sample repeats no weights
+    own = every if batch > 1 else record(patches.index(plans.patch))
+    planned = _fitted(own, costs_of, None, "stock", batch)
+    assert planned is not None
+    batches = largest_batches(_released(every), costs_of, budget, progress, every, planned.sample_ms).rows
+    rows = [replace(row, patch=plans.patch) for row in (_named("as planned", planned), *batches)]
+
+    @cache
+    def found(index: int, policy: str) -> LargestBatch | None:
+        graph = record(index) if policy == "stock" else _released(record(index))
+        fitted = _fitted(graph, costs_of, left, policy, batch)
+        return None if fitted is None else replace(fitted, patch=patches[index])
+
+    guess = bisect_right([*map(prod, patches)], prod(plans.patch) * left / planned.peak_bytes) - 1
+    bounds = [(_within(bound), AUTO, bound * rows[0].sample_ms) for bound in BOUNDS]
+    for way, policy, most_ms in ((_AS_IT_IS, "stock", inf), *bounds, (_AT_ANY_TIME, AUTO, inf)):
+        progress(f"looking for the largest patch {way}")
+
+        def fits(index: int, policy: str = policy, most_ms: float = most_ms) -> bool:
+            row = found(index, policy)
+            return row is not None and row.sample_ms <= most_ms
+
+        guess = _largest_index(fits, len(patches), guess)
+        rows.append(_named(way, found(guess, policy) if guess >= 0 else None))
+    where = f"{plans.configuration} of {plans.path.name}, {costs_of(own).where}"
+    return LargestBatches(where=where, budget=left, rows=tuple(rows), own_ms=rows[0].sample_ms)
+
+
+def chosen_patch(found: LargestBatches) -> LargestBatch:
+    """Return the largest patch that trains with `fit` within the longest of `BOUNDS`, or raise a BudgetError."""
+    row = next(row for row in reversed(found.rows) if row.way == _within(BOUNDS[-1]))
+    if not row.batch:
+        raise BudgetError(
+            f"no patch fits {row.way}: nothing is written",
+            kernel="",
+            limit_bytes=found.budget,
+            required_bytes=found.rows[0].peak_bytes,
+        )
+    return row
+
+
+def _beside_context(budget: int) -> int:
+    """Return what a budget in bytes leaves beside CUDA's context."""
+    if budget <= CONTEXT_BYTES:
+        raise BudgetError(
+            f"a budget of {format_bytes(budget)} leaves nothing beside CUDA's context, {format_bytes(CONTEXT_BYTES)}",
+            kernel="",
+            limit_bytes=budget,
+            required_bytes=CONTEXT_BYTES,
+        )
+    return budget - CONTEXT_BYTES
+
+
+def _within(bound: float) -> str:
+    return f"with fit, at most {bound} of the time"
+
+
+def _released(graph: StepGraph) -> StepGraph:
+    """Return a step whose loop holds no output, as one that trains with `fit` and its loss does."""
+    storages = [
+        replace(each, role=Role.ACTIVATION) if each.role is Role.OUTPUT and each.name != _LOSS else each
+        for each in graph.storages
+    ]
+    return replace(graph, storages=tuple(storages))
+
+
+def _largest_index(fits: Callable[[int], bool], count: int, guess: int) -> int:
+    """Return the largest index below `count` that fits, -1 if none does; `guess` is near where it is."""
+    low, high, step, place = -1, count, 1, guess
+    while high - low > 1:
+        place = min(max(place, low + 1), high - 1)
+        if fits(place):
+            low, place = place, place + step
+        else:
+            high, place = place, place - step
+        if low >= 0 and high < count:
+            place = (low + high) // 2
+        step *= 2
+    return low
+
+
+def _fitted(graph: StepGraph, costs_of: CostsOf, budget: int | None, policy: str, batch: int) -> LargestBatch | None:
     """Return what a policy makes of a mini-batch; None where it has no plan, or there is no such mini-batch."""
     try:
         sized = graph.with_batch(batch)

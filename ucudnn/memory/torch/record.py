@@ -4,8 +4,8 @@ Tracing needs no memory and no GPU: the tensors are fake, which have shapes and 
 """
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 
 import torch
@@ -25,6 +25,7 @@ from ucudnn.memory.torch.measuring.training_step import (
     refused_as_fitted,
 )
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
+from ucudnn.memory.torch.tracing.gpu_autocast import gpu_autocast
 from ucudnn.memory.torch.tracing.provenance import Provenance
 from ucudnn.memory.torch.tracing.trace_checks import quiet_fakes, start_autograd
 from ucudnn.memory.torch.tracing.tracer import Tracer
@@ -36,31 +37,71 @@ def record(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> St
     """Return the training step of a recipe, recorded without a GPU.
 
     It is recorded at the recipe's mini-batch, at twice that and at three times that, so that it stands for every
-    mini-batch. The optimizer updates all parameters at once, as PyTorch's optimizers do on GPUs.
+    mini-batch. The optimizer updates all parameters at once, and autocast casts, as PyTorch does on GPUs.
 
     Raises:
         InvalidNetworkError: if there is no such model, or it does not take such an input.
         InvalidValueError: if there is no such loss or optimizer.
         StepGraphError: if the step is not affine in its mini-batch, or does what `fit` refuses.
     """
-    return _joined(_on_fake_tensors(recipe, (1, 2, 3), progress, foreach=True))
+    with gpu_autocast():
+        return _joined(_on_fake_tensors(recipe, (1, 2, 3), progress, foreach=True))
+
+
+def record_made(
+    make: Callable[[], TrainingStep],
+    name: str,
+    batches: Sequence[int],
+    conditions: Mapping[str, str],
+    progress: Progress = lambda _: None,
+) -> StepGraph:
+    """Return the training step of a program, recorded without a GPU.
+
+    Args:
+        make: makes the step on the CPU, whose tensors are fake; float32 may be multiplied as TF32.
+        name: a name of the step.
+        batches: one mini-batch, for which the record is alone, or three, whose record stands for every mini-batch.
+        conditions: what the record depends on.
+        progress: a function that is called with what is about to be done.
+
+    Raises:
+        StepGraphError: if the step is not affine in its mini-batch.
+    """
+    with gpu_autocast(), _fakes():
+        records = [*_traced_at(make(), name, batches, MathMode.TF32, conditions, progress)]
+    return _joined(records) if len(records) > 1 else records[0]
 
 
 def _on_fake_tensors(
     recipe: TrainingRecipe, factors: Sequence[int], progress: Progress, *, foreach: bool | None
 ) -> list[StepGraph]:
     """Return a step at some multiples of its mini-batch, recorded on fake tensors of the CPU."""
+    batches = [recipe.batch * factor for factor in factors]
+    with _fakes():
+        step = make_step(recipe, torch.device("cpu"), foreach=foreach)
+        with _running(recipe):
+            return [*_traced_at(step, recipe.model, batches, recipe.variant.math, recipe.conditions(), progress)]
+
+
+@contextmanager
+def _fakes() -> Iterator[None]:
     start_autograd()
     with FakeTensorMode(), quiet_fakes():
-        step = make_step(recipe, torch.device("cpu"), foreach=foreach)
-        records = []
-        with _running(recipe):
-            _run_first(step)
-            for batch in (recipe.batch * factor for factor in factors):
-                progress(f"tracing {recipe.model} at a mini-batch of {batch}")
-                sized = step.with_batch(batch)
-                records.append(_trace(sized, recipe.model, batch, recipe.variant.math, recipe.conditions()).graph)
-    return records
+        yield
+
+
+def _traced_at(
+    step: TrainingStep,
+    name: str,
+    batches: Sequence[int],
+    math: MathMode,
+    conditions: Mapping[str, str],
+    progress: Progress,
+) -> Iterator[StepGraph]:
+    _run_first(step)
+    for batch in batches:
+        progress(f"tracing {name} at a mini-batch of {batch}")
+        yield _trace(step.with_batch(batch), name, batch, math, conditions).graph
 
 
 def _joined(records: Sequence[StepGraph]) -> StepGraph:
@@ -183,7 +224,8 @@ def _trace(step: TrainingStep, name: str, batch: int, math: MathMode, conditions
         roles.setdefault(tracer.meet(tensor), (role, label))
     with provenance.entered(), tracer:
         loss = step.run(tracer)
-    for role, label, tensor in ((Role.OUTPUT, "loss", loss), *_gradients(step)):
+    held = ((Role.OUTPUT, f"output{index}", tensor) for index, tensor in enumerate(step.held()))
+    for role, label, tensor in ((Role.OUTPUT, "loss", loss), *_gradients(step), *held):
         roles.setdefault(tracer.meet(tensor), (role, label))
     gc.collect()  # what only circles of references hold is freed
     device = step.input_tensors()[0].device.type

@@ -9,7 +9,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812  # its usual name
 
-from ucudnn.memory.step.graph import Role  # noqa: E402
+from tests.support.live_bytes import LiveBytes  # noqa: E402
+from ucudnn.memory.devices.profile import load_device  # noqa: E402
+from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
+from ucudnn.memory.step.graph import Phase, Role  # noqa: E402
+from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 
 OPTIMIZERS = {
@@ -78,3 +82,27 @@ def test_the_counts_of_steps_stay_as_they_are(model):
     step = fit(model, (x, y), loss=F.cross_entropy, optimizer=optimizer)
     assert {float(state["step"]) for state in optimizer.state.values()} == {1.0}
     step.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, weight_decay=0.1, nesterov=True, momentum=0.9),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, weight_decay=0.1, foreach=True),
+        torch.optim.Adam,  # holds the denominators of one parameter until it has those of the next
+        lambda parameters: torch.optim.Adagrad(parameters, foreach=True),
+        torch.optim.Adafactor,
+        torch.optim.Muon,
+    ],
+)
+def test_temporaries_count_as_long_as_the_update_holds_them(make):
+    model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(3)))
+    optimizer, data = make(model.parameters()), (torch.randn(4, 128), torch.randn(4, 128))
+    update(lambda x, y: F.mse_loss(model(x), y), optimizer, *data)  # makes its state
+    with LiveBytes() as live:
+        optimizer.step()
+    graph = fit(model, data, loss=F.mse_loss, optimizer=optimizer).plan.graph
+    liveness = measure_liveness(graph, device_costs(load_device("h200"), graph))
+    updates = [place for place, each in enumerate(liveness.order) if graph.operations[each].phase is Phase.OPTIMIZER]
+    counted = max(liveness.live_bytes[place] - liveness.persistent_bytes[place] for place in updates)
+    assert counted == pytest.approx(live.peak, abs=8192)  # an allocator rounds scalars

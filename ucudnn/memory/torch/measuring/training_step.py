@@ -1,6 +1,6 @@
 """What is recorded: a model, an input, a loss and an optimizer, made from their names, and one step of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -80,11 +80,13 @@ class TrainingStep:
     """One training step that can run.
 
     The step frees the gradients before it begins, as `zero_grad()` does by default, so they exist from backward on,
-    unless `gradients_kept` lets it set them to zero. The output of the model is not held while backward runs.
+    unless `gradients_kept` lets it set them to zero. The output of the model is not held while backward runs, unless
+    `held` says so.
 
     Attributes:
         loss: returns the loss, a scalar, of the model's output and the targets, which are labels, as a rule.
         autocast: makes the context in which forward runs.
+        held: returns what the loop holds of forward until the step ends, such as the model's output.
     """
 
     model: nn.Module
@@ -94,6 +96,7 @@ class TrainingStep:
     optimizer: torch.optim.Optimizer | None = None
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     gradients_kept: bool = False
+    held: Callable[[], Sequence[Tensor]] = tuple
 
     def clear(self) -> None:
         """Free the gradients, unless they are kept."""

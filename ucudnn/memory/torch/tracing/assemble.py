@@ -8,15 +8,16 @@
   two kernels with workspaces of their own.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any, final
 
 import torch
 
-from ucudnn.memory.step.graph import Affine, Role, StepGraph, StepOperation, Storage
+from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, tensors_in
 from ucudnn.memory.torch.tracing.in_place import written_in_place
 from ucudnn.problem import ConvolutionProblem, MathMode
@@ -107,7 +108,7 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
         if each.device == subject.device and (each.size or subject.runs)
     }
     parts = [(part, _access(part, counted)) for call in calls for part in _parts(call)]
-    accesses = [(part, access) for part, access in parts if access.writes]
+    accesses = _with_held(trace, [(part, access) for part, access in parts if access.writes])
     touched = [storage for _, access in accesses for storage in sorted(access.reads | access.writes)]
     named = [storage for storage in roles if storage in counted]
     rows = {storage: row for row, storage in enumerate(dict.fromkeys([*named, *touched]))}
@@ -144,6 +145,27 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
         rows=rows,
         merged=merged,
     )
+
+
+def _with_held(
+    trace: Trace, accesses: Sequence[tuple[TracedCall, "_Access"]]
+) -> Sequence[tuple[TracedCall, "_Access"]]:
+    """Let operations of the optimizer read, too, what its code holds until they have ended.
+
+    A plan ends a storage with its last access. But the optimizer runs as it is, and its loops hold the temporaries of
+    one parameter until those of the next one are made.
+    """
+    updates = [place for place, (call, _) in enumerate(accesses) if call.phase is Phase.OPTIMIZER]
+    indices = [accesses[place][0].index for place in updates]
+    held = defaultdict[int, set[int]](set)
+    for storage in {each for place in updates for each in accesses[place][1].writes}:
+        made = trace.storages[storage]
+        if made.died is not None and indices[0] <= made.born:
+            held[updates[bisect_left(indices, made.died) - 1]].add(storage)
+    return [
+        (call, replace(access, reads=access.reads | (held[place] - access.writes)) if place in held else access)
+        for place, (call, access) in enumerate(accesses)
+    ]
 
 
 def _executed(parts: Iterable[tuple[TracedCall, "_Access"]]) -> Iterator[tuple[bool, TracedCall]]:
