@@ -35,7 +35,7 @@ def run(monkeypatch, capsys):
 
 
 def test_policies_are_compared_and_what_does_not_fit_has_its_reason(run):
-    status, out, error = run(*UNET, "--policy", "stock,checkpoint", "--budget", "310KB")
+    status, out, error = run(*UNET, "--policy", "stock,checkpoint", "--budget", "300KB")
     assert status == 0, error
     assert "small_unet, mini-batch 4, measured on cpu" in out
     assert "checkpoint" in out

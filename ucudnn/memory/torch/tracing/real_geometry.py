@@ -188,7 +188,7 @@ def relaid(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) -
                 return None
             now *= max(1, -(-step // old))  # holes
             found[at] = now
-            old, now = step * size, now * wanted[at]
+            old, now = step * max(1, size), now * max(1, wanted[at])  # of which may be none
             known[old] = now
     return tuple(found)
 
