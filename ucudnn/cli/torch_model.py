@@ -23,8 +23,6 @@ from ucudnn.command_line import missing_module
 from ucudnn.errors import BackendUnavailableError, InvalidNetworkError, InvalidValueError
 from ucudnn.memory.devices.profile import load_device, smallest_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.reports.fits import LargestBatches, chosen_patch, largest_patches
-from ucudnn.memory.reports.nnunet_plans import read_plans
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.networks.variants import Variant
@@ -37,6 +35,7 @@ from ucudnn.settings import Settings, parse_choice
 from ucudnn.units import shortened
 
 if TYPE_CHECKING:
+    from ucudnn.memory.reports.fits import LargestBatches
     from ucudnn.memory.torch.comparison.trial_table import TrialTable
     from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
     from ucudnn.torch.summary import Summary
@@ -92,7 +91,7 @@ def fit_plans(
     budget: str | None,
     write: Path | None,
     tell: Callable[[str], None],
-) -> LargestBatches:
+) -> "LargestBatches":
     """Return what a configuration of nnU-Net's plans can train within a budget, or within a device's memory.
 
     `write` is a plans file to write, which gets one more configuration, of the largest patch with `fit`.
@@ -101,6 +100,9 @@ def fit_plans(
         BackendUnavailableError: if nnU-Net or PyTorch is not installed.
         InvalidNetworkError: if the file cannot be read, or makes no network.
     """
+    from ucudnn.memory.reports.fits import chosen_patch, largest_patches  # they import policies
+    from ucudnn.memory.reports.nnunet_plans import read_plans
+
     if write is not None:
         check_output(write)
     device = load_device(options.device or DEFAULT_DEVICE)

@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
+pytest.importorskip("torch")
+
 SCRIPT = """
 import sys, torch
 from torch import nn

@@ -4,11 +4,13 @@ import random
 import weakref
 
 import pytest
-import torch
 
-from ucudnn.memory.torch.hooks.host_store import HostStore
-from ucudnn.memory.torch.hooks.pressure import Pressure
-from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
+torch = pytest.importorskip("torch")
+
+
+from ucudnn.memory.torch.hooks.host_store import HostStore  # noqa: E402
+from ucudnn.memory.torch.hooks.pressure import Pressure  # noqa: E402
+from ucudnn.memory.torch.hooks.saved_memory import SavedMemory  # noqa: E402
 
 CPU = torch.device("cpu")
 
