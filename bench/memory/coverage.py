@@ -10,7 +10,6 @@ outcomes. Models whose plain step fails with our arguments do not count; others 
 
 import gc
 import random
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
@@ -195,8 +194,15 @@ def outcome_of(make: Callable[[], Case], seconds: float) -> dict[str, Any]:
     return {**found, "seconds": round(monotonic() - began, 1)}
 
 
-def main(arguments: Namespace) -> None:
+def main() -> None:
     """Train models until each family has enough; families take turns."""
+    parser = command_line(__doc__, "bench.memory.coverage", "memory/coverage.json")
+    add_names(parser, FAMILIES)
+    add_commit(parser)
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit of a model (%(default)s)")
+    parser.add_argument("--again", action="append", default=[], help="outcome of models that are trained again")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
     out = out_of(arguments)
     assert out is not None
     warm_up()
@@ -222,10 +228,4 @@ def main(arguments: Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, "bench.memory.coverage", "memory/coverage.json")
-    add_names(parser, FAMILIES)
-    add_commit(parser)
-    parser.add_argument("--seconds", type=float, default=120.0, help="time limit of a model (%(default)s)")
-    parser.add_argument("--again", action="append", default=[], help="outcome of models that are trained again")
-    torch.set_num_threads(1)
-    run_main(partial(main, parser.parse_args()))
+    run_main(main)

@@ -242,6 +242,7 @@ def is_the_models_own(error):
     return any(Path(frame.filename).match("torch/nn/modules/module.py") for frame in extract_tb(error.__traceback__))
 
 
+@pytest.mark.filterwarnings("ignore:budget=.* bytes. write")
 @fuzz(fits())
 def test_any_arguments_of_fit(example):
     options, how, loss, form = example
