@@ -279,7 +279,7 @@ class _Part:
     def _sum(self, tensor: TracedTensor, *, is_again: bool) -> TracedTensor:
         """Return where the sum of a part goes: the first one is there to be added to, unless it has 16 bits.
 
-        Some operators leave a sum in the storage of what they have added, which is that of the part.
+        Some operators write a sum into the storage of one of its terms, and here that storage belongs to one part.
         """
         size, dense = self._writer.of.sizes[tensor.storage], tensor.bytes_touched
         if not is_again and not self._number and not _is_short(tensor) and size == dense:

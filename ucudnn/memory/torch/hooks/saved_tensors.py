@@ -105,7 +105,7 @@ class SavedStorage:
         return self.piece is not None and self.copied_version == self.versions.now
 
     def __del__(self) -> None:
-        # Any thread comes here at any time, so it only says what is left to be done. A copy to the device that has not
+        # Any thread may call this at any time, so it only notes what is left to do. A copy to the device that has not
         # ended still writes to the storage.
         arriving = None if self.arrival is None else self.storage
         if self.piece is not None or arriving is not None:

@@ -13,7 +13,6 @@ from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.budget import check_budget
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.division.divisions import DividedStep, divisions, named_in
-from ucudnn.memory.torch.measuring.operation_costs import step_costs
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.subject.step_program import StepProgram
 
@@ -39,6 +38,7 @@ class DivisionChoice:
 
     Args:
         program: the step as it is.
+        costs: its costs, before it is measured.
         tensor_bytes: most bytes of its tensors.
         policy: name of a policy, or a policy.
         seconds: how long a search may take; None bounds nothing.
@@ -46,6 +46,7 @@ class DivisionChoice:
     """
 
     program: StepProgram
+    costs: Costs
     tensor_bytes: int
     policy: str | MemoryPolicy
     seconds: float | None
@@ -61,7 +62,7 @@ class DivisionChoice:
             refuse()
             return of(self.program)
         except BudgetError as error:
-            raise named_in(error, self.program, self._costs(), self._divisions(0)) from None
+            raise named_in(error, self.program, self.costs, self._divisions(0)) from None
 
     def divided(self, of: _Planner[_Planning], refuse: Callable[[], None]) -> tuple[_Planning, MemoryPlan]:
         """Return how a step is planned, and its plan: of a division where there is no other, or where it is faster.
@@ -70,14 +71,14 @@ class DivisionChoice:
             BudgetError: if no division keeps the budget.
         """
         try:
-            check_budget(self.program.graph, self._costs(), self.tensor_bytes)
+            check_budget(self.program.graph, self.costs, self.tensor_bytes)
             found = of(self.program)
         except BudgetError as error:
             for each in self._divisions(self.seconds):
                 with suppress(BudgetError):
                     return of(each.program)
             refuse()  # which knows remedies
-            raise named_in(error, self.program, self._costs(), []) from None
+            raise named_in(error, self.program, self.costs, []) from None
         costs = found[0].costs
         step_ms = simulate(found[1], costs).step_ms
         others = self._divisions(self.seconds, costs) if step_ms > _SLOW * sum(costs.time_ms) else []
@@ -87,11 +88,7 @@ class DivisionChoice:
                 found = min(found, other, key=lambda each: simulate(each[1], each[0].costs).step_ms)
         return found
 
-    def _costs(self) -> Costs:
-        return step_costs(self.program.graph, self.program.device)
-
     def _divisions(self, seconds: float | None, costs: Costs | None = None) -> list[DividedStep]:
         """Return divided steps that keep the budget by estimate, the fastest first."""
         self.stages.begin(f"dividing {len(self.program.graph.operations)} operations")
-        known = self._costs() if costs is None else costs
-        return divisions(self.program, known, self.tensor_bytes, self.policy, PlanSearch(seconds))
+        return divisions(self.program, costs or self.costs, self.tensor_bytes, self.policy, PlanSearch(seconds))

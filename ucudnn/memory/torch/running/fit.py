@@ -224,11 +224,12 @@ def _planned(
         with planning.stated.explained():
             return planning, planning.plan()
 
-    refuse = partial(check_floor, subject, program.graph, step_costs(program.graph, program.device), stated)
+    costs = step_costs(program.graph, program.device)
+    refuse = partial(check_floor, subject, program.graph, costs, stated)
     if stated.tensor_bytes is None or not is_last:
         refuse()
         return of(program)
-    chosen = DivisionChoice(program, stated.tensor_bytes, options.policy, options.plan_seconds, stages)
+    chosen = DivisionChoice(program, costs, stated.tensor_bytes, options.policy, options.plan_seconds, stages)
     return chosen.divided(of, refuse) if options.divide else chosen.whole(of, refuse)
 
 

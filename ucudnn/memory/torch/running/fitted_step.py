@@ -218,7 +218,7 @@ class FittedStep(nn.Module):
         error: LayoutError | None,
         supposed: tuple[Any, ...] = (),
     ) -> None:
-        """Change to a plan for outputs that get gradients, for what an operator has returned, or another branch.
+        """Change to the plan of other outputs with gradients, of what an operator has returned, or of another branch.
 
         Raises:
             LayoutError: if a plan for that has been made, and has not helped.
