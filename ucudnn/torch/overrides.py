@@ -10,6 +10,7 @@ import torch
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.torch.calls.aten_kernels import OPERATORS, AtenKernels, Gradients
 from ucudnn.torch.calls.interceptor import Interceptor
+from ucudnn.torch.device.compilation import never_compiled
 from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
@@ -129,7 +130,7 @@ class Overrides:
             warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced; we replace it on purpose
             for name, kernel in zip(OPERATORS, self._chosen(device_type), strict=True):
                 if kernel is not None:
-                    library.impl(name, kernel, device_type.upper())
+                    library.impl(name, never_compiled(kernel), device_type.upper())
         return library
 
     def _gated(self, device_type: str) -> AutoInterceptor | None:

@@ -9,9 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo import convert_frame  # noqa: E402
+from torch.nn.modules import conv as convolution  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+import ucudnn  # noqa: E402
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.noted import noted  # noqa: E402
 from tests.support.tuned_program import LIMIT, HostProgram  # noqa: E402
@@ -374,6 +377,33 @@ def test_all_kinds_of_programs_are_tuned(program, host, limit, kind, kernels):
         assert replaced == kernels if kind is infers else replaced
         assert one.computed() == kernels
         assert limit is None or not one.program.baseline_calls
+
+
+def uncompiled(one):
+    """Compile a program so that the compiler gives it up at run time, and tries each frame below; return those."""
+    part = torch.nn.Sequential(*one.model)
+
+    def forward(x):
+        for _ in range(1):
+            torch._dynamo.graph_break()
+            y = part(x)
+        return y
+
+    torch.compiler.reset()
+    one.model.forward = torch.compile(forward, backend="eager")
+    return convert_frame.input_codes
+
+
+@pytest.mark.parametrize("limit", [None, LIMIT])
+def test_no_code_of_ours_is_compiled_where_a_program_is_given_up(program, limit):
+    one = program(limit_bytes=limit)
+    codes = uncompiled(one)
+    with one.enable() as on:
+        one.settle()
+        assert on.report().tuned[0].kernels
+    names = {each.co_filename for each in filter(None, (each() for each in codes.seen))}
+    assert convolution.__file__ in names, "frames below the one that was given up were tried"
+    assert not [each for each in names if each.startswith(ucudnn.__path__[0])]
 
 
 @pytest.mark.parametrize("limit", [None, LIMIT])

@@ -15,6 +15,7 @@ import torch
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.torch.calls.aten_kernels import OPERATORS
 from ucudnn.torch.calls.direct_kernel import DirectKernel
+from ucudnn.torch.device.compilation import never_compiled
 from ucudnn.torch.device.fast_tensors import Sizes
 
 _LOG = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class PythonOperators:
             name = f"{aten}_{next(_NUMBERS)}"
             schema = str(getattr(torch.ops.aten, aten).default._schema)
             self._library.define(schema.replace(f"aten::{aten}", name, 1))
-            self._library.impl(name, kernel, device_type.upper())
+            self._library.impl(name, never_compiled(kernel), device_type.upper())
             self.names.append(f"ucudnn::{name}")
 
     def close(self) -> None:
@@ -103,7 +104,7 @@ class CallGate:
         self._library = ctypes.CDLL(str(path))
         if not hasattr(self._library, "ucudnn_gate_use"):
             raise OSError(f"{path} is another library: it has no ucudnn_gate_use")
-        self._callback = _CALLBACK(self._computed)
+        self._callback = _CALLBACK(never_compiled(self._computed))
         self._library.ucudnn_gate_tables.restype = ctypes.c_int64
         self._computes: dict[int, Compute] = {}  # by numbers that are never used again
         self._count = 0

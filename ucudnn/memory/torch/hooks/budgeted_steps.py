@@ -18,6 +18,7 @@ from ucudnn.memory.torch.hooks.live_bytes import AllocatedBytes, CountedBytes, L
 from ucudnn.memory.torch.hooks.module_calls import ModuleCalls
 from ucudnn.memory.torch.hooks.pressure import Pressure
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
+from ucudnn.torch.device.compilation import never_compiled
 from ucudnn.units import exact_bytes, format_bytes
 
 _RESERVE = 192 * 2**20  # kernels that the first steps load, more than 128 MiB for a detector on an H200
@@ -101,7 +102,7 @@ class BudgetedSteps:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Keep the budget of what this thread computes in a block."""
-        with saved_tensors_hooks(self._pack, self._unpack), self.calls.followed():
+        with saved_tensors_hooks(never_compiled(self._pack), never_compiled(self._unpack)), self.calls.followed():
             self._turn_guard()
             try:
                 yield

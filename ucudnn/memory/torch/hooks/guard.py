@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ucudnn.memory.torch.hooks.live_bytes import CountedBytes
 from ucudnn.memory.torch.hooks.repeated_call import random_state, set_random_state
+from ucudnn.torch.device.compilation import never_compiled
 from ucudnn.units import parse_bytes
 
 _TRIED = re.compile(r"Tried to allocate ([\d.]+) (\w+)")
@@ -55,6 +56,7 @@ class Guard(TorchDispatchMode):
         elif not on and top is self:
             self.__exit__(None, None, None)
 
+    @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation."""
         schema = getattr(func, "_schema", None)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ucudnn.torch.device.compilation import never_compiled
+
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -91,7 +93,7 @@ class CountedBytes:
             self._level -= size
             del self._alive[key]
 
-        return forget
+        return never_compiled(forget)
 
 
 LiveBytes = AllocatedBytes | CountedBytes

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ucudnn.errors import FittedStepError
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.memory.torch.hooks.saved_tensors import Packed, VersionCheck, storage_key
+from ucudnn.torch.device.compilation import never_compiled
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 _MOST_CLONED = 2**20  # bytes of a buffer; larger ones are masks and tables
@@ -96,7 +97,7 @@ class RepeatedCall:
         self._versions = [(each, each._version) for each in module.parameters()]
         given, before = [(each, each._version) for each in tensors], _lengths(module)
         del leaves, tensors
-        with saved_tensors_hooks(self._pack, self._unpack):
+        with saved_tensors_hooks(never_compiled(self._pack), never_compiled(self._unpack)):
             found = self._run(module, *args, **kwargs)
         if any(each._version != version for each, version in (*given, *self._versions)) or before != _lengths(module):
             if self._tried is None:
@@ -191,7 +192,7 @@ class RepeatedCall:
             for autocast in self._autocasts:
                 stack.enter_context(torch.autocast(**autocast))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(saved_tensors_hooks(pack, _never))
+            stack.enter_context(saved_tensors_hooks(never_compiled(pack), never_compiled(_never)))
             try:
                 self._run(self._module, *args, **kwargs)
             except _Complete:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ucudnn.errors import FittedStepError
 from ucudnn.memory.torch.hooks.host_store import HostPiece
+from ucudnn.torch.device.compilation import never_compiled
 
 _use_count: Any = torch._C._storage_Use_Count
 
@@ -104,6 +105,7 @@ class SavedStorage:
         """Return whether the host has the bytes as they are."""
         return self.piece is not None and self.copied_version == self.versions.now
 
+    @never_compiled
     def __del__(self) -> None:
         # Any thread may call this at any time, so it only notes what is left to do. A copy to the device that has not
         # ended still writes to the storage.

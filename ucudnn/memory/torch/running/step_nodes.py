@@ -28,6 +28,7 @@ from ucudnn.errors import FittedStepError, LayoutError
 from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.subject.traced_values import TracedTensor
 from ucudnn.memory.torch.tracing.grad_outputs import lying_as
+from ucudnn.torch.device.compilation import never_compiled
 
 _Gradients = tuple[Tensor | None, ...]
 Used = frozenset[tuple[int, tuple[int, ...] | None]]
@@ -79,6 +80,7 @@ class _Kept:
         self.taken = self.ended = False  # the state may be empty where all that backward needs is on the host
         self.part: Callable[[], _Gradients] | None = None
 
+    @never_compiled
     def __del__(self) -> None:
         if not self.ended and self.run.copying and self.number == self.run.forwards:
             self.run.transfers.abandon()
