@@ -199,7 +199,7 @@ def test_profile_records_and_plan_replays(ucudnn, layers, tmp_path, database):
 
 def rows_of(database):
     with closing(sqlite3.connect(database)) as connection:
-        return connection.execute("SELECT COUNT(*) FROM measurements").fetchone()[0]
+        return connection.execute("SELECT * FROM measurements").fetchall()
 
 
 def test_profiles_move_between_databases(ucudnn, layers, tmp_path, database):
@@ -212,7 +212,7 @@ def test_profiles_move_between_databases(ucudnn, layers, tmp_path, database):
     )
     assert exported == imported > 0
     ucudnn("plan", layers, "--backend", "cpu", "--database", other, "--json")
-    assert rows_of(other) == imported, "nothing was measured"
+    assert len(rows_of(other)) == imported, "nothing was measured"
 
 
 def test_a_profile_of_another_machine_is_refused_before_anything_is_measured(call, ucudnn, layers, database, tmp_path):
@@ -227,12 +227,13 @@ def test_a_profile_of_another_machine_is_refused_before_anything_is_measured(cal
     assert (rows_of(database), out.read_text()) == before
 
 
-def test_planning_is_instant_after_a_first_time(ucudnn, layers, database):
+def test_a_second_plan_measures_nothing(ucudnn, layers, database):
     command = [layers, "--backend", "cpu", "--database", database, "--json"]
     first = json.loads(ucudnn("time", *command, "--repeats", "1", "--time-limit", "5"))
+    before = rows_of(database)
     # Only a plan measures nothing for sure: `time` measures again what it executes far from its prediction.
     second = json.loads(ucudnn("plan", *command))
-    assert second["benchmark_seconds"] < first["benchmark_seconds"] / 2
+    assert rows_of(database) == before
     configurations = [[kernel["configuration"] for kernel in each["kernels"]] for each in (first, second)]
     assert configurations[0] == configurations[1]
 

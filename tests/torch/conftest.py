@@ -65,8 +65,9 @@ def gate_library(tmp_path_factory):
     found.begin()
     found.join(600)
     assert not found.is_pending, "the gate's library is still being built"
-    if found.gate is None:
-        pytest.skip("there is no C++ compiler, or PyTorch has no headers")
+    if not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("there is no C++ compiler")
+    assert found.gate is not None, "the gate cannot be built with these headers of PyTorch"
     return found
 
 

@@ -24,7 +24,8 @@ _LOG = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).parent / "src" / "call_gate.cpp"
 _COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+# The headers of PyTorch 2.14 are C++20. Compilers that came before that standard had a name know it by this one only.
+_FLAGS = ("-std=c++2a", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
 _DETOUR = "calls that are passed on make a detour through Python"
 _MOST_SECONDS = 600.0  # it takes some seconds of one processor, of which a busy host has little to spare
 _MOST_AWAITED_SECONDS = 60.0
