@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import replace
 from operator import index
 from typing import Protocol, cast, final, runtime_checkable
+from warnings import warn
 
 from ucudnn.backends.cudnn.api.described import DescribedProblem, described_problem
 from ucudnn.backends.fork_locks import LockLevel, new_lock
@@ -186,7 +187,14 @@ def create() -> int:
         SettingsError: if an environment variable has a wrong value.
     """
     named = Settings.load().backend
-    settings = Settings.load(backend=named if named.partition(":")[0] == "cudnn" else "cudnn")
+    is_cudnn = named.partition(":")[0] == "cudnn"
+    if not is_cudnn and named != "auto":
+        warn(
+            f"UCUDNN_BACKEND={named} has no effect on ucudnn.cudnn, whose tensors are addresses on a GPU, so cuDNN "
+            "computes: ucudnn.Handle takes NumPy arrays",
+            stacklevel=2,
+        )
+    settings = Settings.load(backend=named if is_cudnn else "cudnn")
     micro = MicroHandle(Handle.from_settings(settings), fixed=False)
     _HANDLES[micro.address] = micro
     report_at_exit(micro.reports)
