@@ -48,4 +48,6 @@ def test_a_backend_that_has_no_effect_is_warned_of(monkeypatch, named, opened):
         with pytest.raises(BackendUnavailableError, match=f"^{opened}$"):
             create()
     told = [str(each.message).partition(",")[0] for each in seen]
-    assert told == ([f"UCUDNN_BACKEND={named} has no effect on ucudnn.cudnn"] if named in ("cpu", "replay:h200") else [])
+    assert told == (
+        [f"UCUDNN_BACKEND={named} has no effect on ucudnn.cudnn"] if named in ("cpu", "replay:h200") else []
+    )

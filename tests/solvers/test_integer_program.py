@@ -1,5 +1,7 @@
 """The integer program of what a search leaves open, with a search that finds nothing itself."""
 
+import random
+import re
 from math import gcd
 from types import SimpleNamespace
 
@@ -60,8 +62,8 @@ def test_only_what_is_open_gets_a_variable_with_as_many_kernels_as_can_take_it()
     relaxation, found = relaxed((fronts, [5, 1, 4], 54))
     assert relaxation.gap == pytest.approx(0.4e9)
     assert relaxation.open_points(found.gap) == [{0: 5, 1: 5, 2: 2}, {0: 1, 1: 1}, {0: 4}]
-    _, variables = integer_program._stated(integer_program._import_pulp(), relaxation, found)
-    assert [{index: each.upBound for index, each in row.items()} for row in variables] == [
+    program = integer_program._stated(relaxation, found)
+    assert [{index: program.uppers[each] for index, each in row.items()} for row in program.taken] == [
         {0: 5, 1: 5, 2: 2},
         {0: 1, 1: 1},
         {},
@@ -156,11 +158,10 @@ def test_a_solver_that_fails_is_an_error_that_says_why(monkeypatch):
 def test_the_program_is_stated_in_whole_numbers_that_have_no_common_divisor():
     fronts = [((512, 2**40, 2**41), (3e-6, 2e-6, 1e-6)), ((0, 3 * 2**40), (9e3, 1e3)), ((0, 2**43), (1e4, 1e-6))]
     relaxation, found = relaxed((fronts, [5, 2, 1], 2**43 + 2**41))
-    problem, _ = integer_program._stated(integer_program._import_pulp(), relaxation, found)
-    costs = [value for value in problem.objective.values() if value]
-    rows = [value for row in problem.constraints() for value in (*row.values(), row.constant)]
-    assert all(value == int(value) for value in (*costs, *rows))
-    assert gcd(*map(int, costs)) == 1
+    program = integer_program._stated(relaxation, found)
+    rows = [value for row, bound in (*program.sums, *program.limits) for value in (*row.values(), bound)]
+    assert {type(value) for value in (*program.costs, *rows)} == {int}
+    assert gcd(*program.costs) == 1
     assert max(map(abs, rows)) <= integer_program._DIGIT
 
 
@@ -202,26 +203,53 @@ def test_no_solver_stops_before_the_optimum_or_writes_to_standard_output(capfd):
     for engines in integer_program._ENGINES.values():
         for _, options in engines:
             assert options["msg"] is False
-    for name in (SolverName.HIGHS, SolverName.CBC):
-        ((_, options),) = integer_program._ENGINES[name]
-        assert options["gapRel"] == options["gapAbs"] == 0.0
+    ((_, options),) = integer_program._ENGINES[SolverName.CBC]
+    assert options["gapRel"] == options["gapAbs"] == 0.0
     relaxation, found = relaxed(([((0, 10, 15, 21), (3.0, 2.0, 1.65, 1.4)), ((0, 10), (3.0, 2.0))], [5, 1], 54))
     assert integer_program.solve(relaxation, found, SolverName.HIGHS).ended
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_engine_gets_its_time_limit_and_without_any_solver_the_preferred_one_is_advised(monkeypatch):
-    pulp = integer_program._import_pulp()
-    limits = [integer_program._engine(pulp, SolverName.HIGHS, seconds)[1].timeLimit for seconds in (2.5, None)]
+@pytest.mark.parametrize("name", [SolverName.HIGHS, SolverName.CBC])
+def test_what_is_not_open_asks_no_question(name):
+    if not integer_program.is_installed(name):
+        pytest.skip(f"{name.value} is not installed")
+    relaxation, found = relaxed(([((0, 10), (3.0, 2.0))], [2], 20))
+    assert relaxation.open_points(found.gap) == [{1: 2}]
+    answer = integer_program.solve(relaxation, found, name)
+    assert (answer.counts, answer.ended) == ([{1: 2}], True)
+
+
+def test_a_time_limit_ends_highs():
+    rng = random.Random(7)
+    fronts = [
+        (tuple(sorted(rng.sample(range(10**9), 30))), tuple(sorted(rng.sample(range(10**9), 30), reverse=True)))
+        for _ in range(300)
+    ]
+    relaxation, found = relaxed((fronts, [1] * 300, sum(sizes[9] for sizes, _ in fronts)))
+    answer = integer_program.solve(relaxation, found, SolverName.HIGHS, time_limit_seconds=1e-3)
+    assert (answer.ended, answer.solver) == (False, "highs")
+    assert relaxation.knapsack.totals(answer.counts)[0] <= relaxation.knapsack.totals(found.counts)[0]  # it begins there
+
+
+def test_an_engine_gets_its_time_limit_and_what_lacks_is_advised(monkeypatch):
+    pulp = pytest.importorskip("pulp")
+    limits = [integer_program._engine(SolverName.CBC, seconds)[1].timeLimit for seconds in (2.5, None)]
     assert limits == [2.5, None]
     monkeypatch.setattr(pulp, "listSolvers", list)
-    for name, advice in (
-        ("auto", "pip install highspy"),
-        ("cplex", "pip install cplex"),
-        ("gurobi", "pip install guro"),
-    ):
-        with pytest.raises(SolverUnavailableError, match=rf"'{name}' is not installed: {advice}"):
-            integer_program._engine(pulp, SolverName(name))
+    for name, advice in (("cplex", "'ucudnn[solvers]' cplex"), ("gurobi", "'ucudnn[solvers]' gurobipy")):
+        with pytest.raises(
+            SolverUnavailableError, match=rf"'{name}' is not installed: pip install {re.escape(advice)}"
+        ):
+            integer_program._engine(SolverName(name))
+    monkeypatch.setattr(integer_program, "find_spec", lambda _: None)
+    relaxation, found = relaxed(([((0, 10), (3.0, 2.0))], [2], 10))
+    for name, advice in (("auto", "highspy"), ("highs", "highspy"), ("cbc", "'ucudnn[solvers]' 'pulp[cbc]'")):
+        with pytest.raises(
+            SolverUnavailableError, match=rf"'{name}' is not installed: pip install {re.escape(advice)}"
+        ):
+            integer_program.solve(relaxation, found, SolverName(name))
+        assert not integer_program.is_installed(SolverName(name))
 
 
 def test_the_cbc_of_a_package_is_found_outside_its_environment(monkeypatch):

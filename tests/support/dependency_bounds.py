@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
-EXTRAS = ("plot", "test")
+EXTRAS = ("plot", "solvers", "test")
 """The extras that an environment for tests has, besides the dependencies themselves."""
 
 

@@ -1,4 +1,4 @@
-"""The integer program of WD (paper, equations 1 to 4), solved by a solver that PuLP offers.
+"""The integer program of WD (paper, equations 1 to 4), solved by HiGHS, or by another solver that PuLP offers.
 
 Kernels with the same desirable set are interchangeable, so they share one integer variable for each configuration,
 bounded by their number, instead of the paper's 0-1 variables. Only what a search leaves open gets a variable, bounded
@@ -9,7 +9,7 @@ its smallest one. What a solver answers is no proof even so; see `ucudnn.solvers
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from math import gcd
@@ -42,6 +42,34 @@ class SolverAnswer:
     solver: str
 
 
+@dataclass(slots=True)
+class _Program:
+    """The least sum of costs of integer variables from 0 on, in whole numbers.
+
+    Attributes:
+        uppers: the upper bound of each variable.
+        costs: its cost.
+        begin: its value in the division that was found; None for those that only carry.
+        sums: rows of coefficients by variable that equal a number.
+        limits: rows of coefficients by variable that are at most a number.
+        taken: for each choice its variables by their points; a choice that is not open has none.
+    """
+
+    uppers: list[int] = field(default_factory=list)
+    costs: list[int] = field(default_factory=list)
+    begin: list[int | None] = field(default_factory=list)
+    sums: list[tuple[dict[int, int], int]] = field(default_factory=list)
+    limits: list[tuple[dict[int, int], int]] = field(default_factory=list)
+    taken: list[dict[int, int]] = field(default_factory=list)
+
+    def add(self, upper: int, cost: int, begin: int | None) -> int:
+        """Add a variable, and return its number."""
+        self.uppers.append(upper)
+        self.costs.append(cost)
+        self.begin.append(begin)
+        return len(self.uppers) - 1
+
+
 def solve(
     relaxation: "Relaxation", found: "Found", solver: SolverName, *, time_limit_seconds: float | None = None
 ) -> SolverAnswer:
@@ -56,49 +84,39 @@ def solve(
     Raises:
         SolverUnavailableError, SolverError: if the solver is not installed, or fails.
     """
-    pulp = _import_pulp()
-    name, engine = _engine(pulp, solver, time_limit_seconds)
-    problem, variables = _stated(pulp, relaxation, found)
-    if name == SolverName.HIGHS.value:
-        _begin_with_initial_values(engine)
-    elif type(engine).__name__ == "PYGLPK" and time_limit_seconds is not None:
-        _end_in_time(engine, time_limit_seconds)
+    program = _stated(relaxation, found)
+    by_highs = solver in (SolverName.AUTO, SolverName.HIGHS) and find_spec("highspy") is not None
+    name, engine = (SolverName.HIGHS.value, None) if by_highs else _engine(solver, time_limit_seconds)
+    if not program.sums:  # nothing is open
+        return SolverAnswer(counts=found.counts, ended=True, solver=name)
     try:
-        outcome = problem.solve(engine)
+        values, ended = (
+            _by_highs(program, time_limit_seconds) if by_highs else _by_pulp(program, engine, time_limit_seconds)
+        )
     except Exception as error:  # each solver has errors of its own
         raise SolverError(f"{name} failed at the integer program: {error}") from error
-    # PuLP 3 returns the status and keeps the solution's apart; PuLP 4 returns both in one object.
-    status = int(getattr(outcome, "status", outcome))
-    ended = status < 0 or status == int(getattr(outcome, "sol_status", getattr(problem, "sol_status", 1))) == 1
-    # PuLP 4 leaves the initial values in the variables where there is no solution.
-    rows = [{index: variable.varValue or 0 for index, variable in row.items()} for row in variables]
+    if values is None or any(abs(value - round(value)) >= _FRACTION for value in values):
+        return SolverAnswer(counts=None, ended=ended and values is None, solver=name)
     taken = [
-        {index: round(value) for index, value in row.items()} if row else dict(known)
-        for row, known in zip(rows, found.counts, strict=True)
+        {index: round(values[variable]) for index, variable in row.items()} if row else dict(known)
+        for row, known in zip(program.taken, found.counts, strict=True)
     ]
-    # CBC calls fractions optimal where its time was over before it had any division.
-    if (
-        not getattr(outcome, "has_solution", True)
-        or any(abs(value - round(value)) >= _FRACTION for row in rows for value in row.values())
-        or any(sum(row.values()) != sum(known.values()) for row, known in zip(taken, found.counts, strict=True))
-        or any(min(row.values()) < 0 for row in taken)
+    if any(
+        sum(row.values()) != sum(known.values()) or min(row.values()) < 0
+        for row, known in zip(taken, found.counts, strict=True)
     ):
-        return SolverAnswer(counts=None, ended=status < 0, solver=name)
+        return SolverAnswer(counts=None, ended=False, solver=name)
     held = [{index: count for index, count in row.items() if count} for row in taken]
     return SolverAnswer(counts=held, ended=ended, solver=name)
 
 
-def _stated(pulp: Any, relaxation: "Relaxation", found: "Found") -> tuple[Any, list[dict[int, Any]]]:
-    """Return the program, and for each choice its variables by their points; a choice that is not open has none."""
-    problem = pulp.LpProblem("workspace_division", pulp.LpMinimize)
-    knapsack = relaxation.knapsack
+def _stated(relaxation: "Relaxation", found: "Found") -> _Program:
+    program, knapsack = _Program(), relaxation.knapsack
     starts, sizes, ticks = (array.tolist() for array in (knapsack.starts, knapsack.sizes, knapsack.ticks))
     total_bytes = knapsack.room_bytes
-    variables: list[dict[int, Any]] = []
-    costs: list[tuple[Any, int]] = []
-    weights: list[tuple[Any, int]] = []
+    weights: dict[int, int] = {}
     for start, most, held in zip(starts, relaxation.open_points(found.gap), found.counts, strict=False):
-        variables.append({})
+        program.taken.append({})
         kernels = sum(held.values())
         least = min(sizes[start + index] for index in most)
         fastest = min(ticks[start + index] for index in most)
@@ -106,36 +124,101 @@ def _stated(pulp: Any, relaxation: "Relaxation", found: "Found") -> tuple[Any, l
         if len(most) == 1:
             continue
         for index, upper in most.items():
-            variable = problem.add_variable(f"x_{len(variables)}_{index}", 0, upper, pulp.LpInteger)
-            variable.setInitialValue(held.get(index, 0))
-            variables[-1][index] = variable
-            costs.append((variable, ticks[start + index] - fastest))
-            weights.append((variable, sizes[start + index] - least))
-        problem += pulp.lpSum(variables[-1].values()) == kernels
-    tick, unit = (gcd(*(number for _, number in terms)) or 1 for terms in (costs, weights))
-    problem += pulp.lpSum([number // tick * variable for variable, number in costs])
-    _limit_by_digits(pulp, problem, [(variable, size // unit) for variable, size in weights], total_bytes // unit)
-    return problem, variables
+            variable = program.add(int(upper), ticks[start + index] - fastest, held.get(index, 0))
+            program.taken[-1][index] = variable
+            weights[variable] = sizes[start + index] - least
+        program.sums.append((dict.fromkeys(program.taken[-1].values(), 1), kernels))
+    tick, unit = (gcd(*numbers) or 1 for numbers in (program.costs, weights.values()))
+    program.costs = [cost // tick for cost in program.costs]
+    _limit_by_digits(program, {variable: size // unit for variable, size in weights.items()}, total_bytes // unit)
+    return program
 
 
-def _begin_with_initial_values(engine: Any) -> None:
-    """Let HiGHS begin with the variables' initial values, which PuLP 3 does not tell it.
+def _limit_by_digits(program: _Program, sizes: dict[int, int], total_bytes: int) -> None:
+    """Hold the limit to the byte: among numbers this small, a solver's tolerance is below one unit.
+
+    Digits carry into the next as in addition by hand, one row each.
+    """
+    most = sum(program.uppers[variable] for variable in sizes) + 1
+    carry: dict[int, int] = {}
+    while total_bytes >= _DIGIT or any(size >= _DIGIT for size in sizes.values()):
+        out = program.add(most, 0, None)
+        digit = {variable: size % _DIGIT for variable, size in sizes.items()}
+        program.limits.append(({**digit, **carry, out: -_DIGIT}, total_bytes % _DIGIT))
+        sizes = {variable: size // _DIGIT for variable, size in sizes.items()}
+        total_bytes //= _DIGIT
+        carry = {out: 1}
+    program.limits.append(({**sizes, **carry}, total_bytes))
+
+
+# Programs this small, with a good answer known beforehand, are done before the last three begin to pay.
+_HIGHS_EXACT = {
+    "output_flag": False,
+    "mip_rel_gap": 0.0,
+    "mip_abs_gap": 0.0,
+    "threads": 1,
+    "mip_allow_restart": False,
+    "mip_heuristic_run_feasibility_jump": False,
+    "mip_heuristic_run_root_reduced_cost": False,
+}
+
+
+def _by_highs(program: _Program, time_limit_seconds: float | None) -> tuple[list[float] | None, bool]:
+    """Return the values that HiGHS gives the variables, None without any, and whether it ended before its time limit.
 
     HiGHS has one pool of threads in a process. Where another user of HiGHS made it with another number, HiGHS refuses
     to solve with one thread, and takes the pool as it is if no number is stated.
     """
     highs = import_module("highspy")
+    model = highs.Highs()
+    for option, value in _HIGHS_EXACT.items():
+        model.setOptionValue(option, value)
+    if time_limit_seconds is not None:
+        model.setOptionValue("time_limit", float(time_limit_seconds))
+    columns = [*range(len(program.uppers))]
+    for upper, cost in zip(program.uppers, program.costs, strict=True):
+        model.addCol(float(cost), 0.0, float(upper), 0, [], [])
+    model.changeColsIntegrality(len(columns), columns, [highs.HighsVarType.kInteger] * len(columns))
+    for rows, is_sum in ((program.sums, True), (program.limits, False)):
+        for row, bound in rows:
+            least = float(bound) if is_sum else -highs.kHighsInf
+            model.addRow(least, float(bound), len(row), [*row], [*map(float, row.values())])
+    begin = {column: float(value) for column, value in enumerate(program.begin) if value is not None}
+    model.setSolution(len(begin), [*begin], [*begin.values()])
+    if model.run() == highs.HighsStatus.kError:
+        model.setOptionValue("threads", 0)
+        model.run()
+    solved = model.getInfo().primal_solution_status == highs.SolutionStatus.kSolutionStatusFeasible
+    ended = model.getModelStatus() in (highs.HighsModelStatus.kOptimal, highs.HighsModelStatus.kInfeasible)
+    return [*model.getSolution().col_value] if solved else None, ended
 
-    def call(problem: Any) -> None:
-        # PuLP 3 makes a column of each variable; PuLP 4 leaves out those that no row and no cost names.
-        columns = getattr(problem, "exported_variables", problem.variables)()
-        values = {index: each.varValue for index, each in enumerate(columns) if each.varValue is not None}
-        problem.solverModel.setSolution(len(values), list(values), list(values.values()))
-        if problem.solverModel.run() == highs.HighsStatus.kError:
-            problem.solverModel.setOptionValue("threads", 0)
-            problem.solverModel.run()
 
-    engine.callSolver = call
+def _by_pulp(program: _Program, engine: Any, time_limit_seconds: float | None) -> tuple[list[float] | None, bool]:
+    """Return the same by a solver of PuLP."""
+    pulp = _import_pulp()
+    problem = pulp.LpProblem("workspace_division", pulp.LpMinimize)
+    variables = [
+        problem.add_variable(f"x_{number}", 0, upper, pulp.LpInteger) for number, upper in enumerate(program.uppers)
+    ]
+    for variable, begin in zip(variables, program.begin, strict=True):
+        if begin is not None:
+            variable.setInitialValue(begin)
+    for row, number in program.sums:
+        problem += pulp.lpSum([size * variables[column] for column, size in row.items()]) == number
+    for row, number in program.limits:
+        problem += pulp.lpSum([size * variables[column] for column, size in row.items()]) <= number
+    problem += pulp.lpSum([cost * variable for cost, variable in zip(program.costs, variables, strict=True)])
+    if type(engine).__name__ == "PYGLPK" and time_limit_seconds is not None:
+        _end_in_time(engine, time_limit_seconds)
+    outcome = problem.solve(engine)
+    # PuLP 3 returns the status and keeps the solution's apart; PuLP 4 returns both in one object.
+    status = int(getattr(outcome, "status", outcome))
+    ended = status < 0 or status == int(getattr(outcome, "sol_status", getattr(problem, "sol_status", 1))) == 1
+    # PuLP 4 leaves the initial values in the variables where there is no solution, and CBC calls fractions optimal
+    # where its time was over before it had any division.
+    if status < 0 or not getattr(outcome, "has_solution", True):
+        return None, status < 0
+    return [variable.varValue or 0 for variable in variables], ended
 
 
 def _end_in_time(engine: Any, seconds: float) -> None:
@@ -160,37 +243,10 @@ def _import_pulp() -> Any:
     return pulp
 
 
-def _limit_by_digits(pulp: Any, problem: Any, sizes: list[tuple[Any, int]], total_bytes: int) -> None:
-    """Hold the limit to the byte: among numbers this small, a solver's tolerance is below one unit.
-
-    Digits carry into the next as in addition by hand, one row each.
-    """
-    most = int(sum(variable.upBound for variable, _ in sizes)) + 1
-    carry: Any = 0
-    while total_bytes >= _DIGIT or any(size >= _DIGIT for _, size in sizes):
-        digit = pulp.lpSum([size % _DIGIT * variable for variable, size in sizes])
-        out = problem.add_variable(f"carry_{problem.numVariables()}", 0, most, pulp.LpInteger)
-        problem += digit + carry - _DIGIT * out <= total_bytes % _DIGIT
-        sizes = [(variable, size // _DIGIT) for variable, size in sizes]
-        total_bytes //= _DIGIT
-        carry = out
-    problem += pulp.lpSum([size * variable for variable, size in sizes]) + carry <= total_bytes
-
-
 _EXACT = {"gapRel": 0.0, "msg": False}
-# Programs this small, with a good answer known beforehand, are done before these begin to pay.
-_HIGHS_EXACT = {
-    **_EXACT,
-    "gapAbs": 0.0,
-    "threads": 1,
-    "mip_allow_restart": False,
-    "mip_heuristic_run_feasibility_jump": False,
-    "mip_heuristic_run_root_reduced_cost": False,
-}
 
 # PuLP's solver classes by our name, the preferred first.
 _ENGINES: dict[SolverName, tuple[tuple[str, dict[str, Any]], ...]] = {
-    SolverName.HIGHS: (("HiGHS", _HIGHS_EXACT),),
     SolverName.CBC: (("COIN_CMD", {**_EXACT, "gapAbs": 0.0}),),
     SolverName.GLPK: (("PYGLPK", {"msg": False}), ("GLPK_CMD", {"msg": False})),
     SolverName.GUROBI: (("GUROBI", _EXACT), ("GUROBI_CMD", {"msg": False})),
@@ -198,24 +254,26 @@ _ENGINES: dict[SolverName, tuple[tuple[str, dict[str, Any]], ...]] = {
 }
 _INSTALL = {
     SolverName.HIGHS: "pip install highspy",
-    SolverName.CBC: "pip install 'pulp[cbc]', or put cbc on the PATH",
-    SolverName.GLPK: "put GLPK's glpsol on the PATH, or pip install swiglpk beside PuLP 4",
-    SolverName.GUROBI: "pip install gurobipy",
-    SolverName.CPLEX: "pip install cplex",
+    SolverName.CBC: "pip install 'ucudnn[solvers]' 'pulp[cbc]', or put cbc on the PATH",
+    SolverName.GLPK: "pip install 'ucudnn[solvers]', and put GLPK's glpsol on the PATH, or pip install swiglpk",
+    SolverName.GUROBI: "pip install 'ucudnn[solvers]' gurobipy",
+    SolverName.CPLEX: "pip install 'ucudnn[solvers]' cplex",
 }
 
 
-def _engine(pulp: Any, name: SolverName, time_limit_seconds: float | None = None) -> tuple[str, Any]:
+def _engine(name: SolverName, time_limit_seconds: float | None = None) -> tuple[str, Any]:
     limit = {} if time_limit_seconds is None else {"timeLimit": time_limit_seconds}
     wanted: Sequence[SolverName] = tuple(_ENGINES) if name is SolverName.AUTO else (name,)
-    offered = set(pulp.listSolvers())
+    pulp: Any = None if find_spec("pulp") is None else _import_pulp()
+    offered = () if pulp is None else pulp.listSolvers()
     for candidate in wanted:
-        for engine_name, options in _ENGINES[candidate]:
+        for engine_name, options in _ENGINES.get(candidate, ()):
             if engine_name in offered:
                 engine = pulp.getSolver(engine_name, **options, **limit, **_location(engine_name))
                 if engine.available():
                     return candidate.value, engine
-    raise SolverUnavailableError(f"solver {name.value!r} is not installed: {_INSTALL[wanted[0]]}, or choose another")
+    advice = _INSTALL[SolverName.HIGHS if name is SolverName.AUTO else name]
+    raise SolverUnavailableError(f"solver {name.value!r} is not installed: {advice}, or choose another")
 
 
 def _location(engine_name: str) -> dict[str, str]:
@@ -227,8 +285,10 @@ def _location(engine_name: str) -> dict[str, str]:
 
 def is_installed(name: SolverName) -> bool:
     """Return whether a solver can be used on this machine."""
+    if name in (SolverName.AUTO, SolverName.HIGHS) and find_spec("highspy") is not None:
+        return True
     try:
-        _engine(_import_pulp(), name)
+        _engine(name)
     except SolverUnavailableError:
         return False
     return True
