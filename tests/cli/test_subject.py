@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ucudnn.backends import open_backend
+from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.cli import network as network_commands
 from ucudnn.cli.subject import Subject, network_on
 from ucudnn.errors import BackendError
@@ -80,3 +81,22 @@ def test_plan_prints_that_before_its_table(call):
     assert status == 0
     assert "tries no other micro-batch sizes" in notes
     assert "tries no other" not in table
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(19.9, ""), (95, "95 seconds"), (150, "2 minutes"), (7200, "2 hours"), (86400, "24 hours")]
+)
+def test_how_long_measuring_takes_is_said_before_it_begins_and_only_of_what_is_not_known(
+    call, monkeypatch, tmp_path, seconds, told
+):
+    path = tmp_path / "layers.csv"
+    path.write_text(f"{CSV_HEADER}\nonly,6,6,2,4,3,3,3,1,1,1,1\n")
+    asked = []
+    monkeypatch.setattr(CpuBackend, "expected_seconds", lambda self, problems: asked.append(len(problems)) or seconds)
+    words = ["plan", str(path), "--backend", "cpu", "--database", str(tmp_path / "kept.sqlite")]
+    for _ in range(2):
+        status, _, error = call(*words)
+        assert status == 0
+        assert error.splitlines() == ([f"measuring 3 convolutions on this machine takes about {told}"] if told else [])
+        told = ""
+    assert asked == [3]

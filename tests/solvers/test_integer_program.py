@@ -229,7 +229,9 @@ def test_a_time_limit_ends_highs():
     relaxation, found = relaxed((fronts, [1] * 300, sum(sizes[9] for sizes, _ in fronts)))
     answer = integer_program.solve(relaxation, found, SolverName.HIGHS, time_limit_seconds=1e-3)
     assert (answer.ended, answer.solver) == (False, "highs")
-    assert relaxation.knapsack.totals(answer.counts)[0] <= relaxation.knapsack.totals(found.counts)[0]  # it begins there
+    assert (
+        relaxation.knapsack.totals(answer.counts)[0] <= relaxation.knapsack.totals(found.counts)[0]
+    )  # it begins there
 
 
 def test_an_engine_gets_its_time_limit_and_what_lacks_is_advised(monkeypatch):

@@ -5,7 +5,7 @@ be one. `ComputeBackend` adds what execution needs.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from math import inf
@@ -185,6 +185,11 @@ class Backend(ABC):
         """Return whether no background work for a problem is left to wait for."""
         del problem
         return True
+
+    def expected_seconds(self, problems: Collection[ConvolutionProblem]) -> float:
+        """Return about how long benchmarks of problems take, where that may be long enough to be told; else 0."""
+        del problems
+        return 0.0
 
     @abstractmethod
     def bench(self, problem: ConvolutionProblem) -> AbstractContextManager[Bench]:

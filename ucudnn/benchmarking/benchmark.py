@@ -1,6 +1,6 @@
 """The benchmark: micro-configurations with their times and workspaces, each of which is measured once."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from time import perf_counter
@@ -43,6 +43,7 @@ class Benchmark:
         rule: chooses without measurements.
         measures: whether plans wait for measurements.
         seconds: wall-clock seconds of all explorations so far.
+        announce: hears the problems of an exploration before they are measured.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Benchmark:
         self.rule = HeuristicPlanner(backend, self._findings.discarded)
         self.measures = True
         self.seconds = 0.0
+        self.announce: Callable[[Collection[ConvolutionProblem]], None] = lambda problems: None
         self._remeasures = remeasure and isinstance(backend, ComputeBackend)
         self._remeasured: set[ConvolutionProblem] = set()
         call_in_child(self._measure_alone)
@@ -115,6 +117,8 @@ class Benchmark:
                 stale = {each.problem.with_batch(1): each.problem for each in requests}
                 self._forget([stale[each] for each in stale.keys() - self._remeasured])
             missing = [each for each in dict.fromkeys(requests) if not self._is_finished(each)]
+            if missing:
+                self.announce({each.problem for each in missing})
             if self._parallel is not None and missing:
                 missing = self._explore_with_others(missing, self._parallel)
             if missing:

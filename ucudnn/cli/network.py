@@ -1,5 +1,6 @@
 """`ucudnn plan`, `time` and `profile`: commands about the convolutions of a network."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from ucudnn.errors import BackendError, InvalidNetworkError
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decision, Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan, encode_plans, load_plans
+from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import count_records, encode_profile, load_profile, refuse_other_conditions
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.kernel_report import KernelReport, report_kernel
@@ -30,6 +32,9 @@ from ucudnn.reporting.prediction import execute_all
 from ucudnn.reporting.recording_file import add_recording
 from ucudnn.reporting.terminal import Steps, print_note, print_report, print_text, progress
 from ucudnn.settings import Settings
+
+_LONG_S = 20.0
+_UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 commands = CommandLine()
 
@@ -211,7 +216,7 @@ def profile(
         )
         with progress("recording", len(requests)) as step:
             benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=measuring.exhaustive)
-            made = record(recorded.name, requests, benchmark, every=every)
+            made = record(recorded.name, requests, _announced(benchmark), every=every)
         made = add_recording(made, out)
         print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
 
@@ -223,6 +228,19 @@ def _export(path: Path, settings: Settings) -> None:
     write_whole(path, encode_profile(exported, compress=path.suffix == ".gz"))
     rows = exported.database or {}
     print_text(f"{len(rows.get('measurements', ()))} measurements are in {path}")
+
+
+def _announced(benchmark: Benchmark) -> Benchmark:
+    """Let a benchmark that takes long say so before it begins."""
+
+    def announce(problems: Collection[ConvolutionProblem]) -> None:
+        seconds = benchmark.backend.expected_seconds(problems)
+        if seconds >= _LONG_S:
+            about = next(f"{seconds / each:.0f} {unit}" for each, unit in _UNITS if seconds >= 2 * each)
+            print_note(f"measuring {len(problems)} convolutions on this machine takes about {about}")
+
+    benchmark.announce = announce
+    return benchmark
 
 
 def _follow(step: Steps) -> ProgressListener:
@@ -245,7 +263,7 @@ def _decide(
         benchmark = open_benchmark(
             subject.backend, settings, effort=effort, listener=_follow(step), exhaustive=exhaustive
         )
-        return decide(kernels, benchmark, settings, groups, loaded), benchmark
+        return decide(kernels, _announced(benchmark), settings, groups, loaded), benchmark
 
 
 def _loaded(subject: Subject, settings: Settings) -> LoadedPlans:

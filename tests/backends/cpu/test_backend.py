@@ -236,3 +236,12 @@ def test_each_call_of_a_benchmark_counts():
     bench = CpuBench(PROBLEM, prepare, BACKEND.allocate)
     found = bench.measure(2, algorithm, Effort(warmup=3, repeats=2, time_limit_ms=1e6))
     assert found.samples == len(launched) == 2
+
+
+def test_benchmarks_are_expected_to_take_longer_the_more_there_is_to_multiply(monkeypatch):
+    monkeypatch.setattr(CpuBackend, "elapsed_ms", lambda self, run: 10.0)
+    large = replace(PROBLEM, batch=2**20)
+    one, two, much = map(BACKEND.expected_seconds, ([PROBLEM], [PROBLEM, PROBLEM], [large]))
+    assert BACKEND.expected_seconds([]) == 0
+    assert two == pytest.approx(2 * one)
+    assert much - one == pytest.approx(16 * 0.01 * (large.multiplications - PROBLEM.multiplications) / 512**3)
