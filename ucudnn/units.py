@@ -73,7 +73,7 @@ def parse_budget(size: float | str, memory_bytes: int) -> int:
     if match is None:
         return parse_limit(text, "budget")
     if not 0 < float(match[1] or match[2]) <= (100 if match[1] else 1):
-        raise InvalidSizeError(f"share {shortened(size)} is not above 0 and at most 100%")
+        raise InvalidSizeError(f"share {shortened(size)} is not above 0 and at most 100%: give one such as 80% or 0.8")
     return _times(match[1], memory_bytes) // 100 if match[1] else _times(match[2], memory_bytes)
 
 

@@ -7,11 +7,14 @@ import re
 import sqlite3
 import subprocess
 import sys
+import warnings
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import typer
 
+from ucudnn.cli import app
 from ucudnn.networks.tables import CSV_HEADER
 
 
@@ -151,6 +154,9 @@ time alexnet --backend replay:h200 | plans but cannot execute
 plan alexnet --tiles 4 | No such option: --tiles
 plan | Missing argument
 cache show --database off | the database is off: give --database PATH
+desirable alexnet | error: desirable is a command of plot: type ucudnn plot desirable
+why resnet50 | error: why is a command of memory: type ucudnn memory why
+plann alexnet | Did you mean 'plan'?
 """
 
 
@@ -169,6 +175,20 @@ def test_a_bad_variable_is_named(call, monkeypatch):
     status, _, error = call("plan", "alexnet")
     assert status == 2
     assert "UCUDNN_SOLVER='abacus' is not known: give one of auto, highs" in error
+
+
+def test_every_command_of_a_group_is_known_without_its_module():
+    root = typer.main.get_command(app.app)
+    for group, names in app._GROUPED.items():
+        assert {*root.commands[group].commands} - {*root.commands} == {*names.split()}
+
+
+def test_a_warning_is_one_line_without_a_place_in_the_source(call):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        status, _, error = call("plan", "alexnet", "--profile", "h200", "--workspace", "64", "--json")
+    assert status == 0
+    assert error == "warning: --workspace=64 is 64 bytes: write 64MiB if you mean MiB\n"
 
 
 def test_help_teaches(ucudnn):

@@ -47,6 +47,13 @@ def test_a_parameter_that_is_a_dataclass_stands_for_an_option_for_each_field_in_
     assert run(line, ["--inner", "7"]).exit_code == 2  # a field without a default is required
 
 
+def test_a_command_that_stands_in_two_lines_is_shown_without_their_indent(call):
+    assert "--tf32-flops 48.7 --bandwidth" in " ".join(
+        call("memory", "device", "--help")[1].replace("\\\n", "").split()
+    )
+    assert not re.search(r"\S {2,}--", call("memory", "device", "--help")[1].partition("Arguments:")[0])
+
+
 @pytest.mark.parametrize("columns", ["80", "61", "50"])
 def test_names_are_never_broken(call, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)

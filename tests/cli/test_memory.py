@@ -194,6 +194,9 @@ plan resnet50 --front --budget 1GiB | --budget has no effect with --front
 plan resnet50 --policy joint --plan-seconds 1 | --plan-seconds has no effect without --policy auto
 plan resnet50 --front --plan-seconds 1 | --plan-seconds has no effect with
 plan resnet50 --json --csv | --csv has no effect with --json
+why my_models.py:net | my_models.py:net: give a module in place of a file: my_models:net
+why ./models/mine.py:net | give a module in place of a file: models.mine:net
+plan resnet50 --policy no_such:Mine | cannot be loaded: No module named 'no_such': no such file in this folder
 plan {LONG} | cannot be read: [Errno 36] File name too long
 why resnet50 --device {LONG} | cannot be read: [Errno 36] File name too long
 plan {LONG}:net --json --csv | --csv has no effect with --json

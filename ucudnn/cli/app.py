@@ -1,6 +1,7 @@
 """The command line: `ucudnn plan`, `time`, `profile`, `memory`, `plot`, `cache` and `doctor`."""
 
 import sys
+import warnings
 from collections import UserDict
 from importlib import import_module
 from importlib.metadata import version
@@ -11,7 +12,7 @@ import typer
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
 from ucudnn.cli.help_text import CommandLine, WholeWordsGroup
 from ucudnn.errors import UcudnnError, began_with_interrupt
-from ucudnn.reporting.terminal import accept_any_terminal, output_lost, print_error, print_text
+from ucudnn.reporting.terminal import accept_any_terminal, output_lost, print_error, print_note, print_text
 
 _PLACES = {  # in the order of the help
     "plan": "ucudnn.cli.network:commands",
@@ -21,6 +22,11 @@ _PLACES = {  # in the order of the help
     "memory": "ucudnn.cli.memory:memory",
     "plot": "ucudnn.cli.plot:plot",
     "cache": "ucudnn.cli.cache:cache",
+}
+_GROUPED = {
+    "memory": "why fits record run device",
+    "plot": "layers desirable configurations division",
+    "cache": "show check prune clear",
 }
 
 
@@ -49,6 +55,13 @@ class _Root(WholeWordsGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands(_PLACES)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the words name; one that stands in a group is an error that says so."""
+        group = next((group for group, names in _GROUPED.items() if args[0] in names.split()), None)
+        if group is not None and args[0] not in self.commands:
+            raise UcudnnError(f"{args[0]} is a command of {group}: type ucudnn {group} {args[0]}")
+        return super().resolve_command(ctx, args)
 
 
 app = CommandLine(cls=_Root, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -82,6 +95,7 @@ def root(show_version: Annotated[bool, typer.Option("--version", help="Print the
 def main() -> None:
     """Run the command line. An error that ucudnn raises on purpose ends it with one line and exit status 2."""
     accept_any_terminal()
+    warnings.showwarning = lambda message, *_, **__: print_note(f"warning: {message}")
     try:
         app(prog_name="ucudnn")
     except (UcudnnError, MemoryError) as error:

@@ -126,7 +126,7 @@ def _with_formatter(ctx: Any) -> Any:
 
 def _command(text: str, width: int) -> str:
     """Return a command in lines that a shell reads as one."""
-    together = re.sub(r"(--\S+) (?!-)", rf"\1{_UNBROKEN_BLANK}", text.strip())
+    together = re.sub(r"(--\S+) (?!-)", rf"\1{_UNBROKEN_BLANK}", " ".join(text.split()))
     room = width - len(_INDENT) if len(text) <= width else width - 2 * len(_INDENT) - 2
     lines = wrap(together, room, break_on_hyphens=False, break_long_words=False)
     return _AS_IT_IS + _INDENT + f" \\\n{2 * _INDENT}".join(lines).replace(_UNBROKEN_BLANK, " ")

@@ -271,7 +271,7 @@ def record_step(
     write_whole(out, encode_step(graph, measured, compress=out.suffix == ".gz"))
     what = f"{len(graph.operations)} operations and {len(graph.storages)} storages of {graph.name}"
     how = "" if measured is None else f", {format_ms(sum(measured.time_ms))} on {measured.device}"
-    print_text(f"{what} at a mini-batch of {graph.batch}{how} are in {out}")
+    print_text(f"{what} at a mini-batch of {graph.batch}{how} are in {out}: ucudnn memory why {quote(str(out))}")
 
 
 memory.command("run", short_help="Train a PyTorch model with policies, and compare them.")(run_step)

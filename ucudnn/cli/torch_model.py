@@ -161,6 +161,10 @@ def run_policies(
 
 def _check_module(model: str) -> None:
     """Refuse a model whose module does not exist before PyTorch is loaded, which takes seconds."""
+    path, _, attribute = model.partition(":")
+    if path.endswith(".py") or "/" in path:
+        meant = path.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise InvalidNetworkError(f"{model}: give a module in place of a file: {meant}:{attribute}")
     name = model.partition(":")[0].partition(".")[0]
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -211,5 +215,5 @@ def _loading() -> Iterator[None]:
             yield
     except ImportError as error:
         raise BackendUnavailableError(
-            f"PyTorch cannot be imported ({error}): `pip install 'ucudnn[torch]'` brings it"
+            f"PyTorch cannot be imported: {error.__cause__ or error}; pip install 'ucudnn[torch]' brings 2.10 or newer"
         ) from error

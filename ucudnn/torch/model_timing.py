@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,8 +82,11 @@ def find_factory(name: str) -> Callable[[], torch.nn.Module]:
             place = import_module(f"{module_name}.models")
         for part in path.split("."):
             place = getattr(place, part)
-    except (ImportError, AttributeError) as error:
+    except ImportError as error:
         raise InvalidNetworkError(f"{name!r}: {error}") from error
+    except AttributeError as error:
+        near = ", ".join(get_close_matches(path, dir(place)))
+        raise InvalidNetworkError(f"{name!r}: {error}{f': did you mean {near}?' if near else ''}") from error
     except (Exception, SystemExit) as error:  # whatever a module's own lines raise: a torchvision of another PyTorch
         raise InvalidNetworkError(f"{name!r}: {module_name} cannot be imported: {_place_of(error)}") from error
     if not callable(place):

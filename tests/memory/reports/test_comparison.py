@@ -122,7 +122,7 @@ def test_the_answer_is_a_line_of_python_that_keeps_the_budget(step):
     assert (parse_bytes(given["budget"]), given["policy"]) == (4 * GIB, "checkpoint")
     odd = compare_policies(*step, 4 * GIB + 1, ["auto"])
     assert odd.lines()[-1].endswith(f"budget={4 * GIB + 1})")
-    assert compare_policies(*step, 8 * GIB, ["stock"]).lines()[-1].endswith("the step fits as it is")
+    assert compare_policies(*step, 8 * GIB, ["stock"]).lines()[-1].endswith("GiB: the step fits as it is")
 
 
 def test_a_sum_in_another_order_is_no_negative_percentage():

@@ -79,6 +79,7 @@ def test_a_model_is_explained_at_once(memory):
         ((*UNET, "--autocast", "float64"), "--autocast='float64' is not known: give float16 or bfloat16"),
         (("tests.support.training_steps:small_unet", "--shape", "3"), "small_unet does not take 32x3: "),
         (("tests.support.training_steps:none",), "has no attribute 'none'"),
+        (("tests.support.training_steps:small_net",), "has no attribute 'small_net': did you mean small_unet"),
         (("no_such_module:model",), "no module no_such_module: no no_such_module.py in this folder or on PYTHONPATH"),
         (("no_such_module:x:model",), "error: no_such_module:x:model: there is no module no_such_module"),  # no emoji
         ((f"{BROKEN}:ready", *SMALL), "ready is a model that exists: name a function or a class that makes one"),

@@ -127,7 +127,10 @@ def load_device(name: str) -> DeviceProfile:
         content = load_json(read_whole(source))
         said = (content.get("format"), content.get("version")) if isinstance(content, dict) else ()
         if said != (_FORMAT, _VERSION):
-            raise ProfileError(f"device {name!r} has another format than {_FORMAT!r}, version {_VERSION}")
+            raise ProfileError(
+                f"device {name!r} has another format than {_FORMAT!r}, version {_VERSION}, which `ucudnn memory device`"
+                " writes"
+            )
         return _decode(content)
     except InvalidValueError as error:
         raise ProfileError(f"device {name!r}: {error}") from error

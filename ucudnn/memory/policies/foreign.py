@@ -63,4 +63,5 @@ def load_policy(name: str) -> ForeignPolicy:
     try:
         return ForeignPolicy(getattr(import_module(module), path)(), name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last one: no name of a module
-        raise InvalidValueError(f"policy {name!r} cannot be loaded: {error}") from error
+        where = ": no such file in this folder or on PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
+        raise InvalidValueError(f"policy {name!r} cannot be loaded: {error}{where}") from error

@@ -136,10 +136,10 @@ class PolicyComparison:
         """Return the best policy, what it costs, and the line of Python that trains by it."""
         row, done = self.ranked()[0]
         own = measure_liveness(self.graph, self.costs).peak_bytes
+        if own <= done.peak_bytes:
+            return f"best: {row.policy}, {format_ms(done.time_ms)}, {format_bytes(own)}: the step fits as it is"
         cost = f"best: {row.policy}, {_slower(done.time_ms, sum(self.costs.time_ms))} slower,"
         cost += f" {format_bytes(done.peak_bytes)} of {format_bytes(own)}"
-        if own <= done.peak_bytes:
-            return f"{cost}: the step fits as it is"
         policy = "" if row.policy.startswith(AUTO) else f', policy="{row.policy}"'
         return (
             f"{cost}: step = ucudnn.memory.fit(model, (x, y), loss=loss, optimizer=optimizer,"

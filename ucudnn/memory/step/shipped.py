@@ -45,7 +45,7 @@ def _file(name: str) -> Path:
     if not found:
         raise StepFileError(
             f"step {name!r} is neither a file nor one that ships with ucudnn: {', '.join(shipped_steps())};"
-            " `ucudnn memory record` makes one"
+            " `ucudnn memory record` makes one, and a model in PyTorch is MODULE:CALLABLE"
         )
     return path
 
