@@ -578,7 +578,7 @@ TABLES = (
         Table("docs/memory.md", f"step within a budget, {gpu} | PyTorch | 90 % | 70 % | 50 %", partial(fitted, file))
         for gpu, file in BUDGET_FILES.items()
     ),
-    Table("docs/memory.md", " | ".join(["step by each way, H200", *COLUMNS]), rivals),
+    Table("docs/beside-other-ways.md", " | ".join(["step by each way, H200", *COLUMNS]), rivals),
     Table("README.md", " | ".join(["tensors of an H200 within", *WAYS]), rivals_within),
     Table(
         "README.md",
