@@ -28,8 +28,7 @@ from tests.support.printed import assert_prints
 from ucudnn.networks.tables import CSV_HEADER
 
 NO_OUTPUT = {  # blocks of text that no command prints
-    ("architecture", "call with a Handle"),  # a drawing, as the next one
-    ("architecture", "phase -- transition --> next phase"),
+    ("architecture", "call with a Handle"),  # a drawing
     ("profiles", CSV_HEADER),
 }
 

@@ -11,7 +11,6 @@ yet` stands where the results lack a figure. Square brackets hold the least and 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from math import exp, fsum, log
 from typing import Any
 
 from bench.memory.link import STEPS as LINK_STEPS
@@ -43,11 +42,10 @@ from ucudnn.units import format_bytes
 UNKNOWN = "not measured yet"
 MIB = 2**20
 USUAL = 64 * MIB
-NCHW, NHWC, NO_TF32 = "float32-tf32-first", "float32-tf32-last", "float32-fma-first"
+NCHW, NHWC = "float32-tf32-first", "float32-tf32-last"
 VARIANTS = {
     NCHW: variants(["float32"], ["tf32"], ["first"])[0],
     NHWC: variants(["float32"], ["tf32"], ["last"])[0],
-    NO_TF32: variants(["float32"], ["fma"], ["first"])[0],
 }
 NETWORKS = {
     ("alexnet", 256): "AlexNet",
@@ -184,15 +182,14 @@ def networks() -> Iterable[Row]:
 
 def ideas() -> Iterable[Row]:
     """Yield what each idea gains within 64 MiB, as the ratio of two ways."""
-    for variant, note in ((NCHW, ""), (NO_TF32, ", no TF32")):
-        for case, title in NETWORKS.items():
-            cells = []
-            for slow, fast in STEPS.values():
-                before, after = (_time(case, variant, USUAL, way) for way in (slow, fast))
-                cells.append(f"{before / after:.2f}" if before and after else "")
-            if not any(cells):
-                cells[0] = UNKNOWN
-            yield [f"{title} {case[1]}{note}", *cells]
+    for case, title in NETWORKS.items():
+        cells = []
+        for slow, fast in STEPS.values():
+            before, after = (_time(case, NCHW, USUAL, way) for way in (slow, fast))
+            cells.append(f"{before / after:.2f}" if before and after else "")
+        if not any(cells):
+            cells[0] = UNKNOWN
+        yield [f"{title} {case[1]}", *cells]
 
 
 # --- PyTorch's training steps: torch/step.json, torch/iterations.json and torch/memory.json
@@ -478,23 +475,6 @@ def _fitted_cell(found: Mapping[str, Any] | None, stock_ms: float) -> str:
     return "below the floor" if "below the floor" in found["reason"] else "ran out of memory"
 
 
-def budgets() -> Iterable[Row]:
-    """Yield what steps within shares of PyTorch's peak take of its time, over all networks that ran."""
-    for gpu, file in BUDGET_FILES.items():
-        cases: Mapping[str, Any] = results(file)["cases"]
-        cells = []
-        for share in SHARES:
-            found = {network: cases.get(f"{network} auto {share}", {}) for network in FITTED}
-            ratios = [
-                each["step_ms"] / cases[f"{network} pytorch"]["step_ms"]
-                for network, each in found.items()
-                if "step_ms" in each
-            ]
-            mean = exp(fsum(map(log, ratios)) / len(ratios))
-            cells.append(f"{mean:.2f}, at most {max(ratios):.2f} ({len(ratios)} of {len(found)} ran)")
-        yield [gpu, "1.00", *cells]
-
-
 def rivals() -> Iterable[Row]:
     """Yield the least time of each way to train a step in less memory, within shares of eager's peak."""
     yield from [*fronts(results("memory/rivals.json").get("cases", {}))] or [[UNKNOWN, *[""] * (len(COLUMNS))]]
@@ -609,7 +589,6 @@ TABLES = (
         " PyTorch, no limit | within the limit | over PyTorch | by turns | replaced | peak more",
         limited_programs,
     ),
-    Table(RESULTS_PAGE, "step over PyTorch's, by budget | PyTorch | 90 % | 70 % | 50 %", budgets),
     Table(
         RESULTS_PAGE,
         "whole training step | PyTorch, no limit | undivided | micro-batched | gain | the paper's gain | spread",

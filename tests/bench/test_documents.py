@@ -55,7 +55,6 @@ BASELINES = {  # the first cell of a table: what a user has without ucudnn, and 
     "step by each way, H200": ("eager", "70 %"),
     "tensors of an H200 within": ("eager", "70 %"),
     "kernels": ("ucudnn", "HiGHS"),  # solvers
-    "step over PyTorch's, by budget": ("PyTorch", "90 %"),
     "time steps": ("time: plain", "peak of the layer"),  # plain is PyTorch's; nothing is divided
 }
 

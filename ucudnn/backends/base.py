@@ -183,12 +183,10 @@ class Backend(ABC):
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Return whether no background work for a problem is left to wait for."""
-        del problem
         return True
 
     def expected_seconds(self, problems: Collection[ConvolutionProblem]) -> float:
         """Return about how long benchmarks of problems take, where that may be long enough to be told; else 0."""
-        del problems
         return 0.0
 
     @abstractmethod
