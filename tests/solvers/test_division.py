@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.configurations import micro_configurations
-from tests.support.divisions import divisions, optimum, scaled_divisions, ticks_of
+from tests.support.divisions import divisions, is_installed, optimum, scaled_divisions, ticks_of
 from tests.support.grouped_programs import glpk_division
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.errors import SolverError, SolverUnavailableError
@@ -21,7 +21,7 @@ from ucudnn.solvers import branch_and_bound, integer_program
 from ucudnn.solvers import division as division_module
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.division import Choice, DivisionStatus, divide
-from ucudnn.solvers.integer_program import SolverAnswer, is_installed
+from ucudnn.solvers.integer_program import SolverAnswer
 
 MIB = 2**20
 NETWORKS = ("alexnet", "resnet18", "resnet50")
@@ -33,11 +33,6 @@ def solver(request):
     if not is_installed(request.param):
         pytest.skip(f"{request.param.value} is not installed")
     return request.param
-
-
-def test_the_default_solver_is_installed():
-    assert is_installed(SolverName.HIGHS)
-    assert is_installed(SolverName.AUTO)
 
 
 @st.composite

@@ -4,6 +4,10 @@ from itertools import accumulate
 
 from hypothesis import strategies as st
 
+from ucudnn.errors import SolverUnavailableError
+from ucudnn.settings import SolverName
+from ucudnn.solvers import integer_program
+
 TICKS_PER_MS = 10**9
 FEW_OR_MANY = st.integers(1, 3) | st.integers(1, 30)
 
@@ -118,3 +122,11 @@ def totals_of(given_fronts, counts, found):
         for index, kernels in row.items()
     ]
     return sum(ticks for ticks, _ in taken), sum(size for _, size in taken)
+
+
+def is_installed(name):
+    """Return whether a solver can be used on this machine."""
+    try:
+        return name in (SolverName.AUTO, SolverName.HIGHS) or bool(integer_program._engine(name))
+    except SolverUnavailableError:
+        return False

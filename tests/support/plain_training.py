@@ -7,10 +7,24 @@ from contextlib import nullcontext
 import torch
 
 from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.measuring.operation_costs import step_costs
-from ucudnn.memory.torch.running.fit import fit, fit_plan
+from ucudnn.memory.torch.running.fit import fit
+from ucudnn.memory.torch.running.fitted_step import FittedStep
+from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.subject.step_program import step_subject
 from ucudnn.memory.torch.tracing.traced_program import trace_program
+from ucudnn.settings import Settings
+
+
+def fit_plan(subject, program, plan, costs, *, debug=False):
+    """Return a model that trains by a plan of its program, without a budget.
+
+    Where the program has no functions for the plan's configurations, ucudnn with its default settings makes them.
+    """
+    if plan.configurations and not program.functions:
+        program = ConvolutionChoices(program, Settings.load()).applied(plan.configurations)
+    return FittedStep(subject, PlannedRun(program, plan, costs, debug=debug), costs)
 
 
 def optimizer_of(kind, model):

@@ -7,6 +7,8 @@ from torch.nn import functional
 from bench.memory import models
 from tests.support.small_networks import SmallInception
 from ucudnn.memory.torch.measuring.training_step import TrainingStep
+from ucudnn.memory.torch.record import _trace
+from ucudnn.problem import MathMode
 
 
 def training_step(name, optimizer="sgd", **options):
@@ -94,3 +96,10 @@ def squared_batch():
 
 def big_gpt():
     return models.GPT(24, 1024, 16)
+
+
+def trace_step(step, name, batch):
+    """Return the trace of a training step's second run; the first one makes the state of the optimizer."""
+    step.clear()
+    step.run()
+    return _trace(step, name, batch, MathMode.TF32, {})

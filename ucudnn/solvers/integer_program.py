@@ -281,14 +281,3 @@ def _location(engine_name: str) -> dict[str, str]:
     if engine_name != "COIN_CMD" or find_spec("cbcbox") is None:
         return {}
     return {"path": str(import_module("cbcbox").cbc_bin_path())}
-
-
-def is_installed(name: SolverName) -> bool:
-    """Return whether a solver can be used on this machine."""
-    if name in (SolverName.AUTO, SolverName.HIGHS) and find_spec("highspy") is not None:
-        return True
-    try:
-        _engine(name)
-    except SolverUnavailableError:
-        return False
-    return True

@@ -10,6 +10,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from bench.memory import models  # noqa: E402
+from tests.support.plain_training import fit_plan  # noqa: E402
 from ucudnn.memory.planner.planner import make_plan  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
@@ -17,7 +18,7 @@ from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices  # noqa: E402
 from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit, fit_plan  # noqa: E402
+from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
 from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 

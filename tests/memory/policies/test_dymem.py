@@ -5,7 +5,7 @@ import pytest
 from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, alternatives, small_branches, small_line
 from ucudnn.errors import BudgetError
-from ucudnn.memory.policies.dymem import DymemPolicy, restarted_pool, search_prefetch_layers
+from ucudnn.memory.policies.dymem import DymemPolicy, search_prefetch_layers
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Role
@@ -157,17 +157,9 @@ def test_a_workspace_is_what_the_pool_has_left_in_steps_of_a_mebibyte():
     assert planned(builder, **costs).configurations == {3: front[2]}
 
 
-@pytest.mark.parametrize(
-    ("needed", "size", "restarts"), [(900, 1300, 0), (1300, 1300, 0), (1301, 1600, 1), (1901, 2200, 3)]
-)
-def test_an_iteration_restarts_with_another_reserve_until_it_fits(needed, size, restarts):
-    assert restarted_pool(1000, needed, 300) == (size, restarts)
-
-
 def test_the_first_iteration_sizes_the_two_ended_pool():
     builder = small_branches()
     plan = planned(builder)
     lifetimes = simulate(plan, builder.costs()).lifetimes
     extent = TwoEndedPool(mobility_in(plan)).place(lifetimes).extent_bytes
-    assert restarted_pool(extent, extent, 5) == (extent + 5, 0)
     assert extent >= 40  # dpool holds a, c, dd and e

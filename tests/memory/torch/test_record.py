@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
-from tests.support.training_steps import Lambda, step_of, training_step  # noqa: E402
+from tests.support.training_steps import Lambda, step_of, trace_step, training_step  # noqa: E402
 from ucudnn.errors import InvalidNetworkError, StepGraphError  # noqa: E402
 from ucudnn.memory.step.graph import Phase, Role  # noqa: E402
 from ucudnn.memory.torch.hooks.hooked_step import INSTEAD_OF_A_PLAN  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.record import record, record_measured, trace_step  # noqa: E402
+from ucudnn.memory.torch.record import record, record_measured  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 from ucudnn.networks.variants import Variant  # noqa: E402
 from ucudnn.problem import DataType, Layout, Operation  # noqa: E402

@@ -118,18 +118,3 @@ def _settled(actions: Sequence[Action]) -> list[Action]:
     for action in actions:
         found += [action, synchronize()] if action.kind is ActionKind.OFFLOAD else [action]
     return found
-
-
-def restarted_pool(extent_bytes: int, needed_bytes: int, reserve_bytes: int) -> tuple[int, int]:
-    """Return the size of the pool in which an iteration runs, and how often it restarted before (section 3.3.3).
-
-    The pool begins as large as the first iteration needed, which is the initial space without the smallest gap between
-    its ends, and the reserve β. An iteration that needs more restarts with another β until it fits.
-
-    Args:
-        extent_bytes: extent of the first iteration's TwoEndedPool.
-        needed_bytes: extent of the iteration.
-        reserve_bytes: β, above 0.
-    """
-    restarts = max(0, -(-(needed_bytes - extent_bytes - reserve_bytes) // reserve_bytes))
-    return extent_bytes + (restarts + 1) * reserve_bytes, restarts

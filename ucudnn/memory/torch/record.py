@@ -188,32 +188,6 @@ def _running(recipe: TrainingRecipe) -> AbstractContextManager[None]:
     return running(f"{recipe.model} with the loss {recipe.loss}")
 
 
-def trace_step(
-    step: TrainingStep,
-    name: str,
-    batch: int,
-    math: MathMode = MathMode.TF32,
-    conditions: Mapping[str, str] | None = None,
-) -> TracedStep:
-    """Take a training step twice, and return the second one as a graph with the operator calls behind it.
-
-    The first step makes the state of the optimizer.
-
-    Args:
-        step: what is trained; on real tensors it trains.
-        name: a name of the step.
-        batch: its mini-batch size.
-        math: whether products of float32 may be computed as TF32.
-        conditions: what the record depends on; PyTorch's version and the device are added.
-
-    Raises:
-        StepGraphError: if the trace makes no step.
-    """
-    step.clear()
-    step.run()
-    return _trace(step, name, batch, math, conditions or {})
-
-
 def _trace(step: TrainingStep, name: str, batch: int, math: MathMode, conditions: Mapping[str, str]) -> TracedStep:
     """Take a training step, after the optimizer has its state, and return it as a graph."""
     step.clear()

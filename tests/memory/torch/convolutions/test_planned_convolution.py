@@ -13,7 +13,7 @@ from torch.nn import functional  # noqa: E402
 import ucudnn.memory  # noqa: E402
 from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
-from tests.support.plain_training import Race, state_of, train  # noqa: E402
+from tests.support.plain_training import Race, fit_plan, state_of, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from tests.support.torch_cases import modules  # noqa: E402
 from ucudnn.errors import InvalidValueError, SettingsError, StepError  # noqa: E402
@@ -21,7 +21,6 @@ from ucudnn.memory.planner.planner import make_plan  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.step.graph import Phase  # noqa: E402
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit_plan  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UNDIVIDED = {"policy": "undivided", "effort": QUICK, "database": "off", "slabs": False}

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from tests.support.plain_training import fit_plan  # noqa: E402
 from tests.support.strategies import examples  # noqa: E402
 from ucudnn.errors import StepGraphError  # noqa: E402
 from ucudnn.memory.policies.catalog import find_policy  # noqa: E402
@@ -21,7 +22,6 @@ from ucudnn.memory.torch.division.sample_axes import SampleAxes  # noqa: E402
 from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment  # noqa: E402
 from ucudnn.memory.torch.division.segment_choice import SegmentChoice  # noqa: E402
 from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit_plan  # noqa: E402
 from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
 from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from tests.support.training_steps import Lambda, step_of, training_step  # noqa: E402
+from tests.support.training_steps import Lambda, step_of, trace_step, training_step  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.measuring import measured_peak  # noqa: E402
 from ucudnn.memory.torch.measuring.measure import measure  # noqa: E402
@@ -16,7 +16,6 @@ from ucudnn.memory.torch.measuring.measured_peak import (  # noqa: E402
     memory_between_marks,
     peak_bytes,
 )
-from ucudnn.memory.torch.record import trace_step  # noqa: E402
 from ucudnn.memory.torch.tracing.provenance import short_line  # noqa: E402
 
 STEPS = ["resnet18", "inception", "unet", "unet3d", "gpt", "densenet"]

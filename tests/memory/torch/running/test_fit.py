@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
-from tests.support.plain_training import CountedCopies, Race, train  # noqa: E402
+from tests.support.plain_training import CountedCopies, Race, fit_plan, train  # noqa: E402
 from tests.support.repeatability import (  # noqa: E402
     differing_operation,
     differing_tensor,
@@ -28,7 +28,6 @@ from ucudnn.memory.plans.lower_order import lower_order  # noqa: E402
 from ucudnn.memory.plans.plan import MemoryPlan  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES, find_policy  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit_plan  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 aten = torch.ops.aten

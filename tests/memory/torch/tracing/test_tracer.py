@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from tests.support.training_steps import step_of  # noqa: E402
-from ucudnn.memory.torch.record import trace_step  # noqa: E402
+from tests.support.training_steps import step_of, trace_step  # noqa: E402
 from ucudnn.memory.torch.tracing.provenance import Provenance  # noqa: E402
 from ucudnn.memory.torch.tracing.tracer import Tracer  # noqa: E402
 

@@ -243,18 +243,6 @@ def _fit_others(
     return fit_subject(replace(subject, args=args, kwargs=kwargs, used=used), options)
 
 
-def fit_plan(
-    subject: StepSubject, program: StepProgram, plan: MemoryPlan, costs: Costs, *, debug: bool = False
-) -> FittedStep:
-    """Return a model that trains by a plan of its program, without a budget; errors are those of `PlannedRun`.
-
-    Where the program has no functions for the plan's configurations, ucudnn with its default settings makes them.
-    """
-    if plan.configurations and not program.functions:
-        program = ConvolutionChoices(program, Settings.load()).applied(plan.configurations)
-    return FittedStep(subject, PlannedRun(program, plan, costs, debug=debug), costs)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Planning:
     """How plans of a step are made.
