@@ -29,7 +29,7 @@ _NAMES = (  # the first that a command has decides
     ("gpu", r"cuda1[23]|--workspace auto|swap_the_handle"),
     ("ci", r"-m pytest"),
     ("native", r"^c\+\+ "),
-    ("torch", r"^torchrun |^python -m ucudnn\.torch |--torch |memory (record|run) |\bnet\.json|\.\[torch\]"),
+    ("torch", r"^torchrun |^python -m ucudnn\.torch |--torch |memory (record|run) |my_models:|\bnet\.json|\.\[torch\]"),
     ("here", r"^ucudnn (plan|time|profile|memory|plot|doctor) |^ucudnn doctor$|^python examples/"),
 )
 

@@ -67,7 +67,7 @@ def print_table(
     console = _console(printed := StringIO())
     headings, rows = [*map(_shown, headings)], [[*map(_shown, row)] for row in rows]
     text, cut = [*map(_shown, text)], _shown(cut)
-    table = Table(title=escape(_shown(title)), box=None, pad_edge=False, title_justify="left")
+    table = Table(box=None, pad_edge=False)
     widths = [max(map(len, cells)) for cells in zip(headings, *rows, strict=True)]
     if cut:
         flexible = headings.index(cut)
@@ -79,6 +79,8 @@ def print_table(
         table.add_column(heading, justify=justify, width=width, no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*map(escape, row))
+    if title:
+        console.print(_shown(title), style="table.title", highlight=False, markup=False, soft_wrap=True)
     console.print(table)
     for line in lines:
         console.print(_shown(line, "\n"), highlight=False, markup=False, soft_wrap=True)

@@ -83,7 +83,7 @@ def test_a_model_is_explained_at_once(memory):
         (("no_such_module:model",), "no module no_such_module: no no_such_module.py in this folder or on PYTHONPATH"),
         (("no_such_module:x:model",), "error: no_such_module:x:model: there is no module no_such_module"),  # no emoji
         ((f"{BROKEN}:ready", *SMALL), "ready is a model that exists: name a function or a class that makes one"),
-        (("json:loads",), "error: json:loads fails: TypeError in "),
+        (("json:loads",), "json:loads: missing a required argument: 's': name a function without arguments that makes"),
         (("sys:exit",), "error: sys:exit fails: SystemExit in "),
         ((*UNET, "--loss", "math:sqrt"), "small_unet with the loss math:sqrt fails: TypeError in "),
         ((*UNET, "--loss", "torch:add"), "fails: RuntimeError in "),  # no scalar, so that backward fails

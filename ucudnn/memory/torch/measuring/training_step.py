@@ -1,8 +1,9 @@
 """What is recorded: a model, an input, a loss and an optimizer, made from their names, and one step of them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from itertools import chain
 from typing import Any, final
 
@@ -222,6 +223,13 @@ def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
     make = find_model(recipe.model)
     if isinstance(make, nn.Module):
         raise InvalidNetworkError(f"{recipe.model} is a model that exists: name a function or a class that makes one")
+    try:
+        with suppress(ValueError):  # a builtin may not say what it takes
+            signature(make).bind()
+    except TypeError as error:
+        raise InvalidNetworkError(
+            f"{recipe.model}: {error}: name a function without arguments that makes the model"
+        ) from error
     with running(recipe.model), device:
         model = make()
     if not isinstance(model, nn.Module):
