@@ -1,7 +1,6 @@
 """The protocol of backends: they list algorithms, measure them and, where there is hardware, run them.
 
-A backend knows nothing of workspace limits, policies or plans. `Backend` is what planning needs; a recorded profile can
-be one. `ComputeBackend` adds what execution needs.
+A backend knows nothing of limits, policies or plans. `ComputeBackend` adds what execution needs to a `Backend`.
 """
 
 from abc import ABC, abstractmethod

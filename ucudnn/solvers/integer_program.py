@@ -9,7 +9,7 @@ its smallest one. What a solver answers is no proof even so; see `ucudnn.solvers
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from math import gcd
@@ -49,25 +49,18 @@ class _Program:
     Attributes:
         uppers: the upper bound of each variable.
         costs: its cost.
-        begin: its value in the division that was found; None for those that only carry.
+        begin: its value in the division that was found; the last variables, which only carry, have none.
         sums: rows of coefficients by variable that equal a number.
         limits: rows of coefficients by variable that are at most a number.
         taken: for each choice its variables by their points; a choice that is not open has none.
     """
 
-    uppers: list[int] = field(default_factory=list)
-    costs: list[int] = field(default_factory=list)
-    begin: list[int | None] = field(default_factory=list)
-    sums: list[tuple[dict[int, int], int]] = field(default_factory=list)
-    limits: list[tuple[dict[int, int], int]] = field(default_factory=list)
-    taken: list[dict[int, int]] = field(default_factory=list)
-
-    def add(self, upper: int, cost: int, begin: int | None) -> int:
-        """Add a variable, and return its number."""
-        self.uppers.append(upper)
-        self.costs.append(cost)
-        self.begin.append(begin)
-        return len(self.uppers) - 1
+    uppers: list[int]
+    costs: list[int]
+    begin: list[int]
+    sums: list[tuple[dict[int, int], int]]
+    limits: list[tuple[dict[int, int], int]]
+    taken: list[dict[int, int]]
 
 
 def solve(
@@ -111,7 +104,7 @@ def solve(
 
 
 def _stated(relaxation: "Relaxation", found: "Found") -> _Program:
-    program, knapsack = _Program(), relaxation.knapsack
+    program, knapsack = _Program([], [], [], [], [], []), relaxation.knapsack
     starts, sizes, ticks = (array.tolist() for array in (knapsack.starts, knapsack.sizes, knapsack.ticks))
     total_bytes = knapsack.room_bytes
     weights: dict[int, int] = {}
@@ -124,8 +117,10 @@ def _stated(relaxation: "Relaxation", found: "Found") -> _Program:
         if len(most) == 1:
             continue
         for index, upper in most.items():
-            variable = program.add(int(upper), ticks[start + index] - fastest, held.get(index, 0))
-            program.taken[-1][index] = variable
+            variable = program.taken[-1][index] = len(program.uppers)
+            program.uppers.append(int(upper))
+            program.costs.append(ticks[start + index] - fastest)
+            program.begin.append(held.get(index, 0))
             weights[variable] = sizes[start + index] - least
         program.sums.append((dict.fromkeys(program.taken[-1].values(), 1), kernels))
     tick, unit = (gcd(*numbers) or 1 for numbers in (program.costs, weights.values()))
@@ -142,7 +137,9 @@ def _limit_by_digits(program: _Program, sizes: dict[int, int], total_bytes: int)
     most = sum(program.uppers[variable] for variable in sizes) + 1
     carry: dict[int, int] = {}
     while total_bytes >= _DIGIT or any(size >= _DIGIT for size in sizes.values()):
-        out = program.add(most, 0, None)
+        out = len(program.uppers)
+        program.uppers.append(most)
+        program.costs.append(0)
         digit = {variable: size % _DIGIT for variable, size in sizes.items()}
         program.limits.append(({**digit, **carry, out: -_DIGIT}, total_bytes % _DIGIT))
         sizes = {variable: size // _DIGIT for variable, size in sizes.items()}
@@ -183,8 +180,7 @@ def _by_highs(program: _Program, time_limit_seconds: float | None) -> tuple[list
         for row, bound in rows:
             least = float(bound) if is_sum else -highs.kHighsInf
             model.addRow(least, float(bound), len(row), [*row], [*map(float, row.values())])
-    begin = {column: float(value) for column, value in enumerate(program.begin) if value is not None}
-    model.setSolution(len(begin), [*begin], [*begin.values()])
+    model.setSolution(len(program.begin), columns[: len(program.begin)], [*map(float, program.begin)])
     if model.run() == highs.HighsStatus.kError:
         model.setOptionValue("threads", 0)
         model.run()
@@ -195,18 +191,17 @@ def _by_highs(program: _Program, time_limit_seconds: float | None) -> tuple[list
 
 def _by_pulp(program: _Program, engine: Any, time_limit_seconds: float | None) -> tuple[list[float] | None, bool]:
     """Return the same by a solver of PuLP."""
-    pulp = _import_pulp()
+    pulp = import_module("pulp")  # it loads native libraries and probes for solvers
     problem = pulp.LpProblem("workspace_division", pulp.LpMinimize)
     variables = [
         problem.add_variable(f"x_{number}", 0, upper, pulp.LpInteger) for number, upper in enumerate(program.uppers)
     ]
-    for variable, begin in zip(variables, program.begin, strict=True):
-        if begin is not None:
-            variable.setInitialValue(begin)
-    for row, number in program.sums:
-        problem += pulp.lpSum([size * variables[column] for column, size in row.items()]) == number
-    for row, number in program.limits:
-        problem += pulp.lpSum([size * variables[column] for column, size in row.items()]) <= number
+    for variable, begin in zip(variables, program.begin, strict=False):
+        variable.setInitialValue(begin)
+    for rows, is_sum in ((program.sums, True), (program.limits, False)):
+        for row, bound in rows:
+            total = pulp.lpSum([size * variables[column] for column, size in row.items()])
+            problem += total == bound if is_sum else total <= bound
     problem += pulp.lpSum([cost * variable for cost, variable in zip(program.costs, variables, strict=True)])
     if type(engine).__name__ == "PYGLPK" and time_limit_seconds is not None:
         _end_in_time(engine, time_limit_seconds)
@@ -236,13 +231,6 @@ def _end_in_time(engine: Any, seconds: float) -> None:
     engine.callSolver = call
 
 
-def _import_pulp() -> Any:
-    # Inside a function: importing PuLP loads native libraries and probes for solvers. PuLP 3 is not typed.
-    import pulp
-
-    return pulp
-
-
 _EXACT = {"gapRel": 0.0, "msg": False}
 
 # PuLP's solver classes by our name, the preferred first.
@@ -264,7 +252,7 @@ _INSTALL = {
 def _engine(name: SolverName, time_limit_seconds: float | None = None) -> tuple[str, Any]:
     limit = {} if time_limit_seconds is None else {"timeLimit": time_limit_seconds}
     wanted: Sequence[SolverName] = tuple(_ENGINES) if name is SolverName.AUTO else (name,)
-    pulp: Any = None if find_spec("pulp") is None else _import_pulp()
+    pulp: Any = None if find_spec("pulp") is None else import_module("pulp")
     offered = () if pulp is None else pulp.listSolvers()
     for candidate in wanted:
         for engine_name, options in _ENGINES.get(candidate, ()):
