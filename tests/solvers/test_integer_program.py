@@ -102,10 +102,6 @@ class SilentFour(Silent):
         return SimpleNamespace(status=0, has_solution=False)
 
 
-class PYGLPK(Silent):
-    """The same by the name of PuLP's way to GLPK's Python module."""
-
-
 def unsolved(monkeypatch, engine, limit):
     fronts = [((0, 10, 15, 21), (3.0, 2.0, 1.65, 1.4)), ((0, 10), (3.0, 2.0))]
     monkeypatch.setattr(integer_program, "_engine", lambda *_: ("silent", engine))
@@ -163,40 +159,6 @@ def test_the_program_is_stated_in_whole_numbers_that_have_no_common_divisor():
     assert {type(value) for value in (*program.costs, *rows)} == {int}
     assert gcd(*program.costs) == 1
     assert max(map(abs, rows)) <= integer_program._DIGIT
-
-
-@pytest.mark.parametrize("kind", [Silent, PYGLPK])
-@pytest.mark.parametrize("limit", [None, 1.0])
-def test_only_glpks_module_with_a_time_limit_is_called_another_way(monkeypatch, kind, limit):
-    engine = kind(None)
-    unsolved(monkeypatch, engine, limit)
-    assert hasattr(engine, "callSolver") == (kind is PYGLPK and limit is not None)
-
-
-@pytest.mark.parametrize(("seconds", "milliseconds"), [(2.5, 2500), (0.0001, 1)])
-def test_glpks_module_solves_a_program_within_its_time_limit(monkeypatch, seconds, milliseconds):
-    glpk = pytest.importorskip("swiglpk")
-    glpk.glp_term_out(glpk.GLP_OFF)
-    program = glpk.glp_create_prob()  # the least a + b with 3a + 5b >= 7, which is 2 in whole numbers
-    glpk.glp_add_cols(program, 2)
-    glpk.glp_add_rows(program, 1)
-    for column in (1, 2):
-        glpk.glp_set_col_bnds(program, column, glpk.GLP_LO, 0, 0)
-        glpk.glp_set_col_kind(program, column, glpk.GLP_IV)
-        glpk.glp_set_obj_coef(program, column, 1)
-    places, factors = glpk.intArray(3), glpk.doubleArray(3)
-    places[1], places[2], factors[1], factors[2] = 1, 2, 3, 5
-    glpk.glp_set_mat_row(program, 1, 2, places, factors)
-    glpk.glp_set_row_bnds(program, 1, glpk.GLP_LO, 7, 0)
-    limits, solve = [], glpk.glp_intopt
-    monkeypatch.setattr(glpk, "glp_intopt", lambda *given: limits.append(given[1].tm_lim) or solve(*given))
-    engine = SimpleNamespace()
-    integer_program._end_in_time(engine, seconds)
-    engine.callSolver(SimpleNamespace(solverModel=program))
-    assert limits == [milliseconds]
-    if seconds > 1:
-        assert glpk.glp_mip_status(program) == glpk.GLP_OPT
-        assert glpk.glp_mip_obj_val(program) == 2
 
 
 def test_no_solver_stops_before_the_optimum_or_writes_to_standard_output(capfd):

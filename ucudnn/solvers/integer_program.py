@@ -83,9 +83,7 @@ def solve(
     if not program.sums:  # nothing is open
         return SolverAnswer(counts=found.counts, ended=True, solver=name)
     try:
-        values, ended = (
-            _by_highs(program, time_limit_seconds) if by_highs else _by_pulp(program, engine, time_limit_seconds)
-        )
+        values, ended = _by_highs(program, time_limit_seconds) if by_highs else _by_pulp(program, engine)
     except Exception as error:  # each solver has errors of its own
         raise SolverError(f"{name} failed at the integer program: {error}") from error
     if values is None or any(abs(value - round(value)) >= _FRACTION for value in values):
@@ -189,7 +187,7 @@ def _by_highs(program: _Program, time_limit_seconds: float | None) -> tuple[list
     return [*model.getSolution().col_value] if solved else None, ended
 
 
-def _by_pulp(program: _Program, engine: Any, time_limit_seconds: float | None) -> tuple[list[float] | None, bool]:
+def _by_pulp(program: _Program, engine: Any) -> tuple[list[float] | None, bool]:
     """Return the same by a solver of PuLP."""
     pulp = import_module("pulp")  # it loads native libraries and probes for solvers
     problem = pulp.LpProblem("workspace_division", pulp.LpMinimize)
@@ -203,8 +201,6 @@ def _by_pulp(program: _Program, engine: Any, time_limit_seconds: float | None) -
             total = pulp.lpSum([size * variables[column] for column, size in row.items()])
             problem += total == bound if is_sum else total <= bound
     problem += pulp.lpSum([cost * variable for cost, variable in zip(program.costs, variables, strict=True)])
-    if type(engine).__name__ == "PYGLPK" and time_limit_seconds is not None:
-        _end_in_time(engine, time_limit_seconds)
     outcome = problem.solve(engine)
     # PuLP 3 returns the status and keeps the solution's apart; PuLP 4 returns both in one object.
     status = int(getattr(outcome, "status", outcome))
@@ -216,34 +212,19 @@ def _by_pulp(program: _Program, engine: Any, time_limit_seconds: float | None) -
     return [variable.varValue or 0 for variable in variables], ended
 
 
-def _end_in_time(engine: Any, seconds: float) -> None:
-    """Let GLPK's Python module end at a time limit, which PuLP 4 takes and forgets."""
-    glpk = import_module("swiglpk")
-
-    def call(problem: Any, callback: object = None) -> None:
-        options = glpk.glp_iocp()
-        glpk.glp_init_iocp(options)
-        options.tm_lim = max(1, round(seconds * 1000))
-        glpk.glp_adv_basis(problem.solverModel, 0)
-        if glpk.glp_simplex(problem.solverModel, None) == 0:
-            glpk.glp_intopt(problem.solverModel, options)
-
-    engine.callSolver = call
-
-
 _EXACT = {"gapRel": 0.0, "msg": False}
 
 # PuLP's solver classes by our name, the preferred first.
 _ENGINES: dict[SolverName, tuple[tuple[str, dict[str, Any]], ...]] = {
     SolverName.CBC: (("COIN_CMD", {**_EXACT, "gapAbs": 0.0}),),
-    SolverName.GLPK: (("PYGLPK", {"msg": False}), ("GLPK_CMD", {"msg": False})),
+    SolverName.GLPK: (("GLPK_CMD", {"msg": False}),),
     SolverName.GUROBI: (("GUROBI", _EXACT), ("GUROBI_CMD", {"msg": False})),
     SolverName.CPLEX: (("CPLEX_PY", {"msg": False}), ("CPLEX_CMD", {"msg": False})),
 }
 _INSTALL = {
     SolverName.HIGHS: "pip install highspy",
     SolverName.CBC: "pip install 'ucudnn[solvers]' 'pulp[cbc]', or put cbc on the PATH",
-    SolverName.GLPK: "pip install 'ucudnn[solvers]', and put GLPK's glpsol on the PATH, or pip install swiglpk",
+    SolverName.GLPK: "pip install 'ucudnn[solvers]', and put GLPK's glpsol on the PATH",
     SolverName.GUROBI: "pip install 'ucudnn[solvers]' gurobipy",
     SolverName.CPLEX: "pip install 'ucudnn[solvers]' cplex",
 }
