@@ -113,15 +113,17 @@ def fit_one_step():
         fit(model, (x, y), loss=loss, policy="stock")(x, y).backward()
 
 
-@pytest.fixture(scope="module")
-def older_objects_frozen():
-    """Let collections pass over what the first fit and the tests of other modules have left, too; see above.
+@pytest.fixture
+def older_objects_frozen(monkeypatch):
+    """Let collections pass over what the first fit and other tests have left, too; see above.
 
-    A fit asks for three collections. They took 60 ms each, and take 17.
+    A fit asks for five collections. They took 60 ms each, and take 3. It also counts what is frozen, to see whether
+    that is anything, which takes 30 ms.
     """
     fit_one_step()
     gc.collect()
     gc.freeze()
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
 
 
 def pytest_terminal_summary(terminalreporter, config):

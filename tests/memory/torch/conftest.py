@@ -5,7 +5,7 @@ import logging
 import pytest
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def frozen(older_objects_frozen):
     """Each test fits steps, and so asks for whole collections."""
 

@@ -22,7 +22,7 @@ EVERYWHERE = (*OURS, "/torch/", "/contextlib.py", "/weakref.py", "/warnings.py")
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_frozen():
+def frozen():
     """Release what this process has frozen, so that a fit freezes objects as it does in a program."""
     gc.unfreeze()
     yield

@@ -8,11 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn.memory  # noqa: E402
+from ucudnn.memory.torch.subject.left_as_found import Snapshot  # noqa: E402
 from ucudnn.memory.torch.tracing.garbage import only_new_collected  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_frozen():
+def frozen():
     """Release what this process has frozen before its first test, as in a program that has frozen nothing."""
     gc.unfreeze()
     yield
@@ -34,7 +35,7 @@ def assert_frozen(count):
 
 def test_garbage_goes_before_and_inside_and_nothing_stays_frozen_after_an_error_either():
     before = weakref.ref(_Circle())
-    with only_new_collected():
+    with only_new_collected(Snapshot()):
         assert before() is None
         frozen = gc.get_freeze_count()
         assert frozen > 10_000
@@ -42,21 +43,33 @@ def test_garbage_goes_before_and_inside_and_nothing_stays_frozen_after_an_error_
         gc.collect()
         assert inside() is None
         made = [_Circle() for _ in range(1000)]
-        with only_new_collected():
+        with only_new_collected(Snapshot()):
             assert_frozen(frozen)
         assert_frozen(frozen)
     assert len(made) == 1000
     assert gc.get_freeze_count() == 0
-    with pytest.raises(ValueError, match="of the caller"), only_new_collected():
+    with pytest.raises(ValueError, match="of the caller"), only_new_collected(Snapshot()):
         raise ValueError("of the caller")
     assert gc.get_freeze_count() == 0
+
+
+def test_a_snapshot_releases_what_an_error_at_the_end_of_the_block_leaves_frozen():
+    snapshot = Snapshot()
+    block = only_new_collected(snapshot)
+    block.__enter__()
+    assert gc.get_freeze_count()
+    snapshot.restore()
+    assert gc.get_freeze_count()
+    snapshot.restore_all()
+    assert gc.get_freeze_count() == 0
+    block.__exit__(None, None, None)
 
 
 def test_what_a_program_has_frozen_itself_stays_so():
     gc.freeze()
     try:
         frozen, made = gc.get_freeze_count(), [_Circle() for _ in range(1000)]
-        with only_new_collected():
+        with only_new_collected(Snapshot()):
             assert_frozen(frozen)
         assert_frozen(frozen)
         assert len(made) == 1000

@@ -186,23 +186,23 @@ def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
     return left_as_found(partial(_fitted, others[0], options, []), *subject.touched())
 
 
-@only_new_collected()
 def _fitted(subject: StepSubject, options: FitOptions, others: list[StepSubject], snapshot: Snapshot) -> FittedStep:
     """Return the fitted step; an error leaves everything as it was when the snapshot was made.
 
     The others get what is trained with operators in pieces, if there are such.
     """
-    stages, name = Stages(options.progress), type(subject.model).__name__
-    stages.begin(f"tracing {name}")
-    program = trace_program(subject, name, _batch(subject))
-    if not subject.in_pieces and any(call.func in IN_PIECES for call in program.calls):
-        others.append(replace(subject, in_pieces=True))
-    stated = stated_budget(options.budget, program.device, options.host_bytes)
-    snapshot.undo_after_errors(settings_restorer(program.device))
-    planning, plan = _planned(subject, program, stated, options, stages, is_last=not others)
-    snapshot.restore_modes()  # made-up operands may have drawn random numbers
-    refit = partial(_fit_others, subject.without_sample(), options)
-    return planning.fitted(plan, subject, refit, step_meter(program.device))
+    with only_new_collected(snapshot):
+        stages, name = Stages(options.progress), type(subject.model).__name__
+        stages.begin(f"tracing {name}")
+        program = trace_program(subject, name, _batch(subject))
+        if not subject.in_pieces and any(call.func in IN_PIECES for call in program.calls):
+            others.append(replace(subject, in_pieces=True))
+        stated = stated_budget(options.budget, program.device, options.host_bytes)
+        snapshot.undo_after_errors(settings_restorer(program.device))
+        planning, plan = _planned(subject, program, stated, options, stages, is_last=not others)
+        snapshot.restore_modes()  # made-up operands may have drawn random numbers
+        refit = partial(_fit_others, subject.without_sample(), options)
+        return planning.fitted(plan, subject, refit, step_meter(program.device))
 
 
 def _planned(

@@ -65,7 +65,7 @@ class Snapshot:
 
     def __init__(self, *roots: Any) -> None:
         self._seen: dict[int, Any] = {}
-        self._after_errors: list[_Undo] = [] if gc.get_freeze_count() else [gc.unfreeze]
+        self._after_errors: list[_Undo] = []
         self._lists: list[tuple[Any, list[Any]]] = []
         self._tables: list[tuple[dict[Any, Any], list[tuple[Any, Any]]]] = []
         self._places: list[tuple[Any, str, Any]] = []

@@ -4,10 +4,12 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ucudnn.memory.torch.subject.left_as_found import Snapshot
+
 
 @contextmanager
-def only_new_collected() -> Iterator[None]:
-    """Let collections look only at objects that are made inside the block.
+def only_new_collected(snapshot: Snapshot) -> Iterator[None]:
+    """Let collections look only at objects that are made inside the block; the snapshot releases the others on Ctrl-C.
 
     A process with PyTorch has some hundred thousand objects that stay. Tracing and planning make so many new ones that
     collections walk through all of them again and again, which took a quarter of the time. What is garbage before is
@@ -18,6 +20,7 @@ def only_new_collected() -> Iterator[None]:
     if gc.get_freeze_count():
         yield
         return
+    snapshot.undo_after_errors(gc.unfreeze)
     gc.freeze()
     try:
         yield
