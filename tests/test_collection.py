@@ -1,52 +1,19 @@
-"""The suite itself: each process collects the same tests, so that they can be shared among processes."""
+"""The suite itself: what CI runs, what is marked, in which order tests run, and what a run says."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
+import tomllib
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-
-import pytest
 
 from tests.conftest import MARKED, pytest_collection_modifyitems, pytest_itemcollected
 from tests.support.skips import skip_line
 
 ROOT = Path(__file__).parents[1]
-
-
-def collected(*seeds):
-    """Return the names of all tests for each seed of `hash`, as new processes collect them at the same time."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
-    processes = [
-        subprocess.Popen(
-            [*command, "tests"],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for seed in seeds
-    ]
-    found = []
-    for process in processes:
-        printed, _ = process.communicate()
-        assert process.returncode == 0, printed[-4000:]
-        found.append([line for line in printed.splitlines() if "::" in line])
-    return found
-
-
-@pytest.mark.skipif(
-    "PYTEST_XDIST_WORKER" in os.environ,
-    reason="pytest-xdist compares what its processes collect",
-)
-def test_processes_collect_the_same_tests_in_the_same_order():
-    first, other = collected("1", "2")
-    assert "tests/test_collection.py::test_processes_collect_the_same_tests_in_the_same_order" in first
-    assert first == other
 
 
 def test_processes_that_tests_start_keep_the_modules_that_they_compile():
@@ -55,8 +22,14 @@ def test_processes_that_tests_start_keep_the_modules_that_they_compile():
 
 
 def test_ci_runs_what_the_quick_tests_leave_out_or_skip():
-    """The second run has PyTorch and cuDNN's headers; that CI runs README's line is tested with the documents."""
-    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1].endswith(' -m pytest -q -n auto -m "slow or extra"')
+    """The second run has PyTorch and cuDNN's headers; that CI runs README's line is tested with the documents.
+
+    Both draw an order of the tests, and compare what their processes collect, as pytest-xdist does.
+    """
+    line = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
+    assert line == 'OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n auto -m "slow or extra"'
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["test"]
+    assert {"pytest-randomly", "pytest-xdist"} <= {each.partition(">=")[0] for each in wanted}
     assert ' -m pytest -q -n auto -m "not slow"\n' in (ROOT / "README.md").read_text()
     places = {mark: [ROOT / place for place in found] for mark, found in MARKED.items()}
     assert [place for place in chain(*places.values()) if not place.exists()] == []
