@@ -98,12 +98,6 @@ def test_a_queue_waits_once_for_each_queue_of_the_set_before(sequence):
         assert queues.waits == waits
 
 
-@given(st.lists(segments, max_size=20), st.integers(0, 3))
-def test_a_single_queue_does_not_wait(sequence, queue):
-    queues, _ = begun((segment, queue) for segment in sequence)
-    assert queues.waits == []
-
-
 @given(st.lists(launches, max_size=20), launches)
 def test_finished_launches_are_forgotten(sequence, last):
     queues, order = begun(sequence)

@@ -55,38 +55,10 @@ def test_a_line_with_a_synchronized_offload_and_a_prefetch_one_layer_ahead():
     assert (result.offloaded_bytes, result.prefetched_bytes, result.pinned_bytes) == (10, 10, 10)
 
 
-def test_a_line_whose_link_is_slow_waits_at_every_synchronization():
-    result = simulated(
-        line(),
-        *(run(0), offload(A), run(1), synchronize(), free(A), run(2)),
-        *(prefetch(A), run(3), free(B), free(C), synchronize(), run(4), free(A), free(D), free(E)),
-        offload_bytes_per_ms=1.0,
-        prefetch_bytes_per_ms=1.0,
-    )
-    assert result.timeline == (
-        *((COMPUTE, 0, 0.0, 2.0), (COMPUTE, 2, 2.0, 6.0), (OUT, 1, 2.0, 12.0), (COMPUTE, 5, 12.0, 15.0)),
-        *((COMPUTE, 7, 15.0, 20.0), (BACK, 6, 15.0, 25.0), (COMPUTE, 11, 25.0, 29.0)),
-    )
-    assert (result.wait_ms, result.time_ms) == (6.0 + 5.0, 29.0)
-
-
 EXTENDED = (
     *(run(0), offload(A), run(1), free(A), run(2), run(3), free(B), free(C)),
     *(prefetch(A), wait(A), run(4), free(A), free(D), free(E)),
 )
-
-
-def test_a_free_takes_effect_when_the_copy_has_ended_and_nothing_waits_for_it():
-    """VDNNExt: f2 begins although a still leaves, so a and c exist together."""
-    result = simulated(line(), *EXTENDED, offload_bytes_per_ms=1.0, prefetch_bytes_per_ms=1.0)
-    assert result.timeline == (
-        *((COMPUTE, 0, 0.0, 2.0), (COMPUTE, 2, 2.0, 6.0), (COMPUTE, 4, 6.0, 9.0), (OUT, 1, 2.0, 12.0)),
-        *((COMPUTE, 5, 9.0, 14.0), (BACK, 8, 14.0, 24.0), (COMPUTE, 10, 24.0, 28.0)),
-    )
-    assert result.memory[:8] == (
-        *((0.0, 10), (0.0, 20), (2.0, 30), (6.0, 40), (9.0, 50), (12.0, 40), (14.0, 30), (14.0, 20)),
-    )
-    assert (result.peak_bytes, result.wait_ms, result.memory_stall_ms) == (50, 10.0, 0.0)
 
 
 def test_under_a_cap_an_allocation_waits_until_the_copy_has_freed_enough():
@@ -165,22 +137,6 @@ def test_branches_with_a_long_skip_on_the_host():
     assert (result.offloaded_bytes, result.prefetched_bytes, result.pinned_bytes) == (30, 30, 30)
 
 
-def both_ways(**costs):
-    """Simulate a plan in which an offload of b and a prefetch of a of 10 bytes each run together."""
-    return simulated(
-        line(),
-        *(run(0), run(1), offload(A), synchronize(), free(A), offload(B), prefetch(A), synchronize()),
-        *(run(2), run(3), run(4)),
-        **{"offload_bytes_per_ms": 5.0, "prefetch_bytes_per_ms": 2.5, **costs},
-    )
-
-
-def test_each_direction_keeps_a_share_of_its_bandwidth_while_both_copy():
-    entries = both_ways(duplex=0.5).timeline[3:5]
-    assert entries == ((OUT, 5, 8.0, 12.0), (BACK, 6, 8.0, 14.0))  # from 12 on the second copy is alone again
-    assert both_ways(duplex=1.0).timeline[3:5] == ((OUT, 5, 8.0, 10.0), (BACK, 6, 8.0, 12.0))
-
-
 def test_a_prefetch_waits_for_the_offload_of_its_storage():
     result = simulated(
         line(),
@@ -223,23 +179,6 @@ def test_a_free_waits_for_the_last_offload_of_its_storage_where_two_are_queued()
     assert [entry for entry in result.timeline if entry.queue is OUT] == [(OUT, 2, 6.0, 16.0), (OUT, 5, 16.0, 26.0)]
     assert [size for time, size in result.memory if time == 16.0] == [50, 60]
     assert (26.0, 60) in result.memory
-
-
-def test_the_step_ends_with_its_last_copy():
-    result = simulated(line(), *(run(each) for each in range(5)), offload(C), offload_bytes_per_ms=2.0)
-    assert (result.time_ms, result.wait_ms) == (18.0 + 5.0, 5.0)
-
-
-def test_the_host_holds_a_copy_until_its_last_prefetch_has_ended():
-    actions = [run(0), run(1), offload(A), free(A), prefetch(A), wait(A), free(A), prefetch(A), wait(A)]
-    once_more = [offload(B), wait(B), run(2), run(3), run(4)]
-    assert simulated(line(), *actions, *once_more).pinned_bytes == 10
-    assert simulated(line(), *actions[:7], *once_more[:1], *actions[7:], *once_more[1:]).pinned_bytes == 20
-
-
-def test_sizes_are_rounded_as_the_allocator_does_and_copies_are_not():
-    result = simulated(line(), *(run(each) for each in range(5)), offload(A), granularity=16)
-    assert (result.peak_bytes, result.offloaded_bytes) == (6 * 16, 10)
 
 
 def test_scratch_is_rounded_and_exists_while_the_operation_runs():
