@@ -22,15 +22,25 @@ SCRIPTS = sorted(
 )
 
 
+@pytest.fixture
+def run(monkeypatch):
+    """Return a function that runs a script in this process, which has imported PyTorch; its trials have their own."""
+
+    def main(module, *given):
+        monkeypatch.setattr(sys, "argv", [module, *given])
+        return import_module(module).main()
+
+    return main
+
+
 @pytest.mark.parametrize("module", SCRIPTS)
-def test_the_help_of_a_script_names_its_module_and_no_file(module, monkeypatch, capsys):
+def test_the_help_of_a_script_names_its_module_and_no_file(module, run, capsys):
     if ".torch." in module or ".memory." in module:
         pytest.importorskip("torch")
     if module == "bench.paper.solvers":
         pytest.importorskip("swiglpk")
-    monkeypatch.setattr(sys, "argv", [module, "--help"])
     with pytest.raises(SystemExit) as ended:
-        import_module(module).main()
+        run(module, "--help")
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert f"usage: python -m {module} " in re.sub(r"\s+", " ", text)
@@ -80,13 +90,13 @@ def test_a_verdict_names_the_figure_and_its_bound(capsys):
     assert capsys.readouterr().out == "met    steps: 1.02, at most 1.03\nMISSED steps: 1.04 s, at most 1.03 s\n"
 
 
-def test_all_ways_under_caps_are_tried_in_one_run(tmp_path):
+def test_all_ways_under_caps_are_tried_in_one_run(run, tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "memory.json"
-    command = [sys.executable, "-m", "bench.torch.memory", "--backend", "cpu", "--cap", "0", "--out", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True)
+    command = ["bench.torch.memory", "--backend", "cpu", "--cap", "0", "--out", str(out)]
+    run(*command)
     found = load(out)
-    subprocess.run(command, cwd=ROOT, check=True)
+    run(*command)
     assert load(out) == found, "what is there is kept"
     ways = ("ucudnn", "undivided", "pytorch")
     assert set(found["trials"]) == {f"{way} batch 2 cap 0" for way in ways}
@@ -99,29 +109,29 @@ def test_all_ways_under_caps_are_tried_in_one_run(tmp_path):
         assert all(re.match(r"1x2 \w+$", text) for text in plans) or not name.startswith("undivided")
 
 
-def test_networks_are_measured_once_each_in_a_process_of_its_own(tmp_path):
+def test_networks_are_measured_once_each_in_a_process_of_its_own(run, capsys, tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "networks.json"
-    command = [sys.executable, "-m", "bench.torch.networks", "--backend", "cpu", "--network", "small", "--form", "nchw"]
+    command = ["bench.torch.networks", "--backend", "cpu", "--network", "small", "--form", "nchw"]
     command += ["--steps", "1", "--tuning-seconds", "0", "--setting", "stock", "--out", str(out)]
-    subprocess.run([*command, "--setting", "unknown"], cwd=ROOT, check=True)
+    run(*command, "--setting", "unknown")
     before = load(out)["cases"]
     assert before["small nchw stock 0"]["step_ms"] > 0
     assert "unknown" in before["small nchw unknown 0"]["error"]
-    done = subprocess.run([*command, "--setting", "64KiB"], cwd=ROOT, check=True, capture_output=True, text=True)
+    capsys.readouterr()
+    run(*command, "--setting", "64KiB")
     cases = load(out)["cases"]
     assert cases["small nchw stock 0"] == before["small nchw stock 0"], "it is kept"
     assert cases["small nchw 64KiB 0"]["by_turns"]["step"] > 0
     assert cases["small nchw 64KiB 0"]["loss"] == pytest.approx(cases["small nchw stock 0"]["loss"], rel=1e-3)
-    assert done.stderr.count("small nchw") == 1
+    assert capsys.readouterr().err.count("small nchw") == 1
 
 
-def test_image_sizes_are_the_same_for_all_settings(tmp_path):
+def test_image_sizes_are_the_same_for_all_settings(run, tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "image_sizes.json"
-    command = [sys.executable, "-m", "bench.torch.image_sizes", "--backend", "cpu", "--network", "small"]
-    command += ["--batch", "2", "--sizes", "2", "--steps", "3", "--setting", "64KiB-off", "--out", str(out)]
-    subprocess.run(command, cwd=ROOT, check=False)  # NumPy is slower than PyTorch, which the script says
+    command = ["bench.torch.image_sizes", "--backend", "cpu", "--network", "small", "--batch", "2", "--sizes", "2"]
+    run(*command, "--steps", "3", "--setting", "64KiB-off", "--out", str(out))  # NumPy is slower, which it says
     case = load(out)["cases"]["small 2 x 2 sizes"]
     assert set(case["runs"]) == {"stock-off", "64KiB-off"}
     assert all(each["seconds"] * 1e3 >= each["late_ms"] > 0 for each in case["runs"].values())

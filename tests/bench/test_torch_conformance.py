@@ -1,9 +1,7 @@
 """bench.torch.conformance: what it counts, compares and keeps."""
 
 import itertools
-import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from math import sqrt
@@ -11,7 +9,8 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from bench.tools.results import RESULTS, ROOT, load, save
+from bench.tools.results import RESULTS, load, save
+from bench.torch import conformance
 from bench.torch.conformance import counts_of, differences_of
 from tests.support.reference import WRITTEN, reference_convolution, terms
 from ucudnn.backends.base import Offset, Scaling
@@ -49,27 +48,14 @@ class TestConvolution(unittest.TestCase):
 """
 
 
-def run(folder, *options):
-    """Run the script on tests; return its exit status, its output and its cases."""
-    tests, out = folder / "test_convolution.py", folder / "found.json"
+def test_each_limit_with_each_policy_is_a_case_and_runs_once(tmp_path, monkeypatch, capsys):
+    tests, out = tmp_path / "test_convolution.py", tmp_path / "found.json"
     tests.write_text(TESTS)
-    command = [sys.executable, "-m", "bench.torch.conformance", tests, "--backend", "cpu", "--out", out]
-    ended = subprocess.run(
-        [*command, *options],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-        capture_output=True,
-        timeout=900,
-    )
-    assert out.exists(), ended.stdout + ended.stderr
-    return ended.returncode, ended.stdout, load(out)["cases"]
-
-
-def test_each_limit_with_each_policy_is_a_case_and_runs_once(tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     several = ["--limit", "1MiB", "--limit", "0", "--policy", "all", "--test-seconds", "3", "-k", "not unchosen"]
-    status, _, cases = run(tmp_path, *several)
-    assert status == 1  # one test differs
+    monkeypatch.setattr(sys, "argv", ["conformance", str(tests), "--backend", "cpu", "--out", str(out), *several])
+    assert not conformance.main()  # one test differs
+    cases = load(out)["cases"]
     assert list(cases) == ["release 1MiB all", "release 0 all"]
     for case in cases.values():
         both = {"skipped": 1, "out of time": 1}
@@ -82,9 +68,10 @@ def test_each_limit_with_each_policy_is_a_case_and_runs_once(tmp_path):
         ((problem, configuration),) = case["configurations"].items()
         assert problem == "Forward 4x3x6x6 * 2x3x3x3 float64 NCHW"
         assert re.match(r"\d+x\d+ \w+", configuration)
-    status, said, again = run(tmp_path, *several)
-    assert (status, again) == (0, cases)
-    assert said == "release 1MiB all is in the results\nrelease 0 all is in the results\n"
+    capsys.readouterr()
+    assert conformance.main()
+    assert load(out)["cases"] == cases
+    assert capsys.readouterr().out == "release 1MiB all is in the results\nrelease 0 all is in the results\n"
 
 
 def test_a_test_that_one_way_lacks_differs_and_one_that_takes_too_long_is_not_compared():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.operands import operands
 from tests.support.problems import LAYOUTS, make_problem
 from tests.support.reference import scaled_reference
+from tests.support.strategies import examples
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import OVERWRITE, Scaling
 from ucudnn.configuration import Configuration, MicroConfiguration
@@ -92,6 +93,7 @@ def result(problem, configuration, tensors, scaling):
     return w.astype(np.float64), len(launched)
 
 
+@examples(1 / 3)  # each computes up to 513 convolutions
 @given(
     st.sampled_from([16, 64, 256]),
     st.sampled_from(["GEMM", "IMPLICIT_GEMM", "FFT"]),

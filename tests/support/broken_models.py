@@ -89,8 +89,8 @@ class Printing(Convolving):
         return super().forward(x)
 
 
-class Writing(Convolving):
-    """A model of a library that writes to the standard output of the process, past Python."""
+class Writing(Printing):
+    """A model that prints, of a library that writes to the standard output of the process, past Python."""
 
     def forward(self, x):
         os.write(1, b"a library's own words\n")

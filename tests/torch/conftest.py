@@ -33,18 +33,10 @@ def flags():
 
 
 @pytest.fixture
-def timed(monkeypatch, capsys):
+def timed(call):
     """Return a function that runs `ucudnn time --torch`, and returns its exit status, output and errors."""
-    from ucudnn.cli import app
-
-    def run(model, *arguments):
-        quick = ("--repeats", "1", "--time-limit", "1")
-        monkeypatch.setattr(sys, "argv", ["ucudnn", "time", "--torch", model, *quick, *arguments])
-        with pytest.raises(SystemExit) as end:
-            app.main()
-        return end.value.code, *capsys.readouterr()
-
-    return run
+    quick = ("--repeats", "1", "--time-limit", "1")
+    return lambda model, *arguments: call("time", "--torch", model, *quick, *arguments)
 
 
 @pytest.fixture(scope="session")

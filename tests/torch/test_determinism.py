@@ -54,7 +54,7 @@ def outcomes(world, options, *arguments):
 
 
 def test_deterministic_processes_end_with_the_same_bits():
-    assert len(set(outcomes(4, {"workspace_limit": "64KiB", "database": "off"}, 1))) == 1
+    assert len(set(outcomes(2, {"workspace_limit": "64KiB", "database": "off"}, 1))) == 1
 
 
 def test_ranks_with_the_same_plans_end_with_the_same_bits(tmp_path):
@@ -64,7 +64,7 @@ def test_ranks_with_the_same_plans_end_with_the_same_bits(tmp_path):
     if others == [first]:  # one pair in 200 ends with the same bits
         others += outcomes(2, options, 0)
     assert set(others) != {first}, "else the rest would show nothing"
-    assert outcomes(3, {**options, "plans": path}, 0) == [first] * 3
+    assert outcomes(2, {**options, "plans": path}, 0) == [first] * 2
 
 
 def convolve():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import random_steps, small_unet
+from tests.support.strategies import examples
 from ucudnn.errors import BudgetError
 from ucudnn.memory.planner.bounds import StepBounds
 from ucudnn.memory.policies.catalog import POLICIES
@@ -15,6 +16,7 @@ from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.liveness import measure_liveness
 
 
+@examples(1 / 2)  # each is planned by all policies
 @given(drawn=random_steps(), share=st.floats(0, 1), rates=st.tuples(*[st.sampled_from([0.1, 1.0, 4.0, 100.0])] * 2))
 def test_no_plan_is_faster_than_the_bound_of_its_policy(drawn, share, rates):
     graph, costs = drawn

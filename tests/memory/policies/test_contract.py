@@ -35,7 +35,7 @@ def planned(policy, graph, costs, budget):
         return None, error.required_bytes
 
 
-@examples(8)  # of all policies
+@examples(4)  # of all policies
 @given(name=st.sampled_from([*EVERY]), step=random_steps(), data=st.data())
 def test_plans_keep_their_budget(name, step, data):
     graph, costs = step

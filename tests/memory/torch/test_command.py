@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -20,16 +21,9 @@ LITTLE = "error: this machine has too little memory: "
 
 
 @pytest.fixture
-def memory(monkeypatch, capsys):
+def memory(call):
     """Run `ucudnn memory`; return exit status, standard output and standard error."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
-
-    return run
+    return partial(call, "memory")
 
 
 def test_a_recorded_model_is_planned_for_at_any_mini_batch(memory, tmp_path):

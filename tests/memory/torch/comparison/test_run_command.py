@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,16 +23,9 @@ UNET = ("tests.support.training_steps:small_unet", "--shape", "3x16x16", "--batc
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(call):
     """Run `ucudnn memory run`; return exit status, standard output and standard error."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", "run", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
-
-    return call
+    return partial(call, "memory", "run")
 
 
 def test_policies_are_compared_and_what_does_not_fit_has_its_reason(run):
@@ -42,30 +36,22 @@ def test_policies_are_compared_and_what_does_not_fit_has_its_reason(run):
     assert "stock: policy stock needs" in out
 
 
-def test_json_has_all_figures_and_the_picture_measured_lanes(run, tmp_path):
+def test_json_has_all_figures_plans_choose_convolutions_and_the_picture_has_measured_lanes(run, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
+    monkeypatch.setenv("UCUDNN_DATABASE", "off")
     path = tmp_path / "queues.svg"
-    status, out, error = run(*UNET, "--policy", "vdnn-all-p", "--json", "--timeline", str(path))
+    given = ("--policy", "vdnn-all-m", "--convolutions", "UNDIVIDED", "--json", "--timeline", str(path))
+    status, out, error = run(*UNET, *given)
     assert status == 0, error
     (row,) = json.loads(out)["policies"]
-    assert row["policy"] == "vdnn-all-p"
+    assert row["policy"] == "vdnn-all-m"
+    assert row["configured"] > 10
     assert row["offloaded"] > 0
     assert row["allocated"] > 0
     assert "picture" not in row
     text = path.read_text()
     assert text.count("D2H, measured") == text.count("compute, measured") > 0
     assert "from the host" in text
-
-
-def test_plans_choose_convolutions(run, monkeypatch):
-    monkeypatch.setenv("UCUDNN_DATABASE", "off")
-    status, out, error = run(*UNET, "--policy", "vdnn-all-m", "--json", "--convolutions", "UNDIVIDED")
-    assert status == 0, error
-    (row,) = json.loads(out)["policies"]
-    assert row["configured"] > 10
-    status, _, error = run(*UNET, "--policy", "vdnn-all-m", "--convolutions", "halved")
-    assert status == 2
-    assert "--convolutions='halved' is not known" in error
 
 
 def test_an_unknown_policy_runs_nothing(run):
@@ -92,6 +78,7 @@ def test_an_unknown_policy_runs_nothing(run):
         (("--loss", "math:hinge"), "math:hinge"),
         (("--optimizer", "lion"), "--optimizer='lion' is not known: give sgd"),
         (("--autocast", "float32"), "--autocast='float32' is not known: give float16 or bfloat16"),
+        (("--policy", "vdnn-all-m", "--convolutions", "halved"), "--convolutions='halved' is not known"),
     ],
     ids=lambda given: " ".join(given)[:40],
 )
@@ -133,9 +120,8 @@ def test_if_no_policy_ran_the_status_says_so(run):
     assert "below the floor" in out
 
 
-@pytest.mark.parametrize(("name", "words"), [("Printing", "a model's own words"), ("Writing", "a library's own words")])
-def test_what_a_model_prints_is_not_among_the_data(monkeypatch, capfd, name, words):
-    model = f"tests.support.broken_models:{name}"
+def test_what_a_model_prints_is_not_among_the_data(monkeypatch, capfd):
+    model = "tests.support.broken_models:Writing"
     given = ("--shape", "3x8x8", "--batch", "4", "--on", "cpu", "--steps", "1", "--policy", "stock", "--json")
     monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", "run", model, *given])
     with pytest.raises(SystemExit) as ended:
@@ -143,7 +129,8 @@ def test_what_a_model_prints_is_not_among_the_data(monkeypatch, capfd, name, wor
     out, error = capfd.readouterr()  # of the policy's own process, too
     assert ended.value.code == 0, error
     assert [each["policy"] for each in json.loads(out)["policies"]] == ["stock"]
-    assert words in error
+    assert "a model's own words" in error
+    assert "a library's own words" in error
 
 
 @pytest.fixture
