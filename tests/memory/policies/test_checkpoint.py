@@ -44,13 +44,6 @@ def test_the_peak_of_a_line_grows_with_the_square_root_and_the_time_by_less_than
     assert 0 < result.recompute_ms <= layers - root
 
 
-def test_a_budget_that_the_step_keeps_anyway_recomputes_nothing():
-    builder = chain(9)
-    graph, costs = builder.graph(), builder.costs()
-    plan = CheckpointPolicy().plan(graph, costs, measure_liveness(graph, costs).peak_bytes)
-    assert all(kind is not ActionKind.RECOMPUTE for kind, _ in plan.actions)
-
-
 def test_a_smaller_budget_costs_more_time():
     builder = chain(36)
     graph, costs = builder.graph(), builder.costs()

@@ -53,11 +53,6 @@ def test_what_is_dear_runs_again_where_nothing_else_keeps_the_budget():
     assert any(name.startswith("conv") for name in again)
 
 
-def test_a_budget_that_the_step_keeps_anyway_recomputes_nothing():
-    builder = layers(4)
-    assert planned(builder, peak_of(builder))[0] == []
-
-
 def test_without_a_budget_the_peak_is_the_least_that_the_search_finds():
     builder = StepBuilder(default=10).storage("x", 10, Role.INPUT).run("draw", "x", "mask", repeatable=False)
     builder.run("drop", "x mask", "a", time=1.0).run("use", "a", "b").backward("turn", "b", "c").storage("wide", 50)
