@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from ucudnn.cli import memory_run
 from ucudnn.cli.app import main
 from ucudnn.errors import OutputError
-from ucudnn.memory.torch.comparison import trial
+from ucudnn.memory.torch.comparison import trial, trial_table
 
 UNET = ("tests.support.training_steps:small_unet", "--shape", "3x16x16", "--batch", "4", "--on", "cpu", "--steps", "1")
 
@@ -28,6 +28,13 @@ def run(call):
     return partial(call, "memory", "run")
 
 
+@pytest.fixture
+def here(monkeypatch):
+    """Let trials run in this process: what the command makes of their results does not depend on that."""
+    monkeypatch.setattr(trial_table, "compare_trials", partial(trial_table.compare_trials, run=trial.run_trial))
+
+
+@pytest.mark.usefixtures("here")
 def test_policies_are_compared_and_what_does_not_fit_has_its_reason(run):
     status, out, error = run(*UNET, "--policy", "stock,checkpoint", "--budget", "300KB")
     assert status == 0, error
@@ -92,6 +99,7 @@ def test_an_option_without_effect_is_refused_before_a_process_starts(run, monkey
     assert message in error
 
 
+@pytest.mark.usefixtures("here")
 def test_what_was_measured_is_not_lost_with_its_picture(run, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
 
@@ -113,6 +121,7 @@ def test_a_picture_shows_one_policy(run):
     assert "--timeline draws the step of one policy" in error
 
 
+@pytest.mark.usefixtures("here")
 def test_if_no_policy_ran_the_status_says_so(run):
     status, out, _ = run(*UNET, "--policy", "checkpoint", "--budget", "1KiB")
     assert status == 2
