@@ -148,7 +148,7 @@ def check(model, sample, loss, order_of):
     for one, other in zip(model.buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(one, other)
     made = Counter(each.index for each in found.calls)
-    counts = [made[program.calls[index].index] for index in order.rules]
+    counts = [made[axes.program.calls[index].index] for index in order.rules]
     assert all(count >= order.segment.parts for count in counts)
     return found
 
@@ -156,12 +156,13 @@ def check(model, sample, loss, order_of):
 def segment_of(axes, program, begin, end, parts):
     """Return a segment with a run of forward between two shares of it, or the longest one that begins there."""
     choice = SegmentChoice(program, step_costs(program.graph, program.device))
-    turn = program.graph.backward_begins
+    turn = axes.program.graph.backward_begins
     first = int(begin * (turn - 1))
     for last in range(first + max(1, math.ceil(end * (turn - first))), first, -1):
-        for backward in choice._backward_of(range(first, last)):
+        forward = choice._with_norms(range(first, last))
+        for backward in map(choice._with_norms, choice._backward_of(forward)):
             try:
-                order = SegmentOrder(axes, StepSegment(range(first, last), backward, parts))
+                order = SegmentOrder(axes, StepSegment(forward, backward, parts))
             except StepGraphError:
                 continue
             if order.level:
@@ -232,8 +233,8 @@ def test_every_run_of_forward_has_the_gradients_of_the_whole_mini_batch():
     ).double()
     sample = torch.randn(3, 3, 4, 4).double(), torch.randn(3, 2, 4, 4).double()
     _, program = program_of(model, sample, functional.mse_loss)
-    turn, found = program.graph.backward_begins, 0
     choice = SegmentChoice(program, step_costs(program.graph, program.device))
+    turn, found = choice.axes.program.graph.backward_begins, 0
     for run in (range(first, last) for first in range(turn) for last in range(first + 1, turn + 1)):
         order = choice._order(run)
         if order is not None and order.level:

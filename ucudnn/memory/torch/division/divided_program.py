@@ -1,32 +1,21 @@
 """The program of a step with some of its segments computed part by part."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import count
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 
-from ucudnn.memory.step.graph import Affine, Phase, Role, StepOperation, Storage
+from ucudnn.memory.step.graph import Affine, Phase
 from ucudnn.memory.torch.division.part_rules import SUM, Cut, PartRule
+from ucudnn.memory.torch.division.program_writer import Divided, ProgramWriter
 from ucudnn.memory.torch.division.sample_axes import SampleAxes
 from ucudnn.memory.torch.division.segment import SegmentOrder, results_of
-from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, mapped
 from ucudnn.memory.torch.tracing.assemble import writes
 
 aten = torch.ops.aten
 _PHASES = (Phase.FORWARD, Phase.BACKWARD)
-
-
-class Divided(NamedTuple):
-    """The program of a divided step; for each of its calls that of the step as it is, and its share of that.
-
-    The share is 0 for calls that add or copy parts.
-    """
-
-    program: StepProgram
-    origins: tuple[tuple[int, float], ...]
 
 
 def divided(axes: SampleAxes, orders: Sequence[SegmentOrder]) -> Divided:
@@ -36,46 +25,46 @@ def divided(axes: SampleAxes, orders: Sequence[SegmentOrder]) -> Divided:
     """
     writer = _Writer(axes)
     begins = {run.start: (order, phase) for order in orders for phase, run in enumerate(order.segment.runs) if run}
+    norms = {norm.start: norm for norm in axes.split.norms}
     positions: list[int] = []
     while len(positions) < len(axes.program.calls):
-        at = len(positions)
-        if at not in begins:
-            positions.append(len(writer.calls))
+        at, here = len(positions), len(writer.calls)
+        if at in begins:
+            order, phase = begins[at]
+            positions += [here] * len(order.segment.runs[phase])
+            writer.segment(order, phase)
+        elif at in norms:
+            positions += [here] * len(norms[at])
+            writer.whole_norm(at)
+        else:
+            positions.append(here)
             writer.whole(at)
-            continue
-        order, phase = begins[at]
-        positions += [len(writer.calls)] * len(order.segment.runs[phase])
-        writer.segment(order, phase)
     return Divided(writer.program([*positions, len(writer.calls)]), tuple(writer.origins))
 
 
 @final
-class _Writer:
-    """Writes the calls and the operations of a divided program; storages of parts have negative numbers meanwhile.
-
-    The attribute `of` is the program of the step as it is.
-    """
+class _Writer(ProgramWriter):
+    """Writes the calls of segments, and of batch norms outside of them as they are."""
 
     def __init__(self, axes: SampleAxes) -> None:
-        self._axes, self.of, self._graph = axes, axes.program, axes.program.graph
-        self.calls: list[TracedCall] = []
-        self.origins: list[tuple[int, float]] = []
-        self._operations: list[StepOperation] = []
-        self._storages: list[Storage] = []
-        self._names = {each.name for each in self._graph.operations} | {each.name for each in self._graph.storages}
-        self._moved: dict[int, int] = {}  # calls that run whole, to where they are now
-        self._phase = Phase.FORWARD
+        super().__init__(axes.program, len(axes.undivided.graph.storages))
+        self._axes = axes
 
-    def whole(self, index: int) -> None:
-        """Write a call as it is."""
-        self._moved[index] = len(self.calls)
-        self.calls.append(self.of.calls[index])
-        self._operations.append(self._graph.operations[index])
+    def origin(self, index: int, share: float) -> tuple[int, float]:
+        """Return of which call of the undivided step a call comes."""
+        call, own = self._axes.split.origins[index]
+        return call, own * share
+
+    def whole_norm(self, begin: int) -> None:
+        """Write a batch norm, whose calls begin at one, as the call that it is undivided."""
+        index, step = self._axes.split.origins[begin][0], self._axes.undivided
+        self.calls.append(step.calls[index])
+        self._operations.append(step.graph.operations[index])
         self.origins.append((index, 1.0))
 
     def segment(self, order: SegmentOrder, phase: int) -> None:
         """Write the calls of a segment in forward or backward."""
-        self._phase = _PHASES[phase]
+        self.phase = _PHASES[phase]
         for index in order.before[phase]:
             self.whole(index)
         for level in range(order.passes(phase)):
@@ -105,32 +94,6 @@ class _Writer:
             if added.storage != tensor.storage:
                 self.add(index, aten.copy_.default, (tensor, added), tensor)
 
-    def storage(self, like: int, size: int) -> int:
-        """Return a new storage of a part, named after one of the step as it is."""
-        name = self._unused(self._graph.storages[like].name)
-        self._storages.append(Storage(name=name, role=Role.ACTIVATION, size=Affine(size)))
-        return -len(self._storages)
-
-    def add(self, index: int, func: Any, args: tuple[Any, ...], result: TracedTensor, **kwargs: Any) -> None:
-        """Write a call that the step as it is does not have, on behalf of one that it has."""
-        call = replace(self.of.calls[index], func=func, args=args, kwargs=kwargs, results=result, phase=self._phase)
-        reads = {each.storage for each in call.inputs}
-        if func is aten.copy_.default and not result.offset:  # the first part of a tensor that nobody has written yet
-            reads.discard(result.storage)
-        operation = replace(
-            self._graph.operations[index],
-            kind=f"aten.{func._opname}",
-            dtype=str(result.dtype).removeprefix("torch."),
-            reads=tuple(reads),
-            writes=(result.storage,),
-            flops=Affine(0),
-            traffic=Affine(sum(each.bytes_touched for each in (*call.inputs, result))),
-            problem=None,
-            problem_batch=Affine(0, 1),
-            repeatable=True,
-        )
-        self._append(replace(call, flops=0), operation, (index, 0.0))
-
     def add_part(self, index: int, call: TracedCall, storages: Mapping[int, int], samples: int) -> None:
         """Write a call of a part, of which the storages are given in which it finds and leaves those of the whole."""
         like, batch = self._graph.operations[index], self._axes.batch
@@ -150,50 +113,7 @@ class _Writer:
             traffic=share(like.traffic),
             problem_batch=share(like.problem_batch) if like.problem else like.problem_batch,
         )
-        self._append(replace(call, flops=call.flops * samples // batch), operation, (index, samples / batch))
-
-    def _append(self, call: TracedCall, operation: StepOperation, origin: tuple[int, float]) -> None:
-        self.calls.append(replace(call, phase=self._phase))
-        self._operations.append(replace(operation, name=self._unused(operation.name), phase=self._phase))
-        self.origins.append(origin)
-
-    def _unused(self, name: str) -> str:
-        """Return a name with a number behind it that says which part it is of."""
-        found = next(each for each in (f"{name}.{number}" for number in count(1)) if each not in self._names)
-        self._names.add(found)
-        return found
-
-    def program(self, positions: Sequence[int]) -> StepProgram:
-        """Return the program; the position of each call of the step as it is, or of its segment, is given."""
-        program, graph = self.of, self._graph
-        known, more = len(graph.storages), len(self._storages)
-        numbers = {-number: known + number - 1 for number in range(1, more + 1)}
-        numbers |= {storage: storage + more for storage in program.sizes if storage >= known}
-
-        def numbered(tensor: TracedTensor) -> TracedTensor:
-            return replace(tensor, storage=numbers.get(tensor.storage, tensor.storage))
-
-        def ascending(storages: Iterable[int]) -> tuple[int, ...]:
-            return tuple(sorted(numbers.get(each, each) for each in storages))
-
-        operations = (
-            replace(each, reads=ascending(each.reads), writes=ascending(each.writes)) for each in self._operations
-        )
-        sizes = {numbers.get(storage, storage): size for storage, size in program.sizes.items()}
-        sizes |= {known + number: each.size.fixed for number, each in enumerate(self._storages)}
-        return replace(
-            program,
-            graph=replace(graph, operations=tuple(operations), storages=(*graph.storages, *self._storages)),
-            calls=tuple(call.with_storages(numbers) for call in self.calls),
-            uncounted=tuple((positions[at], call.with_storages(numbers)) for at, call in program.uncounted),
-            persistent=tuple((real, numbered(each)) for real, each in program.persistent),
-            inputs=tuple(map(numbered, program.inputs)),
-            outputs=tuple(map(numbered, program.outputs)),
-            tangents=tuple(map(numbered, program.tangents)),
-            outside={self._moved[index]: tangent for index, tangent in program.outside.items()},
-            gradients=tuple(each and numbered(each) for each in program.gradients),
-            sizes=sizes,
-        )
+        self.append(index, replace(call, flops=call.flops * samples // batch), operation, samples / batch)
 
 
 @final

@@ -12,14 +12,14 @@ from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.budget import with_need
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.liveness import measure_liveness
-from ucudnn.memory.torch.division.divided_program import Divided, divided
-from ucudnn.memory.torch.division.segment_choice import SegmentChoice, fastest
+from ucudnn.memory.torch.division.divided_costs import estimated_costs
+from ucudnn.memory.torch.division.divided_program import divided
+from ucudnn.memory.torch.division.segment_choice import SegmentChoice
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.units import exact_bytes
 
 _SHARES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
 """Shares of a budget below which the floor is brought: a plan has more freedom the farther it is from the floor."""
-_LEAST_MS = 0.003  # of a part, however small it is
 _SLOWER = 1.05  # times the best division's time, beyond which more parts only take longer
 
 
@@ -85,20 +85,3 @@ def named_in(error: BudgetError, program: StepProgram, costs: Costs, found: Sequ
             return error
         reached = f"lowers the floor to {exact_bytes(floor)}"
     return with_need(error, f"; or give fit divide=True, which {reached}", error.required_bytes)
-
-
-def estimated_costs(whole: Divided, program: StepProgram, costs: Costs) -> Costs:
-    """Return the costs of a divided step, from those of the step as it is: a part has its share of time and scratch."""
-    bytes_per_ms = fastest(program.graph, costs)
-    times = []
-    for operation, (index, share) in zip(whole.program.graph.operations, whole.origins, strict=True):
-        own_ms = share * costs.time_ms[index] if share else operation.traffic.fixed / bytes_per_ms
-        times.append(max(own_ms, min(_LEAST_MS, costs.time_ms[index])))
-    return replace(
-        costs,
-        time_ms=tuple(times),
-        scratch_bytes=tuple(int(share * costs.scratch_bytes[index]) for index, share in whole.origins),
-        issue_ms=tuple(costs.issue_ms[index] for index, _ in whole.origins) if costs.issue_ms else (),
-        configurations={},
-        scratch_pieces={},
-    )

@@ -3,6 +3,7 @@
 from typing import final
 
 from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.division.batch_norms import split_norms
 from ucudnn.memory.torch.division.part_rules import Cut, PartRule, part_rule
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
@@ -10,25 +11,30 @@ from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 
 @final
 class SampleAxes:
-    """Where samples lie in the tensors of a program.
+    """Where samples lie in the tensors of a program, in which batch norms are several calls.
 
     The samples of a storage lie one behind the other, so a part of the mini-batch is a range of its bytes, and tensors
     in it have the same strides in a part. Where the samples of a result lie otherwise, its call is not divided.
 
     Attributes:
-        program: the step.
+        undivided: the step as it is.
+        program: the step with batch norms as several calls each.
+        split: what is known of these.
         batch: its mini-batch.
         rules: for each call how it is computed in parts; None for those that are computed whole.
     """
 
-    def __init__(self, program: StepProgram) -> None:
-        self.program, self.batch = program, program.graph.batch
+    def __init__(self, undivided: StepProgram) -> None:
+        self.undivided, self.split = undivided, split_norms(undivided)
+        self.program, self.batch = self.split.program, undivided.graph.batch
+        program = self.program
         self._cut = {
             each.storage for each in program.inputs if each.storage in program.sizes and self._lies(each, first=True)
         }
         self.rules: list[PartRule | None] = []
-        for call in program.calls:
-            self.rules.append(None if call.phase is Phase.OPTIMIZER else self._rule(call))
+        for index, call in enumerate(program.calls):
+            is_whole = call.phase is Phase.OPTIMIZER or index in self.split.gathers
+            self.rules.append(None if is_whole else self._rule(call))
 
     def cut(self, tensor: TracedTensor) -> Cut | None:
         """Return where a tensor is cut into samples; None if its storage has none, or it shows them otherwise."""

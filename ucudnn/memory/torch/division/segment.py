@@ -91,6 +91,7 @@ class SegmentOrder:
         ends = (*self._program.outputs, *self._program.tangents, *self._program.gradients)
         read = {each.storage for each in ends if each is not None}
         self._read = read | {each.storage for _, call in self._program.uncounted for each in call.inputs}
+        self._check_norms()
         for phase, calls in enumerate(segment.runs):
             self._sort(phase, calls)
         self.borders = frozenset(each for each in self.inner if self._is_border(each))
@@ -141,6 +142,15 @@ class SegmentOrder:
         late = any(reader < each < self.segment.runs[phase].stop for each in self._program.graph.writers[storage])
         return storage in self.borders and done and not late and self.inner[storage][-1] < reader
 
+    def _check_norms(self) -> None:
+        """Check that batch norms are in the segment whole, and their backward with them, or not at all."""
+        split = self._axes.split
+        held = [{norm.start in run and norm[-1] in run for run in self.segment.runs} for norm in split.norms]
+        for number, norm in enumerate(split.norms):
+            ends = any(norm.start < end < norm.stop for run in self.segment.runs for end in (run.start, run.stop))
+            if ends or (True in held[number] and True not in held[split.backward_of.get(number, number)]):
+                raise self._refused(norm.start, "is a batch norm of which only a part is in the segment")
+
     def _sort(self, phase: int, calls: range) -> None:
         """Sort the calls of forward or backward into passes."""
         ready: dict[int, int] = {}  # of storages that are whole only behind a pass: its number
@@ -156,9 +166,10 @@ class SegmentOrder:
             if rule is None and self._converts(call, reads, ready):
                 self._run_in_parts(index, PartRule(cuts={}, results=(SUM,)), max(waits), ready)
             elif rule is None or (outer and not phase and not own):
-                if own:
+                gathered = [self.level[writer] for each in own for writer in self.inner[each]]
+                if own and index not in self._axes.split.gathers:
                     raise self._refused(index, "is computed whole, and reads what is there for one part at a time")
-                behind = max([-1, *waits, *turns])
+                behind = max([-1, *waits, *turns, *gathered])
                 self._run_whole(index, phase, behind, written)
                 ready |= dict.fromkeys(written | (_storages(call.outputs) - reads) if behind >= 0 else (), behind)
             else:

@@ -12,8 +12,10 @@ from typing import final
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.step.graph import Role, StepGraph
+from ucudnn.memory.step.graph import Role
 from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.division.divided_costs import estimated_costs, fastest
+from ucudnn.memory.torch.division.program_writer import Divided
 from ucudnn.memory.torch.division.sample_axes import SampleAxes
 from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment
 from ucudnn.memory.torch.subject.step_program import StepProgram
@@ -23,6 +25,7 @@ _PARTS = (2, 4, 8, 16, 32)
 _NEAR = (0, 1, 2, 3, 5, 8, 12, 18, 28, 44, 68, 104, 160)  # borders that are tried, counted from the call
 _BESIDE = 16  # calls of backward behind the last one that reads what forward made, among which the border is
 _CALL_MS = 0.004  # of the host's for each call more
+_MOST_PASSES = 3  # over the parts, of which each computes again what it reads: two batch norms
 _GAIN = 0.98  # times the floor of now, above which a segment does not help
 
 
@@ -57,28 +60,33 @@ class SegmentChoice:
     """
 
     def __init__(self, program: StepProgram, costs: Costs) -> None:
-        self.axes, self._graph, self._costs = SampleAxes(program), program.graph, costs
-        liveness = measure_liveness(program.graph, costs)
+        self.axes = SampleAxes(program)
+        self._graph, split = self.axes.program.graph, self.axes.split
+        self._bytes_per_ms = fastest(program.graph, costs)
+        self._costs = costs = estimated_costs(Divided(split.program, split.origins), program, costs)
+        liveness = measure_liveness(self._graph, costs)
         self._sizes, self._persistent = liveness.sizes, liveness.persistent_bytes
         parts = zip(liveness.persistent_bytes, liveness.working_bytes, liveness.scratch_bytes, strict=True)
         self._needs = [sum(each) for each in parts]
-        self._turn, self._end = program.graph.backward_begins, program.graph.optimizer_begins
+        self._turn, self._end = self._graph.backward_begins, self._graph.optimizer_begins
         self._crossing = self._crossing_bytes()
-        self._bytes_per_ms = fastest(program.graph, costs)
         self._blocks = [
-            rule is None and (index in program.outside or any(self.axes.is_cut(each.storage) for each in call.inputs))
-            for index, (call, rule) in enumerate(zip(program.calls, self.axes.rules, strict=True))
+            rule is None
+            and index not in split.gathers
+            and (index in split.program.outside or any(self.axes.is_cut(each.storage) for each in call.inputs))
+            for index, (call, rule) in enumerate(zip(split.program.calls, self.axes.rules, strict=True))
         ]
+        self._amid = {at: norm for norm in split.norms for at in norm[1:]}
         self._known: dict[tuple[int, int], SegmentOrder | None] = {}
 
     def told(self, chosen: EstimatedSegment) -> str:
         """Return which segment runs in how many parts, and why, for people."""
-        graph, segment = self._graph, chosen.order.segment
-        first, last = (graph.operation_name(each) for each in (segment.forward[0], segment.forward[-1]))
-        call = chosen.sets_floor
+        segment, origins, graph = chosen.order.segment, self.axes.split.origins, self.axes.undivided.graph
+        calls = segment.forward[0], segment.forward[-1], chosen.sets_floor
+        first, last, call = (graph.operation_name(origins[each][0]) for each in calls)
         return (
             f"divided: {first} to {last} and their backward in {segment.parts} parts, because"
-            f" {graph.operation_name(call)} needs {format_bytes(self._needs[call])} undivided"
+            f" {call} needs {format_bytes(self._needs[chosen.sets_floor])} undivided"
         )
 
     def within(self, target: int) -> list[EstimatedSegment]:
@@ -151,7 +159,12 @@ class SegmentChoice:
         """Yield runs of forward around one, short ones first, whose borders have fewer bytes than the calls beside."""
         firsts, lasts = self._borders(start, -1), self._borders(stop, 1)
         found = {(first, last) for first in firsts for last in lasts}
-        yield from (range(*each) for each in sorted(found, key=lambda each: each[1] - each[0]))
+        yield from sorted({self._with_norms(range(*each)) for each in found}, key=lambda each: (len(each), each.start))
+
+    def _with_norms(self, run: range) -> range:
+        """Return a run with the whole of the batch norms amid which it begins or ends."""
+        begin, end = self._amid.get(run.start), self._amid.get(run.stop)
+        return range(run.start if begin is None else begin.start, run.stop if end is None else end.stop)
 
     def _borders(self, begin: int, step: int) -> list[int]:
         found = []
@@ -171,12 +184,14 @@ class SegmentChoice:
         key = run.start, run.stop
         if key not in self._known:
             self._known[key] = None
-            for backward in self._backward_of(run):
+            for backward in map(self._with_norms, self._backward_of(run)):
                 try:
-                    self._known[key] = SegmentOrder(self.axes, StepSegment(run, backward, 2))
-                    break
+                    order = SegmentOrder(self.axes, StepSegment(run, backward, 2))
                 except StepGraphError:
                     continue
+                if max(map(order.passes, (0, 1))) <= _MOST_PASSES:
+                    self._known[key] = order
+                break
         return self._known[key]
 
     def _backward_of(self, run: range) -> Iterator[range]:
@@ -236,12 +251,6 @@ class SegmentChoice:
         for parts in (each for each in _PARTS if each <= batch):
             most = max(fixed + own * -(-batch // parts) // batch for fixed, own in needs)
             yield EstimatedSegment(order.in_parts(parts), most, more_ms + count * (parts - 1) * _CALL_MS)
-
-
-def fastest(graph: StepGraph, costs: Costs) -> float:
-    """Return the most bytes that an operation moves in a millisecond."""
-    pairs = zip(graph.operations, costs.time_ms, strict=True)
-    return max((each.traffic.at(graph.batch) / ms for each, ms in pairs if ms), default=1.0)
 
 
 def _rank(found: EstimatedSegment, target: int) -> tuple[int, float]:

@@ -1,0 +1,185 @@
+"""Batch norms in training mode as several calls, whose statistics are those of the whole mini-batch in any division.
+
+    forward    mean and variance of each sample; of all samples, combined as by Chan et al. (1979); running statistics;
+               then each sample is normalized by them
+    backward   sums of grad and of grad * normalized over all samples; then the gradient of each sample's input
+
+What is computed of all samples waits for all parts of a segment, so a norm takes a pass of its own over the parts.
+"""
+
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple, final
+
+import torch
+
+from ucudnn.memory.torch.division.program_writer import ProgramWriter
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
+
+aten = torch.ops.aten
+_FORWARD = ("native_batch_norm", "cudnn_batch_norm")
+_BACKWARD = ("native_batch_norm_backward", "cudnn_batch_norm_backward")
+_OF_CHANNELS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
+
+
+class SplitNorms(NamedTuple):
+    """The program of a step whose batch norms are several calls each.
+
+    Attributes:
+        program: the program.
+        origins: for each call that of the step as it is, and its share of that, as `ProgramWriter.origins`.
+        norms: the calls of each batch norm, and of each one's backward.
+        gathers: calls that combine what parts have made; they run whole.
+        backward_of: for the forward of a norm, by its position in `norms`, that of its backward.
+    """
+
+    program: StepProgram
+    origins: tuple[tuple[int, float], ...]
+    norms: tuple[range, ...]
+    gathers: frozenset[int]
+    backward_of: dict[int, int]
+
+
+def split_norms(program: StepProgram) -> SplitNorms:
+    """Return a program with its batch norms as several calls each, where these compute the same."""
+    writer, positions = _Writer(program), list[int]()
+    norms, saved, backward_of = list[range](), dict[int, int](), dict[int, int]()
+    for index, call in enumerate(program.calls):
+        begin = len(writer.calls)
+        positions.append(begin)
+        if not _is_split(call, program.graph.batch):
+            writer.whole(index)
+            continue
+        if call.func._opname in _FORWARD:
+            writer.forward(index, call)
+            saved[call.results[1].storage] = len(norms)
+        else:
+            writer.backward(index, call)
+            backward_of[saved.get(call.argument("save_mean").storage, -1)] = len(norms)
+        norms.append(range(begin, len(writer.calls)))
+    written = writer.program([*positions, len(writer.calls)])
+    return SplitNorms(written, tuple(writer.origins), tuple(norms), frozenset(writer.gathers), backward_of)
+
+
+def _is_split(call: TracedCall, batch: int) -> bool:
+    """Whether a call is a batch norm over samples that may be split.
+
+    Its statistics must have the type in which they are added up, and results must lie as its input, because each step
+    writes as it reads.
+    """
+    name, x = call.func._opname, call.argument("input")
+    if batch < 2 or name not in (*_FORWARD, *_BACKWARD) or x.shape[0] % batch:
+        return False
+    if not (call.argument("training") or call.argument("train") or name == "cudnn_batch_norm_backward"):
+        return False
+    given = [*map(call.argument, _OF_CHANNELS), *call.results[1:3]]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    result = call.results[0]
+    like = result is None or (result.shape, result.stride) == (x.shape, x.stride)
+    return x.is_dense and like and all(each is None or each.dtype is wide for each in given)
+
+
+def _either(call: TracedCall, *names: str) -> Any:
+    """Return an argument that operators name differently."""
+    return next(filter(lambda each: each is not None, map(call.argument, names)))
+
+
+@final
+class _Writer(ProgramWriter):
+    """Writes batch norms as several calls; `gathers` as in `SplitNorms`."""
+
+    def __init__(self, of: StepProgram) -> None:
+        super().__init__(of)
+        self.gathers = set[int]()
+
+    def forward(self, index: int, call: TracedCall) -> None:
+        """Write a norm."""
+        x, weight, bias = map(call.argument, ("input", "weight", "bias"))
+        (y, mean, invstd, *_), batch, wide = call.results, self.of.graph.batch, x
+        if x.dtype.itemsize == 2:
+            wide = self._like(x, torch.float32)
+            self.add(index, aten._to_copy.default, (x,), wide, dtype=torch.float32)
+        rows, step = x.shape[0] // batch, x.stride[0]
+        split = (batch, rows, *x.shape[1:]), (step * rows, step, *x.stride[1:])
+        samples = replace(wide, shape=split[0], stride=split[1])
+        inner = [dim for dim in range(len(split[0])) if dim not in (0, 2)]
+        channels = (batch, x.shape[1])
+        variances, means = (self._new(mean, channels) for _ in range(2))
+        self.add(index, aten.var_mean.correction, (samples, inner), (variances, means), correction=0)
+        between, variance = self._new(mean, mean.shape), self._new(mean, mean.shape)
+        self.gathers |= {len(self.calls), len(self.calls) + 1}
+        self.add(index, aten.var_mean.correction, (means, [0]), (between, mean), correction=0)
+        self.add(index, aten.mean.dim, (variances, [0]), variance)
+        self.add(index, aten.add_.Tensor, (variance, between), variance)
+        count = prod(x.shape) // x.shape[1]
+        for running, now, scale in (("running_mean", mean, 1.0), ("running_var", variance, count / max(1, count - 1))):
+            self._follow(index, call, call.argument(running), now, scale)
+        self.add(index, aten.add_.Scalar, (variance, _either(call, "eps", "epsilon")), variance)
+        self.add(index, aten.rsqrt.default, (variance,), invstd)
+        self._normalize(index, x, weight, bias, mean, variance, y)
+
+    def _follow(self, index: int, call: TracedCall, running: TracedTensor | None, now: TracedTensor, by: float) -> None:
+        """Let a running statistic follow that of now, times a number."""
+        if running is None:
+            return
+        momentum = _either(call, "momentum", "exponential_average_factor")
+        if by != 1.0:
+            scaled = self._new(running, now.shape)
+            self.add(index, aten.mul.Scalar, (now, by), scaled)
+            now = scaled
+        self.add(index, aten.lerp_.Scalar, (running, now, momentum), running)
+
+    def backward(self, index: int, call: TracedCall) -> None:
+        """Write the backward of a norm."""
+        x, weight, mean = map(call.argument, ("input", "weight", "save_mean"))
+        grad, invstd = _either(call, "grad_out", "grad_output"), _either(call, "save_invstd", "save_var")
+        dx, to_weight, to_bias = call.results
+        to_weight, to_bias = (each or self._new(mean, mean.shape) for each in (to_weight, to_bias))
+        variance = self._new(mean, mean.shape)
+        self.add(index, aten.pow.Tensor_Scalar, (invstd, -2.0), variance)
+        # In evaluation mode backward returns both sums. Some devices read the mean of now there, others the running
+        # one. The weight only tells the type of the sums.
+        statistics = (invstd, mean, variance, mean, invstd, False, 0.0, [False, True, True])
+        self.add(index, aten.native_batch_norm_backward.default, (grad, x, *statistics), (None, to_weight, to_bias))
+        if dx is None:
+            return
+        share, slope, shift = (self._new(mean, mean.shape) for _ in range(3))
+        scale = invstd
+        if weight is not None:
+            scale = self._new(mean, mean.shape)
+            self.add(index, aten.mul.Tensor, (weight, invstd), scale)
+        count = prod(x.shape) // x.shape[1]
+        self.add(index, aten.mul.Scalar, (scale, -1.0 / count), share)
+        self.add(index, aten.mul.Tensor, (share, to_weight), slope)
+        self.add(index, aten.mul.Tensor, (share, to_bias), shift)
+        self._normalize(index, x, slope, shift, mean, variance, dx)
+        dims = len(x.shape) - 2
+        of_channels = replace(scale, shape=(*scale.shape, *[1] * dims), stride=(1, *[1] * dims))
+        self.add(index, aten.addcmul_.default, (dx, grad, of_channels), dx)
+
+    def _normalize(
+        self,
+        index: int,
+        x: TracedTensor,
+        weight: TracedTensor | None,
+        bias: TracedTensor | None,
+        mean: TracedTensor,
+        variance: TracedTensor,
+        result: TracedTensor,
+    ) -> None:
+        """Write what normalizes by given statistics; epsilon is part of the variance."""
+        given = (x, weight, bias, mean, variance, False, 0.0, 0.0)
+        self.add(index, aten.native_batch_norm.default, given, (result, None, None))
+
+    def _new(self, like: TracedTensor, shape: tuple[int, ...]) -> TracedTensor:
+        """Return a tensor of the type of another one."""
+        stride = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
+        storage = self.storage(like.storage, prod(shape) * like.dtype.itemsize)
+        return TracedTensor(storage, shape, stride, 0, like.dtype)
+
+    def _like(self, tensor: TracedTensor, dtype: torch.dtype) -> TracedTensor:
+        """Return a tensor that lies as another one, of another type."""
+        return replace(
+            tensor, storage=self.storage(tensor.storage, prod(tensor.shape) * dtype.itemsize), offset=0, dtype=dtype
+        )

@@ -1,0 +1,135 @@
+"""ProgramWriter: writes the program of a step with other calls in the place of some of its own."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+
+from ucudnn.memory.step.graph import Affine, Phase, Role, StepOperation, Storage
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, tensors_in
+
+aten = torch.ops.aten
+
+
+class Divided(NamedTuple):
+    """The program of a divided step; for each of its calls that of the step as it is, and its share of that.
+
+    The share is 0 for calls that the step as it is does not have.
+    """
+
+    program: StepProgram
+    origins: tuple[tuple[int, float], ...]
+
+
+class ProgramWriter:
+    """Writes calls and their operations; new storages have negative numbers meanwhile.
+
+    Attributes:
+        calls: what has been written.
+        origins: for each of these its call of the step as it is, and its share of that.
+        phase: the part of the step that new calls belong to; None for that of the call on whose behalf they are.
+
+    Args:
+        of: the program of the step as it is.
+        own: the number of storages that stay even if no call has them.
+    """
+
+    def __init__(self, of: StepProgram, own: int | None = None) -> None:
+        self.of, self._graph = of, of.graph
+        self.calls: list[TracedCall] = []
+        self.origins: list[tuple[int, float]] = []
+        self.phase: Phase | None = None
+        self._own = len(of.graph.storages) if own is None else own
+        self._operations: list[StepOperation] = []
+        self._storages: list[Storage] = []
+        self._names = {each.name for each in (*self._graph.operations, *self._graph.storages)}
+        self._moved: dict[int, int] = {}  # calls that run whole, to where they are now
+
+    def whole(self, index: int) -> None:
+        """Write a call as it is."""
+        self._moved[index] = len(self.calls)
+        self.calls.append(self.of.calls[index])
+        self._operations.append(self._graph.operations[index])
+        self.origins.append(self.origin(index, 1.0))
+
+    def origin(self, index: int, share: float) -> tuple[int, float]:
+        """Return what is noted of where a share of a call of `of` comes from."""
+        return index, share
+
+    def storage(self, like: int, size: int) -> int:
+        """Return a new storage, named after one of the step as it is."""
+        name = self._unused(self._graph.storages[like].name)
+        self._storages.append(Storage(name=name, role=Role.ACTIVATION, size=Affine(size)))
+        return -len(self._storages)
+
+    def add(self, index: int, func: Any, args: tuple[Any, ...], results: Any, **kwargs: Any) -> None:
+        """Write a call that the step as it is does not have, on behalf of one that it has."""
+        call = replace(self.of.calls[index], func=func, args=args, kwargs=kwargs, results=results, flops=0)
+        made = [*tensors_in(results)]
+        reads = {each.storage for each in call.inputs}
+        if func is aten.copy_.default and not made[0].offset:  # the first part of what nobody has written yet
+            reads.discard(made[0].storage)
+        operation = replace(
+            self._graph.operations[index],
+            kind=f"aten.{func._opname}",
+            dtype=str(made[0].dtype).removeprefix("torch."),
+            reads=tuple(reads),
+            writes=tuple({each.storage for each in made}),
+            flops=Affine(0),
+            traffic=Affine(sum(each.bytes_touched for each in (*call.inputs, *made))),
+            problem=None,
+            problem_batch=Affine(0, 1),
+            repeatable=True,
+        )
+        self.append(index, call, operation, 0.0)
+
+    def append(self, index: int, call: TracedCall, operation: StepOperation, share: float) -> None:
+        """Write a call on behalf of another one, and its operation, which gets a name of its own."""
+        phase = self.phase or call.phase
+        self.calls.append(replace(call, phase=phase))
+        self._operations.append(replace(operation, name=self._unused(operation.name), phase=phase))
+        self.origins.append(self.origin(index, share))
+
+    def _unused(self, name: str) -> str:
+        """Return a name with a number behind it that says which part it is of."""
+        found = next(each for each in (f"{name}.{number}" for number in count(1)) if each not in self._names)
+        self._names.add(found)
+        return found
+
+    def program(self, positions: Sequence[int]) -> StepProgram:
+        """Return the program; the position of each call of the step as it is is given, and behind them their end."""
+        program, graph, known = self.of, self._graph, len(self._graph.storages)
+        used = {each for operation in self._operations for each in (*operation.reads, *operation.writes)}
+        counted = [each for each in range(known) if each < self._own or each in used]
+        counted += [-number for number in range(1, len(self._storages) + 1)]
+        order = [*counted, *sorted(each for each in program.sizes if each >= known)]
+        numbers = {storage: number for number, storage in enumerate(order) if storage != number}
+        storages = tuple(self._storages[-each - 1] if each < 0 else graph.storages[each] for each in counted)
+
+        def numbered(tensor: TracedTensor) -> TracedTensor:
+            return replace(tensor, storage=numbers.get(tensor.storage, tensor.storage))
+
+        def ascending(storages: Iterable[int]) -> tuple[int, ...]:
+            return tuple(sorted(numbers.get(each, each) for each in storages))
+
+        operations = (
+            replace(each, reads=ascending(each.reads), writes=ascending(each.writes)) for each in self._operations
+        )
+        sizes = {numbers.get(each, each): program.sizes[each] for each in order if each in program.sizes}
+        sizes |= {numbers[-number]: each.size.fixed for number, each in enumerate(self._storages, 1)}
+        return replace(
+            program,
+            graph=replace(graph, operations=tuple(operations), storages=storages),
+            calls=tuple(call.with_storages(numbers) for call in self.calls),
+            uncounted=tuple((positions[at], call.with_storages(numbers)) for at, call in program.uncounted),
+            persistent=tuple((real, numbered(each)) for real, each in program.persistent),
+            inputs=tuple(map(numbered, program.inputs)),
+            outputs=tuple(map(numbered, program.outputs)),
+            tangents=tuple(map(numbered, program.tangents)),
+            outside={self._moved[index]: tangent for index, tangent in program.outside.items()},
+            gradients=tuple(each and numbered(each) for each in program.gradients),
+            sizes=sizes,
+        )
