@@ -7,15 +7,18 @@
 What is computed of all samples waits for all parts of a segment, so a norm takes a pass of its own over the parts.
 """
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple, final
 
 import torch
 
+from ucudnn.memory.torch.division.kept_slices import alone, kept_slices
 from ucudnn.memory.torch.division.program_writer import ProgramWriter
 from ucudnn.memory.torch.subject.step_program import StepProgram
-from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, mapped
 
 aten = torch.ops.aten
 _FORWARD = ("native_batch_norm", "cudnn_batch_norm")
@@ -43,11 +46,13 @@ class SplitNorms(NamedTuple):
 
 def split_norms(program: StepProgram) -> SplitNorms:
     """Return a program with its batch norms as several calls each, where these compute the same."""
-    writer, positions = _Writer(program), list[int]()
+    writer, positions, slices = _Writer(program), list[int](), kept_slices(program)
     norms, saved, backward_of = list[range](), dict[int, int](), dict[int, int]()
     for index, call in enumerate(program.calls):
         begin = len(writer.calls)
         positions.append(begin)
+        for part, readers in slices.get(index - 1, ()):
+            writer.keep(index - 1, part, readers)
         if not _is_split(call, program.graph.batch):
             writer.whole(index)
             continue
@@ -92,6 +97,29 @@ class _Writer(ProgramWriter):
     def __init__(self, of: StepProgram) -> None:
         super().__init__(of)
         self.gathers = set[int]()
+        self._kept: dict[int, dict[TracedTensor, TracedTensor]] = defaultdict(dict)
+
+    def keep(self, index: int, part: TracedTensor, readers: Iterable[int]) -> None:
+        """Write a copy of a slice behind a call, for those that read it."""
+        own = alone(part, self.storage(part.storage, prod(part.shape) * part.dtype.itemsize))
+        self.add(index, aten.clone.default, (part,), own)
+        for reader in readers:
+            self._kept[reader][part] = own
+
+    def whole(self, index: int) -> None:
+        """Write a call as it is, but for slices that have been copied."""
+        super().whole(index)
+        kept = self._kept.get(index)
+        if kept is None:
+            return
+        call, operation = self.calls[-1], self._operations[-1]
+        args, kwargs = (
+            mapped(each, TracedTensor, lambda tensor: kept.get(tensor, tensor))
+            for each in (call.args, dict(call.kwargs))
+        )
+        storages = {part.storage: own.storage for part, own in kept.items()}
+        self.calls[-1] = replace(call, args=args, kwargs=kwargs)
+        self._operations[-1] = replace(operation, reads=tuple(storages.get(each, each) for each in operation.reads))
 
     def forward(self, index: int, call: TracedCall) -> None:
         """Write a norm."""

@@ -63,11 +63,16 @@ class SegmentChoice:
         self.axes = SampleAxes(program)
         self._graph, split = self.axes.program.graph, self.axes.split
         self._bytes_per_ms = fastest(program.graph, costs)
-        self._costs = costs = estimated_costs(Divided(split.program, split.origins), program, costs)
-        liveness = measure_liveness(self._graph, costs)
+        self._costs = estimated_costs(Divided(split.program, split.origins), program, costs)
+        liveness = measure_liveness(self._graph, self._costs)
         self._sizes, self._persistent = liveness.sizes, liveness.persistent_bytes
         parts = zip(liveness.persistent_bytes, liveness.working_bytes, liveness.scratch_bytes, strict=True)
         self._needs = [sum(each) for each in parts]
+        for norm in split.norms:  # outside of segments it is one call
+            index = split.origins[norm.start][0]
+            accessed = {*program.graph.operations[index].reads, *program.graph.operations[index].writes}
+            working = sum(self._sizes[each] for each in accessed if not self._graph.exists_after[each])
+            self._needs[norm[-1]] = self._persistent[norm[-1]] + working + costs.scratch_bytes[index]
         self._turn, self._end = self._graph.backward_begins, self._graph.optimizer_begins
         self._crossing = self._crossing_bytes()
         self._blocks = [
