@@ -25,6 +25,7 @@ from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E4
 from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
 from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 
+FORMATS = torch.contiguous_format, torch.channels_last
 CHANNELS, SIZE, TOKENS, WIDTH, WORDS = 4, 8, 6, 8, 11
 
 
@@ -77,6 +78,10 @@ IMAGE_LAYERS = {
     "plain instance norm, relu": lambda: nn.Sequential(nn.InstanceNorm2d(CHANNELS), nn.ReLU(inplace=True)),
     "layer norm": lambda: nn.LayerNorm([CHANNELS, SIZE, SIZE]),
     "evaluated batch norm": lambda: nn.BatchNorm2d(CHANNELS).eval(),
+    "batch norm": lambda: nn.BatchNorm2d(CHANNELS, momentum=0.3),
+    "plain batch norm, relu": lambda: nn.Sequential(
+        nn.BatchNorm2d(CHANNELS, affine=False, track_running_stats=False), nn.ReLU(inplace=True)
+    ),
     "max pool, nearest": lambda: nn.Sequential(nn.MaxPool2d(2), nn.Upsample(scale_factor=2)),
     "average pool, bilinear": lambda: nn.Sequential(nn.AvgPool2d(2), nn.Upsample(scale_factor=2, mode="bilinear")),
     "adaptive pool": lambda: nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Upsample(scale_factor=2, mode="bicubic")),
@@ -125,15 +130,27 @@ def program_of(model, sample, loss):
     return subject, trace_program(subject, "net", len(sample[0]))
 
 
-def check(model, sample, loss, order_of):
-    """Train a step with a divided segment, and compare it with the plain loop; return the divided program."""
-    reference = copy.deepcopy(model)
+def whole_order(model, sample, parts):
+    """Return a segment with all that can be divided of a step."""
+    _, program = program_of(model, sample, functional.mse_loss)
+    order = segment_of(SampleAxes(program), program, 0.0, 1.0, parts)
+    assert order.segment.forward.start == 0
+    return order
+
+
+def divided_step(model, sample, loss, order):
     subject, program = program_of(model, sample, loss)
     axes = SampleAxes(program)
-    order = order_of(axes, program)
-    found = divided(axes, [order]).program
+    found = divided(axes, [SegmentOrder(axes, order.segment)]).program
     costs = step_costs(found.graph, found.device)
-    step = fit_plan(subject, found, find_policy("stock").plan(found.graph, costs, None), costs, debug=True)
+    return fit_plan(subject, found, find_policy("stock").plan(found.graph, costs, None), costs, debug=True)
+
+
+def check(model, sample, loss, order):
+    """Train a step with a divided segment, and compare it with the plain loop; return the divided program."""
+    reference = copy.deepcopy(model)
+    step = divided_step(model, sample, loss, order)
+    found = step._run.program
     torch.manual_seed(0)
     expected = loss(reference(sample[0]), sample[1])
     expected.backward()
@@ -148,7 +165,7 @@ def check(model, sample, loss, order_of):
     for one, other in zip(model.buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(one, other)
     made = Counter(each.index for each in found.calls)
-    counts = [made[axes.program.calls[index].index] for index in order.rules]
+    counts = [made[order._calls[index].index] for index in order.rules]
     assert all(count >= order.segment.parts for count in counts)
     return found
 
@@ -185,19 +202,63 @@ def check_random(model, sample, loss, parts, begin, end):
     _, program = program_of(model, sample, loss)
     order = segment_of(SampleAxes(program), program, begin, end, parts)
     if order is not None:
-        check(model, sample, loss, lambda axes, _: SegmentOrder(axes, order.segment))
+        check(model, sample, loss, order)
 
 
 @pytest.mark.slow
-@given(divisions(IMAGE_LAYERS), st.sampled_from([*DENSE_LOSSES]))
+@given(divisions(IMAGE_LAYERS), st.sampled_from([*DENSE_LOSSES]), st.sampled_from(FORMATS))
 @examples(1 / 5)
-def test_divided_images_have_the_gradients_of_the_whole_mini_batch(drawn, loss):
+def test_divided_images_have_the_gradients_of_the_whole_mini_batch(drawn, loss, form):
     kinds, batch, parts, begin, end = drawn
     torch.manual_seed(1)
     layers = [nn.Conv2d(3, CHANNELS, 3, padding=1), *(IMAGE_LAYERS[kind]() for kind in kinds)]
-    model = nn.Sequential(*layers, nn.Conv2d(CHANNELS, 2, 1))
-    sample = torch.randn(batch, 3, SIZE, SIZE), torch.randn(batch, 2, SIZE, SIZE)
+    model = nn.Sequential(*layers, nn.Conv2d(CHANNELS, 2, 1)).to(memory_format=form)
+    sample = torch.randn(batch, 3, SIZE, SIZE).contiguous(memory_format=form), torch.randn(batch, 2, SIZE, SIZE)
     check_random(model, sample, DENSE_LOSSES[loss], parts, begin, end)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("batch", "parts"), [(2, 2), (5, 3)])
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}])
+def test_two_batch_norms_in_a_segment_have_the_statistics_of_the_whole_mini_batch(options, batch, parts, form):
+    torch.manual_seed(1)
+    norms = (nn.BatchNorm2d(CHANNELS, **options) for _ in range(2))
+    layers = (layer for norm in norms for layer in (norm, nn.ReLU(True), nn.Conv2d(CHANNELS, CHANNELS, 1)))
+    model = nn.Sequential(nn.Conv2d(3, CHANNELS, 3, padding=1), *layers).double().to(memory_format=form)
+    sample = (
+        torch.randn(batch, 3, SIZE, SIZE).double().contiguous(memory_format=form),
+        torch.randn(batch, CHANNELS, SIZE, SIZE),
+    )
+    order = whole_order(model, sample, parts)
+    assert (order.passes(0), order.passes(1)) == (3, 3)
+    found = check(model, sample, functional.mse_loss, order)
+    assert Counter(each.func for each in found.calls)[torch.ops.aten.var_mean.correction] == 2 * (parts + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_statistics_of_parts_are_as_exact_as_those_of_the_whole(dtype):
+    """The mean of what is normalized is far from zero, where sums of squares would have no digits left."""
+    torch.manual_seed(1)
+    norm = nn.BatchNorm2d(CHANNELS)
+    model = nn.Sequential(nn.Conv2d(3, CHANNELS, 3, padding=1), norm, nn.GELU(), nn.Conv2d(CHANNELS, 2, 1)).to(dtype)
+    model[1].float()
+    nn.init.constant_(model[0].bias, 100.0 if dtype is torch.float32 else 4.0)
+    sample = torch.randn(5, 3, SIZE, SIZE, dtype=dtype), torch.randn(5, 2, SIZE, SIZE, dtype=dtype)
+    plain, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    order = whole_order(model, sample, 3)
+    step = divided_step(model, sample, functional.mse_loss, order)
+    step(*sample).backward()
+    functional.mse_loss(plain(sample[0]), sample[1]).backward()
+    functional.mse_loss(exact(sample[0].double()), sample[1].double()).backward()
+    errors = [
+        torch.cat(
+            [(a.grad.double() - b.grad).flatten() for a, b in zip(each.parameters(), exact.parameters(), strict=True)]
+        ).norm()
+        for each in (model, plain)
+    ]
+    assert errors[0] <= 1.5 * errors[1]
+    for one, other in zip(model.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=1e-5 if dtype is torch.float32 else 1e-2, atol=0)
 
 
 def test_a_gradient_that_lies_otherwise_than_its_input_is_divided():
@@ -238,18 +299,26 @@ def test_every_run_of_forward_has_the_gradients_of_the_whole_mini_batch():
     for run in (range(first, last) for first in range(turn) for last in range(first + 1, turn + 1)):
         order = choice._order(run)
         if order is not None and order.level:
-            check(model, sample, functional.mse_loss, lambda axes, _, order=order: SegmentOrder(axes, order.segment))
+            check(model, sample, functional.mse_loss, order)
             model.zero_grad()
             found += 1
     assert found > 20
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm2d(CHANNELS), nn.Dropout(0.3)])
-def test_a_segment_has_no_statistics_of_a_part_and_no_other_random_numbers(layer):
-    model = nn.Sequential(nn.Conv2d(3, CHANNELS, 3, padding=1), layer, nn.Conv2d(CHANNELS, 2, 1))
-    sample = torch.randn(4, 3, SIZE, SIZE), torch.randn(4, 2, SIZE, SIZE)
+@pytest.mark.parametrize(("layer", "why"), [
+    (nn.Dropout(0.3), "is computed whole, and reads what is there for one part at a time"),
+    (nn.BatchNorm2d(CHANNELS).bfloat16(), "is computed whole, and reads what is there for one part at a time"),
+    (nn.BatchNorm2d(CHANNELS), "is a batch norm of which only a part is in the segment"),
+])  # fmt: skip
+def test_a_segment_has_no_statistics_of_a_part_and_no_other_random_numbers(layer, why):
+    """Statistics of 16 bits are not added up, and those of half a norm would be those of a part."""
+    dtype = next((each.dtype for each in layer.parameters()), torch.float32)
+    model = nn.Sequential(nn.Conv2d(3, CHANNELS, 3, padding=1), layer, nn.Conv2d(CHANNELS, 2, 1)).to(dtype)
+    sample = torch.randn(4, 3, SIZE, SIZE).to(dtype), torch.randn(4, 2, SIZE, SIZE).to(dtype)
     _, program = program_of(model, sample, functional.mse_loss)
-    axes, turn = SampleAxes(program), program.graph.backward_begins
-    segment = StepSegment(range(turn), range(turn + 1, program.graph.optimizer_begins), 2)
-    with pytest.raises(StepGraphError, match="is computed whole, and reads what is there for one part at a time"):
-        SegmentOrder(axes, segment)
+    axes = SampleAxes(program)
+    graph = axes.program.graph
+    turn = graph.backward_begins
+    stop = axes.split.norms[0].stop - 1 if axes.split.norms else turn
+    with pytest.raises(StepGraphError, match=why):
+        SegmentOrder(axes, StepSegment(range(stop), range(turn + 1, graph.optimizer_begins), 2))
