@@ -1,6 +1,7 @@
 """`fit(..., divide=True)`: steps below their floor train, and say what is divided; nothing else is."""
 
 import copy
+import warnings
 
 import pytest
 
@@ -9,11 +10,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from ucudnn.errors import BudgetError  # noqa: E402
+from ucudnn.errors import BudgetError, InvalidValueError  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
 from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
+from ucudnn.memory.torch.tracing import real_geometry  # noqa: E402
 from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -166,3 +168,90 @@ def test_gradients_of_16_bits_are_added_in_float32():
         loss(other(sample[0]), sample[1]).backward()
     error, plain_error = ((gradients(each) - gradients(exact)).norm() for each in (model, plain))
     assert error <= 1.5 * plain_error
+
+
+def divided_vgg(model, *masks):
+    sample = torch.randn(4, 3, 32, 32), *masks, classes(4, of=10)
+    loss = functional.cross_entropy
+    budget = int(0.85 * floor_of(model, sample, loss, None))
+    step = fit(model, sample, loss, None, budget, policy="joint", divide=True)
+    assert "divided: " in step.report()
+    return step, sample
+
+
+def check_steps(step, model, plain, samples):
+    for sample in samples:
+        results = []
+        for each, own in ((step, model), (plain, plain)):
+            own.zero_grad()
+            loss = each(*sample) if each is step else functional.cross_entropy(each(*sample[:-1]), sample[-1])
+            loss.backward()
+            results.append((loss.detach(), gradients(own)))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+
+
+def test_what_a_part_returns_otherwise_than_the_whole_is_planned_anew(monkeypatch):
+    """A kernel that lays small results out otherwise is one that no trace of the whole mini-batch has seen."""
+    monkeypatch.setattr(real_geometry, "_MET", {})
+    torch.manual_seed(0)
+    model = vgg()
+    model[3] = nn.GELU()
+    plain, whole = copy.deepcopy(model), torch.ops.aten.gelu.default
+
+    def other(x, approximate="none"):
+        y = torch.erf(x / 2**0.5).add(1).mul(x / 2)
+        return y.contiguous(memory_format=torch.channels_last) if x.shape[0] < 4 else y
+
+    step, sample = divided_vgg(model)
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library.impl("gelu", other, "CPU")
+        check_steps(step, model, plain, [sample, sample])
+    finally:
+        library._destroy()
+    assert any(key[0] is whole for key in real_geometry._MET)
+    assert "divided: " in step.report()
+
+
+def test_a_branch_that_an_argument_decides_is_divided_by_a_plan_of_its_own():
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = vgg()
+
+        def forward(self, x, mask):
+            return self.layers(x * 2 if mask.all() else x)
+
+    torch.manual_seed(0)
+    model = Branching()
+    plain = copy.deepcopy(model)
+    full, some = torch.ones(4, dtype=torch.bool), torch.arange(4) > 1
+    step, (x, _, y) = divided_vgg(model, some)
+    plans = []
+    for mask in (some, full, some):
+        check_steps(step, model, plain, [(x, mask, y)])
+        assert "divided: " in step.report()
+        plans.append(step.plan)
+    assert plans[0] is plans[2] is not plans[1]
+
+
+def test_hooks_around_a_divided_step_run_once_with_the_gradients_of_the_whole():
+    torch.manual_seed(0)
+    model = vgg()
+    plain = copy.deepcopy(model)
+    seen = {each: [] for each in (model, plain)}
+    for own, calls in seen.items():
+        for parameter in own.parameters():
+            parameter.register_hook(lambda grad: grad * 2)
+            parameter.register_post_accumulate_grad_hook(lambda each, calls=calls: calls.append(each.grad.clone()))
+    step, sample = divided_vgg(model)
+    outputs = []
+    step.register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
+    check_steps(step, model, plain, [sample])
+    assert len(outputs) == 1
+    assert len(seen[model]) == len(seen[plain]) == len([*model.parameters()])
+    model[0].register_forward_hook(lambda module, args, output: output * 2)
+    with pytest.raises(InvalidValueError, match="hook"):
+        step(*sample)

@@ -11,7 +11,7 @@ from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedTensor
 from ucudnn.memory.torch.tracing.assemble import writes
 
-_FAR = 8  # calls in between
+_FAR = 4  # calls in between
 _LEAST_GAIN = 2  # times its bytes that the whole has
 
 

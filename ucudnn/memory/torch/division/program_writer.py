@@ -10,6 +10,7 @@ import torch
 from ucudnn.memory.step.graph import Affine, Phase, Role, StepOperation, Storage
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, tensors_in
+from ucudnn.memory.torch.tracing.real_geometry import noted_layouts
 
 aten = torch.ops.aten
 
@@ -47,6 +48,7 @@ class ProgramWriter:
         self._storages: list[Storage] = []
         self._names = {each.name for each in (*self._graph.operations, *self._graph.storages)}
         self._moved: dict[int, int] = {}  # calls that run whole, to where they are now
+        self._index = 1 + max((each.index for each in of.every_call()), default=0)  # of new calls
 
     def whole(self, index: int) -> None:
         """Write a call as it is."""
@@ -61,7 +63,8 @@ class ProgramWriter:
 
     def storage(self, like: int, size: int) -> int:
         """Return a new storage, named after one of the step as it is."""
-        name = self._unused(self._graph.storages[like].name)
+        named = self._storages[-like - 1] if like < 0 else self._graph.storages[like]
+        name = self._unused(named.name)
         self._storages.append(Storage(name=name, role=Role.ACTIVATION, size=Affine(size)))
         return -len(self._storages)
 
@@ -87,11 +90,28 @@ class ProgramWriter:
         self.append(index, call, operation, 0.0)
 
     def append(self, index: int, call: TracedCall, operation: StepOperation, share: float) -> None:
-        """Write a call on behalf of another one, and its operation, which gets a name of its own."""
-        phase = self.phase or call.phase
-        self.calls.append(replace(call, phase=phase))
+        """Write a call on behalf of another one, and its operation, which gets a name of its own.
+
+        What an earlier step found to lie otherwise than expected is copied.
+        """
+        phase, copies = self.phase or call.phase, list[tuple[TracedTensor, TracedTensor]]()
+        results = [*call.results] if isinstance(call.results, (tuple, list)) else [call.results]
+        for position, found in noted_layouts(call.func, call.args, call.kwargs).items():
+            expected = results[position]
+            if found.shape == expected.shape and found.device == self.of.device.type:
+                own = self.storage(expected.storage, found.size)
+                results[position] = TracedTensor(own, found.shape, found.stride, found.offset, found.dtype)
+                copies.append((expected, results[position]))
+        if copies:
+            call = replace(call, results=tuple(results) if isinstance(call.results, (tuple, list)) else results[0])
+            moved = {expected.storage: own.storage for expected, own in copies}
+            operation = replace(operation, writes=tuple(moved.get(each, each) for each in operation.writes))
+        self.calls.append(replace(call, phase=phase, index=self._index))
+        self._index += 1
         self._operations.append(replace(operation, name=self._unused(operation.name), phase=phase))
         self.origins.append(self.origin(index, share))
+        for copied in copies:
+            self.add(index, aten.copy_.default, copied, copied[0])
 
     def _unused(self, name: str) -> str:
         """Return a name with a number behind it that says which part it is of."""

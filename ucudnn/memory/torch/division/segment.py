@@ -23,6 +23,7 @@ from ucudnn.memory.torch.tracing.assemble import writes
 
 _CONVERTS = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
 """What converts a sum before its parts are added: gradients of 16 bits become those of parameters in 32."""
+_MOST_PASSES = 3  # each computes again what it reads, so more than two batch norms cost more than they save
 
 
 @final
@@ -175,6 +176,8 @@ class SegmentOrder:
             else:
                 levels = (self.level[writer] for each in own for writer in self.inner[each])
                 level = max([0, *(each + 1 for each in waits), *turns, *levels])
+                if level >= _MOST_PASSES:
+                    raise self._refused(index, f"would need more than {_MOST_PASSES} passes over the parts")
                 if outer:
                     self._check_changes(index, outer, phase, level)
                 self._run_in_parts(index, rule, level, ready)

@@ -6,6 +6,7 @@ and then the next call sets the floor.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from typing import final
@@ -25,7 +26,6 @@ _PARTS = (2, 4, 8, 16, 32)
 _NEAR = (0, 1, 2, 3, 5, 8, 12, 18, 28, 44, 68, 104, 160)  # borders that are tried, counted from the call
 _BESIDE = 16  # calls of backward behind the last one that reads what forward made, among which the border is
 _CALL_MS = 0.004  # of the host's for each call more
-_MOST_PASSES = 3  # over the parts, of which each computes again what it reads: two batch norms
 _GAIN = 0.98  # times the floor of now, above which a segment does not help
 
 
@@ -188,15 +188,13 @@ class SegmentChoice:
         """Return the segment with a run of forward; None where it cannot be divided."""
         key = run.start, run.stop
         if key not in self._known:
-            self._known[key] = None
-            for backward in map(self._with_norms, self._backward_of(run)):
-                try:
-                    order = SegmentOrder(self.axes, StepSegment(run, backward, 2))
-                except StepGraphError:
-                    continue
-                if max(map(order.passes, (0, 1))) <= _MOST_PASSES:
-                    self._known[key] = order
-                break
+            found = list[SegmentOrder]()
+            for backward in dict.fromkeys(map(self._with_norms, self._backward_of(run))):
+                with suppress(StepGraphError):
+                    found.append(SegmentOrder(self.axes, StepSegment(run, backward, 2)))
+                if found and found[-1].passes(1) < 2:
+                    break
+            self._known[key] = min(found, key=lambda each: each.passes(1), default=None)
         return self._known[key]
 
     def _backward_of(self, run: range) -> Iterator[range]:

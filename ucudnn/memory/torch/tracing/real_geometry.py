@@ -57,6 +57,11 @@ def note_layout(func: Any, args: Any, kwargs: Any, position: int, found: TensorL
     _MET.setdefault(_key(func, args, kwargs), {})[position] = found
 
 
+def noted_layouts(func: Any, args: Any, kwargs: Any) -> dict[int, TensorLayout]:
+    """Return how results of a call lay in a step that found them otherwise than its trace, by position."""
+    return _MET.get(_key(func, args, kwargs), {}) if _MET else {}
+
+
 def as_computed(
     func: Any, args: Any, kwargs: Any, result: Any, device: Callable[[TracedTensor], str], *, heavy: bool
 ) -> Any:
@@ -85,7 +90,7 @@ def as_computed(
             _RUN[key] = _layouts(func, args, kwargs, found, devices)
         layouts = _RUN[key]
         found = [*map(_laid, found, layouts)] if layouts is not None and len(layouts) == len(found) else found
-    for position, layout in (_MET.get(_key(func, args, kwargs), {}) if _MET else {}).items():
+    for position, layout in noted_layouts(func, args, kwargs).items():
         found[position] = _laid(found[position], layout)
     return found[0] if not several else type(result)(found) if type(result) in (list, tuple) else tuple(found)
 
