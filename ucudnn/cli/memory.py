@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from shlex import join, quote
@@ -15,6 +16,7 @@ from ucudnn.cli.memory_pictures import PictureOptions, draw_explained, marks_of
 from ucudnn.cli.memory_run import run_step
 from ucudnn.cli.options import (
     DEFAULT_DEVICE,
+    DivideOption,
     JsonOption,
     ModelArgument,
     OutputOptions,
@@ -26,7 +28,7 @@ from ucudnn.cli.options import (
     option,
     typed_options,
 )
-from ucudnn.cli.torch_model import fit_plans, record_model
+from ucudnn.cli.torch_model import divide_model, fit_plans, record_model
 from ucudnn.command_line import NoEffect
 from ucudnn.memory.devices.profile import load_device, smallest_device
 from ucudnn.memory.devices.roofline import device_costs
@@ -87,6 +89,7 @@ def why(
         ),
     ] = None,
     options: StepOptions,
+    divide: DivideOption = False,
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -107,11 +110,14 @@ def why(
     graph, costs_of, limit = _opened(context, step, options, budget)
     with _telling("explaining") as tell:
         found = explain(graph, costs_of, limit, progress=tell)
+        least = divide_model(step, options, costs_of, None, tell) if divide else None
     if plot is not None:
         draw_explained(found, plot)
     if as_json:
-        print_json(found.to_dict())
+        halves = {} if least is None else {"floor_bytes": least.floor_bytes, "segments": least.program.divided}
+        print_json(found.to_dict() | ({"divided": halves} if halves else {}))
         return
+    told = [] if least is None else [f"floor divided: {format_bytes(least.floor_bytes)}", *least.program.divided]
     peak = found.liveness.peak_bytes
     for attribute, heading in (("operation", "by operation"), ("layer", "by layer"), ("source", "by source line")):
         rows = [
@@ -124,7 +130,7 @@ def why(
             found.title() if attribute == "operation" else "",
             [heading, "storages", "memory", "of the peak"],
             rows,
-            [*found.lines(), f"next: {_plan_command(context)}"] if attribute == "source" else (),
+            [*found.lines(), *told, f"next: {_plan_command(context)}"] if attribute == "source" else (),
             text=(heading,),
             cut=heading,
         )
@@ -155,6 +161,7 @@ def plan_step(
     ] = False,
     points: Annotated[int, option("N", "Budgets of --front.", min=2, max=1000)] = 12,
     plan_seconds: PlanSecondsOption = PLAN_SECONDS,
+    divide: DivideOption = False,
     pictures: PictureOptions,
     output: OutputOptions,
 ) -> None:
@@ -183,13 +190,23 @@ def plan_step(
     if front:
         with _telling("planning", len(names) * (points + 1)) as tell:  # each policy without a budget, too
             fronts = policy_fronts(graph, costs, names, points, tell)
+            if divide:
+                least = divide_model(step, options, costs_of, None, tell)
+                parts = policy_fronts(least.program.graph, least.costs, names, points, tell)
+                own = (replace(each, policy=f"{each.policy}, divided") for each in parts.plans)
+                fronts = replace(fronts, plans=(*fronts.plans, *own))
         if pictures.plot is not None:
             draw_front(fronts.points(), pictures.plot, marks=marks_of(fronts.floor_bytes, None), title=fronts.title())
         output.show(fronts, lambda: print_table(fronts.title(), *fronts.table(), text=("policy",)))
         return
     limit = costs.memory_bytes if limit is None else limit
     with _telling("planning", len(names)) as tell:
-        found = compare_policies(graph, costs, limit, names, tell, plan_seconds)
+        parts = divide_model(step, options, costs_of, limit, tell) if divide else None
+        if parts is None:
+            found = compare_policies(graph, costs, limit, names, tell, plan_seconds)
+        else:
+            found = compare_policies(parts.program.graph, parts.costs, limit, names, tell, plan_seconds)
+            found = replace(found, divided=parts.program.divided, undivided_ms=sum(costs.time_ms))
     pictures.draw(found.rows[0], costs)
     if pictures.plot is not None:
         dots = {row.policy: [(done.peak_bytes, done.time_ms)] for row, done in found.ranked()}

@@ -296,6 +296,10 @@ PlanSecondsOption = Annotated[
     option("N", "After so many seconds of planning, auto is the best plan so far; inf for no bound.", min=0),
 ]
 
+DivideOption = Annotated[
+    bool, option(None, "Let segments of a model's step run for a part of the mini-batch at a time.", "--divide")
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOptions:
@@ -316,6 +320,7 @@ class TrialOptions:
         ),
     ] = None
     plan_seconds: PlanSecondsOption = PLAN_SECONDS
+    divide: DivideOption = False
 
 
 # The cases in which an option has no effect.

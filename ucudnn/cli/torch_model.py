@@ -37,6 +37,7 @@ from ucudnn.units import shortened
 if TYPE_CHECKING:
     from ucudnn.memory.reports.fits import LargestBatches
     from ucudnn.memory.torch.comparison.trial_table import TrialTable
+    from ucudnn.memory.torch.division.divisions import DividedStep
     from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
     from ucudnn.torch.summary import Summary
 
@@ -82,6 +83,34 @@ def record_model(
         if device is None:
             return record(recipe, progress=tell), None
         return record_measured(recipe, device, progress=tell)
+
+
+def divide_model(
+    model: str,
+    options: StepOptions,
+    costs_of: Callable[[StepGraph], Costs],
+    budget: int | None,
+    tell: Callable[[str], None],
+) -> "DividedStep":
+    """Return the division of a model's step that keeps a budget in least time, or else that with the lowest floor.
+
+    Raises:
+        InvalidValueError: if it is no model, because a record of a step does not have its calls.
+    """
+    if ":" not in model:
+        raise InvalidValueError(
+            f"--divide needs the calls of {model}, which no recorded step has: give the model, MODULE:CALLABLE"
+        )
+    with _loading():
+        from ucudnn.memory.planner.search import PlanSearch
+        from ucudnn.memory.torch.division.divisions import divisions, lowest
+        from ucudnn.memory.torch.record import record_program
+    with words_aside():
+        program = record_program(_recipe_of(model, options), progress=tell)
+    costs = costs_of(program.graph)
+    tell("dividing")
+    found = [] if budget is None else divisions(program, costs, budget, "joint", PlanSearch(None))
+    return found[0] if found else lowest(program, costs)
 
 
 def fit_plans(
@@ -154,6 +183,7 @@ def run_policies(
         capped=trial.cap,
         convolutions=sizes,
         plan_seconds=trial.plan_seconds,
+        divide=trial.divide,
     )
     with progress("policies", len(policies)) as step:
         return compare_trials(settings, policies, step)

@@ -82,6 +82,8 @@ class PolicyComparison:
         budget: the budget; None without one.
         floor_bytes: the floor of the step.
         rows: a row for each policy.
+        divided: which segments of it are divided, a line each.
+        undivided_ms: time of the step undivided; 0 where it is not divided.
     """
 
     graph: StepGraph
@@ -89,6 +91,8 @@ class PolicyComparison:
     budget: int | None
     floor_bytes: int
     rows: tuple[PolicyRow, ...]
+    divided: tuple[str, ...] = ()
+    undivided_ms: float = 0.0
 
     def title(self) -> str:
         """Return what is compared, as one line."""
@@ -106,7 +110,7 @@ class PolicyComparison:
 
     def cells(self) -> list[list[str]]:
         """Return the table: plans, the fastest first; a row for all that are more than twice as slow; refusals."""
-        fastest, slow = sum(self.costs.time_ms), self._slow()
+        fastest, slow = self.undivided_ms or sum(self.costs.time_ms), self._slow()
         rows = [
             [
                 row.policy,
@@ -136,11 +140,12 @@ class PolicyComparison:
         """Return the best policy, what it costs, and the line of Python that trains by it."""
         row, done = self.ranked()[0]
         own = measure_liveness(self.graph, self.costs).peak_bytes
-        if own <= done.peak_bytes:
+        if own <= done.peak_bytes and not self.divided:
             return f"best: {row.policy}, {format_ms(done.time_ms)}, {format_bytes(own)}: the step fits as it is"
-        cost = f"best: {row.policy}, {_slower(done.time_ms, sum(self.costs.time_ms))} slower,"
+        cost = f"best: {row.policy}, {_slower(done.time_ms, self.undivided_ms or sum(self.costs.time_ms))} slower,"
         cost += f" {format_bytes(done.peak_bytes)} of {format_bytes(own)}"
         policy = "" if row.policy.startswith(AUTO) else f', policy="{row.policy}"'
+        policy += ", divide=True" if self.divided else ""
         return (
             f"{cost}: step = ucudnn.memory.fit(model, (x, y), loss=loss, optimizer=optimizer,"
             f" budget={_typed_bytes(self.budget or done.peak_bytes)}{policy})"
@@ -156,7 +161,13 @@ class PolicyComparison:
             if row.done is not None and row.done.waits_for_host
         ]
         slow = ", ".join(row.policy for row, _ in self._slow())
-        return [floor, *bound, *([f"more than {_SLOW} times as slow: {slow}"] if slow else []), self.answer()]
+        return [
+            *self.divided,
+            floor,
+            *bound,
+            *([f"more than {_SLOW} times as slow: {slow}"] if slow else []),
+            self.answer(),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON; sizes in bytes, times in milliseconds."""

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from ucudnn.memory.torch.measuring.training_step import (
     make_step,
     refused_as_fitted,
 )
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.subject.traced_values import TracedTensor
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.tracing.gpu_autocast import gpu_autocast
 from ucudnn.memory.torch.tracing.provenance import Provenance
@@ -46,6 +49,50 @@ def record(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> St
     """
     with gpu_autocast():
         return _joined(_on_fake_tensors(recipe, (1, 2, 3), progress, foreach=True))
+
+
+def record_program(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> StepProgram:
+    """Return the training step of a recipe with its calls, at its mini-batch, recorded without a GPU.
+
+    It can be divided and planned, and has no parameters that it could run with; errors are those of `record`.
+    """
+    with gpu_autocast(), _fakes():
+        step = make_step(recipe, torch.device("cpu"), foreach=True)
+        with _running(recipe):
+            _run_first(step)
+            progress(f"tracing {recipe.model} at a mini-batch of {recipe.batch}")
+            step = step.with_batch(recipe.batch)
+            traced = _trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
+            inputs = step.input_tensors()
+    graph, nothing = traced.graph, cast(Any, None)
+    known = len(graph.storages)
+    places = {each.name: row for row, each in enumerate(graph.storages) if each.role is Role.INPUT}
+    made = (each for call in traced.calls for each in call.outputs if each.storage >= 0)
+    ends = {each.storage: each for each in made if graph.storages[each.storage].role in (Role.OUTPUT, Role.GRADIENT)}
+    rows = [places.get(_input_name(index)) for index in range(len(inputs))]
+    return StepProgram(
+        graph=graph,
+        calls=tuple(call.with_storages({-1: known}) for call in traced.calls),
+        uncounted=(),
+        persistent=(),
+        inputs=tuple(
+            TracedTensor(row, tuple(each.shape), each.stride(), int(each.storage_offset()), each.dtype)
+            for row, each in zip(rows, inputs, strict=True)
+            if row is not None
+        ),
+        outputs=tuple(ends.values()),
+        result=nothing,
+        differentiable=(),
+        used=(),
+        tangents=(),
+        outside={},
+        sources=(),
+        gradients=(),
+        device=torch.device("cpu"),
+        sizes={row: each.size.at(graph.batch) for row, each in enumerate(graph.storages)} | {known: 0},
+        attributes=nothing,
+        modes=nothing,
+    )
 
 
 def record_made(
@@ -224,7 +271,11 @@ def _tensors_before(step: TrainingStep) -> Iterator[tuple[Role, str, Tensor]]:
     for name, value in step.optimizer_state():
         yield Role.OPTIMIZER_STATE, name, value
     for index, tensor in enumerate(step.input_tensors()):
-        yield Role.INPUT, f"input{index or ''}", tensor
+        yield Role.INPUT, _input_name(index), tensor
+
+
+def _input_name(index: int) -> str:
+    return f"input{index or ''}"
 
 
 def _gradients(step: TrainingStep) -> Iterator[tuple[Role, str, Tensor]]:

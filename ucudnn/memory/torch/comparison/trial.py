@@ -263,6 +263,7 @@ class PolicyTrial:
                 measured=True,
                 convolutions=settings.convolutions or None,
                 plan_seconds=settings.plan_seconds,
+                divide=settings.divide,
             )
             return fit_subject(trial_subject(step), options)
 

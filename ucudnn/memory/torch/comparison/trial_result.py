@@ -30,6 +30,7 @@ class TrialSettings:
         convolutions: a batch-size policy by which plans choose how each convolution is computed, as in `fit`; '' leaves
             all of them to PyTorch.
         plan_seconds: how long the search for a plan takes at most, as in `fit`.
+        divide: whether the step may be divided, as in `fit`.
     """
 
     recipe: TrainingRecipe
@@ -41,6 +42,7 @@ class TrialSettings:
     capped: bool = False
     convolutions: str = ""
     plan_seconds: float | None = PLAN_SECONDS
+    divide: bool = False
 
 
 class OutsideReached(NamedTuple):

@@ -14,7 +14,7 @@ from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.torch.division.divided_costs import estimated_costs
 from ucudnn.memory.torch.division.divided_program import divided
-from ucudnn.memory.torch.division.segment_choice import SegmentChoice
+from ucudnn.memory.torch.division.segment_choice import EstimatedSegment, SegmentChoice
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.units import exact_bytes
 
@@ -31,12 +31,17 @@ class DividedStep:
     Attributes:
         program: the step.
         costs: its costs, estimated from those of the step as it is.
-        step_ms: time of a step by a quick plan within the budget.
+        step_ms: time of a step by a quick plan within the budget; 0 without one.
     """
 
     program: StepProgram
     costs: Costs
-    step_ms: float
+    step_ms: float = 0.0
+
+    @property
+    def floor_bytes(self) -> int:
+        """The floor of the divided step."""
+        return measure_liveness(self.program.graph, self.costs).floor_bytes
 
 
 def divisions(
@@ -59,17 +64,29 @@ def divisions(
         if not chosen or key in seen:
             continue
         seen.add(key)
-        whole = divided(choice.axes, [each.order for each in chosen])
-        named = replace(whole.program, divided=tuple(map(choice.told, chosen)))
-        own = estimated_costs(whole, program, costs)
+        step = _divided(choice, chosen, program, costs)
         try:
-            step_ms = simulate(planned(planner, named.graph, own, budget), own).step_ms
+            step_ms = simulate(planned(planner, step.program.graph, step.costs, budget), step.costs).step_ms
         except BudgetError:
             continue
-        found.append(DividedStep(program=named, costs=own, step_ms=step_ms))
+        found.append(replace(step, step_ms=step_ms))
         if search.over or step_ms > _SLOWER * min(each.step_ms for each in found):
             break
     return sorted(found, key=lambda each: each.step_ms)
+
+
+def lowest(program: StepProgram, costs: Costs) -> DividedStep:
+    """Return the division of a step that lowers its floor most: of no segments where none does."""
+    choice = SegmentChoice(program, costs)
+    return _divided(choice, choice.within(0) if program.graph.batch > 1 else [], program, costs)
+
+
+def _divided(
+    choice: SegmentChoice, chosen: Sequence[EstimatedSegment], program: StepProgram, costs: Costs
+) -> DividedStep:
+    whole = divided(choice.axes, [each.order for each in chosen])
+    named = replace(whole.program, divided=tuple(map(choice.told, chosen)))
+    return DividedStep(program=named, costs=estimated_costs(whole, program, costs))
 
 
 def named_in(error: BudgetError, program: StepProgram, costs: Costs, found: Sequence[DividedStep]) -> BudgetError:
@@ -78,9 +95,7 @@ def named_in(error: BudgetError, program: StepProgram, costs: Costs, found: Sequ
         slower = found[0].step_ms / (sum(costs.time_ms) or 1.0)
         reached = f"keeps this budget at about {slower:.2f} times the step's time without one"
     else:
-        choice = SegmentChoice(program, costs)
-        whole = divided(choice.axes, [each.order for each in choice.within(0)] if program.graph.batch > 1 else [])
-        floor = measure_liveness(whole.program.graph, estimated_costs(whole, program, costs)).floor_bytes
+        floor = lowest(program, costs).floor_bytes
         if floor >= measure_liveness(program.graph, costs).floor_bytes:
             return error
         reached = f"lowers the floor to {exact_bytes(floor)}"

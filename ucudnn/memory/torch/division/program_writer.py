@@ -46,7 +46,7 @@ class ProgramWriter:
         self._own = len(of.graph.storages) if own is None else own
         self._operations: list[StepOperation] = []
         self._storages: list[Storage] = []
-        self._names = {each.name for each in (*self._graph.operations, *self._graph.storages)}
+        self._names = {each.name for each in self._graph.operations} | {each.name for each in self._graph.storages}
         self._moved: dict[int, int] = {}  # calls that run whole, to where they are now
         self._index = 1 + max((each.index for each in of.every_call()), default=0)  # of new calls
 
