@@ -192,8 +192,8 @@ def plan_step(
             fronts = policy_fronts(graph, costs, names, points, tell)
             if divide:
                 least = divide_model(step, options, costs_of, None, tell)
-                parts = policy_fronts(least.program.graph, least.costs, names, points, tell)
-                own = (replace(each, policy=f"{each.policy}, divided") for each in parts.plans)
+                others = policy_fronts(least.program.graph, least.costs, names, points, tell).plans
+                own = (replace(each, policy=f"{each.policy}, divided") for each in others)
                 fronts = replace(fronts, plans=(*fronts.plans, *own))
         if pictures.plot is not None:
             draw_front(fronts.points(), pictures.plot, marks=marks_of(fronts.floor_bytes, None), title=fronts.title())
@@ -202,10 +202,9 @@ def plan_step(
     limit = costs.memory_bytes if limit is None else limit
     with _telling("planning", len(names)) as tell:
         parts = divide_model(step, options, costs_of, limit, tell) if divide else None
-        if parts is None:
-            found = compare_policies(graph, costs, limit, names, tell, plan_seconds)
-        else:
-            found = compare_policies(parts.program.graph, parts.costs, limit, names, tell, plan_seconds)
+        planned = (graph, costs) if parts is None else (parts.program.graph, parts.costs)
+        found = compare_policies(*planned, limit, names, tell, plan_seconds)
+        if parts is not None:
             found = replace(found, divided=parts.program.divided, undivided_ms=sum(costs.time_ms))
     pictures.draw(found.rows[0], costs)
     if pictures.plot is not None:

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,35 +64,21 @@ def record_program(recipe: TrainingRecipe, *, progress: Progress = lambda _: Non
             step = step.with_batch(recipe.batch)
             traced = _trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
             inputs = step.input_tensors()
-    graph, nothing = traced.graph, cast(Any, None)
-    known = len(graph.storages)
-    places = {each.name: row for row, each in enumerate(graph.storages) if each.role is Role.INPUT}
+    graph, known = traced.graph, len(traced.graph.storages)
+    rows = {each.name: row for row, each in enumerate(graph.storages) if each.role is Role.INPUT}
+    given = [
+        TracedTensor(rows[name], tuple(each.shape), each.stride(), int(each.storage_offset()), each.dtype)
+        for name, each in ((_input_name(index), each) for index, each in enumerate(inputs))
+        if name in rows
+    ]
     made = (each for call in traced.calls for each in call.outputs if each.storage >= 0)
     ends = {each.storage: each for each in made if graph.storages[each.storage].role in (Role.OUTPUT, Role.GRADIENT)}
-    rows = [places.get(_input_name(index)) for index in range(len(inputs))]
-    return StepProgram(
-        graph=graph,
-        calls=tuple(call.with_storages({-1: known}) for call in traced.calls),
-        uncounted=(),
-        persistent=(),
-        inputs=tuple(
-            TracedTensor(row, tuple(each.shape), each.stride(), int(each.storage_offset()), each.dtype)
-            for row, each in zip(rows, inputs, strict=True)
-            if row is not None
-        ),
-        outputs=tuple(ends.values()),
-        result=nothing,
-        differentiable=(),
-        used=(),
-        tangents=(),
-        outside={},
-        sources=(),
-        gradients=(),
-        device=torch.device("cpu"),
-        sizes={row: each.size.at(graph.batch) for row, each in enumerate(graph.storages)} | {known: 0},
-        attributes=nothing,
-        modes=nothing,
-    )
+    none = ("uncounted", "persistent", "differentiable", "used", "tangents", "sources", "gradients")
+    blank: dict[str, Any] = dict.fromkeys(none, ()) | dict.fromkeys(("result", "attributes", "modes"))
+    sizes = {row: each.size.at(graph.batch) for row, each in enumerate(graph.storages)} | {known: 0}
+    calls = tuple(call.with_storages({-1: known}) for call in traced.calls)
+    tensors: dict[str, Any] = {"inputs": tuple(given), "outputs": tuple(ends.values()), "outside": {}}
+    return StepProgram(graph=graph, calls=calls, sizes=sizes, device=torch.device("cpu"), **tensors, **blank)
 
 
 def record_made(

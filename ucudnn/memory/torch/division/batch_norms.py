@@ -46,12 +46,15 @@ class SplitNorms(NamedTuple):
 
 def split_norms(program: StepProgram) -> SplitNorms:
     """Return a program with its batch norms as several calls each, where these compute the same."""
-    writer, positions, slices = _Writer(program), list[int](), kept_slices(program)
+    writer, positions, slices = _Writer(program), list[int](), defaultdict[int, list[Any]](list)
+    for before, part, readers in kept_slices(program):
+        if not any(_is_split(program.calls[each], program.graph.batch) for each in readers):
+            slices[before + 1].append((part, readers))
     norms, saved, backward_of = list[range](), dict[int, int](), dict[int, int]()
     for index, call in enumerate(program.calls):
         begin = len(writer.calls)
         positions.append(begin)
-        for part, readers in slices.get(index - 1, ()):
+        for part, readers in slices[index]:
             writer.keep(index - 1, part, readers)
         if not _is_split(call, program.graph.batch):
             writer.whole(index)
@@ -123,48 +126,39 @@ class _Writer(ProgramWriter):
 
     def forward(self, index: int, call: TracedCall) -> None:
         """Write a norm."""
-        x, weight, bias = map(call.argument, ("input", "weight", "bias"))
-        (y, mean, invstd, *_), batch, wide = call.results, self.of.graph.batch, x
+        x, batch, (y, mean, invstd, *_) = call.argument("input"), self.of.graph.batch, call.results
+        wide, rows, count = x, x.shape[0] // batch, prod(x.shape) // x.shape[1]
         if x.dtype.itemsize == 2:
-            wide = self._like(x, torch.float32)
+            wide = replace(x, storage=self.storage(x.storage, 4 * prod(x.shape)), offset=0, dtype=torch.float32)
             self.add(index, aten._to_copy.default, (x,), wide, dtype=torch.float32)
-        rows, step = x.shape[0] // batch, x.stride[0]
-        split = (batch, rows, *x.shape[1:]), (step * rows, step, *x.stride[1:])
-        samples = replace(wide, shape=split[0], stride=split[1])
-        inner = [dim for dim in range(len(split[0])) if dim not in (0, 2)]
-        channels = (batch, x.shape[1])
-        variances, means = (self._new(mean, channels) for _ in range(2))
+        shape, stride = (batch, rows, *x.shape[1:]), (rows * x.stride[0], *x.stride)
+        inner = [dim for dim in range(len(shape)) if dim not in (0, 2)]
+        variances, means = (self._like(mean, batch) for _ in range(2))
+        samples = replace(wide, shape=shape, stride=stride)
         self.add(index, aten.var_mean.correction, (samples, inner), (variances, means), correction=0)
-        between, variance = self._new(mean, mean.shape), self._new(mean, mean.shape)
+        between, variance = self._like(mean), self._like(mean)
         self.gathers |= {len(self.calls), len(self.calls) + 1}
         self.add(index, aten.var_mean.correction, (means, [0]), (between, mean), correction=0)
         self.add(index, aten.mean.dim, (variances, [0]), variance)
         self.add(index, aten.add_.Tensor, (variance, between), variance)
-        count = prod(x.shape) // x.shape[1]
-        for running, now, scale in (("running_mean", mean, 1.0), ("running_var", variance, count / max(1, count - 1))):
-            self._follow(index, call, call.argument(running), now, scale)
+        momentum = _either(call, "momentum", "exponential_average_factor")
+        if (running := call.argument("running_mean")) is not None:
+            self.add(index, aten.lerp_.Scalar, (running, mean, momentum), running)
+        if (running := call.argument("running_var")) is not None:
+            unbiased = self._like(mean)
+            self.add(index, aten.mul.Scalar, (variance, count / max(1, count - 1)), unbiased)
+            self.add(index, aten.lerp_.Scalar, (running, unbiased, momentum), running)
         self.add(index, aten.add_.Scalar, (variance, _either(call, "eps", "epsilon")), variance)
         self.add(index, aten.rsqrt.default, (variance,), invstd)
-        self._normalize(index, x, weight, bias, mean, variance, y)
-
-    def _follow(self, index: int, call: TracedCall, running: TracedTensor | None, now: TracedTensor, by: float) -> None:
-        """Let a running statistic follow that of now, times a number."""
-        if running is None:
-            return
-        momentum = _either(call, "momentum", "exponential_average_factor")
-        if by != 1.0:
-            scaled = self._new(running, now.shape)
-            self.add(index, aten.mul.Scalar, (now, by), scaled)
-            now = scaled
-        self.add(index, aten.lerp_.Scalar, (running, now, momentum), running)
+        self._normalize(index, y, x, *map(call.argument, ("weight", "bias")), mean, variance)
 
     def backward(self, index: int, call: TracedCall) -> None:
         """Write the backward of a norm."""
         x, weight, mean = map(call.argument, ("input", "weight", "save_mean"))
         grad, invstd = _either(call, "grad_out", "grad_output"), _either(call, "save_invstd", "save_var")
-        dx, to_weight, to_bias = call.results
-        to_weight, to_bias = (each or self._new(mean, mean.shape) for each in (to_weight, to_bias))
-        variance = self._new(mean, mean.shape)
+        dx, count, dims = call.results[0], prod(x.shape) // x.shape[1], len(x.shape) - 2
+        to_weight, to_bias = (each or self._like(mean) for each in call.results[1:])
+        variance = self._like(mean)
         self.add(index, aten.pow.Tensor_Scalar, (invstd, -2.0), variance)
         # In evaluation mode backward returns both sums. Some devices read the mean of now there, others the running
         # one. The weight only tells the type of the sums.
@@ -172,42 +166,23 @@ class _Writer(ProgramWriter):
         self.add(index, aten.native_batch_norm_backward.default, (grad, x, *statistics), (None, to_weight, to_bias))
         if dx is None:
             return
-        share, slope, shift = (self._new(mean, mean.shape) for _ in range(3))
-        scale = invstd
+        scale, share, slope, shift = invstd, *(self._like(mean) for _ in range(3))
         if weight is not None:
-            scale = self._new(mean, mean.shape)
+            scale = self._like(mean)
             self.add(index, aten.mul.Tensor, (weight, invstd), scale)
-        count = prod(x.shape) // x.shape[1]
         self.add(index, aten.mul.Scalar, (scale, -1.0 / count), share)
         self.add(index, aten.mul.Tensor, (share, to_weight), slope)
         self.add(index, aten.mul.Tensor, (share, to_bias), shift)
-        self._normalize(index, x, slope, shift, mean, variance, dx)
-        dims = len(x.shape) - 2
+        self._normalize(index, dx, x, slope, shift, mean, variance)
         of_channels = replace(scale, shape=(*scale.shape, *[1] * dims), stride=(1, *[1] * dims))
         self.add(index, aten.addcmul_.default, (dx, grad, of_channels), dx)
 
-    def _normalize(
-        self,
-        index: int,
-        x: TracedTensor,
-        weight: TracedTensor | None,
-        bias: TracedTensor | None,
-        mean: TracedTensor,
-        variance: TracedTensor,
-        result: TracedTensor,
-    ) -> None:
-        """Write what normalizes by given statistics; epsilon is part of the variance."""
-        given = (x, weight, bias, mean, variance, False, 0.0, 0.0)
-        self.add(index, aten.native_batch_norm.default, given, (result, None, None))
+    def _normalize(self, index: int, result: TracedTensor, *given: TracedTensor | None) -> None:
+        """Write what normalizes an input by weight, bias, mean and variance, of which epsilon is a part."""
+        self.add(index, aten.native_batch_norm.default, (*given, False, 0.0, 0.0), (result, None, None))
 
-    def _new(self, like: TracedTensor, shape: tuple[int, ...]) -> TracedTensor:
-        """Return a tensor of the type of another one."""
-        stride = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
-        storage = self.storage(like.storage, prod(shape) * like.dtype.itemsize)
-        return TracedTensor(storage, shape, stride, 0, like.dtype)
-
-    def _like(self, tensor: TracedTensor, dtype: torch.dtype) -> TracedTensor:
-        """Return a tensor that lies as another one, of another type."""
-        return replace(
-            tensor, storage=self.storage(tensor.storage, prod(tensor.shape) * dtype.itemsize), offset=0, dtype=dtype
-        )
+    def _like(self, statistic: TracedTensor, *rows: int) -> TracedTensor:
+        """Return another statistic, or rows of them."""
+        shape = *rows, *statistic.shape
+        storage = self.storage(statistic.storage, prod(shape) * statistic.dtype.itemsize)
+        return TracedTensor(storage, shape, (*statistic.shape, 1)[-len(shape) :], 0, statistic.dtype)

@@ -12,7 +12,6 @@ from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.budget import with_need
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.liveness import measure_liveness
-from ucudnn.memory.torch.division.divided_costs import estimated_costs
 from ucudnn.memory.torch.division.divided_program import divided
 from ucudnn.memory.torch.division.segment_choice import EstimatedSegment, SegmentChoice
 from ucudnn.memory.torch.subject.step_program import StepProgram
@@ -86,7 +85,7 @@ def _divided(
 ) -> DividedStep:
     whole = divided(choice.axes, [each.order for each in chosen])
     named = replace(whole.program, divided=tuple(map(choice.told, chosen)))
-    return DividedStep(program=named, costs=estimated_costs(whole, program, costs))
+    return DividedStep(program=named, costs=whole.costs(program.graph, costs))
 
 
 def named_in(error: BudgetError, program: StepProgram, costs: Costs, found: Sequence[DividedStep]) -> BudgetError:

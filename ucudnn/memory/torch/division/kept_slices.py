@@ -3,7 +3,7 @@
 The gradient of a concatenation is one tensor, of which the skip of a U-Net reads its channels at the end of backward.
 """
 
-from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ucudnn.memory.step.graph import Role
@@ -12,33 +12,29 @@ from ucudnn.memory.torch.subject.traced_values import TracedTensor
 from ucudnn.memory.torch.tracing.assemble import writes
 
 _FAR = 4  # calls in between
-_LEAST_GAIN = 2  # times its bytes that the whole has
+_GAIN = 2  # times the bytes of the slice that the whole has at least
 
 
-def kept_slices(program: StepProgram) -> dict[int, list[tuple[TracedTensor, frozenset[int]]]]:
-    """Return by call the slices that are copied behind it, each with the calls that read the copy."""
-    graph, found = program.graph, defaultdict[int, list[tuple[TracedTensor, frozenset[int]]]](list)
+def kept_slices(program: StepProgram) -> Iterator[tuple[int, TracedTensor, list[int]]]:
+    """Yield slices that are copied, each with the call behind which that is done, and the calls that read the copy."""
+    graph, calls = program.graph, program.calls
     ends = (*program.outputs, *program.tangents, *program.gradients)
     others = {each.storage for each in ends if each is not None}
     others |= {each.storage for _, call in program.uncounted for each in (*call.inputs, *call.outputs)}
     for storage, readers in enumerate(graph.readers):
         if graph.storages[storage].role is not Role.ACTIVATION or storage in others or not readers:
             continue
-        seen = [{each for each in program.calls[at].inputs if each.storage == storage} for at in readers]
-        (*_, last), count = seen, 0
-        while count < len(seen) and seen[-1 - count] == last:
-            count += 1
-        late = readers[-count:]
-        before = max((each for each in graph.accesses[storage] if each < late[0]), default=late[0])
-        far = graph.backward_begins <= before and late[0] - before > _FAR and late[-1] < graph.optimizer_begins
-        changed = any(
-            each.storage == storage for at in late for each in (*writes(program.calls[at]), *program.calls[at].outputs)
-        )
-        if far and len(last) == 1 and not changed:
-            (part,) = last
-            if part.is_plain and part.bytes_touched * _LEAST_GAIN <= program.sizes[storage] and 0 not in part.stride:
-                found[before].append((part, frozenset(late)))
-    return found
+        reads = [{each for each in calls[at].inputs if each.storage == storage} for at in readers]
+        first = reads.index(reads[-1])
+        late = readers[first:]
+        before = max((each for each in graph.accesses[storage] if each < late[0]), default=-1)
+        changed = {each.storage for at in late for each in (*writes(calls[at]), *calls[at].outputs)}
+        is_far = graph.backward_begins <= before < late[0] - _FAR and late[-1] < graph.optimizer_begins
+        if is_far and len(reads[-1]) == 1 and all(each == reads[-1] for each in reads[first:]):
+            (part,) = reads[-1]
+            is_small = 0 not in part.stride and part.bytes_touched * _GAIN <= program.sizes[storage]
+            if part.is_plain and is_small and storage not in changed:
+                yield before, part, [*late]
 
 
 def alone(part: TracedTensor, storage: int) -> TracedTensor:

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ucudnn.memory.step.graph import Affine, Phase, Role, StepOperation, Storage
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, tensors_in
 from ucudnn.memory.torch.tracing.real_geometry import noted_layouts
 
 aten = torch.ops.aten
+_LEAST_MS = 0.003  # of a part, however small it is
 
 
 class Divided(NamedTuple):
@@ -23,6 +25,28 @@ class Divided(NamedTuple):
 
     program: StepProgram
     origins: tuple[tuple[int, float], ...]
+
+    def costs(self, graph: StepGraph, costs: Costs) -> Costs:
+        """Return costs, from those of the step as it is: a part has its share of time and scratch."""
+        bytes_per_ms = fastest(graph, costs)
+        times = []
+        for operation, (index, share) in zip(self.program.graph.operations, self.origins, strict=True):
+            own_ms = share * costs.time_ms[index] if share else operation.traffic.fixed / bytes_per_ms
+            times.append(max(own_ms, min(_LEAST_MS, costs.time_ms[index])))
+        return replace(
+            costs,
+            time_ms=tuple(times),
+            scratch_bytes=tuple(int(share * costs.scratch_bytes[index]) for index, share in self.origins),
+            issue_ms=tuple(costs.issue_ms[index] for index, _ in self.origins) if costs.issue_ms else (),
+            configurations={},
+            scratch_pieces={},
+        )
+
+
+def fastest(graph: StepGraph, costs: Costs) -> float:
+    """Return the most bytes that an operation moves in a millisecond."""
+    pairs = zip(graph.operations, costs.time_ms, strict=True)
+    return max((each.traffic.at(graph.batch) / ms for each, ms in pairs if ms), default=1.0)
 
 
 class ProgramWriter:

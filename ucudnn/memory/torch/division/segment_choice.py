@@ -15,8 +15,7 @@ from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Role
 from ucudnn.memory.step.liveness import measure_liveness
-from ucudnn.memory.torch.division.divided_costs import estimated_costs, fastest
-from ucudnn.memory.torch.division.program_writer import Divided
+from ucudnn.memory.torch.division.program_writer import Divided, fastest
 from ucudnn.memory.torch.division.sample_axes import SampleAxes
 from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment
 from ucudnn.memory.torch.subject.step_program import StepProgram
@@ -63,7 +62,7 @@ class SegmentChoice:
         self.axes = SampleAxes(program)
         self._graph, split = self.axes.program.graph, self.axes.split
         self._bytes_per_ms = fastest(program.graph, costs)
-        self._costs = estimated_costs(Divided(split.program, split.origins), program, costs)
+        self._costs = Divided(split.program, split.origins).costs(program.graph, costs)
         liveness = measure_liveness(self._graph, self._costs)
         self._sizes, self._persistent = liveness.sizes, liveness.persistent_bytes
         parts = zip(liveness.persistent_bytes, liveness.working_bytes, liveness.scratch_bytes, strict=True)
