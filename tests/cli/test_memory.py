@@ -188,6 +188,7 @@ why resnet50 --budget 0 | a budget of 0 bytes (0) is below the floor of resnet50
 plan resnet50 --batch 0 | a mini-batch of 0
 plan resnet50 --algorithms best | algorithms 'best' are not known: take fastest or smallest
 why resnet50 --shape 3x64x64 | --shape has no effect without a model, MODULE:CALLABLE
+why resnet50 --divide | --divide has no effect without a model, MODULE:CALLABLE
 plan resnet50 --points 5 | --points has no effect without --front
 fits resnet50 --write x.json | --write has no effect without a plans file of nnU-Net
 plan resnet50 --front --budget 1GiB | --budget has no effect with --front

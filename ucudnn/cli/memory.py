@@ -51,7 +51,7 @@ from ucudnn.units import format_bytes, format_ms, parse_bytes
 _MODEL_OPTIONS = ("--shape", "--tokens", "--loss", "--optimizer", "--dtype", "--math", "--layout", "--autocast")
 _RULES = (
     NoEffect(options=("--csv",), beside=("--json",)),
-    NoEffect(options=(*_MODEL_OPTIONS, "--keep-gradients"), without=("a model, MODULE:CALLABLE",)),
+    NoEffect(options=(*_MODEL_OPTIONS, "--keep-gradients", "--divide"), without=("a model, MODULE:CALLABLE",)),
     NoEffect(options=("--algorithms",), beside=("a measured step without --device",)),
     NoEffect(options=("--points",), without=("--front",)),
     NoEffect(options=("--budget", "--timeline", "--addresses", "--snapshot", "--plan-seconds"), beside=("--front",)),
@@ -114,8 +114,8 @@ def why(
     if plot is not None:
         draw_explained(found, plot)
     if as_json:
-        halves = {} if least is None else {"floor_bytes": least.floor_bytes, "segments": least.program.divided}
-        print_json(found.to_dict() | ({"divided": halves} if halves else {}))
+        divided = least and {"divided": {"floor_bytes": least.floor_bytes, "segments": least.program.divided}}
+        print_json(found.to_dict() | (divided or {}))
         return
     told = [] if least is None else [f"floor divided: {format_bytes(least.floor_bytes)}", *least.program.divided]
     peak = found.liveness.peak_bytes

@@ -92,15 +92,7 @@ def divide_model(
     budget: int | None,
     tell: Callable[[str], None],
 ) -> "DividedStep":
-    """Return the division of a model's step that keeps a budget in least time, or else that with the lowest floor.
-
-    Raises:
-        InvalidValueError: if it is no model, because a record of a step does not have its calls.
-    """
-    if ":" not in model:
-        raise InvalidValueError(
-            f"--divide needs the calls of {model}, which no recorded step has: give the model, MODULE:CALLABLE"
-        )
+    """Return the division of a model's step that keeps a budget in least time, or else that with the lowest floor."""
     with _loading():
         from ucudnn.memory.planner.search import PlanSearch
         from ucudnn.memory.torch.division.divisions import divisions, lowest

@@ -1,6 +1,7 @@
 """`fit(..., divide=True)`: steps below their floor train, and say what is divided; nothing else is."""
 
 import copy
+import json
 import warnings
 
 import pytest
@@ -255,3 +256,25 @@ def test_hooks_around_a_divided_step_run_once_with_the_gradients_of_the_whole():
     model[0].register_forward_hook(lambda module, args, output: output * 2)
     with pytest.raises(InvalidValueError, match="hook"):
         step(*sample)
+
+
+def test_commands_show_and_train_a_step_with_and_without_division(call):
+    step = "tests.support.training_steps:small_unet", "--shape", "3x32x32", "--batch", "8"
+
+    def told(command, *options):
+        status, out, error = call("memory", command, *step, *options, "--json")
+        return json.loads(out) if status == 0 else error
+
+    why = told("why", "--divide")
+    whole, parts = why["floor"]["bytes"], why["divided"]["floor_bytes"]
+    assert parts < 0.95 * whole
+    assert why["divided"]["segments"]
+    within = "--policy", "joint", "--budget", str((whole + parts) // 2)
+    assert "is below the floor" in told("plan", *within)
+    (row,) = told("plan", *within, "--divide")["policies"]
+    assert row["peak_bytes"] <= (whole + parts) // 2
+    front = told("plan", "--front", "--points", "2", "--policy", "joint", "--divide")["plans"]
+    least = {each["policy"]: each["peak_bytes"] for each in reversed(front)}
+    assert least["joint, divided"] < least["joint"]
+    (row,) = told("run", *within, "--divide", "--on", "cpu", "--steps", "1")["policies"]
+    assert row["policy"] == "joint"
