@@ -284,6 +284,40 @@ def test_divided_tokens_have_the_gradients_of_the_whole_mini_batch(drawn, loss, 
     check_random(model, sample, WORD_LOSSES[loss], parts, begin, end)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_rest_of_a_skips_gradient_goes_before_the_skip_is_reached(form):
+    """Calls that nothing divides are those of the step as it is, batch norms among them, and so are the bits."""
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, CHANNELS, 1), nn.Conv2d(2 * CHANNELS, 2, 1)
+            layers = (
+                nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 1), nn.BatchNorm2d(CHANNELS), nn.GELU()) for _ in "123"
+            )
+            self.deep = nn.Sequential(*layers)
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.last(torch.cat([x, self.deep(x)], 1))
+
+    torch.manual_seed(1)
+    model = Deep().to(memory_format=form)
+    sample = torch.randn(4, 3, SIZE, SIZE).contiguous(memory_format=form), torch.randn(4, 2, SIZE, SIZE)
+    plain = copy.deepcopy(model)
+    subject, program = program_of(model, sample, functional.mse_loss)
+    found = divided(SampleAxes(program), []).program
+    kinds, own = (Counter(each.kind for each in each.graph.operations) for each in (found, program))
+    assert kinds - own == {"aten.clone": 1}
+    assert not own - kinds
+    costs = step_costs(found.graph, found.device)
+    step = fit_plan(subject, found, find_policy("stock").plan(found.graph, costs, None), costs, debug=True)
+    step(*sample).backward()
+    functional.mse_loss(plain(sample[0]), sample[1]).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
+
+
 @pytest.mark.slow
 def test_every_run_of_forward_has_the_gradients_of_the_whole_mini_batch():
     """The rectifier changes in place what instance norm makes, within a segment or behind it."""

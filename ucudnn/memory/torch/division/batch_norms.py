@@ -52,10 +52,10 @@ def split_norms(program: StepProgram) -> SplitNorms:
             slices[before + 1].append((part, readers))
     norms, saved, backward_of = list[range](), dict[int, int](), dict[int, int]()
     for index, call in enumerate(program.calls):
-        begin = len(writer.calls)
-        positions.append(begin)
         for part, readers in slices[index]:
             writer.keep(index - 1, part, readers)
+        begin = len(writer.calls)
+        positions.append(begin)
         if not _is_split(call, program.graph.batch):
             writer.whole(index)
             continue
