@@ -81,7 +81,7 @@ class SegmentChoice:
             for index, (call, rule) in enumerate(zip(split.program.calls, self.axes.rules, strict=True))
         ]
         self._amid = {at: norm for norm in split.norms for at in norm[1:]}
-        self._known: dict[tuple[int, int], SegmentOrder | None] = {}
+        self._known: dict[tuple[int, int], list[SegmentOrder]] = {}
 
     def told(self, chosen: EstimatedSegment) -> str:
         """Return which segment runs in how many parts, and why, for people."""
@@ -150,13 +150,13 @@ class SegmentChoice:
             time_ms = sum(self._costs.time_ms[run.start : run.stop])
             if best is not None and best.bytes <= target and time_ms >= best.more_ms:
                 continue
-            order = self._order(run)
-            if order is None or (call is not None and call not in run and call not in order.segment.backward):
-                continue
-            met = [each for each in chosen if _meet(each.order.segment, order.segment)]
-            if any(not {*each.order.segment.forward} <= {*run} for each in met):
-                continue
-            best = min((*filter(None, [best]), *self._estimated(order)), key=lambda each: _rank(each, target))
+            for order in self._orders(run):
+                if call is not None and call not in run and call not in order.segment.backward:
+                    continue
+                met = [each for each in chosen if _meet(each.order.segment, order.segment)]
+                if all({*each.order.segment.forward} <= {*run} for each in met):
+                    found = (*filter(None, [best]), *self._estimated(order))
+                    best = min(found, key=lambda each: _rank(each, target))
         return best
 
     def _runs(self, start: int, stop: int) -> Iterator[range]:
@@ -183,17 +183,14 @@ class SegmentChoice:
             at += step
         return [found[each] for each in _NEAR if each < len(found)] + found[-1:]
 
-    def _order(self, run: range) -> SegmentOrder | None:
-        """Return the segment with a run of forward; None where it cannot be divided."""
+    def _orders(self, run: range) -> list[SegmentOrder]:
+        """Return the segments with a run of forward that can be divided."""
         key = run.start, run.stop
         if key not in self._known:
-            found = list[SegmentOrder]()
+            self._known[key] = found = []
             for backward in dict.fromkeys(map(self._with_norms, self._backward_of(run))):
                 with suppress(StepGraphError):
                     found.append(SegmentOrder(self.axes, StepSegment(run, backward, 2)))
-                if found and found[-1].passes(1) < 2:
-                    break
-            self._known[key] = min(found, key=lambda each: each.passes(1), default=None)
         return self._known[key]
 
     def _backward_of(self, run: range) -> Iterator[range]:
