@@ -25,6 +25,7 @@ _PARTS = (2, 4, 8, 16, 32)
 _NEAR = (0, 1, 2, 3, 5, 8, 12, 18, 28, 44, 68, 104, 160)  # borders that are tried, counted from the call
 _BESIDE = 16  # calls of backward behind the last one that reads what forward made, among which the border is
 _CALL_MS = 0.004  # of the host's for each call more
+_STEP = 0.75  # of the floor, to which one segment brings it, so that the next one has room beside it
 _GAIN = 0.98  # times the floor of now, above which a segment does not help
 
 
@@ -107,11 +108,12 @@ class SegmentChoice:
             floor = max(self._needs[call] if rest else 0, largest.bytes if largest else 0)
             if floor <= target:
                 return chosen
+            goal = max(target, int(_STEP * floor))
             if largest is not None and largest.bytes == floor:
                 run = largest.order.segment.forward
-                found = self._best(run.start, run.stop, None, target, chosen)
+                found = self._best(run.start, run.stop, None, goal, chosen)
             else:
-                found = self._around(call, target, chosen)
+                found = self._around(call, goal, chosen)
             if found is None or found.bytes > _GAIN * floor:
                 return chosen
             met = [each for each in chosen if _meet(each.order.segment, found.order.segment)]
