@@ -54,7 +54,8 @@ def record(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> St
 def record_program(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> StepProgram:
     """Return the training step of a recipe with its calls, at its mini-batch, recorded without a GPU.
 
-    It can be divided and planned, and has no parameters that it could run with; errors are those of `record`.
+    It can be divided and planned, and has no parameters that it could run with. Samples lie along the first dimension
+    of each input. Errors are those of `record`.
     """
     with gpu_autocast(), _fakes():
         step = make_step(recipe, torch.device("cpu"), foreach=True)
@@ -63,19 +64,17 @@ def record_program(recipe: TrainingRecipe, *, progress: Progress = lambda _: Non
             progress(f"tracing {recipe.model} at a mini-batch of {recipe.batch}")
             step = step.with_batch(recipe.batch)
             traced = _trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
-            inputs = step.input_tensors()
     graph, known = traced.graph, len(traced.graph.storages)
-    rows = {each.name: row for row, each in enumerate(graph.storages) if each.role is Role.INPUT}
+    sizes = {row: each.size.at(graph.batch) for row, each in enumerate(graph.storages)} | {known: 0}
     given = [
-        TracedTensor(rows[name], tuple(each.shape), each.stride(), int(each.storage_offset()), each.dtype)
-        for name, each in ((_input_name(index), each) for index, each in enumerate(inputs))
-        if name in rows
+        TracedTensor(row, (graph.batch, sizes[row] // graph.batch), (sizes[row] // graph.batch, 1), 0, torch.uint8)
+        for row, each in enumerate(graph.storages)
+        if each.role is Role.INPUT
     ]
     made = (each for call in traced.calls for each in call.outputs if each.storage >= 0)
     ends = {each.storage: each for each in made if graph.storages[each.storage].role in (Role.OUTPUT, Role.GRADIENT)}
     none = ("uncounted", "persistent", "differentiable", "used", "tangents", "sources", "gradients")
     blank: dict[str, Any] = dict.fromkeys(none, ()) | dict.fromkeys(("result", "attributes", "modes"))
-    sizes = {row: each.size.at(graph.batch) for row, each in enumerate(graph.storages)} | {known: 0}
     calls = tuple(call.with_storages({-1: known}) for call in traced.calls)
     tensors: dict[str, Any] = {"inputs": tuple(given), "outputs": tuple(ends.values()), "outside": {}}
     return StepProgram(graph=graph, calls=calls, sizes=sizes, device=torch.device("cpu"), **tensors, **blank)
@@ -257,11 +256,7 @@ def _tensors_before(step: TrainingStep) -> Iterator[tuple[Role, str, Tensor]]:
     for name, value in step.optimizer_state():
         yield Role.OPTIMIZER_STATE, name, value
     for index, tensor in enumerate(step.input_tensors()):
-        yield Role.INPUT, _input_name(index), tensor
-
-
-def _input_name(index: int) -> str:
-    return f"input{index or ''}"
+        yield Role.INPUT, f"input{index or ''}", tensor
 
 
 def _gradients(step: TrainingStep) -> Iterator[tuple[Role, str, Tensor]]:
