@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from tests.support.plain_training import fit_plan  # noqa: E402
 from tests.support.strategies import examples  # noqa: E402
 from ucudnn.errors import StepGraphError  # noqa: E402
 from ucudnn.memory.policies.catalog import find_policy  # noqa: E402
+from ucudnn.memory.torch.division.batch_norms import split_norms  # noqa: E402
 from ucudnn.memory.torch.division.divided_program import divided  # noqa: E402
 from ucudnn.memory.torch.division.sample_axes import SampleAxes  # noqa: E402
 from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment  # noqa: E402
@@ -232,6 +234,30 @@ def test_two_batch_norms_in_a_segment_have_the_statistics_of_the_whole_mini_batc
     assert (order.passes(0), order.passes(1)) == (3, 3)
     found = check(model, sample, functional.mse_loss, order)
     assert Counter(each.func for each in found.calls)[torch.ops.aten.var_mean.correction] == 2 * (parts + 1)
+
+
+def test_norms_of_cudnn_are_split_as_those_of_pytorch():
+    """No CPU runs them: a program that calls them is split into the same calls, its storage in reserve aside."""
+    aten = torch.ops.aten
+    _, program = program_of(
+        nn.Sequential(nn.Conv2d(3, CHANNELS, 1), nn.BatchNorm2d(CHANNELS)),
+        (torch.randn(4, 3, SIZE, SIZE), torch.randn(4, CHANNELS, SIZE, SIZE)),
+        functional.mse_loss,
+    )
+
+    def of_cudnn(call):
+        if call.func is aten.native_batch_norm.default:
+            return replace(call, func=aten.cudnn_batch_norm.default, results=(*call.results, call.results[1]))
+        if call.func is aten.native_batch_norm_backward.default:
+            grad, x, weight, mean, var, saved, invstd, _, epsilon, _ = call.args
+            args = x, grad, weight, mean, var, saved, invstd, epsilon, saved
+            return replace(call, func=aten.cudnn_batch_norm_backward.default, args=args)
+        return call
+
+    other = replace(program, calls=tuple(map(of_cudnn, program.calls)))
+    one, two = map(split_norms, (program, other))
+    assert one.program.calls == two.program.calls
+    assert (len(one.norms), one.norms, one.gathers, one.backward_of) == (2, two.norms, two.gathers, {0: 1})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
