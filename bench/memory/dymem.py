@@ -24,7 +24,7 @@ from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.dymem import DymemPolicy
 from ucudnn.memory.policies.pool_room import fastest_in_room, room_for_workspaces
-from ucudnn.memory.policies.vdnn import VdnnDynamicPolicy, VdnnPolicy
+from ucudnn.memory.policies.vdnn import VdnnPolicy
 from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.two_ended import Mobility, TwoEndedPool, mobility_in
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
@@ -34,7 +34,7 @@ from ucudnn.memory.step.graph import StepGraph
 TITAN = load_device("titan-x")
 MEMORY = 12 * GIB
 DYMEM = {"stop": DymemPolicy(past_limit="stop"), "skip": DymemPolicy(past_limit="skip")}
-VDNN = VdnnPolicy(offloads="all", fastest=False, order="depth-first")
+VDNN = VdnnPolicy(offloads="all", fastest=False, depth_first=True)
 DEPTHS = (50, 101, 152)
 ITERATIONS = 100
 VARIATIONS = (2, 5, 10)
@@ -187,7 +187,7 @@ def throughput_rows() -> list[PaperRow]:
     cases = [("resnet50", 100, "ResNet-50", "up to +42 %"), ("resnet101", 100, "ResNet-101", leads)]
     cases += [("resnet152", 100, "ResNet-152", leads), ("inception_v4", 128, "Inception-v4", leads)]
     cases += [("vgg16", 64, "VGG-16", alike), ("vgg16", 128, "VGG-16", alike), ("alexnet", 256, "AlexNet", alike)]
-    fast = VdnnPolicy(offloads="all", fastest=True, order="depth-first")
+    fast = VdnnPolicy(offloads="all", fastest=True, depth_first=True)
     rows = []
     for name, batch, title, paper in cases:
         note(f"throughput of {title} {batch}")
@@ -195,7 +195,7 @@ def throughput_rows() -> list[PaperRow]:
         dymem = simulate(DYMEM["stop"].plan(graph, costs, None), costs).time_ms
         _, small_costs = subject(name, batch, smallest=True)
         small = [simulate(each.plan(graph, small_costs, None), small_costs).time_ms for each in (VDNN, DYMEM["stop"])]
-        dynamic = simulate(VdnnDynamicPolicy(order="depth-first").plan(graph, costs, MEMORY), costs)
+        dynamic = simulate(VdnnPolicy(offloads="dynamic", depth_first=True).plan(graph, costs, MEMORY), costs)
         gains: dict[str, float | None] = {
             "over vDNN all (p)": 100 * (simulate(fast.plan(graph, costs, None), costs).time_ms / dymem - 1),
             "over vDNN all (m), both without workspace": 100 * (small[0] / small[1] - 1),

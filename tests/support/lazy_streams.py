@@ -102,7 +102,7 @@ class LazyGpu:
         monkeypatch.setattr("ucudnn.memory.torch.device.host_block.torch", self)
         monkeypatch.setattr("ucudnn.memory.torch.device.stream_copies.torch", self)
         monkeypatch.setattr("ucudnn.memory.torch.device.stream_copies.current_stream", lambda _: id(self.compute))
-        monkeypatch.setattr("ucudnn.memory.torch.running.transfers.copy_on", self._copy)
+        monkeypatch.setattr("ucudnn.memory.torch.device.stream_copies.copy_on", self._copy)
 
     def _copy(self, stream, target, source):
         stream.push(lambda: target.copy_(source))

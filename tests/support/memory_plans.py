@@ -13,23 +13,37 @@ from ucudnn.memory.plans.blocks import ForwardBlocks
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.step.graph import Phase
-from ucudnn.memory.step.order import ORDERS
+from ucudnn.memory.step.order import dependencies
 
 
 @st.composite
 def random_plans(draw):
     """Draw a step, a plan of it and costs."""
     graph, costs = draw(random_steps())
-    order = ORDERS[draw(one_of(*sorted(ORDERS)))](graph)
-    return random_plan(graph, costs, order, lambda least, most: draw(whole(least, most))), costs
+
+    def roll(least, most):
+        return draw(whole(least, most))
+
+    order = random_order(graph, roll) if draw(one_of(False, True)) else range(len(graph.operations))
+    return random_plan(graph, costs, order, roll), costs
+
+
+def random_order(graph, roll):
+    """Return the operations in an order that their storages allow."""
+    before, left, order = dependencies(graph), {*range(len(graph.operations))}, []
+    while left:
+        ready = [each for each in sorted(left) if left.isdisjoint(before[each])]
+        order.append(ready[roll(0, len(ready) - 1)])
+        left.remove(order[-1])
+    return order
 
 
 def random_plan(graph, costs, order, roll):
-    """Return a random plan: some blocks run again, and some activations are away between two of their accesses.
+    """Return a random plan: activations are away between two accesses, and in the program's order blocks run again.
 
     `roll` returns a random whole number from the first to the second that it is given.
     """
-    blocks = ForwardBlocks(graph, costs, order).divide(roll(1, 4))
+    blocks = ForwardBlocks(graph, costs).divide(roll(1, 4)) if order == range(len(order)) else ()
     again = [block for block in blocks if roll(0, 1)]
     actions = []
     for place, operation in enumerate(order):
@@ -50,8 +64,10 @@ def random_plan(graph, costs, order, roll):
 def random_plan_in_parts(graph, costs, seed):
     """Return a random plan of a recorded step, with forward before backward before the optimizer."""
     dice, phases = random.Random(seed), [*Phase]
-    order = ORDERS[dice.choice(["program", "memory-greedy"])](graph)
-    order = sorted(order, key=lambda operation: phases.index(graph.operations[operation].phase))
+    if dice.random() < 0.5:
+        return random_plan(graph, costs, range(len(graph.operations)), dice.randint)
+    order = random_order(graph, dice.randint)
+    order.sort(key=lambda operation: phases.index(graph.operations[operation].phase))
     return random_plan(graph, costs, order, dice.randint)
 
 

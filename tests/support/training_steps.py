@@ -7,7 +7,7 @@ from torch.nn import functional
 from bench.memory import models
 from tests.support.small_networks import SmallInception
 from ucudnn.memory.torch.measuring.training_step import TrainingStep
-from ucudnn.memory.torch.record import _trace
+from ucudnn.memory.torch.record import trace
 from ucudnn.problem import MathMode
 
 
@@ -98,8 +98,8 @@ def big_gpt():
     return models.GPT(24, 1024, 16)
 
 
-def trace_step(step, name, batch):
-    """Return the trace of a training step's second run; the first one makes the state of the optimizer."""
+def trace_step(step, name, batch, math=MathMode.TF32):
+    """Take a training step twice, and return the second one as a graph with its calls; the first makes the state."""
     step.clear()
     step.run()
-    return _trace(step, name, batch, MathMode.TF32, {})
+    return trace(step, name, batch, math, {})

@@ -76,11 +76,12 @@ def record_model(
     """
     _check_module(model)
     with _loading():
-        from ucudnn.memory.torch.record import measuring_device, record, record_measured
+        from ucudnn.memory.torch.measuring.measure import asked_device
+        from ucudnn.memory.torch.record import record, record_measured
     recipe = _recipe_of(model, options)
-    device = measuring_device(measure)
+    device = asked_device("--measure", measure, "none")
     with words_aside():
-        if device is None:
+        if device == "none" or (measure, device) == ("auto", "cpu"):
             return record(recipe, progress=tell), None
         return record_measured(recipe, device, progress=tell)
 
@@ -157,15 +158,14 @@ def run_policies(
     given = trial.convolutions
     sizes = "" if given is None else parse_choice(BatchSizePolicy, given, "--convolutions").value
     with _loading():
-        from ucudnn.memory.torch.comparison.trial import trial_device
         from ucudnn.memory.torch.comparison.trial_result import TrialSettings
         from ucudnn.memory.torch.comparison.trial_table import compare_trials
-        from ucudnn.memory.torch.measuring.measure import memory_bytes
+        from ucudnn.memory.torch.measuring.measure import asked_device, memory_bytes
         from ucudnn.memory.torch.measuring.training_step import check_recipe
     recipe = _recipe_of(model, options)
     with words_aside():
         check_recipe(recipe)  # before a process of each policy looks for what it names
-    device = trial_device(trial.on)
+    device = asked_device("--on", trial.on)
     settings = TrialSettings(
         recipe=recipe,
         policy="",

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from ucudnn.bounded import read_whole
-from ucudnn.errors import InvalidProblemError, InvalidValueError, ProfileError
+from ucudnn.errors import InvalidProblemError, ProfileError
 from ucudnn.problem import ENUM_FIELDS, ConvolutionProblem, Layout
-from ucudnn.profiles.json_values import UNREADABLE, load_json, texts_by_name, whole
+from ucudnn.profiles.json_values import load_json, refused, texts_by_name, whole
 from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.units import shortened
 
@@ -95,12 +95,8 @@ def _load_shipped(name: str) -> Profile:
 
 
 def _read(name: str, source: Any) -> Profile:
-    try:
+    with refused(f"profile {name}", ProfileError):
         return _decode(name, load_json(read_whole(source, _MOST_BYTES), _MOST_BYTES))
-    except (ProfileError, InvalidValueError) as error:
-        raise ProfileError(f"profile {name}: {error}") from error
-    except UNREADABLE as error:
-        raise ProfileError(f"profile {name} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def encode_profile(profile: Profile, *, compress: bool = False) -> bytes:

@@ -7,12 +7,13 @@ error far from the file, so readers check each value. An InvalidValueError names
 import gzip
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
 
 from ucudnn.bounded import MOST_BYTES, within
-from ucudnn.errors import InvalidValueError
+from ucudnn.errors import InvalidValueError, ProfileError, UcudnnError
 from ucudnn.units import shortened
 
 MOST_WHOLE = (1 << 63) - 1  # of bytes, and of all that is counted
@@ -23,6 +24,17 @@ MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError, Overfl
 
 UNREADABLE = (OSError, EOFError, zlib.error, *MALFORMED)
 """The exceptions that reading a file of another form can raise."""
+
+
+@contextmanager
+def refused(what: str, refusal: type[UcudnnError]) -> Iterator[None]:
+    """Raise an error that names what is read, where that cannot be read or makes no sense."""
+    try:
+        yield
+    except (InvalidValueError, ProfileError) as error:
+        raise refusal(f"{what}: {error}") from error
+    except UNREADABLE as error:
+        raise refusal(f"{what} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def load_json(data: bytes, most: int = MOST_BYTES) -> Any:

@@ -10,7 +10,6 @@ from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Role
-from ucudnn.memory.step.order import ORDERS
 
 
 def chain(layers, size=10):
@@ -26,7 +25,7 @@ def chain(layers, size=10):
 
 def blocks_of(builder, count, graph=None):
     graph = graph or builder.graph()
-    return ForwardBlocks(graph, builder.costs(), range(len(graph.operations))).divide(count)
+    return ForwardBlocks(graph, builder.costs()).divide(count)
 
 
 def test_a_line_is_divided_into_equal_blocks_that_keep_their_last_activation():
@@ -73,14 +72,14 @@ def test_what_backward_writes_before_it_reads_is_not_saved():
     builder = StepBuilder(default=10).run("0", "", "a b").run("1", "a b", "c")
     builder.backward("2", "c", "a").backward("3", "a b", "e")
     graph = builder.graph()
-    saved = ForwardBlocks(graph, builder.costs(), range(4)).saved
+    saved = ForwardBlocks(graph, builder.costs()).saved
     assert [graph.storages[each].name for each in saved] == ["b", "c"]
 
 
 def test_what_has_no_bytes_is_not_saved():
     builder = StepBuilder().storage("none", 0).run("make", "", "y none").backward("dmake", "y none", "d")
     graph = builder.graph()
-    forward = ForwardBlocks(graph, builder.costs(), range(2))
+    forward = ForwardBlocks(graph, builder.costs())
     assert [graph.storages[each].name for each in forward.saved] == ["y"]
 
 
@@ -98,12 +97,12 @@ def test_what_a_block_makes_beside_what_it_dropped_counts_while_it_runs():
 
 
 def test_blocks_that_run_again_before_the_same_operation_add_up():
-    """At the fourth layer's scratch, the second block finds what the first one has made again."""
+    """At the fourth layer's scratch, the second block finds what the first one has recomputed."""
     builder = StepBuilder(default=10).storage("x", 10, Role.INPUT)
     builder.run("0", "x", "a").run("1", "a", "b").run("2", "b", "c").run("3", "c", "d", scratch=100)
     builder.backward("4", "a b c d", "e")
     graph, costs = builder.graph(), builder.costs()
-    forward = ForwardBlocks(graph, costs, range(5))
+    forward = ForwardBlocks(graph, costs)
     blocks = forward.divide(2)
     assert [block.operations for block in blocks] == [(0,), (2, 3)]
     assert forward.peak_bytes(blocks) == 10 + 40 + 100
@@ -115,7 +114,7 @@ def test_blocks_that_run_again_before_the_same_operation_add_up():
 def test_an_input_stays_until_the_last_block_that_reads_it_has_run_again():
     builder = StepBuilder(default=10).storage("skip", 100).run("0", "", "skip").run("1", "skip", "a")
     builder.backward("2", "a", "b").backward("3", "a b", "c").backward("4", "a c", "d")
-    forward = ForwardBlocks(builder.graph(), builder.costs(), range(5))
+    forward = ForwardBlocks(builder.graph(), builder.costs())
 
     def reader(trigger):
         return Block(trigger=trigger, operations=(), time_ms=0.0, dropped=(), inputs=(0,), extra_bytes=0)
@@ -126,15 +125,14 @@ def test_an_input_stays_until_the_last_block_that_reads_it_has_run_again():
     assert forward.peak_bytes([early]) == 100 + 10 + 10
 
 
-@given(random_steps(), st.sampled_from(sorted(ORDERS)), st.integers(1, 5), st.data())
-def test_the_predicted_peak_is_never_below_the_simulated_one(step, order_name, count, data):
+@given(random_steps(), st.integers(1, 5), st.data())
+def test_the_predicted_peak_is_never_below_the_simulated_one(step, count, data):
     graph, costs = step
-    order = ORDERS[order_name](graph)
-    forward = ForwardBlocks(graph, costs, order)
+    forward = ForwardBlocks(graph, costs)
     blocks = [block for block in forward.divide(count) if data.draw(st.booleans())]
     actions = []
-    for place, operation in enumerate(order):
-        actions += [recompute(each) for block in blocks if block.trigger == place for each in block.operations]
+    for operation in range(len(graph.operations)):
+        actions += [recompute(each) for block in blocks if block.trigger == operation for each in block.operations]
         actions.append(run(operation))
     plan = MemoryPlan(policy="blocks", graph=graph, actions=with_frees(graph, actions))
     simulated = simulate(plan, costs).peak_bytes
@@ -151,7 +149,7 @@ def _made(graph, blocks):
 def test_the_predicted_peak_of_a_line_is_exact():
     builder = chain(9)
     graph, costs = builder.graph(), builder.costs()
-    forward = ForwardBlocks(graph, costs, range(len(graph.operations)))
+    forward = ForwardBlocks(graph, costs)
     for count in (1, 2, 3, 4, 9):
         blocks = forward.divide(count)
         actions = []

@@ -5,7 +5,7 @@ from ucudnn.memory.plans.recomputation import recomputation
 from ucudnn.memory.step.graph import Role
 
 
-def remake(graph, wanted, absent, candidates=None):
+def recompute(graph, wanted, absent, candidates=None):
     """Return the recomputation of storages by name, all others being there in their last version."""
     rows = {storage.name: index for index, storage in enumerate(graph.storages)}
     gone = {rows[name] for name in absent.split()}
@@ -28,41 +28,41 @@ def line():
 
 
 def test_only_what_is_absent_is_made_again():
-    assert remake(line(), "c", "c") == (["2"], "c", "")
-    assert remake(line(), "c", "b c") == (["1", "2"], "c", "")
-    assert remake(line(), "c b", "a b c") == (["0", "1", "2"], "b c", "")
-    assert remake(line(), "c d", "c d") == (["2", "3"], "c d", "")
+    assert recompute(line(), "c", "c") == (["2"], "c", "")
+    assert recompute(line(), "c", "b c") == (["1", "2"], "c", "")
+    assert recompute(line(), "c b", "a b c") == (["0", "1", "2"], "b c", "")
+    assert recompute(line(), "c d", "c d") == (["2", "3"], "c d", "")
 
 
 def test_all_writers_in_place_of_a_version_run_again_in_order():
     graph = StepBuilder().run("make", "", "y").run("relu_", "y", "y").run("use", "y", "z").run("add_", "y", "y").graph()
-    assert remake(graph, "y", "y") == (["make", "relu_", "add_"], "y", "")
-    assert remake(graph, "z y", "y z") == (["make", "relu_", "use", "add_"], "y z", "")
+    assert recompute(graph, "y", "y") == (["make", "relu_", "add_"], "y", "")
+    assert recompute(graph, "z y", "y z") == (["make", "relu_", "use", "add_"], "y z", "")
 
 
 def test_writers_before_the_last_whole_overwrite_do_not_run_again():
     graph = StepBuilder().run("make", "", "y").run("relu_", "y", "y").run("fill", "", "y").run("add_", "y", "y").graph()
-    assert remake(graph, "y", "y") == (["fill", "add_"], "y", "")
+    assert recompute(graph, "y", "y") == (["fill", "add_"], "y", "")
 
 
 def test_what_was_read_before_an_update_in_place_cannot_be_made_from_the_update():
     graph = StepBuilder().run("make", "", "y").run("use", "y", "z").run("relu_", "y", "y").graph()
-    assert remake(graph, "z", "z") == ([], "", "z")
-    assert remake(graph, "z", "y z") == (["make", "use"], "z", "")
+    assert recompute(graph, "z", "z") == ([], "", "z")
+    assert recompute(graph, "z", "y z") == (["make", "use"], "z", "")
 
 
 def test_an_operation_that_is_not_repeatable_makes_nothing_again():
     builder = StepBuilder().run("0", "", "a").run("random", "a", "b", repeatable=False).run("2", "b", "c")
-    assert remake(builder.graph(), "b c", "b c") == (["2"], "c", "b")
-    assert remake(builder.graph(), "c", "b c") == ([], "", "c")
-    assert remake(builder.graph(), "a c", "a c") == (["0", "2"], "a c", "")
+    assert recompute(builder.graph(), "b c", "b c") == (["2"], "c", "b")
+    assert recompute(builder.graph(), "c", "b c") == ([], "", "c")
+    assert recompute(builder.graph(), "a c", "a c") == (["0", "2"], "a c", "")
 
 
 def test_only_candidates_run_again():
-    assert remake(line(), "c", "b c", candidates=[2, 3]) == ([], "", "c")
+    assert recompute(line(), "c", "b c", candidates=[2, 3]) == ([], "", "c")
 
 
 def test_running_statistics_do_not_stand_in_the_way():
     builder = StepBuilder().storage("r", 1, Role.BUFFER).storage("x", 1, Role.INPUT)
     builder.run("norm", "r x", "r y").run("later", "r", "r")
-    assert remake(builder.graph(), "y", "y") == (["norm"], "y", "")
+    assert recompute(builder.graph(), "y", "y") == (["norm"], "y", "")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.memory.plans.slides import count_copies, slide_copies
+from ucudnn.memory.plans.actions import count_copies, slide_copies
 
 
 @given(source=st.integers(0, 300), target=st.integers(0, 300), size=st.integers(1, 300))

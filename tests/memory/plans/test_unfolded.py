@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
 from ucudnn.memory.plans.actions import ActionKind, free, offload, prefetch, recompute, run, wait
+from ucudnn.memory.plans.dropped import DroppedActivations
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.plans.remakes import DroppedActivations
 from ucudnn.memory.plans.unfolded import UnfoldedStep
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.simulation.simulator import simulate
@@ -70,10 +70,10 @@ def test_an_unfolded_step_takes_the_time_and_the_memory_of_the_plan(step, data):
     graph, costs = step
     activations = DroppedActivations(graph, costs)
     dropped = data.draw(st.sets(st.sampled_from([*activations.spans]))) if activations.spans else set()
-    remakes = activations.remakes(frozenset(dropped))
-    if remakes is None:
+    recomputed = activations.recomputed(frozenset(dropped))
+    if recomputed is None:
         return
-    actions = activations.actions(remakes)
+    actions = activations.actions(recomputed)
     unfolded = UnfoldedStep(graph, costs, actions)
     plain = StockPolicy().plan(unfolded.graph, unfolded.costs, None)
     plan = MemoryPlan(policy="test", graph=graph, actions=unfolded.folded(plain.actions))

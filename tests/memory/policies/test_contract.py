@@ -13,18 +13,9 @@ from tests.support.strategies import examples
 from ucudnn.errors import BudgetError, InvalidValueError
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.policies.catalog import POLICIES, find_policy, named_policies
-from ucudnn.memory.policies.checkpoint import CheckpointPolicy
-from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Phase, Role
 from ucudnn.memory.step.liveness import measure_liveness
-from ucudnn.memory.step.order import ORDERS
-
-EVERY = {
-    **POLICIES,
-    **{f"stock in {order} order": StockPolicy(order=order) for order in ORDERS},
-    **{f"checkpoint in {order} order": CheckpointPolicy(order=order) for order in ORDERS},
-}
 
 
 def planned(policy, graph, costs, budget):
@@ -36,10 +27,10 @@ def planned(policy, graph, costs, budget):
 
 
 @examples(4)  # of all policies
-@given(name=st.sampled_from([*EVERY]), step=random_steps(), data=st.data())
+@given(name=st.sampled_from([*POLICIES]), step=random_steps(), data=st.data())
 def test_plans_keep_their_budget(name, step, data):
     graph, costs = step
-    policy = EVERY[name]
+    policy = POLICIES[name]
     unbound = policy.plan(graph, costs, None)
     free_peak = simulate(unbound, costs).peak_bytes
     order = [target for kind, target in unbound.actions if kind is ActionKind.RUN]
@@ -61,7 +52,7 @@ def test_plans_keep_their_budget(name, step, data):
 def test_a_budget_below_the_floor_names_the_floor():
     builder = StepBuilder(default=10).run("0", "", "a").run("wide", "a", "b c").run("2", "b c", "d")
     words = r"below the floor of hand, 30 bytes \(30 B\), which operation 1 \(wide\) sets"
-    for name, policy in EVERY.items():
+    for name, policy in POLICIES.items():
         with pytest.raises(BudgetError) as refused:
             policy.plan(builder.graph(), builder.costs(), 29)
         assert re.search(words, str(refused.value)), name
@@ -69,7 +60,7 @@ def test_a_budget_below_the_floor_names_the_floor():
 
 def test_a_step_without_operations_has_a_plan():
     builder = StepBuilder()
-    for name, policy in EVERY.items():
+    for name, policy in POLICIES.items():
         assert policy.plan(builder.graph(), builder.costs(), None).actions == (), name
         assert policy.plan(builder.graph(), builder.costs(), 0).actions == (), name
 
@@ -78,7 +69,7 @@ def test_a_step_of_the_optimizer_alone_has_a_plan():
     builder = StepBuilder()
     builder.storage("weight", 10, Role.PARAMETER)
     builder.run("update", "weight", "weight", Phase.OPTIMIZER)
-    for name, policy in EVERY.items():
+    for name, policy in POLICIES.items():
         kinds = [kind for kind, _ in policy.plan(builder.graph(), builder.costs(), None).actions]
         assert [kind for kind in kinds if kind is not ActionKind.SYNCHRONIZE] == [ActionKind.RUN], name
 
@@ -118,8 +109,8 @@ def test_nothing_is_copied_or_computed_again_between_operations_of_the_optimizer
     builder.run("second", "a weight", "weight", Phase.OPTIMIZER)
     graph, costs = builder.graph(), builder.costs()
     floor, peak = measure_liveness(graph, costs).floor_bytes, measure_liveness(graph, costs).peak_bytes
-    for name, budget in product(EVERY, (None, *range(floor, peak + 1, 10))):
-        plan, _ = planned(EVERY[name], graph, costs, budget)
+    for name, budget in product(POLICIES, (None, *range(floor, peak + 1, 10))):
+        plan, _ = planned(POLICIES[name], graph, costs, budget)
         if plan is not None:
             kinds = [kind for kind, _ in plan.actions[plan.actions.index((ActionKind.RUN, 6)) :]]
             assert not {*kinds} & {ActionKind.RECOMPUTE, ActionKind.OFFLOAD, ActionKind.PREFETCH}, (name, budget)

@@ -1,4 +1,4 @@
-"""Tests of policy 'joint': what is cheap to make again is dropped, what still does not fit leaves, in one plan."""
+"""Tests of policy 'joint': what is cheap to recompute is dropped, what still does not fit leaves, in one plan."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""Tests of policy 'checkpoint-selective': what lies at the peak and is cheap to make again is dropped, and no more."""
+"""Tests of policy 'checkpoint-selective': what lies at the peak and is cheap to recompute is dropped, and no more."""
 
 import pytest
 

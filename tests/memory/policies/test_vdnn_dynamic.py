@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, alternatives, random_convolution_steps, small_branches, small_line
 from ucudnn.errors import BudgetError
-from ucudnn.memory.policies.vdnn import VdnnDynamicPolicy, VdnnPolicy
+from ucudnn.memory.policies.vdnn import VdnnPolicy
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Role
 
@@ -41,9 +41,9 @@ def test_the_passes_come_in_the_published_order(budget, fits):
     costs = replace(costs, configurations={3: FRONT})
     if fits is None:
         with pytest.raises(BudgetError, match="policy vdnn-dynamic needs 65 bytes"):
-            VdnnDynamicPolicy().plan(graph, costs, budget)
+            VdnnPolicy(offloads="dynamic").plan(graph, costs, budget)
         return
-    plan = VdnnDynamicPolicy().plan(graph, costs, budget)
+    plan = VdnnPolicy(offloads="dynamic").plan(graph, costs, budget)
     assert plan.actions == STATIC[fits].plan(graph, costs, None).actions
     assert plan.configurations == {3: FRONT[2]}
 
@@ -55,7 +55,7 @@ def test_on_branches_all_follows_no_offload_because_conv_moves_nothing():
     costs = replace(builder.costs(), scratch_bytes=tuple(25 * (each.name == "join") for each in graph.operations))
     costs = replace(costs, configurations={1: FRONT})
     for budget, fits in ((75, "none p"), (74, "all p"), (65, "all p")):
-        plan = VdnnDynamicPolicy().plan(graph, costs, budget)
+        plan = VdnnPolicy(offloads="dynamic").plan(graph, costs, budget)
         assert plan.actions == STATIC[fits].plan(graph, costs, None).actions
         assert plan.configurations == {1: FRONT[2]}
 
@@ -64,7 +64,7 @@ def test_greedy_on_conv_lowers_only_the_convolutions_that_overflow():
     # conv2 runs with x, a, b and c: 40 bytes beside its workspace. dconv2 runs with x, loss, a, b, dc and db: 60.
     graph, costs = line_with_algorithms()
     for budget, forward, backward in ((64, 1, 1), (63, 1, 0), (60, 1, 0)):
-        plan = VdnnDynamicPolicy().plan(graph, costs, budget)
+        plan = VdnnPolicy(offloads="dynamic").plan(graph, costs, budget)
         assert plan.configurations == {3: FRONT[forward], 8: FRONT[backward]}
         assert plan.actions == STATIC["conv p"].plan(graph, costs, None).actions
 
@@ -74,10 +74,13 @@ def test_greedy_on_all_follows_where_conv_does_not_fit():
     # away. Then conv2 runs with x, b and c: 30 bytes; dconv2 as before.
     graph, costs = line_with_algorithms(dloss=15)
     for budget, forward, backward in ((69, 2, 1), (65, 2, 1)):
-        plan = VdnnDynamicPolicy().plan(graph, costs, budget)
+        plan = VdnnPolicy(offloads="dynamic").plan(graph, costs, budget)
         assert plan.configurations == {3: FRONT[forward], 8: FRONT[backward]}
         assert plan.actions == STATIC["all p"].plan(graph, costs, None).actions
-    assert VdnnDynamicPolicy().plan(graph, costs, 75).actions == STATIC["conv p"].plan(graph, costs, None).actions
+    assert (
+        VdnnPolicy(offloads="dynamic").plan(graph, costs, 75).actions
+        == STATIC["conv p"].plan(graph, costs, None).actions
+    )
 
 
 def test_all_with_m_must_fit_although_no_offload_would():
@@ -87,9 +90,9 @@ def test_all_with_m_must_fit_although_no_offload_would():
     builder.backward("dloss", "b c", "d", scratch=20).backward("dpool", "a d", "e")
     graph, costs = builder.graph(), builder.costs()
     least = simulate(STATIC["all m"].plan(graph, costs, None), costs).peak_bytes
-    assert VdnnDynamicPolicy().plan(graph, costs, least).budget == least
+    assert VdnnPolicy(offloads="dynamic").plan(graph, costs, least).budget == least
     with pytest.raises(BudgetError, match=f"policy vdnn-dynamic needs {least} bytes"):
-        VdnnDynamicPolicy().plan(graph, costs, least - 1)
+        VdnnPolicy(offloads="dynamic").plan(graph, costs, least - 1)
 
 
 @given(step=random_convolution_steps(), data=st.data())
@@ -100,9 +103,9 @@ def test_the_first_static_pass_that_fits_wins(step, data):
     budget = data.draw(st.integers(min(peaks.values()), max(peaks.values())))
     if peaks["all m"] > budget:
         with pytest.raises(BudgetError):
-            VdnnDynamicPolicy().plan(graph, costs, budget)
+            VdnnPolicy(offloads="dynamic").plan(graph, costs, budget)
         return
-    plan = VdnnDynamicPolicy().plan(graph, costs, budget)
+    plan = VdnnPolicy(offloads="dynamic").plan(graph, costs, budget)
     first = next((plans[name] for name in ("none p", "conv p", "all p") if peaks[name] <= budget), None)
     if first is not None:
         assert (plan.actions, plan.configurations) == (first.actions, first.configurations)

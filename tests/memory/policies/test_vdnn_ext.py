@@ -9,13 +9,13 @@ from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, random_convolution_steps, small_branches, small_line
 from ucudnn.errors import BudgetError
 from ucudnn.memory.plans.actions import ActionKind
-from ucudnn.memory.policies.vdnn import VdnnExtPolicy, VdnnPolicy
+from ucudnn.memory.policies.vdnn import VdnnPolicy
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Role
 
 
 def planned(builder, offloads):
-    return VdnnExtPolicy(offloads=offloads).plan(builder.graph(), builder.costs(), None)
+    return VdnnPolicy(extended=True, offloads=offloads).plan(builder.graph(), builder.costs(), None)
 
 
 def test_all_on_a_line():
@@ -93,7 +93,7 @@ def test_compute_stalls_where_vdnns_peak_would_be_exceeded_and_only_there():
 def test_dynamic_moves_nothing_where_everything_fits_and_keeps_vdnns_choice_else():
     builder = small_line()
     graph, costs = builder.graph(), builder.costs()
-    policy = VdnnExtPolicy(offloads="dynamic")
+    policy = VdnnPolicy(extended=True, offloads="dynamic")
     assert not [line for line in traced(policy.plan(graph, costs, 70)) if line.startswith("offload")]
     assert traced(policy.plan(graph, costs, 60)) == traced(planned(builder, "conv"))
     wide = replace(costs, scratch_bytes=tuple(15 * (each.name == "dloss") for each in graph.operations))
@@ -108,7 +108,7 @@ def test_it_never_exceeds_vdnns_peak_and_is_never_slower(step):
     for offloads in ("conv", "all"):
         for fastest in (False, True):
             vdnn = simulate(VdnnPolicy(offloads=offloads, fastest=fastest).plan(graph, costs, None), costs)
-            plan = VdnnExtPolicy(offloads=offloads, fastest=fastest).plan(graph, costs, None)
+            plan = VdnnPolicy(extended=True, offloads=offloads, fastest=fastest).plan(graph, costs, None)
             result = simulate(plan, costs)
             assert result.peak_bytes <= vdnn.peak_bytes
             assert result.time_ms <= vdnn.time_ms + 1e-9

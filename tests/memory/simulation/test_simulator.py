@@ -166,7 +166,7 @@ def test_a_prefetch_before_the_end_of_the_offload_takes_no_bytes_because_none_ha
 def test_what_was_made_again_while_its_first_bytes_leave_goes_at_once():
     actions = [run(0), run(1), offload(A), free(A), recompute(0), free(A), prefetch(A), wait(A), run(2), run(3), run(4)]
     result = simulated(line(), *actions, offload_bytes_per_ms=0.1)
-    assert result.memory[3:6] == ((6.0, 40), (8.0, 30), (8.0, 40))  # made again, given back, fetched
+    assert result.memory[3:6] == ((6.0, 40), (8.0, 30), (8.0, 40))  # recomputed, given back, fetched
     assert (106.0, 30) in result.memory  # the first bytes have left
 
 

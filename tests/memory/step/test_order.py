@@ -1,13 +1,10 @@
 """Tests of orders: what must come before what, and where the orders differ from the program's."""
 
-import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
-from ucudnn.errors import InvalidValueError
 from ucudnn.memory.step.graph import Role
-from ucudnn.memory.step.order import ORDERS, dependencies, find_order
+from ucudnn.memory.step.order import dependencies, depth_first_order
 
 
 def test_reads_follow_writes_and_writes_follow_reads_and_writes():
@@ -18,9 +15,9 @@ def test_reads_follow_writes_and_writes_follow_reads_and_writes():
     assert dependencies(builder.graph()) == ((), (0,), (0, 1), (2,), (2, 3), (0,))
 
 
-def names(builder, order):
+def names(builder):
     graph = builder.graph()
-    return [graph.operations[each].name for each in find_order(order)(graph)]
+    return [graph.operations[each].name for each in depth_first_order(graph)]
 
 
 def inception():
@@ -34,42 +31,21 @@ def inception():
 
 def test_depth_first_runs_a_branch_to_its_end_and_the_join_last():
     """The order of Dymem's figure 10 (b), from its first branch on."""
-    assert names(inception(), "depth-first") == ["l0", "l1", "l5", "l2", "l3", "l6", "l4", "l7", "l8", "l9"]
+    assert names(inception()) == ["l0", "l1", "l5", "l2", "l3", "l6", "l4", "l7", "l8", "l9"]
 
 
 def test_a_join_enters_with_its_last_predecessor_even_inside_another_branch():
     builder = (
         StepBuilder().run("n", "", "a").run("m", "a", "b").run("k", "b", "c").run("j", "a b", "d").run("z", "d", "e")
     )
-    assert names(builder, "depth-first") == ["n", "m", "k", "j", "z"]
+    assert names(builder) == ["n", "m", "k", "j", "z"]
 
 
-def test_memory_greedy_ends_what_frees_most_first():
-    builder = StepBuilder(default=10).storage("large", 100).run("0", "", "large small")
-    builder.run("use_small", "small", "a").run("use_large", "large", "b").run("join", "a b", "c")
-    assert names(builder, "program") == ["0", "use_small", "use_large", "join"]
-    assert names(builder, "memory-greedy") == ["0", "use_large", "use_small", "join"]
-
-
-def test_memory_greedy_sees_that_a_storage_goes_with_its_next_reader_once_the_other_one_has_run():
-    builder = StepBuilder(default=10).storage("large", 100).storage("wide", 60).storage("other", 22)
-    builder.run("0", "", "large small").run("first", "large", "a").run("beside", "small", "other")
-    builder.run("second", "large", "wide").run("join", "a other wide", "b")
-    assert names(builder, "memory-greedy") == ["0", "first", "second", "beside", "join"]
-
-
-@given(random_steps(), st.sampled_from(sorted(ORDERS)))
-def test_every_order_runs_everything_once_after_what_it_needs(step, name):
+@given(random_steps())
+def test_everything_runs_once_after_what_it_needs(step):
     graph, _ = step
-    order = find_order(name)(graph)
+    order = depth_first_order(graph)
     assert sorted(order) == list(range(len(graph.operations)))
     places = {operation: place for place, operation in enumerate(order)}
     for operation, before in enumerate(dependencies(graph)):
         assert all(places[each] < places[operation] for each in before)
-
-
-def test_an_unknown_order_is_refused_with_the_known_ones():
-    with pytest.raises(
-        InvalidValueError, match="order 'random' is not known: take one of program, depth-first, memory-gr"
-    ):
-        find_order("random")

@@ -11,8 +11,7 @@ from ucudnn.memory.allocator.placing import steered
 from ucudnn.memory.allocator.replay import SMALL_BYTES
 from ucudnn.memory.allocator.slide_search import Before, Part, SlideSearch
 from ucudnn.memory.allocator.step_replay import ABSENT, Event, Piece, StepReplay, Wanted
-from ucudnn.memory.plans.actions import COMPUTES, COPIES, ActionKind, Move, Moves
-from ucudnn.memory.plans.slides import MOST_COPIES, count_copies
+from ucudnn.memory.plans.actions import COMPUTES, COPIES, MOST_COPIES, ActionKind, Move, Moves, count_copies
 from ucudnn.memory.pools.free_list import Holes
 from ucudnn.memory.step.graph import Role, StepGraph
 
@@ -72,7 +71,6 @@ class TensorBlock:
         block_bytes: the block, more than `END_BYTES`: whole pages.
 
     Attributes:
-        holes: its holes.
         live: bytes of its tensors.
     """
 
@@ -81,11 +79,7 @@ class TensorBlock:
         self.live = self.top = 0
 
     def take(self, size: int) -> Piece:
-        """Return a piece.
-
-        Raises:
-            NoRoomError: if no hole of the block is large enough.
-        """
+        """Return a piece; raise a NoRoomError if no hole of the block is large enough."""
         address = self.holes.best(size)
         if address is None:
             raise NoRoomError
@@ -124,9 +118,6 @@ class BlockReplay(StepReplay):
     """Steps in a block, before whose actions storages move.
 
     Attributes:
-        block: the block.
-        moved_bytes: bytes that have moved.
-        copies: copies in which they have.
         update_pads: bytes of the holes that are filled while the optimizer's state is made.
     """
 

@@ -39,11 +39,6 @@ class BlockSteps:
         first: what the first step follows; None for the plan itself.
 
     Attributes:
-        graph: the step.
-        costs: its costs.
-        first: the first step.
-        later: those after it.
-        follows_other: whether the first step follows another plan.
         small_bytes: pages of small tensors.
         large_bytes: most bytes of large tensors that are alive.
         before_update: the same before the first update.
@@ -113,7 +108,6 @@ class _SmallTensors(StepReplay):
         self._events: list[Event] = []
 
     def without(self, step: ReplayedStep) -> BlockStep:
-        """Replay a step, and return what is left of it."""
         self._events = []
         self.step(step.events)
         return BlockStep(self._events, step.ended)

@@ -35,8 +35,6 @@ LARGE_PAGE = PAGE_BYTES[1]
 
 
 class _Way(Enum):
-    """How tensors find room in a block."""
-
     STILL = "nothing moves"
     PLACED = "what fills holes leads tensors to planned places"
     COARSE = "the same, with no small gap between these"
@@ -59,9 +57,6 @@ class Compaction:
         kept: parts of so many bytes at the begin of the block that tensors hold until the first update makes the
             optimizer's state, so that the state lies there. Else it would lie between activations.
         top: end of the highest tensor in the block.
-        moves: what moves in each step.
-        moved_bytes: bytes that move in each step.
-        copies: copies in which they do.
         first_moves: what moves in the first step, if that follows another plan.
         must_move: whether something would move in the largest block that there may be, too.
     """
@@ -96,13 +91,7 @@ def smallest(steps: BlockSteps, limits: BlockLimits) -> Compaction | None:
 
 
 def tightened(wide: Compaction, steps: BlockSteps, limits: BlockLimits) -> Compaction:
-    """Return how a plan runs in a block that is hardly larger than its tensors, if that is worth what moves there.
-
-    Args:
-        wide: how it runs in the largest block, as `compact` returns it.
-        steps: the plan.
-        limits: what it must keep.
-    """
+    """Return how a plan runs in a block that is hardly larger than its tensors, if that is worth what moves there."""
     if wide.reserved_bytes <= limits.tight_bytes(TIGHT[-1]):
         return wide
     trial = _Trial(steps, limits)
@@ -127,11 +116,6 @@ def _near_top(trial: "_Trial", wide: Compaction, most_moved: int) -> Compaction 
     """Return how a plan runs in a block that ends near the highest tensor of a wide one; None for the wide one itself.
 
     The last hole is smaller there, so tensors lie elsewhere and may end higher. So blocks of some more pages follow.
-
-    Args:
-        trial: the plan.
-        wide: how it runs in the wide block.
-        most_moved: most bytes that may move in each step.
     """
     least, more = whole_pages(wide.top + END_BYTES + LARGE_PAGE - 1), 0
     while least + more < wide.block_bytes:
@@ -197,8 +181,6 @@ def whole_pages(size: int) -> int:
 
 @final
 class _Trial:
-    """Replays steps in blocks of several sizes."""
-
     def __init__(self, steps: BlockSteps, limits: BlockLimits) -> None:
         self.steps, self._limits = steps, limits
         self._kept = kept_parts(steps, limits)

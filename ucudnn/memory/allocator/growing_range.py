@@ -13,9 +13,6 @@ class GrowingRange:
     with them, because it could grow, so the piece takes the next larger hole instead as long as that counts less. The
     end of the range is such a hole, and is thus taken last. If no hole of mapped bytes is large enough, the piece takes
     the first one that is with its bytes that are not mapped, and these are mapped, by whole pages.
-
-    Args:
-        page: bytes of a page.
     """
 
     def __init__(self, page: int) -> None:
@@ -95,7 +92,6 @@ class GrowingRange:
         return before - self.mapped_bytes
 
     def _pages_in(self, begin: int, end: int) -> int:
-        """Return how many whole pages lie in a hole."""
         return max(0, end // self._page - -(-begin // self._page))
 
     def _grown(self, size: int, _: int, end: int, hole: Hole) -> int:
@@ -108,11 +104,9 @@ class GrowingRange:
         return size + min(border, hole[1]) - end
 
     def _is_mapped(self, begin: int, end: int) -> bool:
-        """Return whether all of a hole is mapped."""
         return self._absent.isdisjoint(range(begin // self._page, (end - 1) // self._page + 1))
 
     def _mapped(self, begin: int, end: int) -> Iterator[Hole]:
-        """Yield the parts of a hole that are mapped."""
         missing = self._absent.intersection(range(begin // self._page, -(-end // self._page)))
         borders = [begin, *(page * self._page + side for page in sorted(missing) for side in (0, self._page)), end]
         for number, (low, high) in enumerate(pairwise(borders)):

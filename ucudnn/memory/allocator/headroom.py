@@ -7,8 +7,8 @@ a bound can also give empty pages back in each step.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar, final
+from functools import wraps
+from typing import Any, TypeVar
 
 from ucudnn.bounded import BoundedDict
 from ucudnn.memory.allocator.block import END_BYTES, BlockLimits
@@ -26,25 +26,22 @@ from ucudnn.memory.step.graph import Role, StepGraph
 WORTH = 0.02
 """Share of the step's time that storages may move only to let the block be smaller."""
 _MOST_LATEST = 64  # findings, of which a plan has eight
-_Found = TypeVar("_Found")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-@final
-class _LatestPlans:
-    """Knows what was found of the latest plans, because several questions about a plan need the same replay of it."""
+def _kept(find: _Method) -> _Method:
+    """Let a room keep what a method finds of the latest plans, whatever a plan's budget is and what moves in it."""
 
-    def __init__(self) -> None:
-        self._found: BoundedDict[tuple[object, ...], tuple[object, Any]] = BoundedDict(_MOST_LATEST)
-
-    def known(self, what: str, plan: MemoryPlan, costs: Costs, find: Callable[[MemoryPlan, Costs], _Found]) -> _Found:
-        """Return what a function finds of a plan, whatever the plan's budget is and what moves in it."""
+    @wraps(find)
+    def found(room: "AllocatorRoom", plan: MemoryPlan, costs: Costs, *rest: Any) -> Any:
         parts = plan.graph, plan.actions, plan.configurations, plan.buffers, costs
-        key = what, plan.scratch_buffer, *map(id, parts)
-        entry = self._found.get(key)
+        key = find, rest, plan.scratch_buffer, *map(id, parts)
+        entry = room._latest.get(key)
         if entry is None:  # while the parts are kept, no others have their numbers
-            entry = self._found[key] = parts, find(plan, costs)
-        found: _Found = entry[1]
-        return found
+            entry = room._latest[key] = parts, find(room, plan, costs, *rest)
+        return entry[1]
+
+    return found  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +53,6 @@ class AllocatorRoom:
         lost_bytes: bytes of holes between those storages.
         spare_bytes: bytes of the room that a plan leaves, if there is one that does: what plans do not know of, such as
             kernels that are loaded later, and tensors that the allocator's bound refuses though pages are left.
-        state_exists: whether the optimizer's state exists already.
         keeps_state: whether bytes can be kept for the optimizer's state until its first update.
         in_one_block: whether the allocator can take all bytes at once.
         fixed: storages that never move.
@@ -73,7 +69,9 @@ class AllocatorRoom:
     fixed: frozenset[int] = frozenset()
     frugal: MemoryPlan | None = None
     copied_bytes_per_ms: float = 1.65e9  # of an H200, which reads and writes 3.3 TB/s
-    _latest: _LatestPlans = field(default_factory=_LatestPlans, init=False, repr=False, compare=False)
+    _latest: BoundedDict[tuple[object, ...], tuple[object, Any]] = field(
+        default_factory=lambda: BoundedDict(_MOST_LATEST), init=False, repr=False, compare=False
+    )
 
     def taken_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator takes for a plan, in bytes; counted as `tensor_bytes`."""
@@ -83,17 +81,11 @@ class AllocatorRoom:
 
     def widest(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
         """Return how a plan runs in the largest block, without what is spared; None if it does not."""
-        if not self.in_one_block:
-            return None
-        return self._latest.known("widest", plan, costs, partial(self._within, self.tensor_bytes - self.spare_bytes))
+        return self._within(plan, costs, self.tensor_bytes - self.spare_bytes)
 
+    @_kept
     def compaction(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
         """Return how a plan runs in the smallest block that is worth it; None if it runs in none."""
-        if not self.in_one_block:
-            return None
-        return self._latest.known("compaction", plan, costs, self._compacted)
-
-    def _compacted(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
         found, most = self.widest(plan, costs), self.tensor_bytes - self.spare_bytes
         if found is None:
             found, most = self.spending(plan, costs), self.tensor_bytes
@@ -101,9 +93,7 @@ class AllocatorRoom:
 
     def spending(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
         """Return how a plan runs in the largest block, with what is spared; None if it does not, or spares nothing."""
-        if not self.in_one_block or not self.spare_bytes:
-            return None
-        return self._latest.known("spending", plan, costs, partial(self._within, self.tensor_bytes))
+        return self._within(plan, costs, self.tensor_bytes) if self.spare_bytes else None
 
     def bound_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator must have for a plan in a block even without holes, in bytes."""
@@ -117,11 +107,13 @@ class AllocatorRoom:
         least = self._replayed(plan, costs).reserved_bytes if found is None else found.top + found.small_bytes
         return self._lasting(plan.graph, costs) + least
 
-    def _within(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+    @_kept
+    def _within(self, plan: MemoryPlan, costs: Costs, most_bytes: int) -> Compaction | None:
+        if not self.in_one_block:
+            return None
         return compact(self._steps(plan, costs), self._limits(most_bytes, plan, costs))
 
     def _limits(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> BlockLimits:
-        """Return what steps of a plan must keep in a block of some bytes."""
         done, first = self._simulated(plan, costs), self.first_of(plan, costs) or plan
         lasting = self._lasting(plan.graph, costs)
         return BlockLimits(
@@ -136,18 +128,14 @@ class AllocatorRoom:
             lost_bytes=self.lost_bytes,
         )
 
+    @_kept
     def _steps(self, plan: MemoryPlan, costs: Costs) -> BlockSteps:
-        return self._latest.known("steps", plan, costs, self._steps_anew)
-
-    def _steps_anew(self, plan: MemoryPlan, costs: Costs) -> BlockSteps:
         first = self.first_of(plan, costs)
         known = None if first is None else self._step(first, costs)
         return BlockSteps(self._step(plan, costs), costs, state_exists=self.state_exists, first=known)
 
+    @_kept
     def _step(self, plan: MemoryPlan, costs: Costs) -> ReplayedStep:
-        return self._latest.known("step", plan, costs, self._step_anew)
-
-    def _step_anew(self, plan: MemoryPlan, costs: Costs) -> ReplayedStep:
         done = self._simulated(plan, costs)
         return replayed_step(plan, costs, done.delayed, done.ended)
 
@@ -164,35 +152,32 @@ class AllocatorRoom:
 
     def least_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator must have for a plan: a block, or pages of which empty ones go back, in bytes."""
-        found = self._latest.known("least", plan, costs, self._smallest) if self.in_one_block else None
-        block = (
-            self.paged_bytes(plan, costs) if found is None else found.reserved_bytes + self._lasting(plan.graph, costs)
-        )
-        return min(block, self.paged_bytes(plan, costs))
+        found, paged = self._smallest(plan, costs), self.paged_bytes(plan, costs)
+        return paged if found is None else min(paged, found.reserved_bytes + self._lasting(plan.graph, costs))
 
+    @_kept
     def _smallest(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        if not self.in_one_block:
+            return None
         return smallest(self._steps(plan, costs), self._limits(2**62, plan, costs))
 
     def paged_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator takes if it gives empty pages back within each step, in bytes."""
         return self._lasting(plan.graph, costs) + self._replayed(plan, costs).paged_bytes
 
+    @_kept
     def returns(self, plan: MemoryPlan, costs: Costs, spare: int = 0) -> ReplayedReturns:
         """Return how often an allocator that may take its room, less some bytes, gives pages back in each step."""
-        return self._latest.known(f"returns {spare}", plan, costs, partial(self._returned, spare))
-
-    def _returned(self, spare: int, plan: MemoryPlan, costs: Costs) -> ReplayedReturns:
         most = self.tensor_bytes - spare - self._lasting(plan.graph, costs)
         return replay_returns(self._step(plan, costs), most, state_exists=self.state_exists)
 
+    @_kept
     def _replayed(self, plan: MemoryPlan, costs: Costs) -> ReplayedBytes:
-        return self._latest.known("bytes", plan, costs, self._replayed_anew)
-
-    def _replayed_anew(self, plan: MemoryPlan, costs: Costs) -> ReplayedBytes:
         return replay_allocator(self._step(plan, costs), state_exists=self.state_exists)
 
+    @_kept
     def _simulated(self, plan: MemoryPlan, costs: Costs) -> Simulation:
-        return self._latest.known("simulation", plan, costs, simulate)
+        return simulate(plan, costs)
 
     def _made_bytes(self, graph: StepGraph, costs: Costs) -> int:
         """Return the bytes of the optimizer's state that the first update makes."""

@@ -103,11 +103,6 @@ def steered(holes: Holes, wanted: Wanted, targets: Sequence[int]) -> Move | None
     """Return what fills holes so that pieces lie at addresses; None if nothing does.
 
     Pieces that are dropped when the action ends may lie elsewhere.
-
-    Args:
-        holes: where pieces can lie; they are the same after it.
-        wanted: the pieces.
-        targets: their addresses.
     """
     every = tuple(range(len(wanted)))
     lasting = tuple(number for number in every if wanted[number][0] != ABSENT)
@@ -122,11 +117,7 @@ def steered(holes: Holes, wanted: Wanted, targets: Sequence[int]) -> Move | None
 
 @final
 class _Filling:
-    """Fills holes.
-
-    Args:
-        holes: the holes.
-    """
+    """Fills holes."""
 
     def __init__(self, holes: Holes) -> None:
         self._holes = holes

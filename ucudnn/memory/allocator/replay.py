@@ -48,7 +48,6 @@ class ReplayedReturns:
     """How an allocator with a bound carries out a step.
 
     Attributes:
-        fits: whether it finds room for every tensor.
         times: how often it gives empty pages back in a step; none where a plan fits side by side.
         returned_bytes: bytes of the pages that it gives back in a step.
     """

@@ -11,8 +11,7 @@ from heapq import nsmallest
 from typing import NamedTuple, Protocol, final
 
 from ucudnn.memory.allocator.step_replay import ABSENT, Piece
-from ucudnn.memory.plans.actions import Move
-from ucudnn.memory.plans.slides import count_copies
+from ucudnn.memory.plans.actions import Move, count_copies
 
 COPY_BYTES = 5 * 10**6
 """Bytes that a GPU copies while one copy begins: 3 us of an H200."""
@@ -62,11 +61,7 @@ class Arrangement(Protocol):
 
 @final
 class SlideSearch:
-    """Finds what makes room.
-
-    Args:
-        arrangement: the storages; they are where they were after each search.
-    """
+    """Finds what makes room."""
 
     def __init__(self, arrangement: Arrangement) -> None:
         self._arrangement = arrangement
@@ -97,7 +92,6 @@ class SlideSearch:
         return {found for need in needs for first in range(len(parts)) for found in _windows(parts, holes, first, need)}
 
     def _carried_out(self, candidate: _Candidate) -> tuple[tuple[Move, ...], list[Before]]:
-        """Carry a candidate out as far as it goes."""
         _, begin, end, leaving, sliding = candidate
         done: list[Move] = []
         before: list[Before] = []

@@ -40,9 +40,7 @@ class Event(NamedTuple):
     """What an action does to memory.
 
     Attributes:
-        action: its index.
         kind: what it does; None behind the last action.
-        target: its operation or storage.
         released: the frees before it whose bytes go now, because their offloads have ended.
         state: the optimizer's state that it takes in the first step.
         wanted: what it takes in each step.
@@ -66,7 +64,6 @@ class ReplayedStep(NamedTuple):
     """A step by a plan, ready to be replayed.
 
     Attributes:
-        graph: the step.
         events: what its actions do to memory, without those that do nothing.
         ended: by the action of a copy, the action before which the copy has ended (`Simulation.ended`). A copy that is
             missing here ends where compute waits for it.
@@ -177,10 +174,6 @@ class _Walk:
 
 class StepReplay:
     """Steps of one graph in a space, one after another; each may follow another plan.
-
-    Attributes:
-        space: where pieces lie.
-        pieces: the piece of each storage that is there.
 
     Args:
         graph: the step.

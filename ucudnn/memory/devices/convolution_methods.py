@@ -22,7 +22,6 @@ class AlgorithmWork:
     Attributes:
         flops: floating-point operations.
         traffic: bytes that it moves beyond the three tensors, each once.
-        workspace_bytes: its workspace.
     """
 
     flops: int

@@ -27,7 +27,7 @@ from typing import Any
 
 from ucudnn.bounded import read_whole
 from ucudnn.errors import InvalidValueError, ProfileError
-from ucudnn.profiles.json_values import UNREADABLE, entries, load_json, number, text, texts_by_name, whole
+from ucudnn.profiles.json_values import entries, load_json, number, refused, text, texts_by_name, whole
 from ucudnn.units import shortened
 
 _FORMAT = "ucudnn-device"
@@ -123,19 +123,14 @@ def load_device(name: str) -> DeviceProfile:
         raise ProfileError(
             f"device {name!r} is neither a file nor one that ships with ucudnn: {', '.join(shipped_devices())}"
         )
-    try:
+    with refused(f"device {name!r}", ProfileError):
         content = load_json(read_whole(source))
         said = (content.get("format"), content.get("version")) if isinstance(content, dict) else ()
         if said != (_FORMAT, _VERSION):
-            raise ProfileError(
-                f"device {name!r} has another format than {_FORMAT!r}, version {_VERSION}, which `ucudnn memory device`"
-                " writes"
+            raise InvalidValueError(
+                f"it has another format than {_FORMAT!r}, version {_VERSION}, which `ucudnn memory device` writes"
             )
         return _decode(content)
-    except InvalidValueError as error:
-        raise ProfileError(f"device {name!r}: {error}") from error
-    except UNREADABLE as error:
-        raise ProfileError(f"device {name!r} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _decode(content: dict[str, Any]) -> DeviceProfile:

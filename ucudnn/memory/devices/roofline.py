@@ -61,10 +61,8 @@ def device_costs(profile: DeviceProfile, graph: StepGraph, choice: str = "fastes
 def step_configurations(profile: DeviceProfile, graph: StepGraph) -> Mapping[int, tuple[Configuration, ...]]:
     """Return the desirable undivided configurations of a step's convolutions, by the index of their operation.
 
-    They are in the order of workspace: the first one is the papers' (m), the last one (p).
-
-    Raises:
-        ProfileError: if the measured convolutions of the profile cannot be read, or it says nothing of a convolution.
+    They are in the order of workspace: the first one is the papers' (m), the last one (p). It raises a ProfileError if
+    the measured convolutions of the profile cannot be read, or it says nothing of a convolution.
     """
     fronts = {problem: convolution_front(profile, problem) for problem in {*graph.problems.values()}}
     return {index: fronts[problem] for index, problem in graph.problems.items()}

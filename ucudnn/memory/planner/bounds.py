@@ -14,23 +14,16 @@ from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.dymem import DymemPolicy
 from ucudnn.memory.policies.joint import JointPolicy
 from ucudnn.memory.policies.selective import SelectivePolicy
-from ucudnn.memory.policies.vdnn import VdnnDynamicPolicy, VdnnExtPolicy, VdnnPolicy
+from ucudnn.memory.policies.vdnn import VdnnPolicy
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.layers import StepLayers, find_layers, parts_in_order
 
-_STATIC = (VdnnPolicy, VdnnExtPolicy)
-_VDNN = (*_STATIC, VdnnDynamicPolicy)
 _RECOMPUTE = (CheckpointPolicy, SelectivePolicy, JointPolicy)
 
 
 class StepBounds:
-    """What bounds the time of a step.
-
-    Args:
-        graph: the step.
-        costs: its costs.
-    """
+    """What bounds the time of a step."""
 
     def __init__(self, graph: StepGraph, costs: Costs) -> None:
         import numpy as np  # commands that plan nothing do without it
@@ -59,18 +52,17 @@ class StepBounds:
         out, back = left / self._costs.offload_bytes_per_ms, left / self._costs.prefetch_bytes_per_ms
         found = np.maximum(self._before, out) + np.maximum(self._least - self._before, back)
         needed_ms = float(found[self._turn] if isinstance(policy, DymemPolicy) else found.max())
-        return max(self._vdnn_ms(policy) if isinstance(policy, _VDNN) else self._least, needed_ms)
+        return max(self._vdnn_ms(policy) if isinstance(policy, VdnnPolicy) else self._least, needed_ms)
 
-    def _vdnn_ms(self, policy: MemoryPolicy) -> float:
+    def _vdnn_ms(self, policy: VdnnPolicy) -> float:
         """Return the bound of a policy of vDNN, which moves the same bytes whatever the budget is.
 
         All of them leave before backward begins, and come back after that.
         """
-        offloads = policy.offloads if isinstance(policy, VdnnPolicy | VdnnExtPolicy) else "dynamic"
         has_choice = self._costs.configurations or any(layer.convolution for layer in self._layers.forward)
-        if not has_choice and (offloads != "all" or (isinstance(policy, _STATIC) and policy.fastest)):
+        if not has_choice and (policy.offloads != "all" or policy.fastest):
             return inf
-        if offloads != "all":
+        if policy.offloads != "all":
             return self._least
         forward = float(self._before[self._turn])
         inputs = (each for layer in self._layers.forward[: self._layers.classifier] for each in layer.inputs)

@@ -45,7 +45,6 @@ class _CondensedStep:
 
     Attributes:
         graph: the condensed step; storages have the same numbers.
-        costs: its costs.
     """
 
     def __init__(self, graph: StepGraph, costs: Costs) -> None:
@@ -117,7 +116,6 @@ def _passing(graph: StepGraph, group: range) -> set[int]:
 
 
 def _joined(graph: StepGraph, group: range, passing: set[int]) -> StepOperation:
-    """Return a run of operations as one."""
     reads, writes = set[int](), set[int]()
     for operation in group:
         reads.update({*graph.operations[operation].reads} - writes)

@@ -2,8 +2,8 @@
 
 A plan keeps a budget in bytes that are alive. PyTorch's allocator takes more, because holes between tensors are lost.
 So each plan is replayed in one block that the allocator takes at once. Where a tensor finds no hole, storages move
-within the block. One that does not fit even so is made again for fewer bytes, until it fits. An allocator with a bound
-can also give empty pages back in each step. All this takes time, with which such a plan competes.
+within the block. One that does not fit even so is planned again for fewer bytes, until it fits. An allocator with a
+bound can also give empty pages back in each step. All this takes time, with which such a plan competes.
 
 A policy plans only when its bound, the least time that the step takes by it, is below the times of all known plans.
 """
@@ -176,7 +176,6 @@ class _Choice:
         return best
 
     def _plan(self, candidate: _Candidate) -> None:
-        """Let a policy plan."""
         policy, tries = candidate.policy, 1
         if self._budget is not None and self._room is not None and isinstance(policy, JointPolicy):
             most = self._budget - self._room.lost_bytes  # more does not fit side by side
@@ -388,6 +387,5 @@ class _Choice:
         heappush(self._waiting if fits_host else self._too_much_host, candidate)
 
     def _keeps(self, plan: MemoryPlan) -> bool:
-        """Return whether a plan keeps the budget in live bytes, and the host's memory."""
         found = simulate(plan, self._costs)
         return (self._budget is None or found.peak_bytes <= self._budget) and holds_host(found, self._host_bytes)

@@ -2,7 +2,7 @@
 
 Blocks have about equal saved bytes, and begin where few bytes cross from one to the next. What crosses stays; the other
 activations of a block go after their last reader in forward. The block runs again as a whole before the first
-operation of backward that reads one of them. Storages that cannot be made again stay: those of operations that are not
+operation of backward that reads one of them. Storages that cannot be recomputed stay: those of operations that are not
 repeatable, and those whose inputs were changed in place since.
 """
 
@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from ucudnn.memory.plans.exact_array import exact_array
 from ucudnn.memory.plans.recomputation import Recomputation, extra_bytes, recomputation
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.step.graph import Phase, StepGraph
+from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
 
 _LATEST = "_latest_blocks"  # of a step, beside its fields
@@ -25,10 +25,8 @@ class Block:
     """A block of forward that drops activations.
 
     Attributes:
-        trigger: place in the order before which the block runs again.
+        trigger: the operation before which the block runs again.
         operations: what runs again, in order; () where nothing of the block can be dropped.
-        time_ms: the time of these operations.
-        dropped: the activations that are dropped and made again.
         inputs: activations outside of the block, or kept in it, that the operations read.
         extra_bytes: most bytes that exist while the operations run beside what exists before them.
     """
@@ -42,39 +40,32 @@ class Block:
 
 
 class ForwardBlocks:
-    """The forward part of a step in some order, ready to be divided.
+    """The forward part of a step, ready to be divided.
 
     Attributes:
         saved: the storages that blocks may drop: activations with bytes that forward writes and that backward reads
             before it writes them.
     """
 
-    def __init__(self, graph: StepGraph, costs: Costs, order: Sequence[int]) -> None:
-        self._graph, self._costs, self._order = graph, costs, order
-        self._liveness = measure_liveness(graph, costs, order)
-        self._scratch = [costs.rounded(each) for each in costs.scratch_bytes]
-        self._places = [0] * len(order)
-        for place, operation in enumerate(order):
-            self._places[operation] = place
-        phases = [graph.operations[operation].phase for operation in order]
-        self._turn = next((place for place, phase in enumerate(phases) if phase is not Phase.FORWARD), len(order))
-        self._forward: dict[int, tuple[int, int]] = {}  # first and last place of activations before the turn
-        self._backward: dict[int, int] = {}  # first place of saved ones after it
+    def __init__(self, graph: StepGraph, costs: Costs) -> None:
+        self._graph, self._costs, self._turn = graph, costs, graph.backward_begins
+        self._liveness = measure_liveness(graph, costs)
+        self._forward: dict[int, tuple[int, int]] = {}  # first and last operation of activations before the turn
+        self._backward: dict[int, int] = {}  # first operation of saved ones after it
         for storage, accesses in enumerate(graph.accesses):
-            self._add(storage, sorted(self._places[operation] for operation in accesses))
-        self._writers = [sorted(self._places[operation] for operation in writers) for writers in graph.writers]
+            self._add(storage, accesses)
         self.saved = tuple(self._backward)
         self._changes = exact_array(self._liveness.changes())
         self._scratch_row = exact_array(self._liveness.scratch_bytes)
         self._divided: dict[int, tuple[Block, ...]] = {}
 
     @classmethod
-    def latest(cls, graph: StepGraph, costs: Costs, order: Sequence[int]) -> "ForwardBlocks":
+    def latest(cls, graph: StepGraph, costs: Costs) -> "ForwardBlocks":
         """Return the forward part of a step, which knows its divisions for other budgets."""
-        known: tuple[Costs, Sequence[int], ForwardBlocks] | None = vars(graph).get(_LATEST)
-        if known is None or known[0] is not costs or known[1] != order:
-            known = vars(graph)[_LATEST] = costs, order, cls(graph, costs, order)
-        return known[2]
+        known: tuple[Costs, ForwardBlocks] | None = vars(graph).get(_LATEST)
+        if known is None or known[0] is not costs:
+            known = vars(graph)[_LATEST] = costs, cls(graph, costs)
+        return known[1]
 
     def divide(self, count: int) -> tuple[Block, ...]:
         """Return the blocks of a division into at most `count`, in the order of forward."""
@@ -117,7 +108,7 @@ class ForwardBlocks:
                 changes[2 * span[1] + 2] += sizes[storage]
                 changes[2 * trigger + 1] -= sizes[storage]
         live = changes.cumsum()
-        operations = len(self._order)
+        operations = len(self._graph.operations)
         running = live[1 : 2 * operations + 1 : 2] + self._scratch_row
         peak = int(running.max()) if operations else int(live[0])
         for block in sorted(blocks, key=lambda block: block.trigger):
@@ -134,10 +125,10 @@ class ForwardBlocks:
         if turn < len(places):
             if not self._graph.sizes[storage]:
                 return  # to drop it saves nothing
-            operation = self._order[places[turn]]
+            operation = places[turn]
             if storage not in self._graph.operations[operation].reads or operation >= self._graph.optimizer_begins:
                 return  # it is written anew and keeps its memory, or the optimizer reads it, which runs by itself
-            self._backward[storage] = places[turn]
+            self._backward[storage] = operation
         self._forward[storage] = (places[0], places[turn - 1])
 
     def _cuts(self, count: int) -> list[int]:
@@ -163,13 +154,12 @@ class ForwardBlocks:
         return cuts
 
     def _block(self, places: range, inside: Sequence[int]) -> Block:
-        """Return the block of some places, whose activations inside are dropped as far as they can be made again."""
+        """Return the block of some places, whose activations inside are dropped as far as they can be recomputed."""
         gone = set(inside)
-        candidates = [self._order[place] for place in places]
         while True:
             wanted = [storage for storage in inside if storage in gone and storage in self._backward]
             trigger = min((self._backward[storage] for storage in wanted), default=self._turn)
-            remade = self._remake(candidates, wanted, gone, trigger)
+            remade = self._recomputation(places, wanted, gone, trigger)
             if not remade.impossible:
                 break
             gone -= remade.impossible
@@ -181,13 +171,18 @@ class ForwardBlocks:
             dropped=tuple(wanted),
             inputs=tuple(sorted(each for each in reads - gone if not self._graph.exists_after[each])),
             extra_bytes=extra_bytes(
-                self._graph, self._liveness.sizes, self._scratch, remade.operations, gone.__contains__, wanted
+                self._graph,
+                self._liveness.sizes,
+                self._liveness.scratch_bytes,
+                remade.operations,
+                gone.__contains__,
+                wanted,
             ),
         )
 
-    def _remake(self, candidates: Sequence[int], wanted: Sequence[int], gone: set[int], trigger: int) -> Recomputation:
+    def _recomputation(self, candidates: range, wanted: Sequence[int], gone: set[int], trigger: int) -> Recomputation:
         def version(storage: int) -> int:
-            return bisect_left(self._writers[storage], trigger)
+            return bisect_left(self._graph.writers[storage], trigger)
 
         versions = [(storage, version(storage)) for storage in wanted]
         return recomputation(self._graph, candidates, versions, gone.__contains__, version)

@@ -8,8 +8,6 @@ from ucudnn.memory.step.graph import StepGraph
 
 
 class _Use(Enum):
-    """What an action does with the bytes of one storage."""
-
     KEEP = 0  # needs or replaces bytes that are there: no free before it
     SEND = 1  # copies them to the host: no free before it either
     MAKE = 2  # a recomputation makes them whole
@@ -57,7 +55,6 @@ def _accesses(graph: StepGraph, actions: Sequence[Action]) -> list[list[_Access]
 
 
 def _free_points(accesses: Sequence[_Access]) -> list[int]:
-    """Return the actions after which the bytes of a storage go."""
     points = []
     needed = False  # by the next access; the walk is from the last one to the first
     wanted = fetched = _ANY  # versions: the one that is read next, and the one that the next prefetch must bring

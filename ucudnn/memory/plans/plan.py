@@ -32,7 +32,6 @@ class MemoryPlan:
 
     Attributes:
         policy: name of the policy that made it.
-        graph: the step.
         actions: what is issued, in order.
         budget: bytes that the plan promises never to exceed on the device, persistent bytes and scratch included;
             None where it promises nothing.

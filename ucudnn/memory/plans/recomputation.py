@@ -34,7 +34,7 @@ def recomputation(
     """Return how to make versions of storages again.
 
     The operations run again in the order of the candidates, so each reads the versions that it read the first time:
-    those of absent storages are made again before it, those of present ones must be there.
+    those of absent storages are recomputed before it, those of present ones must be there.
 
     Args:
         graph: the step.
@@ -69,18 +69,11 @@ def recomputation(
     )
 
 
-def actions_with(graph: StepGraph, order: Sequence[int], again: Mapping[int, Sequence[int]]) -> tuple[Action, ...]:
-    """Return the actions of a step of which operations run again, with all frees that they allow.
-
-    Args:
-        graph: the step.
-        order: its operations in the order in which they run.
-        again: what runs again before a place in the order.
-    """
+def actions_with(graph: StepGraph, again: Mapping[int, Sequence[int]]) -> tuple[Action, ...]:
+    """Return the actions of a step, with all frees that they allow; before some operations others run again."""
     actions: list[Action] = []
-    for place, operation in enumerate(order):
-        actions += map(recompute, again.get(place, ()))
-        actions.append(run(operation))
+    for operation in range(len(graph.operations)):
+        actions += [*map(recompute, again.get(operation, ())), run(operation)]
     return with_frees(graph, actions)
 
 

@@ -2,7 +2,7 @@
 
 A policy such as `spill` walks operations, each of which runs once, and storages, each of which exists from its first
 write to its last access. In an unfolded step both hold although operations run again: each run again is one more
-operation, and the bytes that it makes again are one more storage. What the policy plans for that step is a plan for the
+operation, and the bytes that it recomputes are one more storage. What the policy plans for that step is a plan for the
 step itself, once both have their own names again.
 """
 
@@ -45,11 +45,7 @@ class UnfoldedStep:
         )
 
     def folded(self, actions: Iterable[Action]) -> tuple[Action, ...]:
-        """Return the actions of a plan for the unfolded step as those of the step itself.
-
-        Args:
-            actions: runs, copies, waits and frees; nothing of the unfolded step runs again.
-        """
+        """Return the actions of a plan for the unfolded step as those of the step itself."""
         found: list[Action] = []
         present = {each for each, exists in enumerate(self._step.exists_before) if exists}
         strays = set[int]()  # storages that were away when an operation made them again beside what it ran for
@@ -74,7 +70,7 @@ class UnfoldedStep:
         return tuple(found)
 
     def _operations(self, graph: StepGraph, actions: Iterable[Action]) -> Iterable[StepOperation]:
-        """Yield the operations with their own storages; storages that are made again join the others meanwhile."""
+        """Yield the operations with their own storages; storages that are recomputed join the others meanwhile."""
         present = {each: each for each, exists in enumerate(graph.exists_before) if exists}
         versions = dict.fromkeys(present, 0)
         untouched = {*range(len(graph.storages))} - {*present}
@@ -106,7 +102,7 @@ class UnfoldedStep:
             yield operation
 
     def _another(self, graph: StepGraph, storage: int) -> int:
-        """Return one more storage, with the bytes of one that is made again."""
+        """Return one more storage, with the bytes of one that is recomputed."""
         number = len(self._storages)
         name = f"{graph.storages[storage].name} again {number}"
         self._storages.append(replace(graph.storages[storage], name=name, role=Role.ACTIVATION, aliases=()))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ucudnn.errors import MemoryPlanError
-from ucudnn.memory.plans.actions import COMPUTES, Action, ActionKind
+from ucudnn.memory.plans.actions import COMPUTES, Action, ActionKind, follow
 from ucudnn.memory.step.graph import StepGraph
 
 _ABSENT = -1
@@ -22,18 +22,7 @@ def check_actions(graph: StepGraph, actions: Sequence[Action]) -> None:
         MemoryPlanError: at the first action that breaks a rule; the message names the operation and the storage.
     """
     walk = _Walk(graph)
-    steps = {
-        ActionKind.RUN: walk.run,
-        ActionKind.RECOMPUTE: walk.recompute,
-        ActionKind.OFFLOAD: walk.offload,
-        ActionKind.PREFETCH: walk.prefetch,
-        ActionKind.FREE: walk.free,
-        ActionKind.WAIT: walk.wait,
-        ActionKind.SYNCHRONIZE: walk.synchronize,
-    }
-    for index, (kind, target) in enumerate(actions):
-        walk.at = index
-        steps[kind](target)
+    follow(actions, walk)
     walk.at = len(actions)
     walk.end()
 

@@ -22,11 +22,7 @@ class BasePolicy:
     """Network-wide allocation, in the program's order."""
 
     def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
-        """Return the plan of a step.
-
-        Raises:
-            BudgetError: if the allocation is above the budget.
-        """
+        """Return the plan of a step; raise a BudgetError if the allocation is above the budget."""
         check_budget(graph, costs, budget)
         plan = MemoryPlan(
             policy="base",

@@ -15,7 +15,7 @@ from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.policies.swaps.hidden import HiddenSwapPolicy
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.policies.swaps.swap import SwapPolicy
-from ucudnn.memory.policies.vdnn import VdnnDynamicPolicy, VdnnExtPolicy, VdnnPolicy
+from ucudnn.memory.policies.vdnn import VdnnPolicy
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.units import shortened
@@ -46,12 +46,12 @@ POLICIES: Mapping[str, MemoryPolicy] = {
     "vdnn-conv-p": VdnnPolicy(offloads="conv", fastest=True),
     "vdnn-all-m": VdnnPolicy(offloads="all", fastest=False),
     "vdnn-all-p": VdnnPolicy(offloads="all", fastest=True),
-    "vdnn-dynamic": VdnnDynamicPolicy(),
-    "vdnn-ext-conv-m": VdnnExtPolicy(offloads="conv", fastest=False),
-    "vdnn-ext-conv-p": VdnnExtPolicy(offloads="conv", fastest=True),
-    "vdnn-ext-all-m": VdnnExtPolicy(offloads="all", fastest=False),
-    "vdnn-ext-all-p": VdnnExtPolicy(offloads="all", fastest=True),
-    "vdnn-ext-dynamic": VdnnExtPolicy(offloads="dynamic"),
+    "vdnn-dynamic": VdnnPolicy(offloads="dynamic"),
+    "vdnn-ext-conv-m": VdnnPolicy(offloads="conv", fastest=False, extended=True),
+    "vdnn-ext-conv-p": VdnnPolicy(offloads="conv", fastest=True, extended=True),
+    "vdnn-ext-all-m": VdnnPolicy(offloads="all", fastest=False, extended=True),
+    "vdnn-ext-all-p": VdnnPolicy(offloads="all", fastest=True, extended=True),
+    "vdnn-ext-dynamic": VdnnPolicy(offloads="dynamic", extended=True),
     "swap": SwapPolicy(),
     "swap-capped": SwapPolicy(capped=True),
     "swap-hidden": HiddenSwapPolicy(),
@@ -95,11 +95,8 @@ def chosen_policies(policy: str | MemoryPolicy) -> list[MemoryPolicy]:
 def named_policies(text: str) -> list[str]:
     """Return the policies of a text of names with commas between them.
 
-    The beginning of several names stands for all of them: 'vdnn-ext' for 'vdnn-ext-all-p' and its sisters. 'auto'
-    stays as it is.
-
-    Raises:
-        InvalidValueError: if there is none of a name; the message lists all.
+    The beginning of several names stands for all of them: 'vdnn-ext' for 'vdnn-ext-all-p' and its sisters. 'auto' stays
+    as it is. It raises an InvalidValueError if there is none of a name; the message lists all.
     """
     found: list[str] = []
     for name in (each.strip() for each in text.split(",")):

@@ -5,7 +5,6 @@ budget, the policy looks for the division, and the blocks of it that run again, 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import isqrt
 
 from ucudnn.memory.plans.actions import Action
@@ -15,20 +14,12 @@ from ucudnn.memory.plans.recomputation import actions_with
 from ucudnn.memory.step.budget import check_budget, over_budget
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
-from ucudnn.memory.step.order import find_order
 
 _Blocks = tuple[Block, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointPolicy:
-    """Recomputation by blocks.
-
-    Attributes:
-        order: name of the order of operations.
-    """
-
-    order: str = "program"
+    """Recomputation by blocks, in the program's order."""
 
     def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
         """Return the plan of a step: √n blocks without a budget, else the cheapest that was found within it.
@@ -36,14 +27,13 @@ class CheckpointPolicy:
         Raises:
             BudgetError: if no division that was tried keeps the budget.
         """
-        order = find_order(self.order)(graph)
-        check_budget(graph, costs, budget, order)
-        forward = ForwardBlocks.latest(graph, costs, order)
+        check_budget(graph, costs, budget)
+        forward = ForwardBlocks.latest(graph, costs)
         if budget is None:
             blocks = forward.divide(isqrt(len(forward.saved)))[:-1]
         else:
             blocks = _Search(graph, forward, budget).best()
-        return MemoryPlan(policy="checkpoint", graph=graph, actions=_actions(graph, order, blocks), budget=budget)
+        return MemoryPlan(policy="checkpoint", graph=graph, actions=_actions(graph, blocks), budget=budget)
 
 
 class _Search:
@@ -81,7 +71,6 @@ class _Search:
         return tuple(blocks[:high])
 
     def _thinned(self, blocks: _Blocks) -> _Blocks:
-        """Return the blocks without those that the budget does not need, the longest first."""
         for block in sorted(blocks, key=lambda block: -block.time_ms):
             fewer = tuple(each for each in blocks if each is not block)
             if self._fits(fewer):
@@ -106,9 +95,8 @@ def _time(blocks: _Blocks) -> float:
     return sum(block.time_ms for block in blocks)
 
 
-def _actions(graph: StepGraph, order: Sequence[int], blocks: _Blocks) -> tuple[Action, ...]:
-    """Return the actions of a step some of whose blocks run again."""
+def _actions(graph: StepGraph, blocks: _Blocks) -> tuple[Action, ...]:
     again: dict[int, list[int]] = {}
     for block in blocks:
         again.setdefault(block.trigger, []).extend(block.operations)
-    return actions_with(graph, order, again)
+    return actions_with(graph, again)

@@ -1,8 +1,8 @@
-"""Policy 'joint': one plan in which activations are kept, made again, or moved to the host.
+"""Policy 'joint': one plan in which activations are kept, recomputed, or moved to the host.
 
 Recomputation takes little time as long as it saves enough, and then no more: it has a least peak, which for a U-Net is
 half of the step's own. Copies keep any budget down to the floor, and then wait for the link: what an H200 computes
-in the time of a byte over its link is some 2,400 operations. So what is cheap to make again is dropped, by the search
+in the time of a byte over its link is some 2,400 operations. So what is cheap to recompute is dropped, by the search
 of 'checkpoint-selective', and what still does not fit leaves by the walk of 'spill', beside what runs again.
 
 Which of the two takes the next activation is what the step says: some selections are planned and simulated whole, from
@@ -76,7 +76,7 @@ class _JointPlan(NamedTuple):
 
 
 class _JointSearch:
-    """Looks for the activations that are made again in one order of backward, beside which the others move or stay."""
+    """Looks for the activations that are recomputed in one order of backward, beside which the others move or stay."""
 
     def __init__(
         self, graph: StepGraph, costs: Costs, cap: int, chosen: Mapping[int, Configuration], is_reordered: bool
@@ -118,7 +118,7 @@ class _JointSearch:
             away = self._hidden(share)
 
             def fits(selection: ActivationSelection, away: Any = away) -> bool:
-                return self._activations.peak(selection.remakes, away)[0] <= self._cap
+                return self._activations.peak(selection.recomputed, away)[0] <= self._cap
 
             kept = bisect_left(self._selections, True, key=fits)
             chosen = self._selections[kept : kept + 1]
@@ -141,7 +141,7 @@ class _JointSearch:
         planned, away = 0, self._hidden(_EXPECTED)
         sizes, best_ms = self._activations.sizes, self._estimated_ms(best.selection, away)
         for storage in sorted(self._activations.spans, key=lambda each: (-sizes[each], each))[:_MOST_ESTIMATED]:
-            dropped, brief = best.selection.remakes.dropped, best.selection.brief
+            dropped, brief = best.selection.recomputed.dropped, best.selection.brief
             changes = [(dropped ^ {storage}, brief - {storage}), (dropped, brief ^ {storage})]
             for change in changes if storage in dropped else changes[:1]:
                 selection = self._selecting.selection(*change)
@@ -158,14 +158,14 @@ class _JointSearch:
 
     def _estimated_ms(self, selection: ActivationSelection, away: Any) -> float:
         """Return about how long recomputation takes, and copies of what rises above the cap and is not away anyway."""
-        over: list[int] = (self._activations.live(selection.remakes) - away - self._cap).tolist()
+        over: list[int] = (self._activations.live(selection.recomputed) - away - self._cap).tolist()
         rises = sum(max(0, after - max(0, before)) for before, after in pairwise([0, *over]))
         rates = self.costs.offload_bytes_per_ms, self.costs.prefetch_bytes_per_ms
-        return selection.remakes.time_ms + sum(rises / each for each in rates)
+        return selection.recomputed.time_ms + sum(rises / each for each in rates)
 
     def _planned(self, selection: ActivationSelection) -> _JointPlan | None:
-        """Return the plan beside what a selection makes again; None if that does not fit into the budget."""
-        step = UnfoldedStep(self.graph, self.costs, self._activations.actions(selection.remakes))
+        """Return the plan beside what a selection recomputes; None if that does not fit into the budget."""
+        step = UnfoldedStep(self.graph, self.costs, self._activations.actions(selection.recomputed))
         try:
             plan = SpillPolicy().plan(step.graph, step.costs, self._cap)
         except BudgetError:  # what runs again needs more beside it than any operation of the step

@@ -61,11 +61,12 @@ def room_for_workspaces(
     return found
 
 
-def fastest_in_room(costs: Costs, room: Mapping[int, int]) -> dict[int, Configuration]:
+def fastest_in_room(costs: Costs, room: Mapping[int, int], step: int = _STEP) -> dict[int, Configuration]:
     """Return the fastest configuration of each convolution whose workspace fits its room; the smallest if none does."""
     chosen = {}
     for operation, front in costs.configurations.items():
-        fitting = [each for each in front if costs.rounded(_stepped(each.workspace_bytes)) <= room[operation]]
+        sizes = (costs.rounded(-(-each.workspace_bytes // step) * step) for each in front)
+        fitting = [each for each, size in zip(front, sizes, strict=True) if size <= room[operation]]
         chosen[operation] = fitting[-1] if fitting else front[0]
     return chosen
 
@@ -73,8 +74,3 @@ def fastest_in_room(costs: Costs, room: Mapping[int, int]) -> dict[int, Configur
 def _probe(smallest: Configuration) -> Configuration:
     """Return a configuration with one byte of workspace, whose lifetime shows when the convolution begins."""
     return Configuration(parts=(replace(smallest.parts[0], workspace_bytes=1), *smallest.parts[1:]))
-
-
-def _stepped(size: int) -> int:
-    """Return the bytes of the request for a workspace."""
-    return -(-size // _STEP) * _STEP

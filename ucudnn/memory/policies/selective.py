@@ -1,4 +1,4 @@
-"""Policy 'checkpoint-selective': drops single activations, those first that are made again in the least time.
+"""Policy 'checkpoint-selective': drops single activations, those first that are recomputed in the least time.
 
 Blocks make everything again that they hold, convolutions among it. But most bytes of a convolutional network are
 outputs of operations that are bounded by memory, such as batch normalization and activation functions, and to make one
@@ -16,8 +16,8 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ucudnn.bounded import BoundedDict
+from ucudnn.memory.plans.dropped import DroppedActivations, Recomputed
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.plans.remakes import DroppedActivations, Remakes
 from ucudnn.memory.step.budget import check_budget, over_budget
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
@@ -43,7 +43,7 @@ class SelectivePolicy:
         if budget is not None and least.peak_bytes > budget:
             raise over_budget(_NAME, graph, least.peak_bytes, budget)
         chosen = search.thinned(least, least.peak_bytes if budget is None else budget)
-        actions = search.activations.actions(chosen.remakes)
+        actions = search.activations.actions(chosen.recomputed)
         return MemoryPlan(policy=_NAME, graph=graph, actions=actions, budget=budget)
 
 
@@ -61,13 +61,11 @@ class ActivationSelection(NamedTuple):
     """Dropped activations.
 
     Attributes:
-        remakes: how they come back.
         brief: those among them that stay only where they are read.
-        peak_bytes: its peak.
         place: the operation at which the peak is, or before which it is, while others run again.
     """
 
-    remakes: Remakes
+    recomputed: Recomputed
     brief: frozenset[int]
     peak_bytes: int
     place: int
@@ -84,9 +82,6 @@ class ActivationSearch:
     Args:
         activations: the activations that may be dropped.
         most_ms: the most time that may run again: that of forward, beyond which blocks take less.
-
-    Attributes:
-        activations: the activations.
     """
 
     def __init__(self, activations: DroppedActivations, most_ms: float) -> None:
@@ -95,7 +90,7 @@ class ActivationSearch:
         self._is_small = False
         count, kinds = len(activations.spans), len(self._kinds(sorted(activations.spans)))
         self._is_small = count <= _MOST_SINGLE or (count <= _MOST_UNLIKE and count <= 2 * kinds)
-        self._kept = set[int]()  # that turned out to be impossible to make again
+        self._kept = set[int]()  # that turned out to be impossible to recompute
         self._found: list[ActivationSelection] = []  # the selections without a budget, as far as one was asked for
         self._is_complete = False
         self._ratios: dict[tuple[int, bool], float] = {}  # milliseconds for each byte of kinds, dropped ones apart
@@ -112,8 +107,8 @@ class ActivationSearch:
 
     def thinned(self, selection: ActivationSelection, budget: int, away: Any = 0) -> ActivationSelection:
         """Return a selection without what the budget does not need beside bytes that are away, the costliest first."""
-        groups = sorted(self._kinds(sorted(selection.remakes.dropped)), key=lambda each: self._spared(selection, each))
-        for group in groups:
+        groups = self._kinds(sorted(selection.recomputed.dropped))
+        for group in sorted(groups, key=lambda each: self._spared(selection, each)):
             fewer = self._without(selection, group[-1:], budget, away)
             if fewer is None:
                 continue
@@ -126,15 +121,15 @@ class ActivationSearch:
         return selection
 
     def selection(self, dropped: frozenset[int], brief: frozenset[int], away: Any = 0) -> ActivationSelection | None:
-        """Return a selection with its peak; None where an activation cannot be made again."""
-        return self._selection(self.activations.remakes(dropped, brief), brief, away)
+        """Return a selection with its peak; None where an activation cannot be recomputed."""
+        return self._selection(self.activations.recomputed(dropped, brief), brief, away)
 
     def _number(self, number: int) -> ActivationSelection | None:
         """Return a selection of those without a budget; None behind the last one."""
         while len(self._found) <= number and not self._is_complete:
             nothing = frozenset[int]()
             found = self._next(self._found[-1]) if self._found else self.selection(nothing, nothing)
-            if found is not None and found.remakes.time_ms > self._most_ms:
+            if found is not None and found.recomputed.time_ms > self._most_ms:
                 found = self._longest(self._found[-1], found) if self._found else None
                 self._is_complete = True
             self._is_complete |= found is None
@@ -152,8 +147,9 @@ class ActivationSearch:
 
     def _spared(self, selection: ActivationSelection, group: Sequence[int]) -> float:
         """Return the time that activations add, for each byte that they save if they are many; below zero."""
-        fewer = self.activations.remakes(selection.remakes.dropped.difference(group), selection.brief.difference(group))
-        spared = 0.0 if fewer is None else selection.remakes.time_ms - fewer.time_ms
+        now = selection.recomputed
+        fewer = self.activations.recomputed(now.dropped.difference(group), selection.brief.difference(group))
+        spared = 0.0 if fewer is None else now.time_ms - fewer.time_ms
         return -spared if self._is_small else -spared / self._bytes(group)
 
     def _bytes(self, group: Sequence[int]) -> int:
@@ -163,8 +159,8 @@ class ActivationSearch:
         self, selection: ActivationSelection, group: Sequence[int], budget: int, away: Any
     ) -> ActivationSelection | None:
         """Return a selection in which some activations stay; None if it takes more than the budget, or longer."""
-        found = self.selection(selection.remakes.dropped.difference(group), selection.brief.difference(group), away)
-        if found is None or found.peak_bytes > budget or found.remakes.time_ms > selection.remakes.time_ms:
+        found = self.selection(selection.recomputed.dropped.difference(group), selection.brief.difference(group), away)
+        if found is None or found.peak_bytes > budget or found.recomputed.time_ms > selection.recomputed.time_ms:
             return None
         return found
 
@@ -173,7 +169,8 @@ class ActivationSearch:
 
         What a kind takes changes as others are dropped. So the cheapest ones are looked at anew, and no others.
         """
-        groups = {(self._kind(each[0]), each[0] in selection.remakes.made): each for each in self._at_peak(selection)}
+        made = selection.recomputed.made
+        groups = {(self._kind(each[0]), each[0] in made): each for each in self._at_peak(selection)}
         least = 1 if self._is_small else _LOOKED_AT
         waiting = [(self._ratios.get(key, 0.0), key) for key in groups]
         heapify(waiting)
@@ -191,22 +188,22 @@ class ActivationSearch:
     def _longer_ms(self, selection: ActivationSelection, group: list[int]) -> float | None:
         """Return the time that dropping a kind adds, or making it brief; None if that is impossible.
 
-        What cannot be made again leaves the group.
+        What cannot be recomputed leaves the group.
         """
-        remakes, _ = self._remakes_with(selection, group)
-        if remakes is None:
-            possible = [each for each in group if self._remakes_with(selection, [each])[0] is not None]
+        recomputed, _ = self._more(selection, group)
+        if recomputed is None:
+            possible = [each for each in group if self._more(selection, [each])[0] is not None]
             self._kept.update({*group} - {*possible})
             group[:] = possible
-            remakes = self._remakes_with(selection, group)[0] if possible else None
-            if remakes is None and possible:  # they are impossible beside each other
+            recomputed = self._more(selection, group)[0] if possible else None
+            if recomputed is None and possible:  # they are impossible beside each other
                 del group[1:]
-                remakes = self._remakes_with(selection, group)[0]
-        return None if remakes is None else remakes.time_ms - selection.remakes.time_ms
+                recomputed = self._more(selection, group)[0]
+        return None if recomputed is None else recomputed.time_ms - selection.recomputed.time_ms
 
     def _at_peak(self, selection: ActivationSelection) -> list[list[int]]:
         """Return the activations at the peak that nothing reads there, by kind, dropped ones apart."""
-        made, place = selection.remakes.made, selection.place
+        made, place = selection.recomputed.made, selection.place
         found = [
             storage
             for storage, (last, first) in self.activations.spans.items()
@@ -241,7 +238,7 @@ class ActivationSearch:
 
     def _longest(self, selection: ActivationSelection, larger: ActivationSelection) -> ActivationSelection | None:
         """Return a selection with the most of what a larger one drops beside it that run again in the time for that."""
-        found, _ = self._between(selection, larger, lambda each: each.remakes.time_ms > self._most_ms)
+        found, _ = self._between(selection, larger, lambda each: each.recomputed.time_ms > self._most_ms)
         return None if found is selection else found
 
     def _between(
@@ -251,7 +248,7 @@ class ActivationSearch:
         is_enough: Callable[[ActivationSelection], bool],
     ) -> tuple[ActivationSelection, ActivationSelection]:
         """Return the last selection that is not enough and the first one that is, between two, by halves."""
-        picked = sorted(larger.remakes.dropped - selection.remakes.dropped | larger.brief - selection.brief)
+        picked = sorted(larger.recomputed.dropped - selection.recomputed.dropped | larger.brief - selection.brief)
         low, high, most = 0, len(picked), larger
         least = selection
         while high - low > 1:
@@ -264,18 +261,15 @@ class ActivationSearch:
         return least, most
 
     def _with(self, selection: ActivationSelection, picked: Sequence[int]) -> ActivationSelection | None:
-        return self._selection(*self._remakes_with(selection, picked))
+        return self._selection(*self._more(selection, picked))
 
-    def _remakes_with(
-        self, selection: ActivationSelection, picked: Sequence[int]
-    ) -> tuple[Remakes | None, frozenset[int]]:
+    def _more(self, selection: ActivationSelection, picked: Sequence[int]) -> tuple[Recomputed | None, frozenset[int]]:
         """Return how activations come back if more are dropped, and the brief ones: what is picked again joins them."""
-        dropped, brief = selection.remakes.dropped, selection.brief | (selection.remakes.dropped & {*picked})
-        return self.activations.remakes(dropped | {*picked}, brief), brief
+        dropped, brief = selection.recomputed.dropped, selection.brief | (selection.recomputed.dropped & {*picked})
+        return self.activations.recomputed(dropped | {*picked}, brief), brief
 
-    def _selection(self, remakes: Remakes | None, brief: frozenset[int], away: Any = 0) -> ActivationSelection | None:
-        """Return a selection with its peak; None where an activation cannot be made again."""
-        return None if remakes is None else ActivationSelection(remakes, brief, *self.activations.peak(remakes, away))
+    def _selection(self, found: Recomputed | None, brief: frozenset[int], away: Any = 0) -> ActivationSelection | None:
+        return None if found is None else ActivationSelection(found, brief, *self.activations.peak(found, away))
 
 
 _SEARCHES: BoundedDict[tuple[int, int], tuple[object, ActivationSearch]] = BoundedDict(2)

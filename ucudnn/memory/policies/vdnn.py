@@ -26,13 +26,14 @@ from ucudnn.configuration import Configuration
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.layerwise import layerwise_actions
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.pool_room import fastest_in_room
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.simulation.stalls import with_stalls
 from ucudnn.memory.step.budget import check_budget, over_budget
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.layers import StepLayer, StepLayers, find_layers, parts_in_order
-from ucudnn.memory.step.order import find_order
+from ucudnn.memory.step.order import depth_first_order
 
 Offloads = Literal["none", "conv", "all"]
 """Whose inputs leave: nobody's, those of convolutions, those of all layers of feature extraction."""
@@ -41,92 +42,45 @@ _Pass = tuple[Offloads, dict[int, Configuration]]
 
 @dataclass(frozen=True, kw_only=True)
 class VdnnPolicy:
-    """Static vDNN.
+    """vDNN or vDNNExt.
 
     Attributes:
-        offloads: whose inputs leave.
+        offloads: whose inputs leave. 'dynamic' chooses this and the algorithms by the budget; without one, everything
+            fits, so nothing leaves.
         fastest: whether convolutions take their fastest algorithms, (p), or those with least workspace, (m). Where the
             costs know no algorithms, both are the same.
-        order: name of the order of operations; forward always comes first.
-    """
-
-    offloads: Offloads
-    fastest: bool
-    order: str = "program"
-
-    def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
-        """Return the plan of a step.
-
-        Raises:
-            BudgetError: if the plan's peak is above the budget.
-        """
-        order = parts_in_order(graph, find_order(self.order)(graph))
-        chosen = costs.fastest if self.fastest else costs.smallest
-        check_budget(graph, costs.with_configurations(chosen), budget, order)
-        name = f"vdnn-{self.offloads}-{'p' if self.fastest else 'm'}"
-        plan = replace(vdnn_plan(name, graph, find_layers(graph, order), self.offloads, chosen), budget=budget)
-        if budget is not None:
-            peak = simulate(plan, costs).peak_bytes
-            if peak > budget:
-                raise over_budget(name, graph, peak, budget)
-        return plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class VdnnDynamicPolicy:
-    """Dynamic vDNN. Without a budget, everything fits, so it offloads nothing.
-
-    Attributes:
-        order: name of the order of operations; forward always comes first.
-    """
-
-    order: str = "program"
-
-    def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
-        """Return the plan of a step.
-
-        Raises:
-            BudgetError: if all with (m) is above the budget, as published even where another configuration would fit.
-        """
-        layers = find_layers(graph, parts_in_order(graph, find_order(self.order)(graph)))
-        offloads, chosen = choose_dynamically(graph, costs, layers, budget)
-        return replace(vdnn_plan("vdnn-dynamic", graph, layers, offloads, chosen), budget=budget)
-
-
-@dataclass(frozen=True, kw_only=True)
-class VdnnExtPolicy:
-    """vDNNExt.
-
-    Attributes:
-        offloads: whose inputs leave, or 'dynamic' for vDNN's own choice of this and of the algorithms.
-        fastest: (p) or (m), as in VdnnPolicy; 'dynamic' chooses itself.
-        order: name of the order of operations; forward always comes first.
+        depth_first: whether branches run one after another; forward always comes first.
     """
 
     offloads: Offloads | Literal["dynamic"]
     fastest: bool = True
-    order: str = "program"
+    extended: bool = False
+    depth_first: bool = False
 
     def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
         """Return the plan of a step.
 
         Raises:
-            BudgetError: if the peak of vDNN is above the budget.
+            BudgetError: if the peak of vDNN is above the budget; with 'dynamic' that of all with (m), as published even
+                where another configuration would fit.
         """
-        order = parts_in_order(graph, find_order(self.order)(graph))
-        layers = find_layers(graph, order)
+        program = range(len(graph.operations))
+        order = parts_in_order(graph, depth_first_order(graph) if self.depth_first else program)
+        layers, name = find_layers(graph, order), f"vdnn{'-ext' * self.extended}-{self.offloads}"
         if self.offloads == "dynamic":
-            name = "vdnn-ext-dynamic"
             offloads, chosen = choose_dynamically(graph, costs, layers, budget)
         else:
-            name = f"vdnn-ext-{self.offloads}-{'p' if self.fastest else 'm'}"
+            name += "-p" if self.fastest else "-m"
             offloads, chosen = self.offloads, costs.fastest if self.fastest else costs.smallest
         check_budget(graph, costs.with_configurations(chosen), budget, order)
-        cap = simulate(vdnn_plan(name, graph, layers, offloads, chosen), costs).peak_bytes
-        if budget is not None and cap > budget:
-            raise over_budget(name, graph, cap, budget)
+        plan = vdnn_plan(name, graph, layers, offloads, chosen)
+        peak = simulate(plan, costs).peak_bytes
+        if budget is not None and peak > budget:
+            raise over_budget(name, graph, peak, budget)
+        if not self.extended:
+            return replace(plan, budget=budget)
         plan = vdnn_plan(name, graph, layers, offloads, chosen, synchronous=False)
-        return with_stalls(replace(plan, budget=budget), costs, cap)
+        return with_stalls(replace(plan, budget=budget), costs, peak)
 
 
 def vdnn_plan(
@@ -223,12 +177,11 @@ def _greedy(
     plan = vdnn_plan("vdnn-dynamic", graph, layers, offloads, costs.smallest)
     runs = [target for kind, target in plan.actions if kind is ActionKind.RUN]
     running = dict(zip(runs, simulate(plan, costs).running_bytes, strict=True))
-    chosen = {}
-    for operation, front in costs.configurations.items():
-        left = budget - running[operation] + costs.rounded(front[0].workspace_bytes)
-        fitting = [each for each in front if costs.rounded(each.workspace_bytes) <= left]
-        chosen[operation] = fitting[-1] if fitting else front[0]
-    return chosen
+    room = {
+        operation: budget - running[operation] + costs.rounded(front[0].workspace_bytes)
+        for operation, front in costs.configurations.items()
+    }
+    return fastest_in_room(costs, room, step=1)
 
 
 def _peak(graph: StepGraph, costs: Costs, layers: StepLayers, tried: _Pass) -> int:

@@ -22,7 +22,6 @@ class HostSlots:
     Attributes:
         sizes: bytes of each storage that has a slot, by its number.
         addresses: the first byte of its slot, counted from the begin of the block.
-        extent_bytes: bytes of the block.
     """
 
     sizes: Mapping[int, int]

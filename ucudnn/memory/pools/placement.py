@@ -18,9 +18,7 @@ class Placement:
     """Where a pool puts each piece of memory.
 
     Attributes:
-        lifetimes: the pieces.
         addresses: the first byte of each, counted from the begin of the pool.
-        extent_bytes: bytes of the pool.
     """
 
     lifetimes: tuple[Lifetime, ...]

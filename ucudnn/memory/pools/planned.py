@@ -67,13 +67,7 @@ class PlannedPool:
 
 
 class _Search:
-    """Tries orders of pieces.
-
-    Args:
-        lifetimes: of the pieces.
-        enough_bytes: an extent that needs not be smaller.
-        most_tries: tries that follow one another.
-    """
+    """Tries orders of pieces."""
 
     def __init__(self, lifetimes: Sequence[Lifetime], enough_bytes: float, most_tries: int) -> None:
         self._lifetimes = lifetimes
@@ -84,7 +78,6 @@ class _Search:
         self._random = Random(0)
 
     def addresses(self) -> list[int]:
-        """Return an address in bytes for each piece, of the smallest try."""
         return [address * self._unit for address in self._best().addresses]
 
     def _best(self) -> _Try:

@@ -32,9 +32,7 @@ class TwoEndedSpace:
     """The three parts of the pool while a step runs: the low and the high end of the main space, and what lies beside.
 
     Attributes:
-        low: the low end.
         high: the high end, counted from the end of the main space.
-        beside: the incremental space.
     """
 
     def __init__(self) -> None:
@@ -86,7 +84,6 @@ class TwoEndedPool:
 
 
 def _fits_better(space: FreeList, other: FreeList, size: int) -> bool:
-    """Return whether the best hole of a space is smaller than that of another one."""
     hole, other_hole = space.best_hole(size), other.best_hole(size)
     return hole is not None and (other_hole is None or hole < other_hole)
 

@@ -41,8 +41,6 @@ class PolicyRow:
     """What a policy makes of a step.
 
     Attributes:
-        policy: its name.
-        plan: its plan; None where it keeps no such budget.
         done: the plan on the device by simulation; None where there is none.
         placements: where each pool puts what the plan keeps, by the pool's name.
         reason: why there is no plan; '' where there is one.
@@ -77,12 +75,7 @@ class PolicyComparison:
     """What policies make of a step within a budget.
 
     Attributes:
-        graph: the step.
-        costs: its costs on a device.
-        budget: the budget; None without one.
-        floor_bytes: the floor of the step.
-        rows: a row for each policy.
-        divided: which segments of it are divided, a line each.
+        divided: which segments of the step are divided, a line each.
         undivided_ms: time of the step undivided; 0 where it is not divided.
     """
 
@@ -277,14 +270,7 @@ class FrontPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFronts:
-    """Time against peak of policies, at budgets from the step's floor to its peak.
-
-    Attributes:
-        graph: the step.
-        costs: its costs on a device.
-        floor_bytes: the floor of the step.
-        plans: the plans, policy by policy.
-    """
+    """Time against peak of policies, at budgets from the step's floor to its peak."""
 
     graph: StepGraph
     costs: Costs

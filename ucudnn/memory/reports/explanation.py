@@ -40,9 +40,7 @@ class PeakExplanation:
 
     Attributes:
         liveness: the step as the program runs it, on a device.
-        costs: times and scratch on that device.
         owners: who owns the memory at the peak, largest first.
-        budget: the budget for which mini-batches were looked for.
         least_budgets: the smallest budget that each policy keeps at the mini-batch, and the floor; None where it is not
             known.
         largest_batches: the largest mini-batch that each policy fits into the budget, and that the floor would; 0 where
@@ -256,21 +254,22 @@ def _guess(graph: StepGraph, least: int | None, budget: int) -> int:
 
 
 def largest_within(fits: Callable[[int], bool], graph: StepGraph, guess: int, near: float = 0.0) -> int:
-    """Return the largest mini-batch of at most MOST_SIZE that fits; 0 if none does.
-
-    Args:
-        fits: whether a mini-batch fits.
-        graph: the step.
-        guess: near where it is.
-        near: share of it by which a larger one may fit, too.
-    """
+    """Return the largest mini-batch of at most MOST_SIZE that fits; 0 if none does; see `largest`."""
     if len(graph.recorded) == 1:
         return graph.batch if fits(graph.batch) else 0
+    return largest(fits, MOST_SIZE, guess, near)
+
+
+def largest(fits: Callable[[int], bool], most: int, guess: int, near: float = 0.0) -> int:
+    """Return the largest whole number from 1 to a most one that fits; 0 if none does.
+
+    `guess` is about where it is, and `near` the share of it by which a larger one may fit, too.
+    """
     low, high, step = 0, guess, max(1, guess // 16)
     while fits(high):
-        if high == MOST_SIZE:
+        if high == most:
             return high
-        low, high, step = high, min(MOST_SIZE, high + step), step * 2
+        low, high, step = high, min(most, high + step), step * 2
     step = max(1, guess // 16)
     while low < high - step and not fits(high - step):
         high, step = high - step, step * 2

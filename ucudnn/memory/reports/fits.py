@@ -10,7 +10,7 @@ from typing import Any
 from ucudnn.errors import BudgetError, InvalidProblemError, StepGraphError
 from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.policies.catalog import AUTO
-from ucudnn.memory.reports.explanation import CostsOf, floor_batch, largest_within
+from ucudnn.memory.reports.explanation import CostsOf, floor_batch, largest, largest_within
 from ucudnn.memory.reports.nnunet_plans import NnunetPlans, Patch
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Role, StepGraph
@@ -36,9 +36,6 @@ class LargestBatch:
         way: how the step trains, and how much longer each sample or voxel may take.
         batch: the mini-batch; 0 where none fits.
         patch: edges of the patch in voxels; () where a step has none.
-        policy: the policy that plans it.
-        peak_bytes: its peak.
-        time_ms: the time of its step.
     """
 
     way: str
@@ -60,8 +57,6 @@ class LargestBatches:
 
     Attributes:
         where: the step and the device, in words.
-        budget: bytes for what plans count.
-        rows: a row for each way.
         own_ms: time of a sample of the program as it is, or of a voxel.
     """
 
@@ -191,17 +186,17 @@ def largest_patches(
         fitted = _fitted(graph, costs_of, left, policy, batch)
         return None if fitted is None else replace(fitted, patch=patches[index])
 
-    guess = bisect_right([*map(prod, patches)], prod(plans.patch) * left / planned.peak_bytes) - 1
+    number = bisect_right([*map(prod, patches)], prod(plans.patch) * left / planned.peak_bytes)
     bounds = [(_within(bound), AUTO, bound * rows[0].sample_ms) for bound in BOUNDS]
     for way, policy, most_ms in ((_AS_IT_IS, "stock", inf), *bounds, (_AT_ANY_TIME, AUTO, inf)):
         progress(f"looking for the largest patch {way}")
 
-        def fits(index: int, policy: str = policy, most_ms: float = most_ms) -> bool:
-            row = found(index, policy)
+        def fits(number: int, policy: str = policy, most_ms: float = most_ms) -> bool:
+            row = found(number - 1, policy)
             return row is not None and row.sample_ms <= most_ms
 
-        guess = _largest_index(fits, len(patches), guess)
-        rows.append(_named(way, found(guess, policy) if guess >= 0 else None))
+        number = largest(fits, len(patches), max(1, number))
+        rows.append(_named(way, found(number - 1, policy) if number else None))
     where = f"{plans.configuration} of {plans.path.name}, {costs_of(own).where}"
     return LargestBatches(where=where, budget=left, rows=tuple(rows), own_ms=rows[0].sample_ms)
 
@@ -220,7 +215,6 @@ def chosen_patch(found: LargestBatches) -> LargestBatch:
 
 
 def _beside_context(budget: int) -> int:
-    """Return what a budget in bytes leaves beside CUDA's context."""
     if budget <= CONTEXT_BYTES:
         raise BudgetError(
             f"a budget of {format_bytes(budget)} leaves nothing beside CUDA's context, {format_bytes(CONTEXT_BYTES)}",
@@ -242,21 +236,6 @@ def _released(graph: StepGraph) -> StepGraph:
         for each in graph.storages
     ]
     return replace(graph, storages=tuple(storages))
-
-
-def _largest_index(fits: Callable[[int], bool], count: int, guess: int) -> int:
-    """Return the largest index below `count` that fits, -1 if none does; `guess` is near where it is."""
-    low, high, step, place = -1, count, 1, guess
-    while high - low > 1:
-        place = min(max(place, low + 1), high - 1)
-        if fits(place):
-            low, place = place, place + step
-        else:
-            high, place = place, place - step
-        if low >= 0 and high < count:
-            place = (low + high) // 2
-        step *= 2
-    return low
 
 
 def _fitted(graph: StepGraph, costs_of: CostsOf, budget: int | None, policy: str, batch: int) -> LargestBatch | None:

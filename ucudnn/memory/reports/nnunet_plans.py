@@ -31,12 +31,8 @@ class NnunetPlans:
     """A configuration of a plans file, with its data set.
 
     Attributes:
-        path: the file.
-        configuration: the configuration's name.
-        content: all of the file.
         architecture: the network's class, its arguments, and which of these are names of classes.
         patch: edges of a patch, in voxels.
-        batch: patches in a mini-batch.
         median: edges of the median image, in voxels.
         steps: the multiples of which edges are: the products of the strides.
         batch_dice: whether Dice counts a mini-batch as one image.
@@ -194,7 +190,6 @@ def _read(path: Path) -> _Key:
 
 
 def _inherited(every: _Key, name: str) -> _Key:
-    """Return a configuration with what it inherits."""
     found, chain = dict[str, Any](), list[Any]([name])
     while (parent := chain[-1]) is not None:
         own = every[text(parent, f"{every[name].name}.inherits_from")].entries()

@@ -35,7 +35,6 @@ class MemoryOwner:
         operation: kind of the operation that wrote it first, 'aten.convolution'; '' for what was there before.
         layer: module that called that operation; for parameters, their gradients and state the module that has them.
         source: line that called that operation; '' where none is known.
-        size: bytes.
     """
 
     name: str
@@ -86,13 +85,7 @@ def _owner(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerGroup:
-    """Owners that have something in common.
-
-    Attributes:
-        name: what they have in common.
-        storages: how many they are.
-        size: their bytes.
-    """
+    """Owners that have something in common."""
 
     name: str
     storages: int

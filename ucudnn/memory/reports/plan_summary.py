@@ -21,10 +21,7 @@ class LayerTreatment:
     """What a plan does to the storages that one layer makes.
 
     Attributes:
-        layer: the module.
         verb: 'offloaded' or 'recomputed'.
-        storages: how many.
-        size: their bytes.
     """
 
     layer: str
@@ -118,6 +115,5 @@ def _treatments(plan: MemoryPlan) -> Iterator[str]:
 
 
 def _layer(plan: MemoryPlan, storage: int) -> str:
-    """Return the module of the operation that first writes a storage."""
     writers = plan.graph.writers[storage]
     return (plan.graph.operations[writers[0]].module if writers else "") or _ELSEWHERE

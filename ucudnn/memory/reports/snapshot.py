@@ -79,7 +79,6 @@ def _event_of(action: int, done: Simulation) -> int:
 
 
 def _first_writes(plan: MemoryPlan) -> dict[int, int]:
-    """Return the action that first writes each storage."""
     first: dict[int, int] = {}
     for index, (kind, target) in enumerate(plan.actions):
         if kind is ActionKind.RUN:
@@ -91,32 +90,15 @@ def _first_writes(plan: MemoryPlan) -> dict[int, int]:
 def _segment(address: int, size: int, blocks: list[_Entry]) -> _Entry:
     used = sum(block["size"] for block in blocks)
     free = {"address": address + used, "size": size - used, "requested_size": 0, "state": "inactive", "frames": []}
-    return {
-        "device": 0,
-        "address": address,
-        "total_size": size,
-        "allocated_size": used,
-        "active_size": used,
-        "requested_size": used,
-        "stream": 0,
-        "segment_type": "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
-        "frames": [],
-        "blocks": [*blocks, *([free] if size > used else [])],
-    }
+    sizes = {"total_size": size, **dict.fromkeys(("allocated_size", "active_size", "requested_size"), used)}
+    kind = {"segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False}
+    place = {"device": 0, "stream": 0, "address": address, "frames": []}
+    return {**place, **sizes, **kind, "blocks": [*blocks, *([free] if size > used else [])]}
 
 
 def _entry(action: str, address: int, size: int, time_us: float, frames: list[_Entry]) -> _Entry:
-    return {
-        "action": action,
-        "addr": address,
-        "size": size,
-        "stream": 0,
-        "device": 0,
-        "time_us": int(time_us),
-        "frames": frames,
-    }
+    place = {"device": 0, "stream": 0, "addr": address, "size": size}
+    return {**place, "action": action, "time_us": int(time_us), "frames": frames}
 
 
 def _frames(plan: MemoryPlan, storage: int, action: int) -> list[_Entry]:

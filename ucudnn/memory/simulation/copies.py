@@ -22,7 +22,6 @@ class CopyRequest(NamedTuple):
     """One copy in a queue.
 
     Attributes:
-        storage: what is copied.
         action: index of the plan's action that issued it.
         work_ms: milliseconds that it takes at full bandwidth.
     """

@@ -11,7 +11,6 @@ class DeviceWork(NamedTuple):
 
     Attributes:
         begin_ms: its begin, in milliseconds since the step began.
-        end_ms: its end.
     """
 
     begin_ms: float
@@ -30,12 +29,7 @@ def merged(pieces: Iterable[tuple[float, float]]) -> tuple[DeviceWork, ...]:
 
 
 def share_beside(copies: Sequence[DeviceWork], compute: Sequence[DeviceWork]) -> float | None:
-    """Return the share of the copies' time during which compute works; None without copies.
-
-    Args:
-        copies: pieces of both directions.
-        compute: pieces of one queue, in the order of time, without overlap.
-    """
+    """Return the share of the copies' time during which compute works; None without copies."""
     total = sum(end - begin for begin, end in copies)
     return sum(_beside(each, compute) for each in copies) / total if total else None
 

@@ -26,10 +26,6 @@ def with_late_copies(plan: MemoryPlan, costs: Costs) -> tuple[MemoryPlan, Simula
 
     Copies of one direction keep their order. What frees a storage between stands behind its offload. Where the plan
     moves storages, or would take longer or more bytes, it is returned as it is.
-
-    Args:
-        plan: a plan.
-        costs: costs of its step.
     """
     before = simulate(plan, costs)
     if plan.moves or not any(kind in COPIES for kind, _ in plan.actions):

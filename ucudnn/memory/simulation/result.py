@@ -20,8 +20,6 @@ class TimelineEntry(NamedTuple):
     Attributes:
         queue: where it runs.
         action: index of the action in the plan.
-        start_ms: its start.
-        end_ms: its end.
     """
 
     queue: Queue
@@ -36,7 +34,6 @@ class Lifetime(NamedTuple):
     Attributes:
         storage: the storage that it holds; -1 for the scratch of an operation.
         action: index of the action that takes it.
-        size: bytes.
         begin: when it is taken, counted in events of the simulation.
         end: when it is given back, in the same count; it shares no byte with what is alive in [begin, end).
     """
@@ -63,8 +60,6 @@ class Simulation:
         contention_ms: time that copies add to the operations beside them.
         wait_ms: time in which compute waits for a copy, at the end of the step too.
         memory_stall_ms: time in which compute waits for memory that an offload will free.
-        offloaded_bytes: bytes copied to the host.
-        prefetched_bytes: bytes copied back.
         pinned_bytes: most bytes of the host that are held at a time.
         running_bytes: bytes that exist while each run and recomputation works, scratch included, in the plan's order.
         stalls: (action, storage) where an action waited for memory, and the offload whose end gave it enough.

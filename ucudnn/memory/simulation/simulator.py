@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from ucudnn.errors import BudgetError
-from ucudnn.memory.plans.actions import COMPUTES, ActionKind
+from ucudnn.memory.plans.actions import COMPUTES, ActionKind, follow
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.copies import CopyQueues, CopyRequest
 from ucudnn.memory.simulation.result import Lifetime, Queue, Simulation, TimelineEntry
@@ -40,18 +40,7 @@ def simulate(plan: MemoryPlan, costs: Costs, cap_bytes: int | None = None) -> Si
         return known[1]
     costs.check(len(plan.graph.operations))
     walk = _Walk(plan, costs, cap_bytes)
-    steps = {
-        ActionKind.RUN: walk.run,
-        ActionKind.RECOMPUTE: walk.recompute,
-        ActionKind.OFFLOAD: walk.offload,
-        ActionKind.PREFETCH: walk.prefetch,
-        ActionKind.FREE: walk.free,
-        ActionKind.WAIT: walk.wait,
-        ActionKind.SYNCHRONIZE: walk.synchronize,
-    }
-    for index, (kind, target) in enumerate(plan.actions):
-        walk.at = index
-        steps[kind](target)
+    follow(plan.actions, walk)
     found = walk.end()
     if cap_bytes is None or not found.stalls:  # a plan never changes, and its planner asks several times
         vars(plan)[_LATEST] = costs, found

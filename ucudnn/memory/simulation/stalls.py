@@ -13,10 +13,7 @@ def with_stalls(plan: MemoryPlan, costs: Costs, cap_bytes: int) -> MemoryPlan:
 
     Where an action would wait for memory, the plan waits for the offload that gives it enough. So compute stalls only
     where it would exceed the cap (vDNNExt, section 4.3). It stalls longer where this storage is already on its way
-    back, because a wait is for both copies.
-
-    Raises:
-        BudgetError: if the plan cannot keep the cap.
+    back, because a wait is for both copies. It raises a BudgetError if the plan cannot keep the cap.
     """
     stalls = dict(simulate(plan, costs, cap_bytes).stalls)
     actions = []

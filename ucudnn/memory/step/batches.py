@@ -52,33 +52,26 @@ def check_batch(graph: StepGraph, record: StepGraph) -> StepGraph:
 
 
 def _join_operations(mine: StepOperation, theirs: StepOperation, batches: tuple[int, int]) -> StepOperation:
-    joined = replace(
+    _check_same("operation", mine, theirs, batches, "flops", "traffic", "problem_batch")
+    return replace(
         mine,
         flops=_through(batches, mine.flops, theirs.flops, mine.name),
         traffic=_through(batches, mine.traffic, theirs.traffic, mine.name),
-        problem=mine.problem.with_batch(1) if mine.problem else None,
         problem_batch=_through(batches, mine.problem_batch, theirs.problem_batch, mine.name),
     )
-    expected = replace(
-        joined,
-        flops=theirs.flops,
-        traffic=theirs.traffic,
-        problem=joined.problem.with_batch(theirs.problem.batch) if joined.problem and theirs.problem else None,
-        problem_batch=theirs.problem_batch,
-    )
-    if expected != theirs:
-        raise StepGraphError(
-            f"operation {mine.name} at a mini-batch of {batches[0]} is not {theirs.name} at {batches[1]}"
-        )
-    return joined
 
 
 def _join_storages(mine: Storage, theirs: Storage, batches: tuple[int, int]) -> Storage:
-    if replace(mine, size=theirs.size) != theirs:
-        raise StepGraphError(
-            f"storage {mine.name} at a mini-batch of {batches[0]} is not {theirs.name} at {batches[1]}"
-        )
+    _check_same("storage", mine, theirs, batches, "size")
     return replace(mine, size=_through(batches, mine.size, theirs.size, mine.name))
+
+
+def _check_same(
+    noun: str, mine: StepOperation | Storage, theirs: StepOperation | Storage, batches: tuple[int, int], *but: str
+) -> None:
+    """Check that two records of one thing differ in nothing but some quantities; problems are those of one sample."""
+    if replace(mine, **{name: getattr(theirs, name) for name in but}) != theirs:
+        raise StepGraphError(f"{noun} {mine.name} at a mini-batch of {batches[0]} is not {theirs.name} at {batches[1]}")
 
 
 def _through(batches: tuple[int, int], value: Affine, other: Affine, name: str) -> Affine:

@@ -40,12 +40,7 @@ def over_budget(policy: str, graph: StepGraph, least_bytes: int, budget: int) ->
 
 
 def below_floor(floor: BudgetError, needs: Iterable[tuple[int | None, str]]) -> BudgetError:
-    """Return what refuses a budget below the floor, where policies may need less, because they choose smaller scratch.
-
-    Args:
-        floor: the error that names the floor.
-        needs: budgets that policies keep, and the policies' names.
-    """
+    """Return the error of a budget below the floor, where policies may need less by smaller scratch."""
     known = [(size, policy) for size, policy in needs if size is not None]
     least_bytes, policy = min(known, default=(floor.required_bytes, ""))
     if least_bytes >= floor.required_bytes:

@@ -30,13 +30,11 @@ class Costs:
     """Times and sizes of a device for one step graph at its mini-batch; entry i belongs to operation i.
 
     Attributes:
-        device: its name, for reports.
         time_ms: milliseconds of each operation without copies beside it; 0 for one that only makes views.
         scratch_bytes: bytes that each operation allocates for itself and frees before it ends, a convolution's
             workspace among them.
         offload_bytes_per_ms: bandwidth to the host (D2H).
         prefetch_bytes_per_ms: bandwidth from the host (H2D).
-        memory_bytes: memory of the device.
         contention: how many times as long an operation takes while a copy runs beside it; 1 or more.
         duplex: share of its bandwidth that each direction keeps while both copy; above 0, at most 1.
         granularity: bytes of which the device's allocator hands out multiples (512 in PyTorch on CUDA).
@@ -142,9 +140,6 @@ class Costs:
         """Return the costs of the same step at another mini-batch, of which times and scratch are taken in proportion.
 
         What convolutions can choose from, and the pieces of scratch, are known only at this mini-batch, and left out.
-
-        Args:
-            share: the other mini-batch as a share of this one.
         """
         return replace(
             self,

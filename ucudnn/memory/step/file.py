@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from ucudnn.bounded import read_whole
-from ucudnn.errors import InvalidValueError, ProfileError, StepFileError, StepFileVersionError
+from ucudnn.errors import InvalidValueError, StepFileError, StepFileVersionError
 from ucudnn.memory.step.costs import Costs, ScratchPieces
 from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
 from ucudnn.profiles.json_values import (
     MOST_WHOLE,
-    UNREADABLE,
     entries,
     load_json,
     number,
+    refused,
     text,
     texts,
     texts_by_name,
@@ -73,12 +73,8 @@ def load_measured_step(path: Path) -> tuple[StepGraph, Costs | None]:
     graph, measured = _checked(content, str(path)), content.get("measured")
     if measured is None:
         return graph, None
-    try:
+    with refused(f"step {path}", StepFileError):
         found = decode_measured(measured)
-    except InvalidValueError as error:
-        raise StepFileError(f"step {path}: {error}") from error
-    except UNREADABLE as error:
-        raise StepFileError(f"step {path} cannot be read: {type(error).__name__}: {error}") from error
     for values in (found.time_ms, found.scratch_bytes, *((found.issue_ms,) if found.issue_ms else ())):
         if len(values) != len(graph.operations):
             raise StepFileError(f"step {path}: {len(values)} operations were measured of {len(graph.operations)}")
@@ -95,22 +91,13 @@ def decode_step(data: bytes, source: str) -> StepGraph:
 
 
 def _checked(content: dict[str, Any], source: str) -> StepGraph:
-    try:
+    with refused(f"step {source}", StepFileError):
         return _decode(content)
-    except (InvalidValueError, ProfileError) as error:
-        raise StepFileError(f"step {source}: {error}") from error
-    except UNREADABLE as error:
-        raise StepFileError(f"step {source} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _content(data: bytes, source: str) -> dict[str, Any]:
-    """Return the JSON of a file of this format and version."""
-    try:
+    with refused(f"step {source}", StepFileError):
         content = load_json(data)
-    except InvalidValueError as error:
-        raise StepFileError(f"step {source}: {error}") from error
-    except UNREADABLE as error:
-        raise StepFileError(f"step {source} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise StepFileError(f"step {source}: format is not {_FORMAT!r}: record one with `ucudnn memory record`")
     if content.get("version") != _VERSION:

@@ -97,8 +97,6 @@ class Storage:
 
     Attributes:
         name: a name that is unique in the step, as a rule that of the tensor that it was made for.
-        role: what it holds.
-        size: bytes.
         aliases: names of the tensors that are views of it, in the order of their making; () where nobody needs them.
     """
 
@@ -118,10 +116,8 @@ class StepOperation:
         name: a name that is unique in the step: 'convolution_12'.
         kind: the framework's operator: 'aten.convolution'.
         dtype: type of the elements that it writes: 'float32'; '' where none is known.
-        phase: the part of the step.
         reads: storages whose bytes it reads, in ascending order without repetition.
         writes: storages whose bytes it writes; one that is among `reads` too is updated in place.
-        flops: floating-point operations.
         traffic: bytes that its kernels read and write in device memory; at most all of `reads` and `writes`, less where
             it touches only a part of a storage.
         problem: the convolution that it computes, kept at a batch of 1; None if it computes none.
@@ -162,7 +158,6 @@ class StepGraph:
         name: the model: 'torchvision:resnet50'.
         batch: the mini-batch of which `sizes` and `problems` speak; `with_batch` changes it.
         operations: in the order in which the program runs them: forward, backward, optimizer.
-        storages: all that they read and write.
         recorded: mini-batches at which the step was recorded.
         gradients_kept: whether the gradients of parameters exist before the step begins, because the program adds to
             them or sets them to zero; PyTorch's `zero_grad` frees them, unless `set_to_none=False`.
@@ -296,7 +291,7 @@ class StepGraph:
 
     @cached_property
     def saved(self) -> tuple[int, ...]:
-        """Activations with bytes that forward writes and backward reads: what is offloaded or made again."""
+        """Activations with bytes that forward writes and backward reads: what is offloaded or recomputed."""
         return tuple(
             index
             for index, storage in enumerate(self.storages)

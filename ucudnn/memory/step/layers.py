@@ -21,10 +21,8 @@ class StepLayer:
     """One layer of forward.
 
     Attributes:
-        operations: its operations, in order.
         inputs: its X: saved storages that it is the last one of forward to read, and that backward reads before it
             writes them. So each storage is the input of one layer.
-        convolution: whether it is a convolution.
         resident: whether it is of a class that Dymem never offloads: fully connected, Softmax or Dropout.
     """
 

@@ -22,12 +22,10 @@ class Liveness:
     """The bytes of a step on a device; entry i of a list belongs to the i-th operation of `order`.
 
     Attributes:
-        graph: the step.
         order: the operations in the order in which they run.
         sizes: bytes of each storage, as the device's allocator rounds them.
         spans: for each storage, the first and the last place in `order` at which it exists; None if it never does. The
             first is -1 where it exists before the step, the last is the number of operations where it exists after it.
-        scratch_bytes: scratch of each operation.
         live_bytes: bytes of the storages that exist while each operation runs, without scratch.
         persistent_bytes: those among them that exist after the step: parameters, buffers, inputs, optimizer state,
             gradients and outputs.

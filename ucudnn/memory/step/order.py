@@ -1,13 +1,9 @@
-"""Orders in which the operations of a step may run: the program's, depth first, memory-greedy.
+"""What an operation of a step must follow, and an order that keeps to that: depth first.
 
 An operation must follow the writers of what it reads; a writer must follow the readers and the writer of the version
-before. All orders here keep to that, so each operation reads what the program lets it read.
+before. Then each operation reads what the program lets it read.
 """
 
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
-
-from ucudnn.errors import InvalidValueError
 from ucudnn.memory.step.graph import StepGraph
 
 
@@ -34,18 +30,16 @@ def dependencies(graph: StepGraph) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(each)) for each in needed)
 
 
-def program_order(graph: StepGraph) -> tuple[int, ...]:
-    """Return the operations as the program runs them."""
-    return tuple(range(len(graph.operations)))
-
-
 def depth_first_order(graph: StepGraph) -> tuple[int, ...]:
     """Return the operations depth first: a branch runs to its end before the next one begins (Dymem, algorithm 1).
 
     An operation with several predecessors enters when the last of them has.
     """
     before = dependencies(graph)
-    after = _followers(before)
+    after: list[list[int]] = [[] for _ in before]
+    for index, each in enumerate(before):
+        for needed in each:
+            after[needed].append(index)
     missing = [len(each) for each in before]
     order = []
     for source in range(len(before)):
@@ -63,87 +57,3 @@ def depth_first_order(graph: StepGraph) -> tuple[int, ...]:
                 order.append(following)
                 branches.append(iter(after[following]))
     return tuple(order)
-
-
-def memory_greedy_order(graph: StepGraph) -> tuple[int, ...]:
-    """Return the operations so that each next one leaves the fewest bytes, among all that could run next.
-
-    Among equals the program's order decides. Storages count from their first write to their last access.
-    """
-    before = dependencies(graph)
-    after = _followers(before)
-    missing = [len(each) for each in before]
-    accessed = [{*each.reads, *each.writes} for each in graph.operations]
-    memory = _Memory(graph)
-    ready: list[tuple[int, int]] = []
-    growth: dict[int, int] = {}  # of the operations that could run next; the heap may hold older values, too
-    order: list[int] = []
-
-    def weigh(operation: int) -> None:
-        growth[operation] = sum(map(memory.growth, accessed[operation]))
-        heappush(ready, (growth[operation], operation))
-
-    for operation, count in enumerate(missing):
-        if not count:
-            weigh(operation)
-    while ready:
-        value, operation = heappop(ready)
-        if growth.get(operation) != value:
-            continue
-        del growth[operation]
-        order.append(operation)
-        for storage in accessed[operation]:
-            memory.access(storage)
-        for other in {each for storage in accessed[operation] for each in graph.accesses[storage]} & growth.keys():
-            weigh(other)
-        for following in after[operation]:
-            missing[following] -= 1
-            if not missing[following]:
-                weigh(following)
-    return tuple(order)
-
-
-class _Memory:
-    """Which storages exist, and how many accesses each still has."""
-
-    def __init__(self, graph: StepGraph) -> None:
-        self.sizes = graph.sizes
-        self.left = [len(each) for each in graph.accesses]
-        self.exists = list(graph.exists_before)
-        self.stays = graph.exists_after
-
-    def growth(self, storage: int) -> int:
-        """Return by how many bytes one more access to a storage lets memory grow, in the end."""
-        exists_then = self.left[storage] > 1 or self.stays[storage]
-        return self.sizes[storage] * (int(exists_then) - int(self.exists[storage]))
-
-    def access(self, storage: int) -> None:
-        self.left[storage] -= 1
-        self.exists[storage] = self.left[storage] > 0 or self.stays[storage]
-
-
-ORDERS: dict[str, Callable[[StepGraph], tuple[int, ...]]] = {
-    "program": program_order,
-    "depth-first": depth_first_order,
-    "memory-greedy": memory_greedy_order,
-}
-"""All orders by name."""
-
-
-def find_order(name: str) -> Callable[[StepGraph], tuple[int, ...]]:
-    """Return an order by its name.
-
-    Raises:
-        InvalidValueError: if there is none of this name; the message lists all.
-    """
-    if name not in ORDERS:
-        raise InvalidValueError(f"order {name!r} is not known: take one of {', '.join(ORDERS)}")
-    return ORDERS[name]
-
-
-def _followers(before: Sequence[Sequence[int]]) -> list[list[int]]:
-    after: list[list[int]] = [[] for _ in before]
-    for index, each in enumerate(before):
-        for needed in each:
-            after[needed].append(index)
-    return after

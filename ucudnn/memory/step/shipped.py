@@ -36,7 +36,6 @@ def open_step(name: str) -> StepGraph:
 
 
 def _file(name: str) -> Path:
-    """Return the file of a step; raise an error if there is none."""
     path = Path(name)
     try:
         found = path.is_file()

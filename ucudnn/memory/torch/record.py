@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ucudnn.errors import BackendUnavailableError, InvalidValueError, StepGraphError
+from ucudnn.errors import StepGraphError
 from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.step.batches import check_batch, join_batches
 from ucudnn.memory.step.costs import Costs
@@ -63,7 +63,7 @@ def record_program(recipe: TrainingRecipe, *, progress: Progress = lambda _: Non
             _run_first(step)
             progress(f"tracing {recipe.model} at a mini-batch of {recipe.batch}")
             step = step.with_batch(recipe.batch)
-            traced = _trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
+            traced = trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
     graph, known = traced.graph, len(traced.graph.storages)
     sizes = {row: each.size.at(graph.batch) for row, each in enumerate(graph.storages)} | {known: 0}
     given = [
@@ -73,7 +73,7 @@ def record_program(recipe: TrainingRecipe, *, progress: Progress = lambda _: Non
     ]
     made = (each for call in traced.calls for each in call.outputs if each.storage >= 0)
     ends = {each.storage: each for each in made if graph.storages[each.storage].role in (Role.OUTPUT, Role.GRADIENT)}
-    none = ("uncounted", "persistent", "differentiable", "used", "tangents", "sources", "gradients")
+    none = ("uncounted", "persistent", "differentiable", "used", "grad_outputs", "sources", "gradients")
     blank: dict[str, Any] = dict.fromkeys(none, ()) | dict.fromkeys(("result", "attributes", "modes"))
     calls = tuple(call.with_storages({-1: known}) for call in traced.calls)
     tensors: dict[str, Any] = {"inputs": tuple(given), "outputs": tuple(ends.values()), "outside": {}}
@@ -133,7 +133,7 @@ def _traced_at(
     _run_first(step)
     for batch in batches:
         progress(f"tracing {name} at a mini-batch of {batch}")
-        yield _trace(step.with_batch(batch), name, batch, math, conditions).graph
+        yield trace(step.with_batch(batch), name, batch, math, conditions).graph
 
 
 def _joined(records: Sequence[StepGraph]) -> StepGraph:
@@ -147,7 +147,7 @@ def _joined(records: Sequence[StepGraph]) -> StepGraph:
 
 
 def record_measured(
-    recipe: TrainingRecipe, device: torch.device, *, repeats: int = 5, progress: Progress = lambda _: None
+    recipe: TrainingRecipe, device: torch.device | str, *, repeats: int = 5, progress: Progress = lambda _: None
 ) -> tuple[StepGraph, Costs]:
     """Return the training step of a recipe as it runs on a device, and what was measured of it there.
 
@@ -161,6 +161,7 @@ def record_measured(
         MeasurementError: if the step does not run the same operators each time.
     """
     progress(f"tracing {recipe.model} at a mini-batch of {recipe.batch} on {device}")
+    device = torch.device(device)
     step, traced = _traced(recipe, device)
     progress(f"measuring {len(traced.calls)} operations")
     with _running(recipe):
@@ -171,23 +172,6 @@ def record_measured(
     with suppress(StepGraphError):
         graph = _joined([graph, *others]) if others else graph
     return graph, costs
-
-
-def measuring_device(name: str) -> torch.device | None:
-    """Return the device on which a step is measured: 'cuda', 'cpu', 'auto' for a GPU where there is one, or 'none'.
-
-    Raises:
-        BackendUnavailableError: if there is no such device.
-        InvalidValueError: if the name is not known.
-    """
-    if name not in ("auto", "cuda", "cpu", "none"):
-        raise InvalidValueError(f"--measure={name!r} is not known: give auto, cuda, cpu or none")
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise BackendUnavailableError("--measure=cuda: PyTorch has no GPU here: give cpu or none")
-    if name == "none" or (name == "auto" and not there):
-        return None
-    return torch.device("cpu" if name == "cpu" else "cuda")
 
 
 def _at_other_batches(recipe: TrainingRecipe, device: torch.device, progress: Progress) -> list[StepGraph]:
@@ -205,7 +189,7 @@ def _traced(recipe: TrainingRecipe, device: torch.device) -> tuple[TrainingStep,
     step = make_step(recipe, device)
     with _running(recipe):
         _run_first(step)
-        return step, _trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
+        return step, trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
 
 
 def _run_first(step: TrainingStep) -> None:
@@ -220,7 +204,7 @@ def _running(recipe: TrainingRecipe) -> AbstractContextManager[None]:
     return running(f"{recipe.model} with the loss {recipe.loss}")
 
 
-def _trace(step: TrainingStep, name: str, batch: int, math: MathMode, conditions: Mapping[str, str]) -> TracedStep:
+def trace(step: TrainingStep, name: str, batch: int, math: MathMode, conditions: Mapping[str, str]) -> TracedStep:
     """Take a training step, after the optimizer has its state, and return it as a graph."""
     step.clear()
     provenance = Provenance(step.model)
@@ -248,7 +232,6 @@ def _trace(step: TrainingStep, name: str, batch: int, math: MathMode, conditions
 
 
 def _tensors_before(step: TrainingStep) -> Iterator[tuple[Role, str, Tensor]]:
-    """Return the tensors that are there before a step, with role and name."""
     for name, parameter in step.model.named_parameters():
         yield Role.PARAMETER, name, parameter
     for name, buffer in step.model.named_buffers():

@@ -20,12 +20,12 @@ from ucudnn.memory.torch.comparison.trial import (
     result_of,
     run_apart,
     run_trial,
-    trial_device,
     trial_step,
 )
 from ucudnn.memory.torch.comparison.trial_result import TrialResult, TrialSettings
 from ucudnn.memory.torch.comparison.trial_table import compare_trials, trial_policy
 from ucudnn.memory.torch.device.stated_budget import OutsideReading
+from ucudnn.memory.torch.measuring.measure import asked_device
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -182,11 +182,11 @@ def test_names_of_papers_stand_for_their_dynamic_policies():
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert trial_device("auto") == trial_device("cpu") == "cpu"
+    assert asked_device("--on", "auto") == asked_device("--on", "cpu") == "cpu"
     with pytest.raises(BackendUnavailableError, match="no GPU"):
-        trial_device("cuda")
+        asked_device("--on", "cuda")
     with pytest.raises(InvalidValueError, match="tpu"):
-        trial_device("tpu")
+        asked_device("--on", "tpu")
 
 
 def test_what_a_profiler_takes_beside_the_allocator_is_not_the_steps(monkeypatch):

@@ -33,11 +33,7 @@ class HiddenSwapPolicy:
     """Offloading as far as it costs nothing but the contention of copies with compute, in the program's order."""
 
     def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
-        """Return the plan of a step.
-
-        Raises:
-            BudgetError: if the plan's peak is above the budget.
-        """
+        """Return the plan of a step; raise a BudgetError if the plan's peak is above the budget."""
         check_budget(graph, costs, budget)
         leaving = _that_leave(graph, costs)
 

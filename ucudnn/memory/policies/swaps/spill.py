@@ -60,7 +60,6 @@ class Absence(NamedTuple):
     """A storage that is away between two accesses, or could be.
 
     Attributes:
-        storage: the storage.
         left: the operation that accesses it last before it leaves.
         back: the next operation that accesses it, or the first one of the optimizer if the optimizer accesses it next.
         copied: whether its bytes come back; else that operation writes the storage anew, and nothing is copied.

@@ -46,14 +46,13 @@ class SwapPolicy:
         """
         check_budget(graph, costs, budget)
         swaps = storage_swaps(graph)
+        gone = swaps[_staying(graph, swaps, self.threshold_bytes or 0) :]
         if not self.capped:
-            gone = swaps[_staying(graph, swaps, self.threshold_bytes or 0) :]
             plan = swap_plan("swap", graph, gone, _triggers(graph, costs, gone), budget)
             peak = simulate(plan, costs).peak_bytes
             if budget is not None and peak > budget:
                 raise over_budget("swap", graph, peak, budget)
             return plan
-        gone = swaps[_staying(graph, swaps, self.threshold_bytes or 0) :]
         if self.threshold_bytes is None and budget is not None:
             gone = swaps[_most_that_stay(graph, costs, swaps, budget) :]
         least = max(
@@ -98,12 +97,10 @@ def _staying(graph: StepGraph, swaps: Sequence[StorageSwap], threshold: int) -> 
 
 
 def _most_that_stay(graph: StepGraph, costs: Costs, swaps: Sequence[StorageSwap], budget: int) -> int:
-    low, high = 0, len(swaps) + 1  # low fits or is 0, high does not fit or is too many
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = max(_settled(graph, costs, swaps[middle:]), default=0) <= budget
-        low, high = (middle, high) if fits else (low, middle)
-    return low
+    def exceeds(count: int) -> bool:
+        return max(_settled(graph, costs, swaps[count:]), default=0) > budget
+
+    return bisect_left(range(1, len(swaps) + 1), True, key=exceeds)
 
 
 def _triggers(graph: StepGraph, costs: Costs, swaps: Sequence[StorageSwap]) -> dict[int, int]:

@@ -11,6 +11,7 @@ from ucudnn.memory.torch.device.stream_copies import slide
 from ucudnn.memory.torch.tracing.real_geometry import layout_of
 
 _POISON = 0xFF  # NaN as floating point, -1 as a whole number
+_BUT = "but its trace on fake tensors says"
 
 
 def retyped(tensor: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> Tensor:
@@ -31,7 +32,6 @@ def watched(tensor: Tensor) -> StorageWeakRef:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Return the storage of a tensor as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
@@ -52,45 +52,32 @@ def check_geometry(
     """Check that an operator returned a tensor as it was traced: its shape, strides, offset and bytes.
 
     No device stands for any. The stride of a dimension of one entry is none that anything is read by, and fakes of
-    operators may have another.
-
-    Raises:
-        LayoutError: if it lies otherwise in its storage, so that views of it would show other elements, or on
-            another device, so that a copy that comes back would lie where the next operator cannot read it.
+    operators may have another. It raises a LayoutError if it lies otherwise in its storage, so that views of it would
+    show other elements, or on another device, so that a copy that comes back would lie where the next operator cannot
+    read it.
     """
-    _check_kind(tensor, device, operator, dtype, place)
     shape, stride, offset, size = traced
     found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.untyped_storage().nbytes()
-    if not size and found[0] == shape and 0 in shape:
-        return  # fakes have other strides than some operators where there are no elements, and no view shows any
     lies_so = found[0] == shape and _read(found[1], shape) == _read(stride, shape) and found[2] == offset
     # On a GPU an operator may take more, which nothing reads. On a CPU none does whose fake is right.
-    if not lies_so or found[3] < size or (found[3] > size and not tensor.is_cuda):
-        raise LayoutError(
-            f"{operator} returned a tensor of shape, strides, offset and bytes {found}, but its trace on fake tensors"
-            f" says {traced}: the plan would read other elements; leave it to the loop",
-            layout_of(tensor),
-            place,
-        )
-
-
-def _check_kind(
-    tensor: Tensor, device: torch.device | None, operator: str, dtype: torch.dtype, place: tuple[int, int]
-) -> None:
+    has_room = found[3] == size or (found[3] > size and tensor.is_cuda)
+    # Fakes have other strides than some operators where there are no elements, and no view shows any.
+    is_empty = not size and found[0] == shape and 0 in shape
+    differs = ""
     if device is not None and tensor.device.type != device.type:
-        raise LayoutError(
-            f"{operator} returned a tensor on {tensor.device}, but its trace on fake tensors says {device}: the plan"
-            " would move it to another device",
-            layout_of(tensor),
-            place,
+        differs = f"on {tensor.device}, {_BUT} {device}: the plan would move it to another device"
+    elif tensor.dtype is not dtype:
+        differs = (
+            f"of {tensor.dtype}, {_BUT} {dtype}: the plan counts other bytes; give it arguments of one type, or leave"
+            " it to the loop"
         )
-    if tensor.dtype is not dtype:
-        raise LayoutError(
-            f"{operator} returned a tensor of {tensor.dtype}, but its trace on fake tensors says {dtype}: the plan"
-            " counts other bytes; give it arguments of one type, or leave it to the loop",
-            layout_of(tensor),
-            place,
+    elif not is_empty and not (lies_so and has_room):
+        differs = (
+            f"of shape, strides, offset and bytes {found}, {_BUT} {traced}: the plan would read other elements; leave"
+            " it to the loop"
         )
+    if differs:
+        raise LayoutError(f"{operator} returned a tensor {differs}", layout_of(tensor), place)
 
 
 def _read(stride: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:

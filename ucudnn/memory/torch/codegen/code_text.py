@@ -122,7 +122,7 @@ class CodeText:
         lines += self._unpacked("p", "persistent", first_used) + self._unpacked("x", "inputs", first_used)
         lines += [line.written(lambda _: True) for line in first]
         lines.append(f"{_INDENT}return ({''.join(f'{name}, ' for name in self._returned)}), [{inner}]\n")
-        lines.append("\n\ndef backward(transfers, persistent, state, tangents):\n")
+        lines.append("\n\ndef backward(transfers, persistent, state, grad_outputs):\n")
         lines += self._unpacked("p", "persistent", used)
         if handed:
             lines.append(f"{_INDENT}{inner}{',' if len(handed) == 1 else ''} = state\n")

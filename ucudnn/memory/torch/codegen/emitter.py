@@ -12,7 +12,7 @@ from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.codegen.code_support import SUPPORT
 from ucudnn.memory.torch.codegen.code_text import CodeText
 from ucudnn.memory.torch.subject.step_program import StepProgram
-from ucudnn.memory.torch.subject.traced_values import Geometry, TracedCall, TracedTensor
+from ucudnn.memory.torch.subject.traced_values import Geometry, TracedCall, TracedTensor, listed
 from ucudnn.memory.torch.tracing.assemble import writes
 from ucudnn.memory.torch.tracing.provenance import told
 
@@ -98,11 +98,11 @@ class Emitter:
         call = program.calls[operation]
         if not again:
             self._call_uncounted(call.phase, operation)
-        tangent = program.outside.get(operation)
-        if tangent is None:
+        grad_output = program.outside.get(operation)
+        if grad_output is None:
             self._call(call, made, again=again, function=program.functions.get(operation))
         else:
-            self._know(program.tangents[tangent], self._code.assign(f"tangents[{tangent}]", made))
+            self._know(program.grad_outputs[grad_output], self._code.assign(f"grad_outputs[{grad_output}]", made))
         for storage, version in made.items():
             self._state.version[storage] = max(version, self._state.version.get(storage, 0))
 
@@ -263,7 +263,7 @@ class Emitter:
         A result that is one of the call's arguments has a name already. A result that is still in memory from before
         has one, too, and its copy is dropped.
         """
-        results = call.results if isinstance(call.results, (tuple, list)) else (call.results,)
+        results = listed(call.results)
         if any(isinstance(each, (tuple, list, dict)) for each in results):
             raise StepGraphError(f"{call.func} returns nested results, which a plan cannot hold")
         inputs = {each.storage for each in call.inputs}

@@ -30,7 +30,7 @@ class GeneratedCode:
     Attributes:
         forward: is called with transfers, the persistent tensors and the inputs; returns the outputs and a list of
             what backward needs.
-        backward: is called with transfers, the persistent tensors, that list, which it empties, and the tangents;
+        backward: is called with transfers, the persistent tensors, that list, which it empties, and `grad_outputs`;
             returns the gradients of the one part. With more parts it is a generator, which yields the gradients of each
             part but the last, whose gradients it returns.
         parts: for each part of backward the sources whose gradients it ends with.
@@ -171,10 +171,8 @@ def _reads(program: StepProgram, plan: MemoryPlan, begin: int, end: int) -> froz
 def _phases(plan: MemoryPlan) -> tuple[int, int]:
     """Return the action at which backward begins, and the one behind the last that belongs to backward.
 
-    What follows the last operation of forward and frees or waits belongs to forward.
-
-    Raises:
-        MemoryPlanError: if the parts of the step do not follow each other.
+    What follows the last operation of forward and frees or waits belongs to forward. It raises a MemoryPlanError if the
+    parts of the step do not follow each other.
     """
     last = [-1, -1, -1]
     reached = 0

@@ -14,7 +14,7 @@ from typing import final
 
 import torch
 
-from ucudnn.errors import BackendUnavailableError, InvalidValueError, MeasurementError, UcudnnError
+from ucudnn.errors import MeasurementError, UcudnnError
 from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.step.liveness import measure_liveness
@@ -41,21 +41,6 @@ ENDED = "its process ended abruptly, as one does that takes more of the host's m
 """The reason of a trial whose process was killed."""
 
 _MOST_ROUNDS = 3  # of timed steps; what grows beside the allocator is looked at after 1, 2, 4, 8 and so on steps
-
-
-def trial_device(name: str) -> str:
-    """Return the device of trials: 'cuda', 'cpu', or 'auto' for a GPU where there is one.
-
-    Raises:
-        BackendUnavailableError: if PyTorch has no GPU and one is wanted.
-        InvalidValueError: if the name is not known.
-    """
-    if name not in ("auto", "cuda", "cpu"):
-        raise InvalidValueError(f"--on={name!r} is not known: give auto, cuda or cpu")
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise BackendUnavailableError("--on=cuda: PyTorch has no GPU here: give cpu")
-    return "cuda" if name != "cpu" and there else "cpu"
 
 
 def run_apart(settings: TrialSettings) -> TrialResult:
@@ -111,13 +96,7 @@ def numbered_device(name: str) -> torch.device:
 
 @final
 class PolicyTrial:
-    """One trial on its way.
-
-    Args:
-        settings: what it runs.
-        step: the step of these settings; None to make it.
-        fit: fits it; None for `fit` with these settings.
-    """
+    """One trial on its way."""
 
     def __init__(
         self,

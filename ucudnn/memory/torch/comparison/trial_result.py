@@ -19,11 +19,7 @@ class TrialSettings:
     """What a trial runs.
 
     Attributes:
-        recipe: the training step.
-        policy: name of a policy, 'auto', or PYTORCH.
         budget: the budget: a total of what the process has on the device; None without one.
-        device: 'cuda' or 'cpu'.
-        steps: steps that are timed.
         warmup: steps before them.
         capped: whether PyTorch's allocator refuses to reserve more than the budget leaves beside the CUDA context,
             loaded kernels and NCCL; a GPU's only.
@@ -68,12 +64,7 @@ class TrialFigures:
         library: bytes that libraries keep in the allocator.
         outside: bytes of the GPU that are in use beside the allocator after the timed steps.
         reached: how that grew, part by part of the trial; empty on a CPU.
-        step_ms: median time of a step.
-        fastest_ms: the fastest step.
-        slowest_ms: the slowest step.
         first_ms: the first step, with the fitting before it.
-        offloaded: bytes to the host, in each step.
-        prefetched: bytes from the host, in each step.
         losses: loss of each step, the first one and those of repeated rounds included.
         compute_ms: how long the device computed in one step.
         to_host_ms: how long copies to the host took in one step.
@@ -89,12 +80,10 @@ class TrialFigures:
         floor: the least peak that any plan can reach by offloading and recomputing.
         counted_outside: bytes that the budget counts beside the allocator: what was in use when the plan was made, and
             the reserve for kernels that are loaded later. None without a budget.
-        pinned: bytes of the block of host memory.
         forward_ms: time of the operations of forward, each by itself.
         to_host_bytes_per_ms: bandwidth of copies to the host beside nothing.
         configured: convolutions that ran as the plan chose, forward and gradients counted apart.
         divided: those of them that ran in several calls.
-        workspace: the largest workspace among them.
         memory: the memory of each operation of a plan as predicted and measured.
         picture: the measured timeline of one step beside the predicted one.
     """

@@ -98,7 +98,6 @@ def trial_policy(name: str) -> str:
 
 
 def _rank(result: TrialResult) -> tuple[bool, float]:
-    """Order by time, the slowest first, behind those that did not run."""
     return result.figures is not None, -result.figures.step_ms if result.figures is not None else 0.0
 
 

@@ -52,7 +52,6 @@ class ConvolutionChoices:
         effort: how much time one measurement may take.
 
     Attributes:
-        kernels: the kernels, by operation.
         left: why other convolutions are left to PyTorch, by operation.
     """
 
@@ -205,18 +204,18 @@ class ConvolutionChoices:
             kernel: the kernel.
             near: the tensor to which its bias is added, or of which the gradient of its bias is the sum.
         """
+
+        def zeros(tensor: TracedTensor) -> Tensor:
+            return tensor.empty(self._program.device).zero_()
+
         for each in kernel.copied:
-            yield partial(self._zeros(each).contiguous, memory_format=kernel.memory_format)
+            yield partial(zeros(each).contiguous, memory_format=kernel.memory_format)
         if kernel.bias is not None:
-            tensor = self._zeros(near)
+            tensor = zeros(near)
             if kernel.result is None:
-                yield partial(tensor.add_, self._zeros(kernel.bias).view(-1, *[1] * (tensor.dim() - 2)))
+                yield partial(tensor.add_, zeros(kernel.bias).view(-1, *[1] * (tensor.dim() - 2)))
             else:
                 yield partial(tensor.sum, dim=[0, *range(2, tensor.dim())])
-
-    def _zeros(self, tensor: TracedTensor) -> Tensor:
-        made = torch.empty_strided(tensor.shape, tensor.stride, dtype=tensor.dtype, device=self._program.device)
-        return made.zero_()
 
 
 def _with(configuration: Configuration, extra_ms: float, extra_bytes: int) -> Configuration:

@@ -27,17 +27,6 @@ class PlannedConvolution:
 
     The workspace is allocated for each call, by PyTorch, and freed at its end. No other algorithm ever takes the place
     of the plan's, because neither the workspace nor the bits would be those of the plan.
-
-    Args:
-        kernel: what is computed.
-        plan: the prepared calls of the configuration.
-        backend: launches them.
-        device: the device of the tensors.
-
-    Attributes:
-        kernel: what is computed.
-        plan: the prepared calls of the configuration.
-        calls: how often it was called.
     """
 
     def __init__(self, kernel: StepKernel, plan: Plan, backend: ComputeBackend, device: torch.device) -> None:
@@ -84,7 +73,6 @@ class PlannedConvolution:
         return None, out, None if self._summed is None else tensors[0].sum(dim=self._summed)
 
     def _compute(self, x: Tensor, w: Tensor, y: Tensor) -> None:
-        """Compute one of the tensors of the problem from the two others."""
         if self._on_gpu:
             self._launch(x.data_ptr(), w.data_ptr(), y.data_ptr())
             return

@@ -9,7 +9,6 @@ from math import prod
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
@@ -27,12 +26,10 @@ class StepKernel:
     """What one operation of a step asks a convolution library for.
 
     Attributes:
-        name: name of the operation.
         problem: what is computed, at the step's mini-batch.
         transposed: whether the convolution is transposed, so that its output is the x of the problem.
         result: which of the gradients of input, weight and bias it is; None for the output of forward.
         output: where the kernel's output lies.
-        memory_format: the memory format of all its tensors.
         copied: those among the arguments that lie otherwise.
         bias: the bias that forward adds, or the gradient of the bias that comes with that of the weight; None without.
     """
@@ -81,7 +78,7 @@ def _kernel(name: str, call: TracedCall, device: torch.device, flags: Flags) -> 
             return "only the gradient of the bias is wanted"
     stride, padding, dilation, transposed, output_padding, groups = rest
     lists = tuple(stride), tuple(padding), tuple(dilation), bool(transposed), tuple(output_padding), int(groups)
-    asked = asked_convolution(_like(x, device), _like(weight, device), Geometry(*lists), flags)
+    asked = asked_convolution(x.empty(device), weight.empty(device), Geometry(*lists), flags)
     if isinstance(asked, str):
         return asked
     if gradient is not None and (gradient.shape != asked.out_shape or gradient.dtype is not x.dtype):
@@ -105,13 +102,8 @@ def _kernel(name: str, call: TracedCall, device: torch.device, flags: Flags) -> 
     )
 
 
-def _like(tensor: TracedTensor, device: torch.device) -> Tensor:
-    """Return memory of a tensor's geometry, because PyTorch chooses kernels by tensors of the device."""
-    return torch.empty_strided(tensor.shape, tensor.stride, dtype=tensor.dtype, device=device)
-
-
 def _lies_as(tensor: TracedTensor, memory_format: torch.memory_format) -> bool:
-    return tensor.on_meta().is_contiguous(memory_format=memory_format)
+    return tensor.empty().is_contiguous(memory_format=memory_format)
 
 
 def _alignment(tensors: list[TracedTensor]) -> int:

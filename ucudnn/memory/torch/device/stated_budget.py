@@ -59,7 +59,6 @@ class StatedBudget:
             the budget leaves; 0 where tensors fit side by side. `returned_ms` is about how long that takes.
         host_bytes: most bytes of the host's memory for what is offloaded; None for half of the machine's.
         fixed_segments: why the allocator's segments do not grow; '' where they do.
-        earlier_plan: whether the plan is that of an earlier process.
     """
 
     budget: int | None
@@ -95,12 +94,7 @@ class StatedBudget:
         return replace(self, library_bytes=library, outside_bytes=outside.bytes, told_apart=outside.told_apart)
 
     def with_loaded_kernels(self, device: torch.device, since: "StatedBudget") -> "StatedBudget":
-        """Return the budget with the kernels that measuring has loaded, and a reserve for those that are loaded later.
-
-        Args:
-            device: the device.
-            since: the budget before anything was measured.
-        """
+        """Return the budget with the kernels that measuring has loaded, and a reserve for those loaded later."""
         if self.budget is None:
             return self
         now = read_outside(device)

@@ -12,17 +12,14 @@ from torch import Tensor
 
 from ucudnn.backends.cudnn.gpu.driver import copy_function
 from ucudnn.errors import BackendError
-from ucudnn.memory.plans.slides import slide_copies
+from ucudnn.memory.plans.actions import slide_copies
 from ucudnn.torch.device.gpu import current_stream
 
 
 def copy_on(stream: Any, target: Tensor, source: Tensor) -> None:
     """Queue a copy between pinned memory and a GPU on a stream; the host does not wait, and autograd does not see it.
 
-    Both tensors are contiguous and have as many bytes.
-
-    Raises:
-        BackendError: if the driver refuses the copy.
+    Both tensors are contiguous and have as many bytes. It raises a BackendError if the driver refuses the copy.
     """
     whole = [(0, source.nbytes)]
     _queue(stream.device_index, stream.cuda_stream, target.data_ptr(), source.data_ptr(), whole)
@@ -32,10 +29,7 @@ def slide(target: Tensor, source: int) -> None:
     """Queue the copies on the current stream of a GPU that let bytes slide, whether or not both places overlap.
 
     The target is contiguous and begins where its storage does. The source is the address of the bytes, which may have
-    been freed on this stream since it was last issued something.
-
-    Raises:
-        BackendError: if the driver refuses a copy.
+    been freed on this stream since it was last issued something. It raises a BackendError if the driver refuses a copy.
     """
     ordinal, address = target.device.index, target.data_ptr()
     _queue(ordinal, current_stream(ordinal), address, source, slide_copies(source, address, target.nbytes))
@@ -71,3 +65,35 @@ class ComputeStream:
         if address != self._address:
             self._address, self._stream = address, torch.cuda.current_stream(self._device)
         return self._stream
+
+
+@final
+class CopyStreams:
+    """Copies between a GPU and pinned memory, on a stream for each direction beside the one that computes.
+
+    Events order them, and the host never waits. Memory on the GPU belongs to the stream that computes, which is the
+    caller's current one: what was issued there before a copy has written or used it before.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._compute, self._ready = ComputeStream(device), torch.cuda.Event()
+        self._streams = {to_host: torch.cuda.Stream(device) for to_host in (True, False)}
+
+    def copy(self, target: Tensor, source: Tensor, ended: Any, after: Any = None, *, to_host: bool) -> None:
+        """Begin a copy when the compute so far has ended, and an event has come; another event comes at its end."""
+        stream = self._streams[to_host]
+        self._ready.record(self._compute.current())
+        stream.wait_event(self._ready)  # the state of now counts, so the event can be recorded again
+        if after is not None:
+            stream.wait_event(after)
+        copy_on(stream, target, source)
+        ended.record(stream)
+
+    def wait(self, event: Any) -> None:
+        """Let compute that is issued from now on wait for an event."""
+        self._compute.current().wait_event(event)
+
+    def settle(self) -> None:
+        """Block the caller until all copies have ended."""
+        for stream in self._streams.values():
+            stream.synchronize()

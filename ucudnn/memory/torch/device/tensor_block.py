@@ -186,7 +186,7 @@ def allocator_room(
         keeps_state=len(optimizers) == 1,
         in_one_block=not stated.fixed_segments,
         # The caller gives these tensors to backward, and may hold them longer.
-        fixed=frozenset(tensor.storage for tensor in program.tangents),
+        fixed=frozenset(tensor.storage for tensor in program.grad_outputs),
         frugal=frugal(),
     )
 

@@ -18,7 +18,7 @@ _GAIN = 2  # times the bytes of the slice that the whole has at least
 def kept_slices(program: StepProgram) -> Iterator[tuple[int, TracedTensor, list[int]]]:
     """Yield slices that are copied, each with the call behind which that is done, and the calls that read the copy."""
     graph, calls = program.graph, program.calls
-    ends = (*program.outputs, *program.tangents, *program.gradients)
+    ends = (*program.outputs, *program.grad_outputs, *program.gradients)
     others = {each.storage for each in ends if each is not None}
     others |= {each.storage for _, call in program.uncounted for each in (*call.inputs, *call.outputs)}
     for storage, readers in enumerate(graph.readers):

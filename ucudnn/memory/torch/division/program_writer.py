@@ -172,7 +172,7 @@ class ProgramWriter:
             persistent=tuple((real, numbered(each)) for real, each in program.persistent),
             inputs=tuple(map(numbered, program.inputs)),
             outputs=tuple(map(numbered, program.outputs)),
-            tangents=tuple(map(numbered, program.tangents)),
+            grad_outputs=tuple(map(numbered, program.grad_outputs)),
             outside={self._moved[index]: tangent for index, tangent in program.outside.items()},
             gradients=tuple(each and numbered(each) for each in program.gradients),
             sizes=sizes,

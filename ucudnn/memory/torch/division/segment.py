@@ -89,7 +89,7 @@ class SegmentOrder:
         self.inner: dict[int, list[int]] = {}
         self.sums: dict[int, int] = {}
         self._own = set[int]()
-        ends = (*self._program.outputs, *self._program.tangents, *self._program.gradients)
+        ends = (*self._program.outputs, *self._program.grad_outputs, *self._program.gradients)
         read = {each.storage for each in ends if each is not None}
         self._read = read | {each.storage for _, call in self._program.uncounted for each in call.inputs}
         self._check_norms()

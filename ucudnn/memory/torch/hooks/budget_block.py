@@ -23,7 +23,7 @@ class budget:  # noqa: N801  # used as a function
                 optimizer.step()
 
     Steps run eagerly, so sizes and branches may depend on values. What autograd saves for backward goes to the host's
-    memory and comes back, or is made again by calling modules again. Losses and gradients are those of the plain loop,
+    memory and comes back, or is recomputed by calling modules again. Losses and gradients are those of the plain loop,
     to the bit: a module is called again only after that gave the bits of its first call. The first steps are the
     slowest, because they show what that takes.
 
@@ -66,7 +66,6 @@ class budget:  # noqa: N801  # used as a function
         self._begun: BudgetedSteps | None = None
 
     def __enter__(self) -> Self:
-        """Begin to keep the budget."""
         with ExitStack() as stack:
             self._begun = BudgetedSteps(self._total, self._device, self._host_bytes, explains=self._explains)
             stack.callback(self._begun.close)
@@ -78,7 +77,6 @@ class budget:  # noqa: N801  # used as a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it, and leave PyTorch as it was."""
         self._stacks.pop().__exit__(kind, error, trace)
 
     @property

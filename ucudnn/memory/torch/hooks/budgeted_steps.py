@@ -36,7 +36,6 @@ class BudgetedSteps:
     """What keeps a budget.
 
     Attributes:
-        alive: what is alive on the device.
         outside: bytes that the process had beside PyTorch's allocator when they were read last.
     """
 
@@ -166,7 +165,6 @@ class BudgetedSteps:
         )
 
     def _lines(self, what: str, counted: Counter[Any]) -> Iterator[str]:
-        """Yield what owners have most of."""
         yield f"{what}: {format_bytes(sum(counted.values()))}"
         for owner, size in counted.most_common(_MOST_LINES):
             yield f"{what} of {self._name(owner)}: {format_bytes(size)}"

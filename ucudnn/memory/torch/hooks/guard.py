@@ -58,7 +58,6 @@ class Guard(TorchDispatchMode):
 
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation."""
         schema = getattr(func, "_schema", None)
         again = schema is not None and not schema.is_mutable
         drawn = again and torch.Tag.nondeterministic_seeded in func.tags

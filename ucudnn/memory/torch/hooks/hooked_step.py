@@ -24,9 +24,6 @@ class HookedStep(nn.Module):
     """A model, or a model and its loss, whose training keeps a budget without a plan, as in `budget`.
 
     On a CPU what its forward makes counts, because backward and the optimizer run outside of it.
-
-    Attributes:
-        model: the model, as it was given.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[..., Any] | None, steps: BudgetedSteps) -> None:
@@ -37,10 +34,8 @@ class HookedStep(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns, or the loss of it and the last argument if a loss was given.
 
-        In evaluation mode the model returns its output where there is no target.
-
-        Raises:
-            BudgetError: if the step needs more.
+        In evaluation mode the model returns its output where there is no target. It raises a BudgetError if the step
+        needs more.
         """
         with self._steps.explained(), self._steps.followed():
             if self._loss is None or (not self.model.training and len(args) < 2):

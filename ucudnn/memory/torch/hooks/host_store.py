@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ucudnn.memory.torch.device.host_block import HostBlock, host_headroom
-from ucudnn.memory.torch.device.stream_copies import ComputeStream, copy_on
+from ucudnn.memory.torch.device.stream_copies import CopyStreams
 
 _LINK_BYTES_PER_MS = 40e6  # pinned memory of an H200: 50 GB/s, less beside computing
 
@@ -30,8 +30,7 @@ class HostPiece(NamedTuple):
 class HostStore:
     """Host memory in pieces, and the copies between them and a device. Its caller holds a lock.
 
-    On a GPU copies run on two streams beside the one that computes. Events order them, and the host never waits. On a
-    CPU a copy ends before the caller goes on, and there are no events.
+    On a CPU a copy ends before the caller goes on, and there are no events.
 
     Attributes:
         limit: the most bytes that the pieces may have together; `taken_bytes` is what they have.
@@ -39,12 +38,9 @@ class HostStore:
 
     def __init__(self, device: torch.device, host_bytes: int | None) -> None:
         self.limit, self.taken_bytes = host_headroom(host_bytes), 0
-        self._overlaps = device.type == "cuda"
+        self._streams = CopyStreams(device) if device.type == "cuda" else None
         self._free: defaultdict[int, list[tuple[HostBlock, Any]]] = defaultdict(list)
         self._copied_bytes, self._copied_ms = 0, 0.0
-        if self._overlaps:
-            self._compute = ComputeStream(device)
-            self._out, self._back = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     @property
     def ms_per_byte(self) -> float:
@@ -69,7 +65,9 @@ class HostStore:
         if self.taken_bytes + length > self.limit:
             self._release()
         with _disable_current_modes():  # it is not the device's memory, which counts
-            block = HostBlock(length, pinned=self._overlaps, host_bytes=max(0, self.limit - self.taken_bytes))
+            block = HostBlock(
+                length, pinned=self._streams is not None, host_bytes=max(0, self.limit - self.taken_bytes)
+            )
             self.taken_bytes += length
             return HostPiece(block, block.memory[:size])
 
@@ -87,14 +85,13 @@ class HostStore:
 
     def wait(self, event: Any) -> None:
         """Let what is computed from now on wait for an event; None is no event."""
-        if event is not None:
-            self._compute.current().wait_event(event)
+        if event is not None and self._streams is not None:
+            self._streams.wait(event)
 
     def settle(self) -> None:
         """Wait for all copies."""
-        if self._overlaps:
-            self._out.synchronize()
-            self._back.synchronize()
+        if self._streams is not None:
+            self._streams.settle()
 
     def _release(self) -> None:
         """Free all pieces that nothing uses, because those of other sizes take their place."""
@@ -104,19 +101,13 @@ class HostStore:
         self._free.clear()
 
     def _copy(self, target: Tensor, source: Tensor, after: Any, *, to_host: bool) -> Any:
-        if not self._overlaps:
+        if self._streams is None:
             begin = perf_counter()
             with _disable_current_modes():
                 target.copy_(source)
             self._copied_bytes += source.nbytes
             self._copied_ms += (perf_counter() - begin) * 1e3
             return None
-        stream, ready, ended = self._out if to_host else self._back, torch.cuda.Event(), torch.cuda.Event()
-        # Memory on the device belongs to the stream that computes: what was issued there writes or used it before.
-        ready.record(self._compute.current())
-        stream.wait_event(ready)
-        if after is not None:
-            stream.wait_event(after)
-        copy_on(stream, target, source)
-        ended.record(stream)
+        ended = torch.cuda.Event()
+        self._streams.copy(target, source, ended, after, to_host=to_host)
         return ended

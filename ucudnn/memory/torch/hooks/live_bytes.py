@@ -45,7 +45,6 @@ class CountedBytes:
 
     Attributes:
         cap: bytes; an operation whose results exceed them has an OutOfMemoryError, as on a GPU.
-        most_reserved: the most bytes at once so far.
     """
 
     def __init__(self, cap: int) -> None:

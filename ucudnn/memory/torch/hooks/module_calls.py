@@ -123,8 +123,7 @@ class ModuleCalls:
     def choose(self, most_ms_per_byte: float) -> bool:
         """Choose more modules that are repeated by what was recorded in this step; return whether there are any.
 
-        Args:
-            most_ms_per_byte: what a copy to the host takes. What is still too much leaves for it as soon as it can.
+        What is still too much leaves for the host as soon as it can.
         """
         if self._trying:  # what these drop from now on is still there in this step
             self._trying = False

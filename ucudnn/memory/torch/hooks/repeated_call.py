@@ -113,7 +113,7 @@ class RepeatedCall:
         return dropped
 
     def _unpack(self, packed: Packed | DroppedTensor) -> Tensor:
-        """Return a tensor that was saved; all of the call are made again for the first one."""
+        """Return a tensor that was saved; all of the call are recomputed with the first one."""
         if not isinstance(packed, DroppedTensor):
             return self._memory.unpack(packed)
         packed.versions.check()
@@ -125,13 +125,13 @@ class RepeatedCall:
         if packed.packed is None:
             self._repeat(self._save_again)
             self._memory.recomputed[self._module] += self._size
-        found, packed.packed = packed.packed, None  # what is asked for again is made again
+        found, packed.packed = packed.packed, None  # what is asked for again is recomputed
         if found is None:
             raise self._differs("saves fewer tensors")
         return self._memory.unpack(found)
 
     def _stays(self, tensor: Tensor, arguments: set[int | None]) -> bool:
-        """Return whether a tensor that is saved is a parameter or an argument, and is not made again."""
+        """Return whether a tensor that is saved is a parameter or an argument, and is not recomputed."""
         key = storage_key(tensor)
         return key is not None and (key in arguments or self._memory.is_kept(key))
 
@@ -146,7 +146,6 @@ class RepeatedCall:
             self._tried(self._module, same)
 
     def _try(self) -> None:
-        """Repeat the call, and compare what it saves."""
         same: list[bool] = []
 
         def compare(dropped: DroppedTensor, tensor: Tensor) -> None:
@@ -247,7 +246,6 @@ def _autocasts(device: torch.device) -> list[dict[str, Any]]:
 
 
 def _lengths(module: nn.Module) -> list[int]:
-    """Return the lengths of all containers that a module and those in it have as attributes."""
     values = (value for each in module.modules() for value in vars(each).values())
     return [len(value) for value in values if isinstance(value, list | dict | set)]
 

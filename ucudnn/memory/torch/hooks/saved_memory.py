@@ -121,11 +121,7 @@ class SavedMemory:
             return packed
 
     def unpack(self, packed: Packed) -> Tensor:
-        """Return the tensor that was packed.
-
-        Raises:
-            FittedStepError: if it was changed in place since.
-        """
+        """Return the tensor that was packed; raise a FittedStepError if it was changed in place since."""
         if isinstance(packed, KeptTensor):
             return packed.tensor
         packed.versions.check()
@@ -168,7 +164,6 @@ class SavedMemory:
             self._kept.clear()
 
     def _relieve(self, over: int) -> int:
-        """Let so many bytes leave, if there are; return how many did."""
         if over <= 0:
             return 0
         freed = self._drop_departed(over, wait=True)

@@ -72,7 +72,6 @@ class SavedStorage:
     """The memory of saved tensors, on the device, in the host's memory or in both.
 
     Attributes:
-        storage: the memory on the device; None where it has left.
         piece: its bytes in the host's memory, or None; `copied_version` is its version when it was copied.
         departure, arrival: events of copies on a GPU.
         leaves: whether the memory on the device is to be freed at its departure.

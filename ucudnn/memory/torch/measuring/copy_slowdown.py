@@ -20,11 +20,7 @@ _LONGER = 1.5  # so many times its own time, an operator is expected to end besi
 
 @final
 class CopiesBeside:
-    """Copies of some bytes between a GPU and pinned memory, beside its current stream and in both directions by turns.
-
-    Attributes:
-        copied_bytes: bytes of all copies so far.
-    """
+    """Copies between a GPU and pinned memory, beside its current stream and in both directions by turns."""
 
     def __init__(self, device: torch.device, size: int, bytes_per_ms: float) -> None:
         self.copied_bytes = 0

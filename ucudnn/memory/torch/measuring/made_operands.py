@@ -31,8 +31,7 @@ def operand_storages(call: TracedCall) -> OperandStorages:
     sizes: dict[int, int] = {}
     types: dict[int, torch.dtype] = {}
     for tensor in call.inputs:
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride, strict=True))
-        elements = 0 if 0 in tensor.shape else tensor.offset + last + 1
+        elements = tensor.extent and tensor.offset + tensor.extent
         sizes[tensor.storage] = max(sizes.get(tensor.storage, 0), elements * tensor.dtype.itemsize)
         types.setdefault(tensor.storage, tensor.dtype)
     return OperandStorages(sizes, types)
@@ -51,9 +50,7 @@ def operator_on_made_up(
     }
 
     def made(tensor: TracedTensor) -> Tensor:
-        view = torch.empty(0, dtype=tensor.dtype, device=bases[tensor.storage].device)
-        storage: Any = bases[tensor.storage].untyped_storage()
-        return view.set_(storage, tensor.offset, tensor.shape, tensor.stride)
+        return tensor.within(bases[tensor.storage])
 
     args, kwargs = tree_map_only(TracedTensor, made, (call.args, dict(call.kwargs)))
     indices = call.argument("indices")
@@ -64,7 +61,6 @@ def operator_on_made_up(
 
 
 def _base(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return memory with random numbers, or zeros."""
     base = torch.zeros(-(-size // dtype.itemsize), dtype=dtype, device=device)
     if dtype.is_floating_point:
         base.uniform_(-1.0, 1.0)

@@ -7,19 +7,18 @@ the queue. Scratch is what an operator allocates beyond what it returns, the wor
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar, final
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ucudnn.errors import MeasurementError
+from ucudnn.errors import BackendUnavailableError, InvalidValueError, MeasurementError
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.torch.measuring.measured_peak import allocations, descendants
+from ucudnn.memory.torch.measuring.measured_peak import allocations, descendants, profiled
 from ucudnn.memory.torch.measuring.training_step import TrainingStep
 from ucudnn.memory.torch.tracing.assemble import TracedStep
 from ucudnn.memory.torch.tracing.tracer import IGNORED
@@ -66,7 +65,6 @@ class _Watch(TorchDispatchMode):
     """Hands every operator to a function that runs and measures it; both parts of a convolution's backward apart.
 
     Attributes:
-        funcs: the operators in order.
         parts: for each of them, how many parts it ran in.
     """
 
@@ -76,8 +74,13 @@ class _Watch(TorchDispatchMode):
         self.parts: list[int] = []
         self._watched = watched
 
+    def over(self, run: _Run) -> "_Watch":
+        """Run a step while it is entered, and return it."""
+        with self:
+            run()
+        return self
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and measure it."""
         kwargs = kwargs or {}
         if func.namespace in IGNORED:
             return func(*args, **kwargs)
@@ -105,9 +108,7 @@ def _gpu_scratch(run: _Run) -> _Measured:
         found.append(torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
         return result
 
-    with (watch := _Watch(watched)):
-        run()
-    return watch, found
+    return _Watch(watched).over(run), found
 
 
 def _cpu_scratch(run: _Run) -> _Measured:
@@ -119,14 +120,10 @@ def _cpu_scratch(run: _Run) -> _Measured:
         with record_function(f"{_MARK}{count - 1}"):
             return operator()
 
-    with (
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler,
-        (watch := _Watch(watched)),
-    ):
-        run()
-    results: Any = profiler.profiler
+    watch = _Watch(watched)
+    events = profiled(partial(watch.over, run))
     found = [0.0] * count
-    for event in descendants(results.kineto_results.experimental_event_tree()):
+    for event in descendants(events):
         if event.name.startswith(_MARK):
             found[int(event.name.removeprefix(_MARK))] = _above_its_end(event)
     return watch, found
@@ -149,8 +146,7 @@ def _gpu_times(run: _Run) -> _Measured:
         events.append(pair)
         return result
 
-    with (watch := _Watch(watched)):
-        run()
+    watch = _Watch(watched).over(run)
     torch.cuda.synchronize()
     return watch, [between_ms(*pair) for pair in events]
 
@@ -190,9 +186,7 @@ def _cpu_times(run: _Run) -> _Measured:
         found.append((perf_counter() - begin) * 1e3)
         return result
 
-    with (watch := _Watch(watched)):
-        run()
-    return watch, found
+    return _Watch(watched).over(run), found
 
 
 def _of_operations(measured: _Measured, traced: TracedStep) -> list[float]:
@@ -232,3 +226,19 @@ def memory_bytes(device: torch.device | str) -> int:
     if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def asked_device(option: str, name: str, *others: str) -> str:
+    """Return the device that an option names: 'cuda' or 'cpu', of which 'auto' is a GPU where there is one.
+
+    Raises:
+        BackendUnavailableError: if PyTorch has no GPU and one is wanted.
+        InvalidValueError: if the name is none of these, nor of the others that the option knows.
+    """
+    known = ["auto", "cuda", "cpu", *others]
+    if name not in known:
+        raise InvalidValueError(f"{option}={name!r} is not known: give {', '.join(known[:-1])} or {known[-1]}")
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise BackendUnavailableError(f"{option}=cuda: PyTorch has no GPU here: give {' or '.join(known[2:])}")
+    return ("cuda" if there else "cpu") if name == "auto" else name

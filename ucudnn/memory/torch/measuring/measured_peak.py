@@ -3,7 +3,7 @@
 On a CPU all tensors that existed before the step are added.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ def peak_bytes(step: TrainingStep) -> int:
     """Return the peak of a step on the CPU that has run before, so that the optimizer has its state."""
     step.clear()
     level = highest = _present_bytes(step)
-    for event in allocations([*descendants(_events(step))]):
+    for event in allocations([*descendants(profiled(step.run))]):
         if event.extra_fields.device.type == "cpu":
             level += event.extra_fields.alloc_size
             highest = max(highest, level)
@@ -35,7 +35,7 @@ def memory_between_marks(step: TrainingStep, prefixes: tuple[str, ...]) -> list[
     device_type = step.input_tensors()[0].device.type
     level = torch.cuda.memory_allocated() if device_type == "cuda" else _present_bytes(step)
     found: list[tuple[str, int]] = []
-    for event in sorted(descendants(_events(step)), key=_start):
+    for event in sorted(descendants(profiled(step.run)), key=_start):
         if event.name.startswith(prefixes):
             found.append((event.name, level))
         elif hasattr(event.extra_fields, "alloc_size") and event.extra_fields.device.type == device_type:
@@ -45,20 +45,19 @@ def memory_between_marks(step: TrainingStep, prefixes: tuple[str, ...]) -> list[
     return found
 
 
-def _events(step: TrainingStep) -> Any:
-    """Take a step, and return what PyTorch's profiler saw, as a tree.
+def profiled(run: Callable[[], object]) -> Any:
+    """Return what PyTorch's profiler sees of a run, as a tree.
 
     Nothing is recorded but operators and allocations. With each call of Python, a step whose convolutions NumPy
     computes piece by piece would take gigabytes to record.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        step.run()
+        run()
     results: Any = profiler.profiler
     return results.kineto_results.experimental_event_tree()
 
 
 def _present_bytes(step: TrainingStep) -> int:
-    """Return the bytes of all tensors that a step has before it begins."""
     model = step.model
     tensors: list[Tensor] = [*model.parameters(), *model.buffers(), *step.input_tensors()]
     tensors += [each.grad for each in model.parameters() if each.grad is not None]

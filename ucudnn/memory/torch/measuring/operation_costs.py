@@ -62,7 +62,6 @@ class OperatorCost(NamedTuple):
     """What a call of an operator takes.
 
     Attributes:
-        time_ms: median time on its device, in milliseconds.
         scratch_bytes: bytes that it takes on a GPU beyond those that it returns; None on a CPU.
         issue_ms: median time that the host takes to issue it to a GPU, in milliseconds; 0 on a CPU.
         pieces: the pieces of its scratch. It is None where the scratch is one piece that the call allocates after what
@@ -254,14 +253,11 @@ def _below(call: Callable[[int], _Found], times: int) -> _Found:
 
 @contextmanager
 def _below_autograd() -> Iterator[None]:
-    """Call operators below autograd, where the code of plans calls them."""
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
         yield
 
 
 class _InBackward(torch.autograd.Function):
-    """Calls a function during backward."""
-
     @staticmethod
     def forward(ctx: Any, source: Tensor, call: Callable[[], None]) -> Tensor:
         ctx.call = call
@@ -318,7 +314,6 @@ def _bounded(program: StepProgram, scratch: Sequence[int], known: Collection[int
 
 
 def _links(device: torch.device, room: int | None) -> tuple[float, float]:
-    """Return bytes per millisecond to the host and from it."""
     cpu = torch.device("cpu")
     size = _copied_bytes(room)
     return bandwidth(device, cpu, size), bandwidth(cpu, device, size)

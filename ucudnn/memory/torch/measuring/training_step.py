@@ -38,11 +38,9 @@ class TrainingRecipe:
 
     Attributes:
         model: 'module:callable', which returns the model: 'torchvision:resnet50'.
-        batch: mini-batch size.
         shape: of one sample of the input: (3, 224, 224).
         tokens: whether the input is token numbers (int64); else it is numbers of the variant's type.
         loss: one of LOSSES, or 'module:callable', which is called with the model's output and labels.
-        optimizer: one of OPTIMIZERS.
         variant: type and layout of parameters and input, and whether float32 may be multiplied as TF32.
         autocast: type to which `torch.autocast` casts in forward, one of AUTOCASTS, or None without it.
         gradients_kept: whether gradients are set to zero before a step rather than freed (`set_to_none=False`).

@@ -38,9 +38,8 @@ from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.running.refusals import check_floor
 from ucudnn.memory.torch.running.step_nodes import Used
 from ucudnn.memory.torch.subject.call_modes import check_transforms
-from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found
+from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found, only_new_collected
 from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject, step_subject
-from ucudnn.memory.torch.tracing.garbage import only_new_collected
 from ucudnn.memory.torch.tracing.in_place import IN_PIECES
 from ucudnn.memory.torch.tracing.traced_program import trace_program
 from ucudnn.settings import Settings

@@ -65,7 +65,6 @@ class FittedStep(nn.Module):
     Attributes:
         model: the model, as it was given; its parameters and buffers are those that are trained.
         costs: what the plan was made with.
-        stated: the budget as it was stated.
         accepts_loss_kwargs: False: the Trainer of transformers adds no `num_items_in_batch`, which no plan knows.
 
     Args:

@@ -78,7 +78,7 @@ class PlannedRun:
         return outputs, state, number
 
     def backward(
-        self, number: int, state: list[Any], tangents: Sequence[Tensor], persistent: tuple[Tensor, ...]
+        self, number: int, state: list[Any], grad_outputs: Sequence[Tensor], persistent: tuple[Tensor, ...]
     ) -> Callable[[], tuple[Tensor | None, ...]]:
         """Return what runs the next part of backward and returns its gradients; the first empties what forward left.
 
@@ -90,7 +90,7 @@ class PlannedRun:
         """
         self._check_number(number, state)
         code = self.code
-        run: Callable[[], Any] = partial(code.backward, self.transfers, persistent, state, tangents)
+        run: Callable[[], Any] = partial(code.backward, self.transfers, persistent, state, grad_outputs)
         if len(code.parts) > 1:
             run = partial(_resumed, run())
         ahead = len(code.parts)
@@ -175,7 +175,6 @@ class PlannedRun:
 
 
 def _resumed(code: Generator[Any, None, Any]) -> Any:
-    """Return what code yields next, or returns."""
     try:
         return next(code)
     except StopIteration as ended:
@@ -183,7 +182,6 @@ def _resumed(code: Generator[Any, None, Any]) -> Any:
 
 
 def _guarded(program: StepProgram, read: Set[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return which persistent tensors, inputs and outputs are among storages."""
     groups = ([tensor for _, tensor in program.persistent], program.inputs, program.outputs)
     persistent, inputs, outputs = (
         tuple(index for index, tensor in enumerate(tensors) if tensor.storage in read) for tensors in groups

@@ -21,13 +21,7 @@ from ucudnn.memory.torch.tracing.assemble import writes
 
 @final
 class BeforeForward:
-    """Modes of this thread, random number generators and the tensors that forward writes, as they are now.
-
-    Args:
-        run: what is about to run.
-        inputs: its arguments.
-        modes: the modes of the thread, under which all forwards of the step run.
-    """
+    """Modes of this thread, random number generators and the tensors that forward writes, as they are now."""
 
     def __init__(self, run: PlannedRun, inputs: Sequence[Tensor], modes: Snapshot) -> None:
         program = run.program

@@ -27,7 +27,6 @@ from torch.autograd import forward_ad
 from ucudnn.errors import FittedStepError, LayoutError
 from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.subject.traced_values import TracedTensor
-from ucudnn.memory.torch.tracing.grad_outputs import lying_as
 from ucudnn.torch.device.compilation import never_compiled
 
 _Gradients = tuple[Tensor | None, ...]
@@ -98,17 +97,17 @@ class _Turn:
         self._left: list[tuple[int, ...]] = []
         self._found: dict[int, Tensor | None] = {}
 
-    def begin(self, tangents: Sequence[Tensor | None]) -> None:
+    def begin(self, grad_outputs: Sequence[Tensor | None]) -> None:
         """Begin backward with the gradients of the outputs, once."""
         kept = self.kept
         if kept.taken:
             raise FittedStepError("backward of a fitted step runs once: it frees activations on its way")
         kept.taken = True
         program = kept.run.program
-        given = ((index, tangents[index]) for index in program.differentiable)
+        given = ((index, grad_outputs[index]) for index in program.differentiable)
         self._used = {index: tensor for index, tensor in given if tensor is not None}
-        pairs = zip(program.used, program.tangents, strict=True)
-        lie_so = all(_lies_so(self._used.get(each), tangent) for each, tangent in pairs)
+        pairs = zip(program.used, program.grad_outputs, strict=True)
+        lie_so = all(_lies_so(self._used.get(each), grad_output) for each, grad_output in pairs)
         if lie_so and len(self._used) == len(program.used):
             self._start()
         else:
@@ -116,8 +115,8 @@ class _Turn:
 
     def _start(self) -> None:
         kept, program = self.kept, self.kept.run.program
-        pairs = zip(program.used, program.tangents, strict=True)
-        given = [lying_as(self._used[index], traced) for index, traced in pairs]
+        pairs = zip(program.used, program.grad_outputs, strict=True)
+        given = [_lying_as(self._used[index], traced) for index, traced in pairs]
         kept.part = kept.run.backward(kept.number, kept.state, given, kept.persistent)
         self._left = [*kept.run.code.parts]
 
@@ -153,6 +152,13 @@ class _Turn:
         return tuple(self._found.pop(source) for source in wanted)
 
 
+def _lying_as(tensor: Tensor, traced: TracedTensor) -> Tensor:
+    """Return a tensor as the trace has it in memory: the tensor itself, or a copy."""
+    lies = tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    same = lies == (traced.stride, 0, traced.dtype, False, False)
+    return tensor if same else traced.empty(tensor.device).copy_(tensor)
+
+
 def _own_stride(tensor: Tensor) -> tuple[int, ...] | None:
     """Return the strides of a gradient that is no number for many elements."""
     return tuple(tensor.stride()) if tensor.numel() and 0 not in tensor.stride() else None
@@ -184,10 +190,10 @@ class _Replay(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        _check_order(tangents)
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        _check_order(grad_outputs)
         _check(ctx)
-        ctx.turn.begin(tangents)
+        ctx.turn.begin(grad_outputs)
         return None, None, None, _token(ctx.turn.kept.run) if ctx.token else None, *ctx.turn.gradients()
 
 
@@ -216,7 +222,7 @@ class _Following(torch.autograd.Function):
         return None, None, None, None, _token(ctx.turn.kept.run) if ctx.token else None, *ctx.turn.gradients()
 
 
-def _check_order(tangents: Sequence[Tensor | None]) -> None:
+def _check_order(grad_outputs: Sequence[Tensor | None]) -> None:
     """Check that backward is asked for gradients of first order, one for each source.
 
     Autograd would take gradients without a graph for constants, and leave out what comes through them. It runs backward
@@ -230,7 +236,7 @@ def _check_order(tangents: Sequence[Tensor | None]) -> None:
             " torch.autograd.grad(..., create_graph=True) within the step, in the model's forward or in the loss that"
             " fit is given, or call step.model instead of the step where such gradients are needed"
         )
-    functions, given = torch._C._functorch, [each for each in tangents if each is not None]
+    functions, given = torch._C._functorch, [each for each in grad_outputs if each is not None]
     if any(functions.is_functorch_wrapped_tensor(each) or functions.is_legacy_batchedtensor(each) for each in given):
         raise FittedStepError(
             "backward of a fitted step takes one gradient of each output, and not those of is_grads_batched=True,"

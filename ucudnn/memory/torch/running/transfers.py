@@ -1,16 +1,15 @@
 """Transfers: the copies of a plan, which generated code begins and awaits.
 
-On a GPU there are three streams: the caller's current one computes, and one for each direction copies. Events order
-them, and the host never waits. A copy begins when the compute that was issued before it has ended. `wait_offload` and
-`wait_prefetch` let the compute stream wait. Memory of PyTorch's allocator belongs to the compute stream, so what is
-freed behind `wait_offload` is used again only after the copy has read it, and what is allocated before `prefetch` is
-written only after its former user has ended. No `record_stream` is needed, which would delay the reuse of memory.
+On a GPU they run on streams of their own (`CopyStreams`). `wait_offload` and `wait_prefetch` let the compute stream
+wait. Memory of PyTorch's allocator belongs to the compute stream, so what is freed behind `wait_offload` is used again
+only after the copy has read it, and what is allocated before `prefetch` is written only after its former user has
+ended. No `record_stream` is needed, which would delay the reuse of memory.
 
 On a CPU a copy is done when the function that begins it returns.
 """
 
 from time import perf_counter
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.pools.host_slots import HostSlots
 from ucudnn.memory.torch.device.host_block import HostBlock
-from ucudnn.memory.torch.device.stream_copies import ComputeStream, copy_on
+from ucudnn.memory.torch.device.stream_copies import CopyStreams
 
 
 class MeasuredCopy(NamedTuple):
@@ -52,13 +51,16 @@ class Transfers:
         self.block_bytes = slots.extent_bytes
         self.offloaded_bytes = self.prefetched_bytes = 0
         self._slots, self._host_bytes = slots, host_bytes
-        self._device = device
+        self._streams = CopyStreams(device) if device.type == "cuda" else None
+        self._log: list[MeasuredCopy] | None = None
+        self._ended: dict[tuple[bool, int], Any] = {}
         self._held: dict[tuple[bool, int], Tensor] = {}  # tensors whose copies nothing has waited for
         self._places: dict[int, Tensor] = {}
         self._shown: dict[int, Tensor] = {}  # the places as tensors of the latest types and shapes: a step has the same
         self._closed = False
-        self._link: _HostLink | _CudaLink = _CudaLink(device, slots) if device.type == "cuda" else _HostLink()
         self._block: HostBlock | None = None
+        if self._streams is not None:
+            self._ended = {(to_host, each): torch.cuda.Event() for each in slots.sizes for to_host in (True, False)}
         self._open()
 
     def offload(self, number: int, tensor: Tensor) -> None:
@@ -70,8 +72,7 @@ class Transfers:
         place = self._shown_as(number, tensor)
         for to_host in (True, False):  # the streams have no order but through compute
             self._wait((to_host, number))
-        self._held[True, number] = tensor
-        self._link.copy((True, number), place, tensor)
+        self._copy((True, number), place, tensor)
         self.offloaded_bytes += place.nbytes
 
     def wait_offload(self, number: int) -> None:
@@ -82,21 +83,18 @@ class Transfers:
         """Begin the copy of a slot into a contiguous tensor. It must not be accessed or freed before `wait_prefetch`.
 
         If the tensor is the one that was offloaded, which may still leave, only this copy waits for that, and compute
-        does not.
-
-        Raises:
-            InvalidValueError: if the tensor has another size, there is no such slot, or its step was abandoned.
+        does not. It raises an InvalidValueError if the tensor has another size, there is no such slot, or its step was
+        abandoned.
         """
         if self._block is None:
             raise InvalidValueError(f"slot {number} is empty: the step that filled it was abandoned, or closed")
-        place = self._shown_as(number, tensor)
+        place, leaving = self._shown_as(number, tensor), None
         if self._held.get((True, number)) is tensor:
-            self._link.turn(number)
+            leaving = self._ended.get((True, number))
             del self._held[True, number]
         for to_host in (True, False):
             self._wait((to_host, number))
-        self._held[False, number] = tensor
-        self._link.copy((False, number), tensor, place)
+        self._copy((False, number), tensor, place, leaving)
         self.prefetched_bytes += place.nbytes
 
     def wait_prefetch(self, number: int) -> None:
@@ -109,7 +107,8 @@ class Transfers:
         Copies that nothing awaits would read and write memory that others have by then.
         """
         try:
-            self._link.settle()
+            if self._streams is not None:
+                self._streams.settle()
         finally:  # a GPU that fails copies no more
             self._held.clear()
             self._places.clear()
@@ -125,11 +124,11 @@ class Transfers:
 
     def start_log(self) -> None:
         """Measure the copies within the host's memory from now on; those of a GPU are seen by PyTorch's profiler."""
-        self._link.log = []
+        self._log = []
 
     def end_log(self) -> list[MeasuredCopy]:
         """Return the copies that were measured since `start_log`, and measure no longer."""
-        found, self._link.log = self._link.log or [], None
+        found, self._log = self._log or [], None
         return found
 
     def __del__(self) -> None:
@@ -139,7 +138,7 @@ class Transfers:
     def _open(self) -> None:
         if self._closed:
             raise InvalidValueError("these transfers are closed: no copy can begin")
-        self._block = HostBlock(self.block_bytes, pinned=self._device.type == "cuda", host_bytes=self._host_bytes)
+        self._block = HostBlock(self.block_bytes, pinned=self._streams is not None, host_bytes=self._host_bytes)
         for number, size in self._slots.sizes.items():
             begin = self._slots.addresses[number]
             self._places[number] = self._block.memory[begin : begin + size]
@@ -159,63 +158,18 @@ class Transfers:
             raise InvalidValueError(f"slot {number} holds contiguous tensors only")
         return shown
 
-    def _wait(self, key: tuple[bool, int]) -> None:
-        if key in self._held:
-            self._link.wait(key)
-            del self._held[key]
-
-
-@final
-class _HostLink:
-    """Copies within the host's memory, which end before the caller goes on."""
-
-    def __init__(self) -> None:
-        self.log: list[MeasuredCopy] | None = None
-
-    def copy(self, key: tuple[bool, int], target: Tensor, source: Tensor) -> None:
+    def _copy(self, key: tuple[bool, int], target: Tensor, source: Tensor, after: Any = None) -> None:
+        self._held[key] = source if key[0] else target
+        if self._streams is not None:
+            self._streams.copy(target, source, self._ended[key], after, to_host=key[0])
+            return
         begin = perf_counter()
         target.copy_(source)
-        if self.log is not None:
-            self.log.append(MeasuredCopy(key[0], begin * 1e3, perf_counter() * 1e3))
+        if self._log is not None:
+            self._log.append(MeasuredCopy(key[0], begin * 1e3, perf_counter() * 1e3))
 
-    def wait(self, key: tuple[bool, int]) -> None:
-        pass
-
-    def turn(self, number: int) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
-
-
-@final
-class _CudaLink:
-    """Copies on two streams beside the compute stream, which is the current one at each call."""
-
-    def __init__(self, device: torch.device, slots: HostSlots) -> None:
-        self._compute = ComputeStream(device)
-        self._streams = {to_host: torch.cuda.Stream(device) for to_host in (True, False)}
-        self._ready = torch.cuda.Event()
-        self._ended = {(to_host, number): torch.cuda.Event() for number in slots.sizes for to_host in (True, False)}
-        self.log: list[MeasuredCopy] | None = None
-
-    def copy(self, key: tuple[bool, int], target: Tensor, source: Tensor) -> None:
-        """Begin a copy, when the compute so far has ended."""
-        stream = self._streams[key[0]]
-        self._ready.record(self._compute.current())
-        stream.wait_event(self._ready)  # the state of now counts, so the event can be recorded again
-        copy_on(stream, target, source)
-        self._ended[key].record(stream)
-
-    def wait(self, key: tuple[bool, int]) -> None:
-        """Let compute that is issued from now on wait for a copy."""
-        self._compute.current().wait_event(self._ended[key])
-
-    def turn(self, number: int) -> None:
-        """Let copies from the host that begin from now on wait for the copy of a slot to the host."""
-        self._streams[False].wait_event(self._ended[True, number])
-
-    def settle(self) -> None:
-        """Block the caller until all copies have ended."""
-        for stream in self._streams.values():
-            stream.synchronize()
+    def _wait(self, key: tuple[bool, int]) -> None:
+        if key in self._held:
+            if self._streams is not None:
+                self._streams.wait(self._ended[key])
+            del self._held[key]

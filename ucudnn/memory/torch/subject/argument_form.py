@@ -43,11 +43,7 @@ class _Value(NamedTuple):
 
 @final
 class ArgumentForm:
-    """The form of a sample's arguments; it holds none of their tensors.
-
-    Args:
-        subject: what is trained, with its sample.
-    """
+    """The form of a sample's arguments; it holds none of their tensors."""
 
     def __init__(self, subject: "StepSubject") -> None:
         leaves, self._structure = subject.leaves()

@@ -78,7 +78,6 @@ class AttributeContent:
     Attributes:
         views: what yields the entries of lists, dictionaries, sets and objects as they are at any time.
         long: lists, dictionaries and sets that are too long for that.
-        tensors: the tensors in it.
         generators: the generators of PyTorch and of NumPy in it.
     """
 

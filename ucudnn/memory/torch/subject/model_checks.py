@@ -74,7 +74,6 @@ def is_numpy_array(leaf: Any) -> bool:
 
 
 def _check_module(what: str, module: nn.Module) -> None:
-    """Check one module; `what` names it."""
     if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
         raise InvalidValueError(
             f"{what} is compiled, and a plan runs PyTorch's operators one by one: fit the model without torch.compile"

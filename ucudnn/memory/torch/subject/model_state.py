@@ -104,7 +104,6 @@ class ModelState:
         return next((label for table, key, _, label in self._places if table.get(key) is tensor), "a constant")
 
     def _check_values(self) -> None:
-        """Check tensors whose values code was made for."""
         for number, value in self._values:
             if not torch.equal(self._tensors[number], value):
                 raise InvalidValueError(

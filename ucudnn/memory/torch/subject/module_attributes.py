@@ -53,9 +53,6 @@ class ModuleAttributes:
     """Knows whether attributes are what they were.
 
     No line of Python runs for each attribute before a step, as long as all values are the same objects.
-
-    Args:
-        reads: the attributes.
     """
 
     def __init__(self, reads: Sequence[AttributeRead]) -> None:

@@ -19,7 +19,6 @@ class _Holder:
     Attributes:
         empty: the object with None in the place of all values.
         keys: the names of its values.
-        values: the values.
     """
 
     empty: Any
@@ -39,7 +38,6 @@ class OutputTree:
     """The structure of what a step returns: PyTorch's trees, dataclasses and mappings.
 
     Attributes:
-        structure: how its leaves make it.
         leaves: for each leaf (True, index of a tensor) or (False, a value).
     """
 
@@ -90,7 +88,6 @@ class OutputTree:
 
 
 def _values(leaf: Any) -> Mapping[Any, Any]:
-    """Return what an object holds by name."""
     if isinstance(leaf, Mapping):
         return {**leaf}
     if is_dataclass(leaf) and not isinstance(leaf, type):

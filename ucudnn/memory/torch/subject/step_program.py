@@ -31,9 +31,7 @@ class StepSubject:
     """What is trained.
 
     Attributes:
-        model: the model, in training mode.
         args: its arguments; behind them the other arguments of the loss, as many as `targets` says.
-        kwargs: its keyword arguments.
         loss: returns the loss of the model's output and the targets; None where the caller computes it.
         targets: number of `args` that go to the loss alone.
         optimizers: the optimizers whose memory counts; they update one after the other.
@@ -143,8 +141,6 @@ class StepProgram:
     storage, because it is on another device.
 
     Attributes:
-        graph: the step.
-        calls: the call of each operation.
         uncounted: calls that are no operation, each with the number of operations before it.
         persistent: parameters, buffers and constants, each with the tensor that stands for it in the calls.
         inputs: the tensors among the arguments, in order.
@@ -152,12 +148,11 @@ class StepProgram:
         result: the structure of what it returns.
         differentiable: indices of the outputs that backward may begin at.
         used: indices of those that get a gradient.
-        tangents: the gradient of each of these that backward begins with.
-        outside: operations that stand for what the caller does between forward and backward, and their tangents.
+        grad_outputs: the gradient of each of these that backward begins with.
+        outside: operations that stand for what the caller does between forward and backward, and their `grad_outputs`.
         sources: what gradients are computed of: (True, index in `persistent`) or (False, index in `inputs`).
         gradients: the gradient of each of the sources; None where the outputs do not depend on it.
         device: the device whose memory counts.
-        sizes: bytes of each storage, by number.
         attributes: what the step read of its modules besides tensors.
         modes: the modes of PyTorch's under which it was traced.
         functions: by operation, what code calls in the place of the operator, with its arguments.
@@ -179,7 +174,7 @@ class StepProgram:
     result: OutputTree
     differentiable: tuple[int, ...]
     used: tuple[int, ...]
-    tangents: tuple[TracedTensor, ...]
+    grad_outputs: tuple[TracedTensor, ...]
     outside: Mapping[int, int]
     sources: tuple[tuple[bool, int], ...]
     gradients: tuple[TracedTensor | None, ...]

@@ -21,11 +21,6 @@ class TracedTensor:
     """A tensor as an operator saw it: a storage and how it lies there.
 
     Attributes:
-        storage: index of the storage.
-        shape: sizes of its dimensions.
-        stride: elements from one entry of a dimension to the next.
-        offset: elements before its first one.
-        dtype: type of its elements.
         conjugated: whether its elements are the conjugates of those in the storage (`torch.Tensor.is_conj`).
         negated: whether they are the negatives of those in the storage (`torch.Tensor.is_neg`).
     """
@@ -66,9 +61,23 @@ class TracedTensor:
         """Whether its elements lie one behind the other in the order of its dimensions."""
         return _without_holes(zip(reversed(self.stride), reversed(self.shape), strict=True))
 
-    def on_meta(self) -> torch.Tensor:
-        """Return a tensor of this geometry without memory."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+    @property
+    def extent(self) -> int:
+        """Elements from its first to its last one in the storage."""
+        return (
+            0 if 0 in self.shape else 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+        )
+
+    def empty(self, device: torch.device | str = "meta") -> torch.Tensor:
+        """Return a tensor of these strides on a device, whose values are not set; on 'meta' it has no memory."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+
+    def within(self, storage: torch.Tensor) -> torch.Tensor:
+        """Return the tensor as it lies in the storage of another one."""
+        view = torch.empty(0, dtype=self.dtype, device=storage.device)
+        view = view.set_(storage.untyped_storage(), self.offset, self.shape, self.stride)
+        view = torch._conj(view) if self.conjugated else view
+        return torch._neg_view(view) if self.negated else view
 
 
 def _without_holes(dimensions: Iterable[tuple[int, int]]) -> bool:
@@ -87,8 +96,6 @@ class TracedStorage:
     """The bytes behind tensors of a trace.
 
     Attributes:
-        size: bytes.
-        device: type of the device that it lies on.
         born: index of the call that made it; -1 if it was there before.
         died: number of calls that had ended when PyTorch freed it; None while it lives.
     """
@@ -105,13 +112,8 @@ class TracedCall:
     """One operator call.
 
     Attributes:
-        func: the operator.
         args: its arguments, with a `TracedTensor` for each tensor.
-        kwargs: its keyword arguments, likewise.
-        results: what it returned, likewise.
-        phase: the part of the step.
         module: the module that called it; for backward the one that called its forward operation.
-        source: file and line, likewise.
         node: number of the autograd node that backward evaluates; None in forward and in the optimizer.
         flops: floating-point operations of matrix products, convolutions and attention; 0 for other operators.
         index: its position among all calls that were traced.
@@ -184,7 +186,6 @@ class Trace:
     """What a tracer wrote down.
 
     Attributes:
-        calls: operator calls in order.
         storages: what they touch, by index.
         turned: calls that turn a tensor that needs a gradient and is no view of another one (`TracedCall.turns`).
     """
@@ -207,6 +208,11 @@ def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {key: mapped(each, kind, change) for key, each in value.items()}
     return value
+
+
+def listed(result: Any) -> list[Any]:
+    """Return what an operator returns as a list."""
+    return [*result] if isinstance(result, (tuple, list)) else [result]
 
 
 def tensors_in(value: Any) -> Iterator[TracedTensor]:

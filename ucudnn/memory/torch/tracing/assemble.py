@@ -42,8 +42,6 @@ class TracedSubject:
     """What a trace is of.
 
     Attributes:
-        name: the name of the step.
-        batch: its mini-batch.
         device: type of the device whose memory counts; tensors elsewhere are left out.
         roles: role and name of storages that are no activations, by their index in the trace.
         math: whether products of float32 may be computed as TF32.
@@ -90,11 +88,7 @@ class TracedStep:
 
 
 def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
-    """Return the step graph of a trace.
-
-    Raises:
-        StepGraphError: if the trace makes no step.
-    """
+    """Return the step graph of a trace; raise a StepGraphError if the trace makes no step."""
     calls, merged = _accumulated_in_place(trace)
     roles = {merged.get(storage, storage): given for storage, given in subject.roles.items()}
     if subject.runs:
@@ -321,7 +315,6 @@ def _counts_on(call: TracedCall, subject: TracedSubject) -> bool:
 
 
 def _problem(call: TracedCall, math: MathMode) -> ConvolutionProblem | None:
-    """Return the convolution that a call computes, or None."""
     if call.func is _CONVOLUTION_BACKWARD:
         _, x, weight, _, *geometry, mask = call.args
         if not any(mask[:2]):  # the gradient of a bias alone
@@ -332,7 +325,7 @@ def _problem(call: TracedCall, math: MathMode) -> ConvolutionProblem | None:
         return None
     stride, padding, dilation, transposed, output_padding, groups = geometry
     lists = tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups
-    form = memory_format_of(x.on_meta(), weight.on_meta())
+    form = memory_format_of(x.empty(), weight.empty())
     found = convolution_of(x.shape, weight.shape, x.dtype, *lists, memory_format=form, math=math, deterministic=False)
     if found is None or call.func is not _CONVOLUTION_BACKWARD:
         return None if found is None else found.forward

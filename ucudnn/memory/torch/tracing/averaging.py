@@ -24,11 +24,6 @@ def with_groups(program: StepProgram, parallel: DistributedDataParallel, arrival
 
     Autograd takes the memory of most gradients as it is. It copies those that lie otherwise than their parameter, or
     share memory. These come last, because the plan does not count the copies, and has most room at the end.
-
-    Args:
-        program: the step.
-        parallel: what averages its gradients.
-        arrivals: sources in the order in which the plain loop makes their gradients.
     """
     shared = _shared_storages(program)
     early = [each for each in arrivals if _taken_as_it_is(program, each, shared)]
@@ -76,7 +71,7 @@ def _shared_storages(program: StepProgram) -> set[int]:
     """Return storages in which there is more than the gradient of one source."""
     counts = Counter(each.storage for each in program.gradients if each is not None)
     persistent = (tensor for _, tensor in program.persistent)
-    others = {each.storage for each in (*persistent, *program.inputs, *program.outputs, *program.tangents)}
+    others = {each.storage for each in (*persistent, *program.inputs, *program.outputs, *program.grad_outputs)}
     return others | {storage for storage, count in counts.items() if count > 1}
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from ucudnn.memory.step.graph import Phase
-from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, mapped
+from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, listed, mapped
 from ucudnn.memory.torch.tracing.real_geometry import relaid
 
 aten = torch.ops.aten
@@ -154,7 +154,7 @@ def _has_kernel(func: Any, device: str) -> bool:
 def _gives_same_bits(trace: Trace, call: TracedCall, written: TracedCall, operand: TracedTensor) -> bool:
     """Whether an operator gives the same bits in place, in a trial on small operands that lie as those of the step."""
     row = call.argument("dim") if call.func._opname in _ROWS else None
-    small: dict[TracedTensor, tuple[Any, ...]] = {}
+    small: dict[TracedTensor, tuple[TracedTensor, str]] = {}
     for each in call.inputs:
         entries = min(_MOST_ENTRIES, int(_MOST_ELEMENTS ** (1 / max(1, len(each.shape)))))
         most = entries if row is None else _MOST_ROWS
@@ -163,7 +163,7 @@ def _gives_same_bits(trace: Trace, call: TracedCall, written: TracedCall, operan
         stride = relaid(each.shape, each.stride, shape)
         if stride is None or prod(shape) > _MOST_ELEMENTS or not each.is_plain:
             return False
-        small[each] = shape, stride, each.dtype, trace.storages[each.storage].device
+        small[each] = TracedTensor(0, shape, stride, 0, each.dtype), trace.storages[each.storage].device
     others = str(mapped((call.args, dict(call.kwargs)), TracedTensor, lambda _: None))
     key = written.func, call.inputs.index(operand), others, *map(str, small.values())
     if key not in _TRIED:
@@ -177,32 +177,32 @@ def _gives_same_bits(trace: Trace, call: TracedCall, written: TracedCall, operan
 
 
 def _called(
-    call: TracedCall, small: Mapping[TracedTensor, tuple[Any, ...]], operand: TracedTensor | None = None
+    call: TracedCall, small: Mapping[TracedTensor, tuple[TracedTensor, str]], operand: TracedTensor | None = None
 ) -> list[Tensor]:
     """Return what an operator returns of small operands; with an operand, this first and what it returns beside it.
 
     Its numbers are the same in each trial, infinity and NaN among them but in rows, of which these would leave nothing.
     """
     made: dict[TracedTensor, Tensor] = {}
-    for tensor, (shape, stride, dtype, device) in small.items():
-        extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if prod(shape) else 0
-        numbers = torch.arange(extent, dtype=torch.float64, device="cpu") * 0.6180339887498949 + len(made) / 3
+    for tensor, (own, device) in small.items():
+        dtype, numbers = (
+            own.dtype,
+            torch.arange(own.extent, dtype=torch.float64, device="cpu") * 0.6180339887498949 + len(made) / 3,
+        )
         numbers = numbers % 1.0 * 8.0 - 4.0
         if call.func._opname not in _ROWS and (dtype.is_floating_point or dtype.is_complex):
             for place, value in enumerate((0.0, -0.0, float("inf"), float("nan"))):
                 numbers[5 + 7 * place :: 89] = value
         numbers = numbers > 0 if dtype is torch.bool else numbers.to(dtype)
-        made[tensor] = numbers.to(device).as_strided(shape, stride)
+        made[tensor] = own.within(numbers.to(device))
     args, kwargs = (mapped(each, TracedTensor, made.__getitem__) for each in (call.args, dict(call.kwargs)))
-    result = call.func(*args, **kwargs)
-    results = [*result] if isinstance(result, (tuple, list)) else [result]
+    results = listed(call.func(*args, **kwargs))
     if operand is not None:
         results = [made[operand], *(each for each in results if each is not made[operand])]
     return results
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors lie alike and have the same bits."""
     steps = [[step for step, size in zip(each.stride(), each.shape, strict=True) if size != 1] for each in (one, other)]
     bits = [torch.empty(0, dtype=torch.uint8, device="cpu").set_(each.cpu().untyped_storage()) for each in (one, other)]
     return one.shape == other.shape and steps[0] == steps[1] and torch.equal(*bits)

@@ -20,12 +20,7 @@ from ucudnn.memory.torch.tracing.assemble import writes
 
 @final
 class BufferTables:
-    """The buffers of a model's modules, and of a loss's, in whose place a trace may leave tensors without memory.
-
-    Args:
-        model: the model, whose buffers are those that the trace begins with.
-        loss: the loss, which may be a module, too.
-    """
+    """The buffers of a model's modules, and of a loss's, in whose place a trace may leave tensors without memory."""
 
     def __init__(self, model: nn.Module, loss: Any = None) -> None:
         self._tables = [(name, each._buffers, {**each._buffers}) for name, each in modules_of(model, loss)]
@@ -36,9 +31,6 @@ class BufferTables:
 
         The new ones may be made of old ones, as where a history moves on. So those are copied that would be written
         before they are read.
-
-        Args:
-            result: what the step returns.
 
         Returns:
             The same, with copies of the old buffers that it holds.
@@ -181,7 +173,6 @@ def kept_error(label: str) -> StepGraphError:
 
 
 def _share(tensor: Any, other: Any) -> bool:
-    """Return whether two values are tensors that share memory, or would if they had any."""
     both = isinstance(tensor, Tensor) and isinstance(other, Tensor)
     return both and tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
 

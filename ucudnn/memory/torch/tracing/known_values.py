@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
-from ucudnn.memory.torch.subject.traced_values import TracedStorage, TracedTensor, mapped, tensors_in
+from ucudnn.memory.torch.subject.traced_values import TracedStorage, TracedTensor, listed, mapped, tensors_in
 
 _MOST_BYTES = 1 << 20
 _FORMED = {"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}  # they read no bytes
@@ -40,9 +40,6 @@ class KnownValues:
 
     Attributes:
         read: storages before the step whose values code has read, directly or by what was made of them, and where.
-
-    Args:
-        storages: the storages of the trace.
     """
 
     def __init__(self, storages: list[TracedStorage]) -> None:
@@ -80,9 +77,8 @@ class KnownValues:
         def real(tensor: TracedTensor) -> Tensor:
             value = self._value(tensor.storage)
             if value is not None:
-                return _view(value.bytes, tensor)
-            device = self._storages[tensor.storage].device
-            return torch.empty_strided(tensor.shape, tensor.stride, dtype=tensor.dtype, device=device)
+                return tensor.within(value.bytes)
+            return tensor.empty(self._storages[tensor.storage].device)
 
         try:
             with no_dispatch():
@@ -103,10 +99,6 @@ class KnownValues:
 
     def write(self, written: Iterable[TracedTensor], *, computed: bool) -> str | None:
         """Forget what an operator has written that is not known, and what was there before the step.
-
-        Args:
-            written: what it has written.
-            computed: whether that is known.
 
         Returns:
             Where code has read a value that the step writes, which is another one in the next step; None for nowhere.
@@ -149,22 +141,14 @@ class KnownValues:
         values = [self._value(each.storage) for each in given]
         origins = frozenset[int]().union(*(each.origins for each in values if each is not None))
         there = {each.storage for each in given}
-        flat = result if isinstance(result, (tuple, list)) else [result]
-        for traced, real in zip(out if isinstance(out, (tuple, list)) else [out], flat, strict=True):
+        for traced, real in zip(listed(out), listed(result), strict=True):
             if isinstance(traced, TracedTensor) and traced.storage not in there:
                 size = self._storages[traced.storage].size
                 bytes_ = torch.zeros(size, dtype=torch.uint8, device=real.device)
-                _view(bytes_, traced).copy_(real)
+                traced.within(bytes_).copy_(real)
                 self._known[traced.storage] = _Value(bytes_, origins)
             elif isinstance(traced, TracedTensor):
                 self._known[traced.storage] = self._known[traced.storage]._replace(origins=origins)
-
-
-def _view(storage: Tensor, tensor: TracedTensor) -> Tensor:
-    view = torch.empty(0, dtype=tensor.dtype, device=storage.device)
-    view = view.set_(storage.untyped_storage(), tensor.offset, tensor.shape, tensor.stride)
-    view = torch._conj(view) if tensor.conjugated else view
-    return torch._neg_view(view) if tensor.negated else view
 
 
 def without_error(frame: FrameType) -> bool | None:

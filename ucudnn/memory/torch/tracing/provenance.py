@@ -25,9 +25,6 @@ def short_line(calls: Iterable[tuple[str, int]]) -> str:
 
     That is the innermost line outside of PyTorch and Python's library, or else the innermost one of PyTorch's modules
     and optimizers. What called the recorder does not count.
-
-    Args:
-        calls: file and line of each call, from the innermost on; files that are not Python's are left out.
     """
     fallback = ""
     for file, line in calls:
@@ -80,9 +77,6 @@ class Provenance:
 
     An operator of backward comes from where the operation of forward comes from whose gradient it computes: autograd
     gives the nodes of both one number.
-
-    Args:
-        model: the model, whose modules have names; it is itself called '(ResNet)' by its class.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -106,12 +100,7 @@ class Provenance:
                 hook.remove()
 
     def place(self, node: Any, number: int | None) -> tuple[str, str]:
-        """Return the module and the line of the operator that is about to run.
-
-        Args:
-            node: the autograd node that backward evaluates, or None.
-            number: its number.
-        """
+        """Return the module and the line of the operator that is about to run."""
         # Backward on a GPU runs in a thread that no Python code started, so the dispatched call may have no caller.
         if node is None:
             place = self._stack[-1] if self._stack else "", short_line(_calls(sys._getframe(1).f_back))

@@ -8,6 +8,7 @@ Where the small result does not tell that order, the call runs at full size.
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from ucudnn.memory.torch.subject.traced_values import TracedTensor, mapped, tensors_in
+from ucudnn.memory.torch.subject.traced_values import TracedTensor, listed, mapped, tensors_in
 
 aten = torch.ops.aten
 
@@ -75,8 +76,7 @@ def as_computed(
         device: returns the type of the device of an argument.
         heavy: whether it computes much, so that its fake is believed unless a step has shown otherwise.
     """
-    several = isinstance(result, (tuple, list))
-    found: list[Any] = [*result] if several else [result]
+    found = listed(result)
     written = any(each.alias_info is not None for each in func._schema.returns)  # or a view
     if written or not found or not isinstance(found[0], FakeTensor):
         return result
@@ -92,7 +92,7 @@ def as_computed(
         found = [*map(_laid, found, layouts)] if layouts is not None and len(layouts) == len(found) else found
     for position, layout in noted_layouts(func, args, kwargs).items():
         found[position] = _laid(found[position], layout)
-    return found[0] if not several else type(result)(found) if type(result) in (list, tuple) else tuple(found)
+    return (found if type(result) is list else tuple(found)) if isinstance(result, (tuple, list)) else found[0]
 
 
 def computed_whole(func: Any, args: Any, kwargs: Any, device: Callable[[TracedTensor], str]) -> Any:
@@ -121,7 +121,6 @@ def _is_plain(func: Any, given: Sequence[TracedTensor]) -> bool:
 
 
 def _layouts(func: Any, args: Any, kwargs: Any, fakes: Sequence[Any], devices: list[str]) -> _Layouts:
-    """Return how results lie at full size."""
     if any(isinstance(each, torch.Generator) for each in kwargs.values()):
         return None
     most = _MOST_ELEMENTS
@@ -148,7 +147,7 @@ def _known(func: Any, args: Any, kwargs: Any, devices: list[str], most: int, *, 
 def _runs_on_meta(func: Any, args: Any, kwargs: Any) -> bool:
     try:
         with no_dispatch():
-            own, named = (mapped(each, TracedTensor, TracedTensor.on_meta) for each in (args, kwargs))
+            own, named = (mapped(each, TracedTensor, TracedTensor.empty) for each in (args, kwargs))
             func(*own, **named)
     except Exception:  # noqa: BLE001  # whatever it raises of sizes that do not go together
         return False
@@ -203,23 +202,14 @@ def _enlarged(small: TensorLayout | None, fake: Any) -> TensorLayout | bool | No
     if small is None or fake is None:
         return True
     shape = tuple(fake.shape)
-    told = len(shape) == len(small.shape) and not small.offset and small.size == _extent(small) * small.dtype.itemsize
+    extent = TracedTensor(0, small.shape, small.stride, 0, small.dtype).extent
+    told = len(shape) == len(small.shape) and not small.offset and small.size == extent * small.dtype.itemsize
     if not told or any(min(a, 2) != min(b, 2) for a, b in zip(shape, small.shape, strict=True)):
         return None
     stride = relaid(small.shape, small.stride, shape)
-    if stride is None or _extent(small) != _elements(small.shape):
+    if stride is None or extent != prod(small.shape):
         return None
-    return TensorLayout(shape, stride, 0, _elements(shape) * small.dtype.itemsize, small.dtype, small.device)
-
-
-def _elements(shape: Sequence[int]) -> int:
-    return int(prod(shape))
-
-
-def _extent(layout: TensorLayout) -> int:
-    if 0 in layout.shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(layout.shape, layout.stride, strict=True))
+    return TensorLayout(shape, stride, 0, prod(shape) * small.dtype.itemsize, small.dtype, small.device)
 
 
 def _laid(fake: Any, layout: TensorLayout | None) -> Any:
@@ -241,7 +231,7 @@ def _fake(layout: TensorLayout, near: torch.device | None = None) -> Tensor:
 def _run(func: Any, args: Any, kwargs: Any, devices: list[str], most: int) -> _Layouts:
     """Run an operator on zeros, and return how its results lie; None if it fails."""
     given = [*tensors_in((args, kwargs))]
-    extents = [_extent(TensorLayout(each.shape, each.stride, 0, 0, each.dtype, "")) for each in given]
+    extents = [each.extent for each in given]
     if len(given) != len(devices) or sum(extents) > most or ("cuda" in devices and not torch.cuda.is_available()):
         return None
     places = iter(zip(extents, devices, strict=True))
@@ -250,10 +240,9 @@ def _run(func: Any, args: Any, kwargs: Any, devices: list[str], most: int) -> _L
 
     def zeros(tensor: TracedTensor) -> Tensor:
         extent, where = next(places)
-        made = torch.zeros(extent, dtype=tensor.dtype, device=where).as_strided(tensor.shape, tensor.stride)
+        made = torch.zeros(extent, dtype=tensor.dtype, device=where)
         storages.add(made.untyped_storage()._cdata)
-        made = torch._conj(made) if tensor.conjugated else made
-        return torch._neg_view(made) if tensor.negated else made
+        return replace(tensor, offset=0).within(made)
 
     try:
         with no_dispatch(), warnings.catch_warnings():
@@ -262,7 +251,7 @@ def _run(func: Any, args: Any, kwargs: Any, devices: list[str], most: int) -> _L
             result = func(*own, **named)
     except Exception:  # noqa: BLE001  # whatever an operator raises of zeros
         return None
-    results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    results = listed(result)
     if any(not isinstance(each, (Tensor, type(None))) or _is_odd(each) for each in results):
         return None
     own_storages = {each.untyped_storage()._cdata for each in results if each is not None}

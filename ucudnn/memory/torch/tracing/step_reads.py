@@ -40,11 +40,6 @@ class StepReads:
     Attributes that the step itself writes, such as counters, are compared while it is traced alone: they change with
     every call of the model. So are variables that only the code of a whole function tells, and tensors without memory,
     in whose place others are once the trace has ended.
-
-    Args:
-        model: the model, whose modules have names.
-        loss: the loss, which may be a module, too.
-        snapshot: puts back what holds tensors of the trace.
     """
 
     def __init__(self, model: nn.Module, loss: Any, snapshot: Snapshot) -> None:
@@ -150,7 +145,6 @@ class StepReads:
             self._writes[key] += 1
 
     def _now(self) -> Iterator[tuple[tuple[int, str], AttributeRead, AttributeContent]]:
-        """Yield each read with its present content."""
         for key, (each, before) in [*self._reads.items()]:
             value = each.value()
             same = value is before and isinstance(value, _STEADY)
@@ -277,7 +271,6 @@ class _Interception:
         self._before: list[tuple[type, str, Any]] = []
 
     def begin(self, recorder: StepReads) -> None:
-        """Let a recorder see."""
         with self._lock:
             self._recorders += (recorder,)
             if not self._before:

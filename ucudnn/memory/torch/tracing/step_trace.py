@@ -27,7 +27,6 @@ from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.tracing.averaging import with_groups
 from ucudnn.memory.torch.tracing.executable_graph import executable
-from ucudnn.memory.torch.tracing.grad_outputs import tangent_of
 from ucudnn.memory.torch.tracing.kept_tensors import BufferTables, check_kept, check_stays
 from ucudnn.memory.torch.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.tracing.provenance import Provenance
@@ -44,7 +43,6 @@ class StepTracing:
     """One trace of a step on fake tensors.
 
     Attributes:
-        effects: watches the step.
         moved: a value beside tensors that the step changed; None for none.
 
     Args:
@@ -91,7 +89,7 @@ class StepTracing:
         self._names = set[str]()
         self._before: list[Any] = []
         self._buffers: BufferTables
-        self._tangents: list[TracedTensor] = []
+        self._grad_outputs: list[TracedTensor] = []
         self._gradients: list[TracedTensor | None] = []
         self._sources: list[tuple[bool, int]] = []
         self._arrivals: list[int] = []
@@ -154,7 +152,6 @@ class StepTracing:
             raise
 
     def _run(self) -> None:
-        """Run forward, backward and the optimizer."""
         tracer = self._tracer
         self._before = [*self._state_now()]
         args, kwargs = tree_unflatten(self._leaves, self._structure)
@@ -171,7 +168,6 @@ class StepTracing:
         self._update(gradients)
 
     def _update(self, gradients: Sequence[Tensor | None]) -> None:
-        """Run the optimizers."""
         fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
         found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
         for optimizer in self._subject.optimizers:
@@ -260,12 +256,15 @@ class StepTracing:
         with self._tracer, self._tracer.during(Phase.BACKWARD), self._noted_arrivals(sources.values()):
             ends = [outputs[index] for index in self._used]
             with torch.no_grad():
-                tangents = [tangent_of(each, told[index]) for index, each in zip(self._used, ends, strict=True)]
+                grads = [
+                    torch.empty_like(each) if (own := told[index]) is None else each.new_empty_strided(each.shape, own)
+                    for index, each in zip(self._used, ends, strict=True)
+                ]
             with self._buffers.explained(), self.effects.entered():
-                gradients = torch.autograd.grad(ends, [*sources.values()], tangents, allow_unused=True)
-        for tangent in tangents:
-            self._meet(Role.OUTPUT, "outside", tangent)
-            self._tangents.append(self._tracer.describe(tangent))
+                gradients = torch.autograd.grad(ends, [*sources.values()], grads, allow_unused=True)
+        for grad in grads:
+            self._meet(Role.OUTPUT, "outside", grad)
+            self._grad_outputs.append(self._tracer.describe(grad))
         for label, gradient in zip(sources, gradients, strict=True):
             if gradient is not None:
                 self._meet(Role.GRADIENT, label, gradient)
@@ -309,12 +308,12 @@ class StepTracing:
                 calls.append(renumbered)
             else:
                 uncounted.append((len(calls), renumbered))
-        tangents = [numbered(each) for each in self._tangents]
+        grad_outputs = [numbered(each) for each in self._grad_outputs]
         outside = {
-            index: tangents.index(call.results)
+            index: grad_outputs.index(call.results)
             for index, call in enumerate(calls)
             if call.phase is Phase.BACKWARD
-            and call.results in tangents
+            and call.results in grad_outputs
             and call.func in (torch.ops.aten.empty_like.default, torch.ops.aten.new_empty_strided.default)
         }
         program = StepProgram(
@@ -327,7 +326,7 @@ class StepTracing:
             result=self._result,
             differentiable=tuple(self._differentiable),
             used=tuple(self._used),
-            tangents=tuple(tangents),
+            grad_outputs=tuple(grad_outputs),
             outside=outside,
             sources=tuple(self._sources),
             gradients=tuple(None if each is None else numbered(each) for each in self._gradients),

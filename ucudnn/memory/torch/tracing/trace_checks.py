@@ -22,7 +22,6 @@ from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedT
 from ucudnn.memory.torch.tracing.provenance import told
 from ucudnn.memory.torch.tracing.tracer import Tracer
 
-_RECURRENT = {"_cudnn_rnn": "torch.backends.cudnn"}
 _INSTEAD = dict.fromkeys(("nonzero", "index", "masked_select"), "use torch.where or weights")
 _BACKWARD_OF_ATTENTION = {
     "_scaled_dot_product_flash_attention_backward",
@@ -34,9 +33,6 @@ _BACKWARD_OF_ATTENTION = {
 @contextmanager
 def explained(tracer: Tracer) -> Iterator[None]:
     """Say what to do where PyTorch cannot run a step on tensors without memory.
-
-    Args:
-        tracer: knows which operator ran last.
 
     Raises:
         StepGraphError: in the place of PyTorch's error.
@@ -133,11 +129,10 @@ def check_calls(trace: Trace) -> None:
             or a storage.
     """
     for call in trace.calls:  # first, because PyTorch makes a tensor of the weights' storage before such a call
-        flag = _RECURRENT.get(call.func._opname)
-        if flag is not None:
+        if call.func._opname == "_cudnn_rnn":
             raise StepGraphError(
-                f"{call.module or 'the step'} calls {call.func._opname}, which keeps a buffer for backward whose size"
-                f" is not known before it runs: call fit and the step within {flag}.flags(enabled=False)"
+                f"{call.module or 'the step'} calls _cudnn_rnn, which keeps a buffer for backward whose size is not"
+                " known before it runs: call fit and the step within torch.backends.cudnn.flags(enabled=False)"
             )
     _check_turned(trace)
     for call in trace.calls:

@@ -65,7 +65,6 @@ class Tracer(TorchDispatchMode):
         stand_in: returns what is written in the place of a tensor; None lets operators write the tensor itself.
 
     Attributes:
-        phase: the part of the step that runs.
         place: the module and the line of the last operator.
         effects: watches the code between operators; None watches nothing.
         any_value: whether values that code reads are mere factors, for which 1 stands, as in PyTorch's optimizers.
@@ -138,7 +137,6 @@ class Tracer(TorchDispatchMode):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and write it down."""
         if func is _DEVICE and isinstance(args[0], FakeTensor):  # the most frequent one by far, with this answer
             return args[0].fake_device
         kwargs = kwargs or {}
@@ -169,7 +167,6 @@ class Tracer(TorchDispatchMode):
         return False
 
     def _written(self, func: Any, args: Any, kwargs: Any, number: int | None) -> Any:
-        """Run an operator, write it down, and return its result."""
         place = self.place
         self._meets_real = False
         given, named = (mapped(each, torch.Tensor, self._read) for each in (args, kwargs))

@@ -1,6 +1,6 @@
-"""Remakes: single activations that forward drops, and what runs again in backward to make them.
+"""Single activations that forward drops, and what runs again in backward to make them.
 
-Each dropped activation is made again before the first operation of backward that needs it: one that reads it, or one
+Each dropped activation is recomputed before the first operation of backward that needs it: one that reads it, or one
 before which another activation is made from it. It stays from then on to its last access, so nothing is made twice
 while it is there. A brief one does not stay where another is made from it, and is made once more where it is read: the
 skip of a U-Net is part of what its decoder reads early in backward, and is read itself at the end. Operations run again
@@ -21,14 +21,12 @@ from ucudnn.memory.step.liveness import measure_liveness
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remakes:
+class Recomputed:
     """How the dropped activations of a step come back.
 
     Attributes:
-        dropped: the activations.
         operations: what runs again before an operation of the step, in order.
         made: for each dropped activation, the operation before which it is made to stay.
-        time_ms: the time of all that runs again.
         found: what `operations` follow from.
     """
 
@@ -43,7 +41,7 @@ class _Known(NamedTuple):
     """What runs again before an operation, and all that this follows from.
 
     Attributes:
-        gone: the activations that were asked for and that forward had dropped, and nothing had made again.
+        gone: the activations that were asked for and that forward had dropped, and nothing had recomputed.
         there: those that were asked for and were not.
         again: what runs again, in order; None where nothing can make what is wanted.
         extra: most bytes that it takes beside what is there, by the storages that stay after it.
@@ -75,12 +73,10 @@ class DroppedActivations:
         self.kinds = self._kinds()
         self._known: dict[tuple[int, tuple[int, ...]], list[_Known]] = {}
 
-    def remakes(self, dropped: frozenset[int], brief: Collection[int] = ()) -> Remakes | None:
-        """Return how dropped activations come back; None where no operations can make one of them again.
+    def recomputed(self, dropped: frozenset[int], brief: Collection[int] = ()) -> Recomputed | None:
+        """Return how dropped activations come back; None where no operations can recompute one of them.
 
-        Args:
-            dropped: the activations.
-            brief: those among them that stay only where they are read.
+        Brief ones stay only where they are read.
         """
         found: dict[int, _Known] = {}
         operations: dict[int, tuple[int, ...]] = {}
@@ -106,36 +102,36 @@ class DroppedActivations:
                         missing.discard(each)
         times = self._costs.time_ms
         time_ms = sum(times[operation] for again in operations.values() for operation in again)
-        return Remakes(dropped=dropped, operations=operations, made=made, time_ms=time_ms, found=found)
+        return Recomputed(dropped=dropped, operations=operations, made=made, time_ms=time_ms, found=found)
 
-    def actions(self, remakes: Remakes) -> tuple[Action, ...]:
+    def actions(self, recomputed: Recomputed) -> tuple[Action, ...]:
         """Return the actions of the step with what runs again, and all frees that they allow."""
-        return actions_with(self._graph, range(len(self._graph.operations)), remakes.operations)
+        return actions_with(self._graph, recomputed.operations)
 
-    def peak(self, remakes: Remakes, away: Any = 0) -> tuple[int, int]:
+    def peak(self, recomputed: Recomputed, away: Any = 0) -> tuple[int, int]:
         """Return the peak of the step and its place: the operation that runs then, or before which others run again.
 
         It is that of the actions without a simulation, so that a search can look at many. It may be more, as where
         an operation that runs again makes an activation, too, that was not dropped: that one is freed meanwhile. Bytes
         that are away do not count; they are given as `live` counts.
         """
-        live = self.live(remakes) - away
+        live = self.live(recomputed) - away
         at = int(live.argmax())
         return int(live[at]), at // 2
 
-    def live(self, remakes: Remakes) -> Any:
+    def live(self, recomputed: Recomputed) -> Any:
         """Return the bytes before each operation while others run again, at twice its number, and at it, one up."""
         changes, operations = self._changes.copy(), len(self._scratch)
-        for storage in remakes.dropped:
+        for storage in recomputed.dropped:
             changes[2 * self.spans[storage][0] + 2] -= self.sizes[storage]
-            changes[2 * remakes.made[storage] + 1] += self.sizes[storage]
+            changes[2 * recomputed.made[storage] + 1] += self.sizes[storage]
         live = changes.cumsum()[: max(2 * operations, 1)]
         live[1::2] += self._scratch_row
         stays: dict[int, set[int]] = {}
-        for storage in remakes.dropped:
-            stays.setdefault(remakes.made[storage], set()).add(storage)
-        for place, found in remakes.found.items():
-            live[2 * place] += self._extra(found, place, remakes, frozenset(stays.get(place, ())))
+        for storage in recomputed.dropped:
+            stays.setdefault(recomputed.made[storage], set()).add(storage)
+        for place, found in recomputed.found.items():
+            live[2 * place] += self._extra(found, place, recomputed, frozenset(stays.get(place, ())))
         return live
 
     def _kinds(self) -> dict[int, int]:
@@ -204,11 +200,11 @@ class DroppedActivations:
         known.append(_Known(gone, frozenset(droppable - gone), None if found.impossible else found.operations, {}))
         return known[-1]
 
-    def _extra(self, found: _Known, place: int, remakes: Remakes, stays: frozenset[int]) -> int:
+    def _extra(self, found: _Known, place: int, recomputed: Recomputed, stays: frozenset[int]) -> int:
         """Return the most bytes that what runs again takes beside all that exists before it."""
         extra = found.extra.get(stays)
         if extra is None:
-            absent = self._absent(place, remakes.dropped, remakes.made)
+            absent = self._absent(place, recomputed.dropped, recomputed.made)
             extra = extra_bytes(self._graph, self.sizes, self._scratch, found.again or (), absent, stays)
             found.extra[stays] = extra
         return extra

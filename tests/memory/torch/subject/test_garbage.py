@@ -8,8 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn.memory  # noqa: E402
-from ucudnn.memory.torch.subject.left_as_found import Snapshot  # noqa: E402
-from ucudnn.memory.torch.tracing.garbage import only_new_collected  # noqa: E402
+from ucudnn.memory.torch.subject.left_as_found import Snapshot, only_new_collected  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
 from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.dropped import DroppedActivations
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.plans.remakes import DroppedActivations
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Role
 
@@ -36,7 +36,7 @@ def remade(builder, dropped, brief=""):
     graph = builder.graph()
     rows = {storage.name: index for index, storage in enumerate(graph.storages)}
     activations = DroppedActivations(graph, builder.costs())
-    found = activations.remakes(frozenset(map(rows.get, dropped.split())), {rows[each] for each in brief.split()})
+    found = activations.recomputed(frozenset(map(rows.get, dropped.split())), {rows[each] for each in brief.split()})
     if found is None:
         return None
     name = [each.name for each in graph.operations]
@@ -104,11 +104,11 @@ def test_the_peak_is_where_others_run_again_if_these_take_most():
     graph, costs = builder.graph(), builder.costs()
     activations = DroppedActivations(graph, costs)
     (a,) = (index for index, storage in enumerate(graph.storages) if storage.name == "a")
-    assert activations.peak(activations.remakes(frozenset())) == (10 + 1000 + 10, 1)
+    assert activations.peak(activations.recomputed(frozenset())) == (10 + 1000 + 10, 1)
     builder.scratch[1] = 0
-    remakes = activations.remakes(frozenset({a}))
-    assert remakes.operations == {4: (0, 1)}
-    assert activations.peak(remakes) == (10 + 1000 + 10 + 10, 4), "x, wide, a, and the gradient that is there by then"
+    recomputed = activations.recomputed(frozenset({a}))
+    assert recomputed.operations == {4: (0, 1)}
+    assert activations.peak(recomputed) == (10 + 1000 + 10 + 10, 4), "x, wide, a, and a gradient"
 
 
 @given(step=random_steps(), data=st.data())
@@ -118,13 +118,13 @@ def test_the_actions_are_valid_with_the_time_of_a_simulation_and_no_higher_peak_
     spans = sorted(activations.spans)
     dropped = frozenset(data.draw(st.sets(st.sampled_from(spans)))) if spans else frozenset()
     brief = data.draw(st.sets(st.sampled_from(sorted(dropped)))) if dropped else set()
-    remakes = activations.remakes(dropped, brief)
-    if remakes is None:
+    recomputed = activations.recomputed(dropped, brief)
+    if recomputed is None:
         return
-    plan = MemoryPlan(policy="test", graph=graph, actions=activations.actions(remakes))
+    plan = MemoryPlan(policy="test", graph=graph, actions=activations.actions(recomputed))
     found = simulate(plan, costs)
-    assert activations.peak(remakes)[0] >= found.peak_bytes, "what is more is freed by the actions"
-    assert remakes.time_ms == pytest.approx(found.recompute_ms)
+    assert activations.peak(recomputed)[0] >= found.peak_bytes, "what is more is freed by the actions"
+    assert recomputed.time_ms == pytest.approx(found.recompute_ms)
     freed = {target for kind, target in plan.actions if kind is ActionKind.FREE}
     assert dropped <= freed
-    assert dropped == set(remakes.made)
+    assert dropped == set(recomputed.made)
