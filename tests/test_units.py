@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 import ucudnn
 from ucudnn.errors import InvalidSizeError
 from ucudnn.units import (
+    bytes_down,
+    bytes_up,
     csv_text,
-    exact_bytes,
     format_bytes,
     format_ms,
     parse_budget,
@@ -71,8 +72,10 @@ def test_a_few_bytes_without_a_unit_are_taken_for_a_mistake():
 
 
 @given(st.integers(0, 2**50))
-def test_exact_text_holds_the_number(size):
-    assert parse_bytes(exact_bytes(size).split(" bytes")[0]) == size
+def test_a_need_is_rounded_up_and_a_limit_down(size):
+    need, limit = (text(size).removesuffix(" bytes") for text in (bytes_up, bytes_down))
+    assert size * 0.999 - 1 <= parse_bytes(limit) <= size <= parse_bytes(need) <= size * 1.001 + 1
+    assert parse_bytes(limit) < size or need == limit
 
 
 @given(st.integers(1, 2**50))

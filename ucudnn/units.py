@@ -18,6 +18,7 @@ _FACTORS = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmg", 1)
     for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
+_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _SHARE = re.compile(r"\s*(?:(\d{1,3}(?:\.\d{1,9})?)\s*%|(0?\.\d{1,9}|1\.0{1,9}))\s*", re.ASCII)
 _FEW = 1 << 14  # bytes, of which nobody gives so few as a budget or a workspace without a unit
@@ -116,15 +117,24 @@ def format_bytes(size: int) -> str:
     """Return bytes as people read them, with three significant digits: '0', '4.7 KiB', '64 MiB'."""
     if size < 2**10:
         return f"{size} B" if size else "0"
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= factor or unit == "KiB":
-            return f"{_significant(size / factor)} {unit}"
-    raise AssertionError(size)
+    unit, factor = next(each for each in _UNITS if size >= each[1])
+    return f"{_significant(size / factor)} {unit}"
 
 
-def exact_bytes(size: int) -> str:
-    """Return bytes in both forms, for messages with a limit that can be typed: '65536 bytes (64 KiB)'."""
-    return f"{size} bytes ({format_bytes(size)})"
+def bytes_up(size: int) -> str:
+    """Return bytes that are needed, for messages: rounded up to a text that can be typed, '2.727 GiB'."""
+    return _in_thousandths(size, round_up=True)
+
+
+def bytes_down(size: int) -> str:
+    """Return a limit in bytes, for messages: rounded down, so that it stays apart from a need that exceeds it."""
+    return _in_thousandths(size, round_up=False)
+
+
+def _in_thousandths(size: int, *, round_up: bool) -> str:
+    unit, factor = next((each for each in _UNITS if size >= each[1]), ("bytes", 1))
+    whole, rest = divmod(-(-size * 1000 // factor) if round_up else size * 1000 // factor, 1000)
+    return f"{whole}.{rest:03}".rstrip("0").rstrip(".") + f" {unit}"
 
 
 def format_ms(time_ms: float) -> str:

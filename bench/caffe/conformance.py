@@ -33,7 +33,7 @@ from bench.tools.results import RESULTS, ROOT, save
 from bench.tools.script import command_line, run_main
 from ucudnn.backends import open_backend
 from ucudnn.native.build import build
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down
 
 POLICIES = ("powerOfTwo", "all", "adaptive")
 MODES = {"WR": "UCUDNN_DEFAULT_WORKSPACE_LIMIT", "WD": "UCUDNN_TOTAL_WORKSPACE_SIZE"}
@@ -64,7 +64,7 @@ def counted(text: str) -> dict[str, dict[str, int]]:
     for part in re.split(r"^\[ RUN      \] ", text, flags=re.MULTILINE)[1:]:
         said = [line for line in plans(part) if not line.startswith("plain")]
         name = re.sub(r"^\w+/(\d)\.", r"\1.", part.split()[0])
-        with_workspace = [line for line in said if not line.endswith("workspace 0 bytes (0)")]
+        with_workspace = [line for line in said if not line.endswith("workspace 0 bytes")]
         found[name] = {
             "planned": len(said),
             "divided": micro_batched(said),
@@ -104,7 +104,7 @@ class Conformance:
             for policy in POLICIES:
                 for limit in LIMITS[mode]:
                     variables = {"UCUDNN_BATCH_SIZE_POLICY": policy, variable: str(limit)}
-                    yield self.run(f"{mode} {policy}, {exact_bytes(limit)}", variables, mode=mode, policy=policy)
+                    yield self.run(f"{mode} {policy}, {bytes_down(limit)}", variables, mode=mode, policy=policy)
 
     def forced(self, database: Path) -> Iterator[dict[str, Any]]:
         """Yield the results of plain cuDNN and of each mode and policy, with a database that forces micro-batches."""

@@ -4,14 +4,17 @@
     python -m bench.memory.coverage [FAMILY ...]
 
 Each model is a process with a time limit. Its step is fitted without a budget first, then within 70 % of the peak, or
-within the least share that has a plan. A model that the file has is not trained again, unless --again says for which
-outcomes. Models whose plain step fails with our arguments do not count; others are drawn in their place.
+within the least share that has a plan. One that is refused trains by hooks within such a share of its peak. A model
+that the file has is not trained again, unless --again says for which outcomes. Models whose plain step fails with our
+arguments do not count; others are drawn in their place.
 """
 
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from hashlib import sha256
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -29,7 +32,8 @@ from bench.memory.public_models import SEED, Case, Source
 from bench.tools.results import cpu_conditions, load, save_case
 from bench.tools.script import add_commit, add_names, command_line, commit_of, note, out_of, run_main
 from ucudnn.errors import BudgetError, UcudnnError
-from ucudnn.memory import fit
+from ucudnn.memory import budget, fit
+from ucudnn.memory.step.liveness import measure_liveness
 
 PACKAGES = (
     "timm",
@@ -51,9 +55,10 @@ FAMILIES: dict[str, list[tuple[Callable[[], Source], int]]] = {
     "segmentation_models": [(public.segmentation_models, 12)],
     "torch_geometric": [(partial(public.listed_models, "torch_geometric.nn.models"), 12)],
 }
-NOT_PLAIN, SAME, REFUSED, DIFFERS, RAISED, SLOW = (
+NOT_PLAIN, SAME, HOOKED, REFUSED, DIFFERS, RAISED, SLOW = (
     "plain fails",
     "to the bit",
+    "by hooks",
     "refused",
     "differs",
     "raised",
@@ -79,19 +84,24 @@ def reduced(output: Any) -> Tensor:
     return sum((each.float().square().mean() for each in floats), torch.zeros(()))
 
 
-def trained(case: Case, call: Callable[..., Any]) -> list[Tensor]:
-    """Train two steps; return losses, gradients and what the model holds then."""
+def bits(tensors: Iterable[Tensor]) -> list[str]:
+    """Return digests of tensors, which take no memory that a budget counts."""
+    flat = (each.detach().resolve_conj().resolve_neg().reshape(-1) for each in tensors)
+    return [sha256(each.view(torch.uint8).numpy().tobytes()).hexdigest() for each in flat]
+
+
+def trained(case: Case, call: Callable[..., Any]) -> list[str]:
+    """Train two steps; return the bits of losses, gradients and what the model holds then."""
     optimizer = torch.optim.SGD(case.model.parameters(), 0.01, momentum=0.9)
     seed()
-    found = []
+    found = list[str]()
     for _ in range(2):
         optimizer.zero_grad()
         loss = reduced(call(*case.args, **case.kwargs)) if case.loss is None else call(*case.args, **case.kwargs)
         loss.backward()
-        found += [loss, *(each.grad for each in case.model.parameters() if each.grad is not None)]
-        found = [each.detach().clone() for each in found]
+        found += bits([loss, *(each.grad for each in case.model.parameters() if each.grad is not None)])
         optimizer.step()
-    return [*found, *(each for each in case.model.state_dict().values() if isinstance(each, Tensor))]
+    return found + bits(each for each in case.model.state_dict().values() if isinstance(each, Tensor))
 
 
 def made(make: Callable[[], Case]) -> Case:
@@ -111,21 +121,26 @@ def plain(case: Case) -> Callable[..., Any]:
 def fitted(case: Case, **options: Any) -> Any:
     """Return the fitted step."""
     sample = (case.args or case.kwargs) if not (case.args and case.kwargs) else (*case.args, *case.kwargs.values())
-    return fit(case.model, sample, loss=case.loss, plan_seconds=5.0, **options)
+    return fit(case.model, sample, loss=case.loss, plan_seconds=1.0, **options)
 
 
-def trace_once() -> None:
-    """Let all fits of this process take the first trace, which is most of their time."""
+@contextmanager
+def traced_once(known: list[Any]) -> Iterator[None]:
+    """Let all fits of a block take the first trace, which is most of their time; steps that run make their own."""
     module: Any = import_module("ucudnn.memory.torch.running.fit")
-    trace, known = module.trace_program, list[Any]()
+    trace = module.trace_program
 
     def traced(subject: Any, name: str, batch: int, **more: Any) -> Any:
-        if more or subject.used is not None:
+        if more or subject.used is not None or subject.in_pieces:
             return trace(subject, name, batch, **more)
         known.extend([] if known else [trace(subject, name, batch)])
         return known[0]
 
     module.trace_program = traced
+    try:
+        yield
+    finally:
+        module.trace_program = trace
 
 
 def warm_up() -> None:
@@ -135,32 +150,84 @@ def warm_up() -> None:
     gc.freeze()
 
 
-def compared(make: Callable[[], Case]) -> Iterator[dict[str, Any]]:
-    """Yield what is known so far of how a model trains."""
-    yield {"outcome": NOT_PLAIN}
-    wanted = trained(case := made(make), plain(case))
-    yield {"outcome": SLOW}
-    trace_once()
-    case = made(make)
-    step = fitted(case, policy="stock")
+def planned(make: Callable[[], Case], wanted: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield what is known so far of how a model trains by a plan."""
+    case, known = made(make), list[Any]()
+    with traced_once(known):
+        step = fitted(case, policy="stock")
     found = {"outcome": REFUSED, "operations": len(step.plan.graph.operations)}
     yield {**found, "outcome": SLOW}
-    peak = step.simulation.peak_bytes
-    for share in SHARES:
+    peak, floor = step.simulation.peak_bytes, measure_liveness(step.plan.graph, step.costs).floor_bytes
+    for share in (each for each in SHARES if peak * each // 100 >= floor):
         try:
-            step = fitted(case, budget=peak * share // 100)
+            with traced_once(known):
+                step = fitted(case, budget=peak * share // 100)
             ours = trained(case, step)
         except BudgetError as error:
             found["message"] = str(error)
             continue
-        if len(ours) == len(wanted) and all(map(torch.equal, ours, wanted)):
+        if ours == wanted:
             yield {**found, "message": "", "outcome": SAME, "share": share}
-        elif all(map(torch.equal, wanted, trained(case := made(make), plain(case)))):
+        elif wanted == trained(case := made(make), plain(case)):
             yield {**found, "message": "", "outcome": DIFFERS, "share": share}
         else:
             yield {"outcome": NOT_PLAIN, "message": "two plain loops differ"}
         return
     yield found
+
+
+def grown(case: Case) -> Case:
+    """Return a step of eight times the samples, so that parameters, which stay, do not own the peak of a small step."""
+
+    def repeated(given: Any) -> Any:
+        return given.repeat(8, *[1] * (given.dim() - 1)) if isinstance(given, Tensor) and given.dim() else given
+
+    kwargs = {name: repeated(each) for name, each in case.kwargs.items()}
+    return case._replace(args=tuple(map(repeated, case.args)), kwargs=kwargs)
+
+
+def hooked(make: Callable[[], Case]) -> dict[str, Any]:
+    """Return how a model trains by hooks, within the least share of its peak that they keep."""
+    for change in (grown, Case._replace):  # graphs and lists of images have no samples that could be repeated so
+        case = change(made(make))
+        try:
+            with budget("1024GiB", device="cpu") as free:
+                wanted = trained(case, plain(case))
+            break
+        except Exception:  # noqa: BLE001  # whatever the model raises
+            continue
+    found: dict[str, Any] = {}
+    for share in SHARES[:3]:
+        case = change(made(make))
+        try:
+            with budget(free.peak_bytes * share // 100, device="cpu"):
+                ours = trained(case, plain(case))
+        except BudgetError as error:
+            found = {"by_hooks": str(error)}
+        else:
+            return {"outcome": HOOKED if ours == wanted else DIFFERS, "share": share}
+    return found
+
+
+def compared(make: Callable[[], Case]) -> Iterator[dict[str, Any]]:
+    """Yield what is known so far of how a model trains."""
+    yield {"outcome": NOT_PLAIN}
+    wanted = trained(case := made(make), plain(case))
+    found: dict[str, Any] = {"outcome": SLOW}
+    yield found
+    try:
+        for found in planned(make, wanted):
+            yield found
+    except UcudnnError as error:
+        found = {**found, "outcome": REFUSED, "message": told(error)}
+    if found["outcome"] == REFUSED:
+        yield found
+        yield {**found, **hooked(make)}
+
+
+def told(error: Exception) -> str:
+    """Return what an error says, with its kind."""
+    return f"{type(error).__name__}: {error}"[:1000]
 
 
 def child(make: Callable[[], Case], pipe: Connection) -> None:
@@ -170,9 +237,8 @@ def child(make: Callable[[], Case], pipe: Connection) -> None:
         for found in compared(make):
             pipe.send(found)
     except Exception as error:  # noqa: BLE001  # that is what is asked
-        is_ours = isinstance(error, UcudnnError)
-        outcome = NOT_PLAIN if found["outcome"] == NOT_PLAIN else REFUSED if is_ours else RAISED
-        pipe.send({**found, "outcome": outcome, "message": f"{type(error).__name__}: {error}"[:1000]})
+        outcome = NOT_PLAIN if found["outcome"] == NOT_PLAIN else RAISED
+        pipe.send({**found, "outcome": outcome, "message": told(error)})
 
 
 def outcome_of(make: Callable[[], Case], seconds: float) -> dict[str, Any]:

@@ -102,7 +102,8 @@ def torchvision_models() -> Source:
         module = models.get_model_builder(name).__module__.removeprefix("torchvision.models.")
         modules.setdefault(module, []).append(name)
     for module in _drawn(modules):
-        own = {"weights_backbone": None} if module.startswith(("segmentation", "detection")) else {}
+        own: dict[str, Any] = {"weights_backbone": None} if module.startswith(("segmentation", "detection")) else {}
+        own |= {"min_size": 320, "max_size": 320} if module.startswith("detection") and "ssd" not in module else {}
         make = partial(models.get_model, weights=None, **own)
         if least := _smallest(modules[module], make):
             yield least, partial(_vision, partial(make, least), module.split(".")[0])
@@ -123,6 +124,7 @@ def _vision(make: Callable[..., nn.Module], kind: str) -> Case:
 
 def transformers_models(task: str = "") -> Source:
     """Yield architectures of transformers for a task."""
+    import_module("transformers.modeling_layers")  # all models import it, which would take each process seconds
     modeling = import_module("transformers.models.auto.modeling_auto")
     auto = getattr(modeling, f"AutoModel{task}")
     for name in _drawn(auto._model_mapping._model_mapping):

@@ -8,7 +8,7 @@ cuDNN, or the first algorithm that cuDNN's heuristics offer) and what the same c
 yet` stands where the results lack a figure. Square brackets hold the least and the most of all rounds or steps.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -545,6 +545,34 @@ def balance_table() -> Iterable[Row]:
     return balance_rows(results("memory/link.json"))
 
 
+# --- public models: memory/coverage.json
+
+KINDS = {"to the bit": (70, 85, 100, 120), "by hooks": (70, 85, 100), "refused": (), "too slow": (), "failed": ()}
+"""What became of a model, and the budgets, in percent of its peak, of which each is counted."""
+
+
+def coverage() -> Iterable[Row]:
+    """Yield how public models trained, by library: the one with the largest share of failures first, and all."""
+    cases = [each for each in results("memory/coverage.json").get("cases", {}).values()]
+    cases = [each for each in cases if each["outcome"] != "plain fails"]
+    families = {each["family"]: [it for it in cases if it["family"] == each["family"]] for each in cases}
+
+    def cells(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        yield str(len(found))
+        outcomes = [each["outcome"] if each["outcome"] in KINDS else "failed" for each in found]
+        for kind, shares in KINDS.items():
+            several = [sum(each["outcome"] == kind and each["share"] == share for each in found) for share in shares]
+            within = f" ({' / '.join(map(str, several))})" if any(several) else ""
+            yield f"{outcomes.count(kind)}{within}"
+
+    def trains(found: Sequence[Mapping[str, Any]]) -> float:
+        return sum(each["outcome"] in ("to the bit", "by hooks") for each in found) / len(found)
+
+    for family in sorted(families, key=lambda each: trains(families[each])):
+        yield [family, *cells(families[family])]
+    yield ["all", *cells(cases)]
+
+
 RESULTS_PAGE, PAPERS_PAGE = "docs/results.md", "docs/memory-papers.md"
 PAPERS = {
     "vdnn": "vDNN",
@@ -628,6 +656,12 @@ TABLES = (
     *(
         Table(PAPERS_PAGE, f"figure of {title} | paper | ours | why they differ", partial(papers, name))
         for name, title in PAPERS.items()
+    ),
+    Table(
+        "docs/how-fit-works.md",
+        "models of a library | trained | to the bit, within 70 / 85 / 100 / 120 % | by hooks, within 70 / 85 / 100 % |"
+        " refused | too slow | failed",
+        coverage,
     ),
     Table(PAPERS_PAGE, "policy | " + " | ".join(f"{step} {batch}" for step, batch in LINK_STEPS.items()), policy_table),
     Table(

@@ -14,9 +14,9 @@ OUTPUT = """\
 [ RUN      ] CuDNNConvolutionLayerTest/0.TestSetupCuDNN
 [       OK ] CuDNNConvolutionLayerTest/0.TestSetupCuDNN (1 ms)
 [ RUN      ] CuDNNConvolutionLayerTest/1.TestGradientCuDNN
-ucudnn: Forward 2x3x6x4 * 2x3x3x3 float32 NCHW: 2x1 eng1, workspace 512 bytes (512 B)
-ucudnn: BackwardData 2x3x6x4 * 2x3x3x3 float32 NCHW: 1x2 eng1, workspace 512 bytes (512 B)
-ucudnn: BackwardFilter 2x3x6x4 * 2x3x3x3 float32 NCHW: 2x1 eng0, workspace 0 bytes (0)
+ucudnn: Forward 2x3x6x4 * 2x3x3x3 float32 NCHW: 2x1 eng1, workspace 512 bytes
+ucudnn: BackwardData 2x3x6x4 * 2x3x3x3 float32 NCHW: 1x2 eng1, workspace 512 bytes
+ucudnn: BackwardFilter 2x3x6x4 * 2x3x3x3 float32 NCHW: 2x1 eng0, workspace 0 bytes
 ucudnn: plain cuDNN, not in micro-batches: no reason
 [       OK ] CuDNNConvolutionLayerTest/1.TestGradientCuDNN (9 ms)
 """

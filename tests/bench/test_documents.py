@@ -56,6 +56,7 @@ BASELINES = {  # the first cell of a table: what a user has without ucudnn, and 
     "tensors of an H200 within": ("eager", "70 %"),
     "kernels": ("ucudnn", "HiGHS"),  # solvers
     "time steps": ("time: plain", "peak of the layer"),  # plain is PyTorch's; nothing is divided
+    "models of a library": (),  # counts of models, each compared with the plain loop
 }
 
 
@@ -99,6 +100,19 @@ def test_programs_that_take_longer_than_pytorch_stand_above_the_mean_of_all(monk
     ]
     monkeypatch.setattr(documents, "results", lambda name: {})
     assert {row[0] for row in (*documents.tuned_programs(), *documents.limited_programs())} == {documents.UNKNOWN}
+
+
+def test_models_are_counted_by_library_failures_first(monkeypatch):
+    found = [("a", "to the bit", 70), ("a", "to the bit", 85), ("b", "raised", 0), ("b", "by hooks", 100)]
+    found += [("b", "plain fails", 0), ("a", "refused", 0)]
+    cases = [dict(zip(("family", "outcome", "share"), each, strict=True)) for each in found]
+    monkeypatch.setattr(documents, "results", lambda name: {"cases": dict(enumerate(cases))})
+    rows = [*documents.coverage()]
+    assert rows[:2] == [
+        ["b", "2", "0", "1 (0 / 0 / 1)", "0", "0", "1"],
+        ["a", "3", "2 (1 / 1 / 0 / 0)", "0", "1", "0", "0"],
+    ]
+    assert rows[2] == ["all", "5", "2 (1 / 1 / 0 / 0)", "1 (0 / 0 / 1)", "1", "0", "1"]
 
 
 @pytest.fixture

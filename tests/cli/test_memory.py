@@ -177,14 +177,14 @@ IMPOSSIBLE = f"""
 plan lenet | step 'lenet' is neither a file nor one that ships with ucudnn: alexnet
 why resnet50 --device b200 | device 'b200' is neither a file nor one that ships
 plan resnet50 --policy magic | policy 'magic' is not known: take one of stock, base, checkpoint
-plan resnet50 --budget 2GiB --policy stock | of resnet50, 2927296512 bytes (2.73 GiB), which operation 458
+plan resnet50 --budget 2GiB --policy stock | of resnet50, 2.727 GiB, which operation 458
 plan resnet50 --budget 2GiB --policy stock | (native_batch_norm_backward_52, bn1) sets: take a mini-batch of at most
 plan resnet50 --budget 5GiB --policy stock | policy stock needs
 plan resnet50 --budget lots | error: --budget: size 'lots' cannot be read
 why resnet50 --budget -5 | error: --budget: size '-5' cannot be read
 run torchvision:resnet50 --budget 12GX | error: --budget: size '12GX' cannot be read
-plan resnet50 --budget 0 --policy stock | a budget of 0 bytes (0) is below the floor of resnet50
-why resnet50 --budget 0 | a budget of 0 bytes (0) is below the floor of resnet50
+plan resnet50 --budget 0 --policy stock | a budget of 0 bytes is below the floor of resnet50
+why resnet50 --budget 0 | a budget of 0 bytes is below the floor of resnet50
 plan resnet50 --batch 0 | a mini-batch of 0
 plan resnet50 --algorithms best | algorithms 'best' are not known: take fastest or smallest
 why resnet50 --shape 3x64x64 | --shape has no effect without a model, MODULE:CALLABLE

@@ -106,7 +106,7 @@ def test_what_needs_more_than_the_limit_is_not_taken(planned):
     handle, key, other = planned
     large = replace(other, parts=tuple(replace(each, workspace_bytes=2**20 + 1) for each in other.parts))
     before, epoch = handle.plans.entries[key].decision, handle.plans.epoch
-    with pytest.raises(InfeasibleError, match="needs more than 1048576 bytes"):
+    with pytest.raises(InfeasibleError, match="needs more than 1 MiB"):
         handle.plans.take(key.problem, large)
     assert handle.plans.entries[key].decision is before
     assert handle.plans.epoch == epoch

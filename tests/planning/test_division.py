@@ -18,7 +18,7 @@ from ucudnn.planning.concurrency import concurrent_sets
 from ucudnn.planning.division import divide_workspace
 from ucudnn.settings import Settings
 from ucudnn.solvers.division import divide
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down, bytes_up
 
 
 def front(*sizes):
@@ -98,9 +98,9 @@ def divided(case):
     error = caught.value
     assert error.limit_bytes == total
     assert error.kernel in map(str, kernels)
-    assert str(error).startswith(f"a total workspace of {exact_bytes(total)} is too small: ")
+    assert str(error).startswith(f"a total workspace of {bytes_down(total)} is too small: ")
     endings = [
-        f"need at least {exact_bytes(together)}, {error.kernel} alone {exact_bytes(largest)}"
+        f"need at least {bytes_up(together)}, {error.kernel} alone {bytes_up(largest)}"
         for together, largest in short
         if together == error.required_bytes
     ]

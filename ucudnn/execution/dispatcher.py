@@ -16,7 +16,7 @@ from ucudnn.execution.plan import Plan, make_plan
 from ucudnn.execution.recovery import MOST_FAILURES, Recovery, Replacement, given_up, is_lasting, is_measured
 from ucudnn.planning.choices import Origin
 from ucudnn.settings import Settings
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down, bytes_up
 from ucudnn.workspace.allocation import DividedWorkspace, Workspace, open_workspace
 from ucudnn.workspace.stream_order import StreamOrder
 
@@ -108,7 +108,7 @@ class Dispatcher:
             workspace = self._prepare(entry, queue)
         plan = entry.plan or self._plan(entry)
         if lent is not None and plan.workspace_bytes > lent.size_bytes:
-            need, there = exact_bytes(plan.workspace_bytes), exact_bytes(lent.size_bytes)
+            need, there = bytes_up(plan.workspace_bytes), bytes_down(lent.size_bytes)
             raise BackendError(f"{entry.kernel}: it needs spare memory of {need}, but has {there}")
         capturing = backend.capturing(address)
         if capturing:
@@ -298,15 +298,15 @@ class Dispatcher:
         fixed = entry.kernel.problem.deterministic  # whose plan must not depend on what memory is free
         decision = self._recovery.decide(entry.kernel, need // 2) if need and not fixed else None
         if decision is None or self._divides:
-            raise BackendError(f"{entry.kernel}: no room for a workspace of {exact_bytes(need)}: {error}") from error
+            raise BackendError(f"{entry.kernel}: no room for a workspace of {bytes_up(need)}: {error}") from error
         _LOG.log(
             logging.INFO if isinstance(error, MemoryLimitError) else logging.WARNING,  # a limit is meant to do this
             "%s: no room for a workspace of %s, so it gets %s",
             entry.kernel,
-            exact_bytes(need),
+            bytes_up(need),
             decision.configuration,
         )
-        entry.repair(decision, f"there was no room for a workspace of {exact_bytes(need)}")
+        entry.repair(decision, f"there was no room for a workspace of {bytes_up(need)}")
 
     def _make_arena(self) -> None:
         segments = {
@@ -325,6 +325,6 @@ class Dispatcher:
         except MemoryError as error:
             total = max(offset + size for offset, size in segments.values())
             raise BackendError(
-                f"no room for a total workspace of {exact_bytes(total)}: give a smaller one ({error})"
+                f"no room for a total workspace of {bytes_up(total)}: give a smaller one ({error})"
             ) from error
         self._arena_needed = False

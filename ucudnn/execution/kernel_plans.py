@@ -24,7 +24,7 @@ from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan
 from ucudnn.planning.replanning import requests_behind
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down
 from ucudnn.workspace.spare import own_bytes, tail_step
 
 _MOST_KERNELS = 1 << 14  # of a program whose shapes change for ever; what is forgotten is planned again if it recurs
@@ -272,7 +272,7 @@ class KernelPlans:
             )
             if own_bytes(problem, configuration, fresh=kernel.fresh) > within:
                 raise InfeasibleError(
-                    f"{kernel}: {configuration} needs more than {exact_bytes(within)}",
+                    f"{kernel}: {configuration} needs more than {bytes_down(within)}",
                     kernel=str(kernel),
                     limit_bytes=within,
                     required_bytes=decision.workspace_bytes,

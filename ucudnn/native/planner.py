@@ -31,7 +31,7 @@ from ucudnn.planning.plan_file import NO_PLANS, load_plans
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings, is_set
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down, bytes_up
 from ucudnn.workspace.stream_order import Segment
 
 
@@ -156,7 +156,7 @@ class NativePlanner:
                 keeps=keeps,
                 workspace_bytes=need,
                 segment=segment,
-                text=f"{problem}: {configuration}, workspace {exact_bytes(need)}",
+                text=f"{problem}: {configuration}, workspace {bytes_up(need)}",
                 calls=self._ledger.calls(key),
             )
         raise given_up(problem)
@@ -181,7 +181,7 @@ class NativePlanner:
         configuration = decision.configuration
         if problem.deterministic and configuration.workspace_bytes > request.most_bytes:
             raise BackendError(
-                f"{problem}: no room for a workspace of {exact_bytes(configuration.workspace_bytes)}, and a plan that"
+                f"{problem}: no room for a workspace of {bytes_up(configuration.workspace_bytes)}, and a plan that"
                 " repeats its results does not depend on what memory is free"
             )
         limit = min(limit, request.most_bytes)
@@ -192,10 +192,10 @@ class NativePlanner:
             # Only the samples from the first missing one on are computed by it.
             rest = self._recovery.rest(problem, request.start, limit, all_unfit)
             if rest is None:
-                raise BackendError(f"{problem}: no algorithm is left that computes it within {exact_bytes(limit)}")
+                raise BackendError(f"{problem}: no algorithm is left that computes it within {bytes_down(limit)}")
             configuration = rest
         if not request.start and need > limit:
-            self._ledger.replaced(key, configuration, f"there was no room for a workspace of {exact_bytes(need)}")
+            self._ledger.replaced(key, configuration, f"there was no room for a workspace of {bytes_up(need)}")
         elif not request.start and unfit:
             alpha, beta = request.scaling
             reason = f"{' and '.join(sorted(unfit))} failed"

@@ -27,7 +27,7 @@ from ucudnn.planning.plan_file import LoadedPlans, SavedPlan
 from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.sums import MOST_DENSE, MOST_PARTS
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down, bytes_up
 
 
 class Origin(Enum):
@@ -220,10 +220,10 @@ def _refuse(kernel: Kernel, request: Request, benchmark: Benchmark, with_sum: Su
         least = min(summed + with_sum.total.size_bytes, summed if least is None else least)
     many = f" in at most {MOST_PARTS} micro-batches" if request.problem.batch > MOST_DENSE else ""
     if least is None or least <= limit_bytes:
-        raise MeasurementError(f"{kernel}: no algorithm could be measured within {exact_bytes(limit_bytes)}{many}")
+        raise MeasurementError(f"{kernel}: no algorithm could be measured within {bytes_down(limit_bytes)}{many}")
     raise InfeasibleError(
-        f"{kernel}: no algorithm fits a workspace limit of {exact_bytes(limit_bytes)}{many}:"
-        f" at least {exact_bytes(least)} are needed",
+        f"{kernel}: no algorithm fits a workspace limit of {bytes_down(limit_bytes)}{many}:"
+        f" at least {bytes_up(least)} are needed",
         kernel=str(kernel),
         limit_bytes=limit_bytes,
         required_bytes=least,

@@ -18,7 +18,7 @@ from ucudnn.settings import Settings, SolverName
 from ucudnn.solvers.division import Choice, Division, divide
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.sequences import Bundle, bundled
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down, bytes_up
 from ucudnn.workspace.stream_order import Segment
 
 GROUPED = "WD, grouped"
@@ -241,9 +241,9 @@ def _infeasible(
     largest = max(indices, key=lambda index: desirable[index][0].workspace_bytes)
     which = "all kernels together" if len(indices) == len(kernels) else "kernels that may run at the same time"
     return InfeasibleError(
-        f"a total workspace of {exact_bytes(total_bytes)} is too small: {which} need at least"
-        f" {exact_bytes(program.required_bytes)}, {kernels[largest]} alone"
-        f" {exact_bytes(desirable[largest][0].workspace_bytes)}",
+        f"a total workspace of {bytes_down(total_bytes)} is too small: {which} need at least"
+        f" {bytes_up(program.required_bytes)}, {kernels[largest]} alone"
+        f" {bytes_up(desirable[largest][0].workspace_bytes)}",
         kernel=str(kernels[largest]),
         limit_bytes=total_bytes,
         required_bytes=program.required_bytes,

@@ -29,7 +29,7 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
 from ucudnn.profiles.json_values import MALFORMED, load_json, whole
 from ucudnn.slabs import Slab, is_divisible, piece_of, row_count
-from ucudnn.units import exact_bytes, shortened
+from ucudnn.units import bytes_down, bytes_up, shortened
 from ucudnn.workspace.spare import own_bytes
 
 _FORMAT = "ucudnn-plans"
@@ -127,15 +127,15 @@ class LoadedPlans:
             need = own_bytes(problem, configuration, fresh=kernel.fresh)
         if need > limit_bytes:
             raise PlanFileError(
-                f"{where} needs a workspace of {exact_bytes(need)}, and the limit is {exact_bytes(limit_bytes)}: give"
+                f"{where} needs a workspace of {bytes_up(need)}, and the limit is {bytes_down(limit_bytes)}: give"
                 f" that much, or {_AGAIN} within this limit"
             )
         asked = problem if configuration.float32_sum is None else summed(problem)
         offered = backend.float32_sum(problem)
         if asked is not problem and (offered is None or offered.size_bytes != configuration.sum_bytes):
             raise PlanFileError(
-                f"{where} has a float32 sum of {exact_bytes(configuration.sum_bytes)}, and backend {backend.name} keeps"
-                f" {'none' if offered is None else exact_bytes(offered.size_bytes)}: {_AGAIN}"
+                f"{where} has a float32 sum of {bytes_up(configuration.sum_bytes)}, and backend {backend.name} keeps"
+                f" {'none' if offered is None else bytes_up(offered.size_bytes)}: {_AGAIN}"
             )
         for part in dict.fromkeys(configuration.parts):
             whole = asked.part(part.size)
@@ -143,12 +143,10 @@ class LoadedPlans:
             for piece, name, stated in calls or [(whole, part.algorithm, part.workspace_bytes)]:
                 algorithm = backend.algorithm(piece, name)
                 if algorithm is None or algorithm.workspace_bytes != stated:
-                    has = (
-                        "does not have" if algorithm is None else f"needs {exact_bytes(algorithm.workspace_bytes)} for"
-                    )
+                    has = "does not have" if algorithm is None else f"needs {bytes_up(algorithm.workspace_bytes)} for"
                     raise PlanFileError(
                         f"{where} does not fit: backend {backend.name} {has} {shortened(name)} at size {part.size},"
-                        f" planned with {exact_bytes(stated)}: {_AGAIN}"
+                        f" planned with {bytes_up(stated)}: {_AGAIN}"
                     )
 
 

@@ -40,7 +40,7 @@ def test_an_object_plans_as_it_says_and_shipped_ones_are_taken_as_they_are():
         (lambda *_: None, "returned None: plan.* returns a MemoryPlan, or raises a BudgetError"),
         (
             lambda graph, costs, _: POLICIES["stock"].plan(graph, costs, None),
-            "returned a plan of 30 bytes .*is 29 bytes",
+            "returned a plan of 30 bytes.*is 29 bytes",
         ),
     ],
 )

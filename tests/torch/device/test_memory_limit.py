@@ -36,7 +36,7 @@ def test_live_bytes_beyond_the_limit_are_told_once(caplog):
         assert one.headroom_bytes() == 0
     assert one.exceeded
     assert caplog.text.count("alone exceed") == 1
-    assert "10485761 bytes" in caplog.text
+    assert "10.001 MiB" in caplog.text
 
 
 @given(SIZES, SIZES)

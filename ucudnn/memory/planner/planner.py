@@ -32,7 +32,7 @@ from ucudnn.memory.step.budget import below_floor, check_budget, with_need
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down, bytes_up
 
 _MOST_TRIES = 16  # plans of one policy that are replayed
 _MOST_FEW_TRIES = 3  # the same of one that fits, though storages move, and of 'joint', which looks at many for each
@@ -318,8 +318,8 @@ class _Choice:
             if found is not None and self._keeps(found) and needed <= most:
                 return found
         raise BudgetError(
-            f"tensors of {self._graph.name} do not fit side by side into {exact_bytes(most)}: the closest plan takes"
-            f" {exact_bytes(needed)} of pages, holes between tensors included: raise the budget to that",
+            f"tensors of {self._graph.name} do not fit side by side into {bytes_down(most)}: the closest plan takes"
+            f" {bytes_up(needed)} of pages, holes between tensors included: raise the budget to that",
             kernel="",
             limit_bytes=most,
             required_bytes=needed,
@@ -332,7 +332,7 @@ class _Choice:
         needed, found = self._least_paged(self._room, policies)
         if found is None or needed <= refused.required_bytes:
             return refused
-        pages = f"; its tensors take {exact_bytes(needed)} of pages, holes between them included"
+        pages = f"; its tensors take {bytes_up(needed)} of pages, holes between them included"
         return with_need(refused, pages, needed)
 
     def _least_paged(self, room: AllocatorRoom, policies: Sequence[MemoryPolicy]) -> tuple[int, MemoryPlan | None]:

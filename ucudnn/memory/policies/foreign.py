@@ -10,7 +10,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
-from ucudnn.units import exact_bytes, shortened
+from ucudnn.units import bytes_down, bytes_up, shortened
 
 
 @final
@@ -44,7 +44,7 @@ class ForeignPolicy:
         peak = simulate(found, costs).peak_bytes
         if budget is not None and peak > budget:
             raise InvalidValueError(
-                f"policy {self._name} returned a plan of {exact_bytes(peak)}, and the budget is {exact_bytes(budget)}:"
+                f"policy {self._name} returned a plan of {bytes_up(peak)}, and the budget is {bytes_down(budget)}:"
                 " raise a BudgetError where there is none for it"
             )
         return found

@@ -16,7 +16,7 @@ from ucudnn.memory.simulation.copies import CopyQueues, CopyRequest
 from ucudnn.memory.simulation.result import Lifetime, Queue, Simulation, TimelineEntry
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Phase
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down, bytes_up
 
 _ABSENT = -1
 _LATEST = "_latest_simulation"  # of a plan, beside its fields
@@ -246,8 +246,8 @@ class _Walk:
             self.memory_stall_ms += self.queues.now - before
             if self.live + size > self.cap:
                 raise BudgetError(
-                    f"action {self.at}: {name(of)} needs {exact_bytes(size)} beside {exact_bytes(self.live)}, which"
-                    f" exceeds the cap of {exact_bytes(self.cap)}, and no offload is left to wait for",
+                    f"action {self.at}: {name(of)} needs {bytes_up(size)} beside {bytes_up(self.live)}, which"
+                    f" exceeds the cap of {bytes_down(self.cap)}, and no offload is left to wait for",
                     kernel=name(of),
                     limit_bytes=self.cap,
                     required_bytes=self.live + size,

@@ -6,7 +6,7 @@ from ucudnn.errors import BudgetError, StepGraphError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import Liveness, measure_liveness
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down, bytes_up
 
 
 def check_budget(graph: StepGraph, costs: Costs, budget: int | None, order: Sequence[int] | None = None) -> None:
@@ -18,9 +18,9 @@ def check_budget(graph: StepGraph, costs: Costs, budget: int | None, order: Sequ
     liveness = measure_liveness(graph, costs, order)
     if budget is not None and budget < liveness.floor_bytes:
         operation = graph.operation_name(liveness.order[liveness.floor_place]) if liveness.order else "no operation"
-        left = f"a budget of {exact_bytes(budget)}" if budget >= 0 else "a budget of which nothing is left for tensors"
+        left = f"a budget of {bytes_down(budget)}" if budget >= 0 else "a budget of which nothing is left for tensors"
         raise BudgetError(
-            f"{left} is below the floor of {graph.name}, {exact_bytes(liveness.floor_bytes)}, which {operation} sets:"
+            f"{left} is below the floor of {graph.name}, {bytes_up(liveness.floor_bytes)}, which {operation} sets:"
             f" {', or '.join(_remedies(liveness, costs, budget))}",
             kernel=operation,
             limit_bytes=budget,
@@ -31,7 +31,7 @@ def check_budget(graph: StepGraph, costs: Costs, budget: int | None, order: Sequ
 def over_budget(policy: str, graph: StepGraph, least_bytes: int, budget: int) -> BudgetError:
     """Return the error of a policy that needs more than a budget that other policies may keep."""
     return BudgetError(
-        f"policy {policy} needs {exact_bytes(least_bytes)} for {graph.name}, and the budget is {exact_bytes(budget)}:"
+        f"policy {policy} needs {bytes_up(least_bytes)} for {graph.name}, and the budget is {bytes_down(budget)}:"
         " take another policy or a larger budget",
         kernel="",
         limit_bytes=budget,
@@ -45,7 +45,7 @@ def below_floor(floor: BudgetError, needs: Iterable[tuple[int | None, str]]) -> 
     least_bytes, policy = min(known, default=(floor.required_bytes, ""))
     if least_bytes >= floor.required_bytes:
         return floor
-    return with_need(floor, f", or to {exact_bytes(least_bytes)}, which policy {policy} needs", least_bytes)
+    return with_need(floor, f", or to {bytes_up(least_bytes)}, which policy {policy} needs", least_bytes)
 
 
 def with_need(error: BudgetError, addition: str, required_bytes: int) -> BudgetError:
@@ -66,14 +66,14 @@ def _remedies(liveness: Liveness, costs: Costs, budget: int) -> Iterator[str]:
         place = liveness.floor_place
         over = sum(floor + scratch > budget for floor, scratch in zip(bare, liveness.scratch_bytes, strict=True))
         others = f" and {over - 1} other operations less, too" if over > 1 else ""
-        yield f"give it at most {exact_bytes(budget - bare[place])} of scratch{others}"
+        yield f"give it at most {bytes_down(budget - bare[place])} of scratch{others}"
     batch = _largest_batch(liveness, costs, budget)
     if batch:
         yield f"take a mini-batch of at most {batch} instead of {graph.batch}"
     parts = zip(liveness.order, bare, liveness.scratch_bytes, strict=True)
     least = max((size + (0 if each in graph.problems else scratch) for each, size, scratch in parts), default=0)
     may_fall = not costs.configurations and least < liveness.floor_bytes
-    lower = f", which convolutions= of fit lowers to {exact_bytes(least)} at best, by algorithms with less workspace"
+    lower = f", which convolutions= of fit lowers to {bytes_up(least)} at best, by algorithms with less workspace"
     yield f"raise the budget to the floor{lower if may_fall else ''}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from ucudnn.errors import MemoryLimitError
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down, bytes_up
 
 _LOG = logging.getLogger("ucudnn.torch")
 _ROUNDING_BYTES = 1 << 20  # a block of PyTorch's allocator may be so much larger than what was asked for
@@ -47,8 +47,8 @@ class MemoryLimit:
         """Raise a MemoryLimitError with the bytes of both if there is no room for a workspace now."""
         if size_bytes and size_bytes > self.headroom_bytes():
             raise MemoryLimitError(
-                f"a workspace of {exact_bytes(size_bytes)} beside live bytes of {exact_bytes(self._live())} would"
-                f" exceed the limit of {exact_bytes(self.limit_bytes)}"
+                f"a workspace of {bytes_up(size_bytes)} beside live bytes of {bytes_up(self._live())} would"
+                f" exceed the limit of {bytes_down(self.limit_bytes)}"
             )
 
     def note(self, live_bytes: int) -> None:
@@ -57,8 +57,8 @@ class MemoryLimit:
             self.exceeded = True
             _LOG.warning(
                 "live bytes of %s alone exceed the limit of %s: convolutions get no workspace there",
-                exact_bytes(live_bytes),
-                exact_bytes(self.limit_bytes),
+                bytes_up(live_bytes),
+                bytes_down(self.limit_bytes),
             )
 
 

@@ -22,7 +22,7 @@ from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.trials.kernel_maker import KernelMaker
 from ucudnn.torch.trials.readings import Reading, Readings
 from ucudnn.torch.tuning.plan_owner import UNSTEADY_STEPS, Stated
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down, bytes_up
 from ucudnn.workspace.spare import own_bytes
 
 _LOG = logging.getLogger("ucudnn.torch")
@@ -228,7 +228,7 @@ class Tuner:
         peak = self.program.peak_bytes()
         if peak <= self._allowed_bytes + _SLACK_BYTES:
             return True
-        grown = map(exact_bytes, (self._allowed_bytes, peak))
+        grown = bytes_down(self._allowed_bytes), bytes_up(peak)
         _LOG.warning("the peak of memory grew from %s to %s: PyTorch's own kernels run again", *grown)
         self.kernels, self.uses_adopted = {}, False
         return False

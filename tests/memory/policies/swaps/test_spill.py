@@ -110,7 +110,7 @@ def test_what_the_optimizer_accesses_stays():
     builder = StepBuilder(default=10).run("f", "", "a").run("make", "", "t", phase=Phase.OPTIMIZER)
     builder.run("wide", "", "u", phase=Phase.OPTIMIZER, scratch=20).run("use", "t u", "v", phase=Phase.OPTIMIZER)
     assert measure_liveness(builder.graph(), builder.costs()).floor_bytes == 40
-    with pytest.raises(BudgetError, match=r"below the floor of hand, 40 bytes .*operation 2 \(wide\) sets") as no:
+    with pytest.raises(BudgetError, match=r"below the floor of hand, 40 bytes.*operation 2 \(wide\) sets") as no:
         planned(builder, 39)
     assert (no.value.required_bytes, no.value.limit_bytes) == (40, 39)
     assert copies(planned(builder, 40)) == copies(planned(builder)) == []

@@ -134,7 +134,7 @@ def test_what_grows_beside_the_allocator_is_noted_part_by_part(found, monkeypatc
 def test_what_does_not_fit_has_a_reason():
     result = run_trial(settings("stock", budget=300_000))
     assert result.figures is None
-    assert "300000 bytes" in result.reason
+    assert "292.968 KiB" in result.reason
     assert result.least_bytes > 300_000
 
 

@@ -14,6 +14,7 @@ from ucudnn.memory.simulation.simulator import predicted_bytes, simulate  # noqa
 from ucudnn.memory.torch.device.stated_budget import StatedBudget  # noqa: E402
 from ucudnn.memory.torch.running import fit  # noqa: E402
 from ucudnn.memory.torch.running.first_step import FirstStep, outside_meter  # noqa: E402
+from ucudnn.units import bytes_up  # noqa: E402
 
 
 class CountingMeter:
@@ -213,7 +214,7 @@ def test_growth_for_which_there_is_no_plan_is_told_once(trained, budget):
     outside = Outside()
     step = fitted(trained, budget, CountingMeter(), outside=outside)
     outside.bytes = budget
-    with pytest.warns(UserWarning, match=rf"{budget} bytes .* beyond the budget's reserve") as caught:
+    with pytest.warns(UserWarning, match=rf"{bytes_up(budget)} beyond the budget's reserve") as caught:
         trained.check(step)
     assert len([each for each in caught if "reserve" in str(each.message)]) == 1
 

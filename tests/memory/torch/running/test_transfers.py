@@ -169,7 +169,7 @@ def test_bytes_that_an_abandoned_step_left_do_not_come_back():
 
 
 def test_a_block_above_the_limit_is_refused():
-    with pytest.raises(BudgetError, match=r"needs 4608 bytes.*the limit for host memory is 4096 bytes") as caught:
+    with pytest.raises(BudgetError, match=r"needs 4.5 KiB.*the limit for host memory is 4 KiB") as caught:
         Transfers(SHARED, CPU, host_bytes=4096)
     assert caught.value.required_bytes == SIZE + 512
     assert caught.value.limit_bytes == 4096
@@ -179,7 +179,7 @@ def test_a_refusal_of_the_driver_is_an_error(monkeypatch):
     gpu = LazyGpu()
     gpu.install(monkeypatch)
     gpu.refuses = 2
-    with pytest.raises(BackendError, match=r"cannot pin 4608 bytes.*error 2"):
+    with pytest.raises(BackendError, match=r"cannot pin 4.5 KiB.*error 2"):
         Transfers(SHARED, GPU)
     assert (gpu.pinned, gpu.launches) == ({}, 1)  # a launch took the error away
 

@@ -48,7 +48,7 @@ class Effect(nn.Module):
 
     def __init__(self, effect):
         super().__init__()
-        self.effect, self.line = effect, nn.Linear(WIDTH, WIDTH)
+        self.effect, self.line, self.tanh = effect, nn.Linear(WIDTH, WIDTH), nn.Tanh()
         self.calls, self.log, self.recent, self.table = 0, [], deque(maxlen=3), {}
         self.numbers, self.drawn, self.size = count(), numpy.random.default_rng(1), None
         self.generator = torch.Generator().manual_seed(3)
@@ -154,6 +154,7 @@ WRITTEN = {  # what the error says, by the lines of an effect
     "torch.save(y, os.devnull)": VALUE,
     "copy.copy(y)": VALUE,
 }
+ONCE = "layer.calls or {}.register_forward_hook(lambda *given: given[2] * 2)\nlayer.calls = 1\n"
 REFUSED = {lines: (made(lines), pattern) for lines, pattern in WRITTEN.items()}
 REFUSED["a closure"] = closure(), f"{READS} steps of .*closure"
 FOLLOWED = [
@@ -171,6 +172,7 @@ FOLLOWED = [
     "with torch.no_grad():\n    z = torch.rand(WIDTH)\nwith torch.autocast('cpu', enabled=False):\n    y = y * z",
     "z = y * layer.scale.clone()\nlayer.scale = layer.scale * 0.5\ny = z",
     "layer.line.eval()",
+    ONCE.format("layer.tanh") + "y = layer.tanh(y)",
 ]
 
 
@@ -245,6 +247,13 @@ def test_what_no_plan_does_is_refused_with_module_and_line(lines):
 @pytest.mark.parametrize("lines", FOLLOWED)
 def test_what_a_plan_does_is_followed_to_the_bit(lines):
     check(made(lines), None, "", "checkpoint")
+
+
+def test_a_hook_that_acts_from_the_second_step_on_is_refused_and_gone():
+    model = network(made(ONCE.format("layer.line")))
+    with pytest.raises(StepGraphError, match="computes otherwise then"):
+        ucudnn.memory.fit(model, torch.randn(3, WIDTH))
+    assert not model.inner[0].line._forward_hooks
 
 
 LAYERS = st.lists(st.sampled_from(["linear", "tanh", "norm", "dropout", "deep"]), max_size=3)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ucudnn.errors import BackendError, BudgetError
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_down, bytes_up
 
 _DEFAULT_SHARE = 0.5  # of the machine's memory, where the caller names no limit
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs
@@ -69,9 +69,9 @@ def check_host_memory(size: int, host_bytes: int | None = None, root: Path = Pat
     if size <= min(cap, left):
         return
     whose = "half of the machine's memory" if host_bytes is None else "the limit for host memory"
-    why = f"{whose} is {exact_bytes(cap)}" if size > cap else f"{exact_bytes(left)} are left to this process"
+    why = f"{whose} is {bytes_down(cap)}" if size > cap else f"{bytes_down(left)} are left to this process"
     raise BudgetError(
-        f"the plan needs {exact_bytes(size)} of host memory for what it offloads, and {why}: raise the limit"
+        f"the plan needs {bytes_up(size)} of host memory for what it offloads, and {why}: raise the limit"
         " (host_memory=), free memory, raise the device's budget, or take a policy that offloads less",
         kernel="",
         limit_bytes=min(cap, left),
@@ -147,7 +147,7 @@ def _register(address: int, size: int) -> None:
     if status:
         with suppress(RuntimeError):  # the next launch would report this error in the place of its own
             torch.zeros(1, device="cuda")
-        raise BackendError(f"CUDA cannot pin {exact_bytes(size)} of host memory: error {status} of cudaHostRegister")
+        raise BackendError(f"CUDA cannot pin {bytes_up(size)} of host memory: error {status} of cudaHostRegister")
 
 
 def _unregister(address: int, _memory: Tensor) -> None:

@@ -12,7 +12,7 @@ from ucudnn.errors import BudgetError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Role, StepGraph
 from ucudnn.memory.torch.device.nvml import process_bytes
-from ucudnn.units import exact_bytes, format_bytes, format_ms
+from ucudnn.units import bytes_down, bytes_up, format_bytes, format_ms
 
 _ROLES = {
     Role.PARAMETER: "parameters",
@@ -115,16 +115,16 @@ class StatedBudget:
             if self.budget is None or not self.taken_bytes:
                 raise
             required = error.required_bytes + self.taken_bytes
-            taken = f"{exact_bytes(self.outside_bytes)} of context, modules and NCCL"
+            taken = f"{bytes_up(self.outside_bytes)} of context, modules and NCCL"
             if not self.told_apart:
                 taken += ", or of other processes,"
             if self.library_bytes:
-                taken += f" and {exact_bytes(self.library_bytes)} of library workspaces"
+                taken += f" and {bytes_up(self.library_bytes)} of library workspaces"
             if self.reserve_bytes:
-                taken += f" and {exact_bytes(self.reserve_bytes)} for kernels that are loaded later"
+                taken += f" and {bytes_up(self.reserve_bytes)} for kernels that are loaded later"
             raise BudgetError(
-                f"{error} (the stated budget is {exact_bytes(self.budget)}; {taken} are subtracted from it, so"
-                f" {exact_bytes(required)} are needed)",
+                f"{error} (the stated budget is {bytes_down(self.budget)}; {taken} are subtracted from it, so"
+                f" {bytes_up(required)} are needed)",
                 kernel=error.kernel,
                 limit_bytes=self.budget,
                 required_bytes=required,

@@ -15,7 +15,7 @@ from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.torch.division.divided_program import divided
 from ucudnn.memory.torch.division.segment_choice import EstimatedSegment, SegmentChoice
 from ucudnn.memory.torch.subject.step_program import StepProgram
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_up
 
 _SHARES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
 """Shares of a budget below which the floor is brought: a plan has more freedom the farther it is from the floor."""
@@ -97,5 +97,5 @@ def named_in(error: BudgetError, program: StepProgram, costs: Costs, found: Sequ
         floor = lowest(program, costs).floor_bytes
         if floor >= measure_liveness(program.graph, costs).floor_bytes:
             return error
-        reached = f"lowers the floor to {exact_bytes(floor)}"
+        reached = f"lowers the floor to {bytes_up(floor)}"
     return with_need(error, f"; or give fit divide=True, which {reached}", error.required_bytes)

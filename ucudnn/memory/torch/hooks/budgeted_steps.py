@@ -19,7 +19,7 @@ from ucudnn.memory.torch.hooks.module_calls import ModuleCalls
 from ucudnn.memory.torch.hooks.pressure import Pressure
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.torch.device.compilation import never_compiled
-from ucudnn.units import exact_bytes, format_bytes
+from ucudnn.units import bytes_down, bytes_up, format_bytes
 
 _RESERVE = 192 * 2**20  # kernels that the first steps load, more than 128 MiB for a detector on an H200
 _LATER_RESERVE = 32 * 2**20
@@ -72,8 +72,8 @@ class BudgetedSteps:
         cap, has = self.total - self.outside - reserve, torch.cuda.memory_allocated(self.device)
         if cap <= has:
             raise BudgetError(
-                f"the budget is {exact_bytes(self.total)}, and the process has {exact_bytes(has)} of tensors and"
-                f" {exact_bytes(self.outside + reserve)} of context and kernels on {self.device}: raise it",
+                f"the budget is {bytes_down(self.total)}, and the process has {bytes_up(has)} of tensors and"
+                f" {bytes_up(self.outside + reserve)} of context and kernels on {self.device}: raise it",
                 kernel="",
                 limit_bytes=self.total,
                 required_bytes=self.outside + reserve + has,
@@ -157,7 +157,7 @@ class BudgetedSteps:
         name = self._name(self.memory.owner)
         needed = max(self.alive.look()[0] + self.outside + tried_bytes(error), self.total + 1)
         return BudgetError(
-            f"the step needs at least {exact_bytes(needed)} when {name} runs, the budget is {exact_bytes(self.total)},"
+            f"the step needs at least {bytes_up(needed)} when {name} runs, the budget is {bytes_down(self.total)},"
             " and no more saved tensors can leave the device: raise it, or make the mini-batch smaller",
             kernel=name,
             limit_bytes=self.total,

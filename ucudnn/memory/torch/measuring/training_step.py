@@ -153,7 +153,7 @@ def refused_as_fitted(model: nn.Module) -> Iterator[None]:
     tracer = Tracer(provenance)
     leaves = {id(tensor): name for name, tensor in chain(model.named_parameters(), model.named_buffers())}
     tracer.effects = StepEffects(
-        provenance, leaves, {*map(id, model.modules())}, lambda _: None, lambda: None, seeks=False
+        provenance, leaves, {*map(id, model.modules())}, lambda _: None, lambda: None, seeks=False, settled=False
     )
     fakes = [each for each in model.buffers() if isinstance(each, FakeTensor)]
     known = {each: each.constant for each in fakes if each.constant is not None}

@@ -16,7 +16,7 @@ from ucudnn.memory.simulation.simulator import predicted_bytes
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.device.stated_budget import read_outside
 from ucudnn.memory.torch.running.planned_run import PlannedRun
-from ucudnn.units import exact_bytes
+from ucudnn.units import bytes_up
 
 
 @final
@@ -144,7 +144,7 @@ class GrowthGuard:
         self._steps, self._grown = steps, grown  # at the end: a search that Ctrl-C ended begins anew
         if found is None:
             warnings.warn(
-                f"kernels that were loaded since fit take {exact_bytes(grown)} beyond the budget's reserve for them,"
+                f"kernels that were loaded since fit take {bytes_up(grown)} beyond the budget's reserve for them,"
                 " and no plan takes so much less, so steps may exceed the budget by that: raise it",
                 stacklevel=2,
             )

@@ -100,6 +100,9 @@ def _restructures(effects: "StepEffects", module: Any, frame: FrameType) -> bool
         return False
     if code == _SETS:
         return isinstance(given["value"], nn.Module)
+    if code in _HOOKS and not effects.settled:
+        effects.hooked = True
+        return False
     if code == _DELETES:
         return any(name in table for table in (module._modules, module._parameters, module._buffers))
     return code != _ADDS_BUFFER or name not in module._buffers  # one that is there may be set anew
@@ -138,6 +141,7 @@ _BUILT_IN: dict[str, _Rule] = {
 
 _SETS, _DELETES = _code(nn.Module.__setattr__), _code(nn.Module.__delattr__)
 _ADDS_BUFFER = _code(nn.Module.register_buffer)
+_HOOKS = {_code(nn.Module.register_forward_hook), _code(nn.Module.register_forward_pre_hook)}
 _SEED_NAMES = "manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "set_rng_state", "set_rng_state_all"
 _METHODS = *(name for name in dir(nn.Module) if name.startswith("register_")), "add_module", "_apply", "requires_grad_"
 _PYTHON: dict[int, _Rule] = {
@@ -233,6 +237,8 @@ class StepEffects:
 
     Attributes:
         made: generators of Python that the step makes with a seed.
+        settled: whether what a model does in its first step only is done, such as to register hooks of forward.
+        hooked: whether the step registered such hooks.
         unplaced: whether an effect was found when the code had ended, so that its place is not known.
 
     Args:
@@ -253,8 +259,10 @@ class StepEffects:
         changed: Callable[[], str | None],
         *,
         seeks: bool,
+        settled: bool,
     ) -> None:
         self.leaves, self.modules = leaves, modules
+        self.settled, self.hooked = settled, False
         self.made: list[random.Random] = []
         self.unplaced = False
         self._provenance, self._called, self._changed, self._seeks = provenance, called, changed, seeks

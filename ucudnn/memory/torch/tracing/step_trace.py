@@ -81,7 +81,7 @@ class StepTracing:
         leaves_by_id = {id(tensor): name for name, tensor in (*self._fake.items(), *self._named_inputs())}
         modules = {id(each) for _, each in modules_of(model, subject.loss)}
         self.effects = self._tracer.effects = StepEffects(
-            self._provenance, leaves_by_id, modules, self._reads.called, self._changed, seeks=seeks
+            self._provenance, leaves_by_id, modules, self._reads.called, self._changed, seeks=seeks, settled=settled
         )
         self._constants: list[tuple[Tensor, TracedTensor]] = []
         self._stand_ins: list[Tensor] = []
@@ -179,12 +179,13 @@ class StepTracing:
 
     def _changed(self) -> str | None:
         """Return what the step has changed and no plan would."""
-        if [*self._state_now()] != self._before:
+        if not self.effects.hooked and [*self._state_now()] != self._before:
             return (
                 "changes modules, hooks, or what parameters are, which no plan does in its steps: do it before the fit"
             )
         changed = next(self._reads.changed(), None)
         if changed is None:
+            self.moved = "hooks of the model" if self.effects.hooked else None
             return None
         self.moved = changed.label
         return (
