@@ -201,6 +201,7 @@ def test_highs_begins_with_what_the_search_found_and_ends_in_time(monkeypatch):
 
 def test_an_engine_gets_its_time_limit_and_what_lacks_is_advised(monkeypatch):
     pulp = pytest.importorskip("pulp")
+    monkeypatch.setattr(pulp.COIN_CMD, "available", lambda _: True)
     limits = [integer_program._engine(SolverName.CBC, seconds)[1].timeLimit for seconds in (2.5, None)]
     assert limits == [2.5, None]
     monkeypatch.setattr(pulp, "listSolvers", list)
