@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
+from math import inf
 from typing import final
 
 from ucudnn.errors import StepGraphError
@@ -97,6 +98,7 @@ class SegmentChoice:
     def within(self, target: int) -> list[EstimatedSegment]:
         """Return segments with which the floor is at most some bytes, or as low as they bring it."""
         chosen: list[EstimatedSegment] = []
+        least, best, seen = inf, chosen, set[frozenset[StepSegment]]()
         while True:
             rest = [
                 index
@@ -106,8 +108,12 @@ class SegmentChoice:
             call = max(rest, key=self._needs.__getitem__, default=0)
             largest = max(chosen, key=lambda each: each.bytes, default=None)
             floor = max(self._needs[call] if rest else 0, largest.bytes if largest else 0)
-            if floor <= target:
-                return chosen
+            if floor < least:
+                least, best = floor, chosen
+            key = frozenset(each.order.segment for each in chosen)
+            if floor <= target or key in seen:  # one segment takes the place of another, and that of the first again
+                return best
+            seen.add(key)
             goal = max(target, int(_STEP * floor))
             if largest is not None and largest.bytes == floor:
                 run = largest.order.segment.forward
@@ -115,7 +121,7 @@ class SegmentChoice:
             else:
                 found = self._around(call, goal, chosen)
             if found is None or found.bytes > _GAIN * floor:
-                return chosen
+                return best
             met = [each for each in chosen if _meet(each.order.segment, found.order.segment)]
             cause = max([call, *(each.sets_floor for each in met)], key=self._needs.__getitem__)
             chosen = [*(each for each in chosen if each not in met), replace(found, sets_floor=cause)]
