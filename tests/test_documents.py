@@ -28,7 +28,8 @@ from tests.support.printed import assert_prints
 from ucudnn.networks.tables import CSV_HEADER
 
 NO_OUTPUT = {  # blocks of text that no command prints
-    ("architecture", "call with a Handle"),  # a drawing
+    ("architecture", "call with a Handle"),  # a drawing, as the next one
+    ("architecture", "phase -- transition --> next phase"),
     ("profiles", CSV_HEADER),
 }
 
