@@ -126,6 +126,15 @@ def older_objects_frozen(monkeypatch):
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
 
 
+@pytest.fixture
+def older_objects_released():
+    """Release what this process has frozen, so that a fit freezes objects as it does in a program."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter, config):
     """Print what was skipped and why, and how to repeat this run's random order, each in one line.
 

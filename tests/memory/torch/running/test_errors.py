@@ -22,12 +22,8 @@ EVERYWHERE = (*OURS, "/torch/", "/contextlib.py", "/weakref.py", "/warnings.py")
 
 
 @pytest.fixture(autouse=True)
-def frozen():
-    """Release what this process has frozen, so that a fit freezes objects as it does in a program."""
-    gc.unfreeze()
-    yield
-    gc.collect()
-    gc.freeze()
+def frozen(older_objects_released):
+    """Take the place of what freezes objects before each other test."""
 
 
 class Busy(nn.Module):

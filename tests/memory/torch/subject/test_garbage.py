@@ -12,12 +12,8 @@ from ucudnn.memory.torch.subject.left_as_found import Snapshot, only_new_collect
 
 
 @pytest.fixture(autouse=True)
-def frozen():
-    """Release what this process has frozen before its first test, as in a program that has frozen nothing."""
-    gc.unfreeze()
-    yield
-    gc.collect()
-    gc.freeze()
+def frozen(older_objects_released):
+    """Take the place of what freezes objects before each other test."""
 
 
 class _Circle:

@@ -106,8 +106,8 @@ class SavedStorage:
 
     @never_compiled
     def __del__(self) -> None:
-        # Any thread may call this at any time, so it only notes what is left to do. A copy to the device that has not
-        # ended still writes to the storage.
+        # This only notes what is left to do, because any thread may call it at any time. A copy to the device may still
+        # be writing to the storage.
         arriving = None if self.arrival is None else self.storage
         if self.piece is not None or arriving is not None:
             self._gone.append((arriving, self.size * (self.storage is None), self.piece, self.arrival))
