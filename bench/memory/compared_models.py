@@ -43,3 +43,14 @@ def efficientnet_v2_s() -> nn.Module:
 
     model: nn.Module = made(dropout=0.0, stochastic_depth_prob=0.0)
     return model
+
+
+def vnet() -> nn.Module:
+    """Return MONAI's V-Net (Milletari et al., 2016) of 2 classes, without dropout."""
+    from monai.networks.nets import VNet
+
+    model: nn.Module = VNet(out_channels=2, dropout_prob_down=None, dropout_prob_up=(None, 0.0))
+    for child in model.children():
+        if hasattr(child, "dropout2"):
+            child.dropout2 = nn.Identity()
+    return model

@@ -48,7 +48,6 @@ class Asked:
     steps: int
     budget: int | None = None
     policy: str = "auto"
-    divide: bool = False
     warms: bool = False
 
 
@@ -142,7 +141,7 @@ def _figures(step: TrainingStep, asked: Asked, turns: Turns) -> dict[str, Any]:
     first_s = perf_counter() - begin
     first_bytes = torch.cuda.max_memory_allocated(device) if on_gpu else None
     _take(step)
-    if on_gpu and asked.cell.rival != names.OURS:
+    if on_gpu and asked.cell.rival not in (names.OURS, names.DIVIDED):
         torch.cuda.empty_cache()  # what trials of algorithms took is not the step's
     begin = perf_counter()
     for _ in range(2):
@@ -327,16 +326,27 @@ def _ours(step: TrainingStep, asked: Asked, turns: Turns, stack: ExitStack) -> _
 
     _cap(device, budget)
     with step.autocast():
-        measured = device.type == "cuda"
-        options = FitOptions(budget=budget, policy=asked.policy, measured=measured, progress=told, divide=asked.divide)
+        measured, divide = device.type == "cuda", asked.cell.rival == names.DIVIDED
+        options = FitOptions(budget=budget, policy=asked.policy, measured=measured, progress=told, divide=divide)
         fitted = stack.enter_context(closing(fit_subject(trial_subject(step), options)))
     stages["fitted"] = perf_counter() - began
     _cap(device, budget)  # fitting loads kernels
 
     def more() -> dict[str, Any]:
         plan, found = fitted.plan, fitted.simulation
-        predicted = {"predicted_ms": found.step_ms, "predicted_peak": found.peak_bytes, "begun_s": stages}
-        return {"policy": plan.policy, "budget": budget, "operations": len(plan.graph.operations), **predicted}
+        predicted: dict[str, Any] = {
+            "predicted_ms": found.step_ms,
+            "predicted_peak": found.peak_bytes,
+            "begun_s": stages,
+        }
+        parts = [each for each in fitted.report().splitlines() if each.startswith("divided")]
+        return {
+            "divided": parts,
+            "policy": plan.policy,
+            "budget": budget,
+            "operations": len(plan.graph.operations),
+            **predicted,
+        }
 
     return with_plan(step, fitted), more
 
@@ -354,5 +364,5 @@ _RIVALS: dict[str, Callable[[TrainingStep, Asked, Turns, ExitStack], _Made]] = {
     names.SAVE_ON_CPU: _saved_on_cpu,
     names.ACCUMULATE: _accumulated,
     **dict.fromkeys(COMPILED, _compiled),
-    names.OURS: _ours,
+    **dict.fromkeys((names.OURS, names.DIVIDED), _ours),
 }

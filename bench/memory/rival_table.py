@@ -8,8 +8,9 @@ from ucudnn.plots import draw_front
 from ucudnn.units import format_bytes
 
 EAGER, CHECKPOINT, SAVE_ON_CPU, COMPILE = "eager", "checkpoint", "save_on_cpu", "compile"
-OFFLOAD, RATIO, ACCUMULATE, OURS = "compile-offload", "compile-budget", "accumulate", "ours"
-_WITH_SETTINGS = (RATIO, ACCUMULATE, OFFLOAD, OURS)
+OFFLOAD, RATIO, ACCUMULATE = "compile-offload", "compile-budget", "accumulate"
+OURS, DIVIDED = "ours", "ours-divided"
+_WITH_SETTINGS = (RATIO, ACCUMULATE, OFFLOAD, OURS, DIVIDED)
 TITLES = {
     EAGER: "eager PyTorch",
     CHECKPOINT: "`checkpoint` of each block",
@@ -19,12 +20,16 @@ TITLES = {
     RATIO: "`activation_memory_budget`",
     OFFLOAD: "compiled activation offloading",
     OURS: "`fit`",
+    DIVIDED: "`fit(divide=True)`",
 }
 NETWORKS = {
     "resnet50_last": "ResNet-50 256, NHWC",
     "unet2d_256": "2-D U-Net 16, 256²",
     "gpt2_medium": "GPT-2 medium 8, bfloat16",
-    "unet3d_instance": "3-D U-Net 2, 128³, instance norm",
+    "unet3d_instance": "3-D U-Net 4, 128³, instance norm",
+    "unet3d": "3-D U-Net 4, 128³, batch norm",
+    "vnet": "V-Net 2, 128³",
+    "vgg16_bn": "VGG-16 64, batch norm",
     "efficientnet_v2_s": "EfficientNetV2-S 64, 300², NHWC",
 }
 SHARES = (1.0, 0.7, 0.5, 0.4, 0.3)

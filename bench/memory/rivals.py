@@ -7,9 +7,9 @@
 
 Rivals: eager; blocks by `torch.utils.checkpoint`; `save_on_cpu`; gradient accumulation, where no batch normalization
 forbids it; `torch.compile`, with `activation_memory_budget`, and with activation offloading; and `fit` within shares of
-the memory that eager's process has. No step has dropout, because `activation_memory_budget` draws it twice. A peak is
-`max_memory_allocated` of the timed steps. What a process has is its context and kernels, and all that PyTorch's
-allocator has taken.
+the memory that eager's process has, whole and divided. No step has dropout, because `activation_memory_budget` draws it
+twice. A peak is `max_memory_allocated` of the timed steps. What a process has is its context and kernels, and all that
+PyTorch's allocator has taken.
 
 Each rival is a process of its own. Its settings share it, because cuDNN's trials of algorithms take 12 to 17 s there.
 Processes trace, plan and compile beside each other, but take turns on the device, and while one times its steps all
@@ -54,7 +54,8 @@ NETWORKS: Mapping[str, TrainingRecipe] = {
     "resnet50_last": replace(RECIPES["resnet50"], variant=LAST),
     "unet2d_256": replace(RECIPES["unet2d"], batch=16, shape=(3, 256, 256)),
     **{name: replace(_GPT, model=f"{_MODELS}:{name}") for name in GPTS},
-    "unet3d_instance": replace(RECIPES["unet3d"], model=f"{_MODELS}:unet3d_instance", batch=2),
+    "unet3d_instance": replace(RECIPES["unet3d"], model=f"{_MODELS}:unet3d_instance"),
+    "vnet": replace(RECIPES["unet3d"], model=f"{_MODELS}:vnet", batch=2),
     "efficientnet_v2_s": replace(_EFFICIENT, model=f"{_MODELS}:efficientnet_v2_s"),
     **{name: each for name, each in RECIPES.items() if name not in ("alexnet", "vgg16")},
 }
@@ -64,10 +65,25 @@ SHARES = (0.9, 0.7, 0.5, 0.3)
 RIVALS: dict[str, Sequence[float]] = dict.fromkeys(
     (names.EAGER, names.CHECKPOINT, names.COMPILE, names.SAVE_ON_CPU), (0.0,)
 )
-RIVALS |= {names.OURS: SHARES, names.ACCUMULATE: (2, 4), names.RATIO: RATIOS, names.OFFLOAD: (1, 0)}
+RIVALS |= {
+    names.OURS: SHARES,
+    names.DIVIDED: SHARES[-1:],
+    names.ACCUMULATE: (2, 4),
+    names.RATIO: RATIOS,
+    names.OFFLOAD: (1, 0),
+}
 """The settings of each rival."""
 _COMPILED = (names.COMPILE, names.RATIO)
-_FAMILIES = ((names.OURS,), (names.ACCUMULATE,), (names.CHECKPOINT,), _COMPILED, (names.SAVE_ON_CPU,), (names.OFFLOAD,))
+_OURS = (names.OURS, names.DIVIDED)
+_FAMILIES = (
+    (names.OURS,),
+    (names.DIVIDED,),
+    (names.ACCUMULATE,),
+    (names.CHECKPOINT,),
+    _COMPILED,
+    (names.SAVE_ON_CPU,),
+    (names.OFFLOAD,),
+)
 """Those that share a process, in the order in which they begin."""
 _RUNNERS = 4  # of which three may wait for compilers
 _SPARE_CPUS = 5  # of the process on the device, its backward, and those that wait for their turn
@@ -135,10 +151,10 @@ class Race:
         """Return what a process is asked; without eager's memory the budget is 0, which no plan keeps."""
         given = self._arguments
         process = kept_cells(self._out).get(str(Cell(cell.network, names.EAGER)), {}).get("process", 0)
-        budget = int(process * cell.setting) if cell.rival == names.OURS else None
+        budget = int(process * cell.setting) if cell.rival in _OURS else None
         ran = {"device": given.device, "steps": given.steps, "policy": given.policy, "budget": budget}
         recipe = recipe_of(cell.network, given.small)
-        return Asked(cell=cell, recipe=recipe, warms=warms, divide=given.divide, **ran)
+        return Asked(cell=cell, recipe=recipe, warms=warms, **ran)
 
     def _told(self, connection: Connection, asked: Asked) -> tuple[dict[str, Any], bool]:
         """Return the answer of a process, to which turns are given meanwhile, and whether the process has ended."""
@@ -220,7 +236,7 @@ def main() -> None:
     parser.add_argument("--share", action="append", type=float, help=f"of eager's memory, for ours {SHARES}")
     parser.add_argument("--ratio", action="append", type=float, help=f"of activation_memory_budget {RATIOS}")
     parser.add_argument("--policy", default="auto", help="of ours (%(default)s)")
-    parser.add_argument("--divide", action="store_true", help="let segments of ours be divided")
+    parser.add_argument("--divided-share", action="append", type=float, help="like --share, of ours divided")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of at most 3 s, at least 3 (%(default)s)")
     parser.add_argument("--seconds", type=float, default=1e9, help="when to begin no further cell")
     parser.add_argument("--cell-seconds", type=float, default=240.0, help="most seconds of a cell (%(default)s)")
@@ -231,7 +247,9 @@ def main() -> None:
     if arguments.small and arguments.out is None:
         parser.error("--small tries the script out: name a file with --out")
     out, networks = arguments.out or arguments.default_out, arguments.network or USUAL
-    given = {names.OURS: sorted(arguments.share or SHARES, reverse=True), names.RATIO: arguments.ratio or RATIOS}
+    shares = {names.OURS: arguments.share, names.DIVIDED: arguments.divided_share}
+    given = {each: sorted(named, reverse=True) for each, named in shares.items() if named}
+    given |= {names.RATIO: [*(arguments.ratio or RATIOS)]}
     rivals = {each: given.get(each, RIVALS[each]) for each in (arguments.rival or RIVALS)}
     if not arguments.show:
         with TemporaryDirectory() as cache:

@@ -99,7 +99,6 @@ def test_a_process_that_times_its_steps_is_alone_and_one_that_ends_gives_its_tur
         device="cpu",
         steps=3,
         policy="auto",
-        divide=False,
     )
     race = rivals.Race(arguments, tmp_path / "found.json")
     signals = []
