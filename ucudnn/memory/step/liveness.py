@@ -58,8 +58,7 @@ class Liveness:
     @cached_property
     def floor_place(self) -> int:
         """The place in `order` of the operation that sets the floor; -1 for a step without operations."""
-        floors = self._floors()
-        return max(range(len(floors)), key=floors.__getitem__, default=-1)
+        return max(range(len(self.floors)), key=self.floors.__getitem__, default=-1)
 
     @cached_property
     def floor_bytes(self) -> int:
@@ -68,7 +67,7 @@ class Liveness:
         That is the largest sum of the persistent bytes, the storages that one operation reads and writes, those that
         wait between operations of the optimizer, and the operation's scratch.
         """
-        return self._floors()[self.floor_place] if self.floor_place >= 0 else self.peak_bytes
+        return self.floors[self.floor_place] if self.floor_place >= 0 else self.peak_bytes
 
     def owners(self, place: int) -> tuple[tuple[int, int], ...]:
         """Return who owns the memory at a place in `order`: (storage, bytes) of all that exist there, largest first."""
@@ -88,7 +87,9 @@ class Liveness:
                 found[2 * span[1] + 2] -= size
         return found
 
-    def _floors(self) -> list[int]:
+    @cached_property
+    def floors(self) -> list[int]:
+        """The least bytes at each place in `order`, of which the largest is the floor."""
         parts = zip(self.persistent_bytes, self.working_bytes, self.scratch_bytes, strict=True)
         return [sum(each) for each in parts]
 

@@ -5,7 +5,7 @@ Tracing needs no memory and no GPU: the tensors are fake, which have shapes and 
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from ucudnn.memory.torch.measuring.training_step import (
 )
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedTensor
+from ucudnn.memory.torch.subject.update_parts import has_parts, parted
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.tracing.gpu_autocast import gpu_autocast
 from ucudnn.memory.torch.tracing.provenance import Provenance
@@ -54,8 +55,9 @@ def record(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> St
 def record_program(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> StepProgram:
     """Return the training step of a recipe with its calls, at its mini-batch, recorded without a GPU.
 
-    It can be divided and planned, and has no parameters that it could run with. Samples lie along the first dimension
-    of each input. Errors are those of `record`.
+    It can be divided and planned, and has no parameters that it could run with. It runs in pieces, as `fit` runs what
+    no plan keeps within a budget otherwise. Samples lie along the first dimension of each input. Errors are those of
+    `record`.
     """
     with gpu_autocast(), _fakes():
         step = make_step(recipe, torch.device("cpu"), foreach=True)
@@ -63,7 +65,7 @@ def record_program(recipe: TrainingRecipe, *, progress: Progress = lambda _: Non
             _run_first(step)
             progress(f"tracing {recipe.model} at a mini-batch of {recipe.batch}")
             step = step.with_batch(recipe.batch)
-            traced = trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
+            traced = trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions(), in_pieces=True)
     graph, known = traced.graph, len(traced.graph.storages)
     sizes = {row: each.size.at(graph.batch) for row, each in enumerate(graph.storages)} | {known: 0}
     given = [
@@ -204,15 +206,25 @@ def _running(recipe: TrainingRecipe) -> AbstractContextManager[None]:
     return running(f"{recipe.model} with the loss {recipe.loss}")
 
 
-def trace(step: TrainingStep, name: str, batch: int, math: MathMode, conditions: Mapping[str, str]) -> TracedStep:
-    """Take a training step, after the optimizer has its state, and return it as a graph."""
+def trace(
+    step: TrainingStep,
+    name: str,
+    batch: int,
+    math: MathMode,
+    conditions: Mapping[str, str],
+    *,
+    in_pieces: bool = False,
+) -> TracedStep:
+    """Take a training step, after the optimizer has its state, and return it as a graph (see `StepSubject`)."""
     step.clear()
     provenance = Provenance(step.model)
     tracer = Tracer(provenance)
     roles: dict[int, tuple[Role, str]] = {}
     for role, label, tensor in (*_tensors_before(step), *_gradients(step)):
         roles.setdefault(tracer.meet(tensor), (role, label))
-    with provenance.entered(), tracer:
+    optimizer = step.optimizer if in_pieces else None
+    parts = nullcontext() if optimizer is None or not has_parts(optimizer) else parted(optimizer)
+    with parts, provenance.entered(), tracer:
         loss = step.run(tracer)
     held = ((Role.OUTPUT, f"output{index}", tensor) for index, tensor in enumerate(step.held()))
     for role, label, tensor in ((Role.OUTPUT, "loss", loss), *_gradients(step), *held):
@@ -224,6 +236,7 @@ def trace(step: TrainingStep, name: str, batch: int, math: MathMode, conditions:
         batch=batch,
         device=device,
         roles=roles,
+        in_pieces=in_pieces,
         math=math,
         gradients_kept=step.gradients_kept,
         conditions={"torch": torch.__version__.partition("+")[0], "device": device, **conditions},

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any, Self
 
 import torch
@@ -21,6 +22,7 @@ from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
 from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device.allocator import expand_segments, settings_restorer
 from ucudnn.memory.torch.device.host_block import host_headroom
@@ -40,6 +42,7 @@ from ucudnn.memory.torch.running.step_nodes import Used
 from ucudnn.memory.torch.subject.call_modes import check_transforms
 from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found, only_new_collected
 from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject, step_subject
+from ucudnn.memory.torch.subject.update_parts import has_parts
 from ucudnn.memory.torch.tracing.in_place import IN_PIECES
 from ucudnn.memory.torch.tracing.traced_program import trace_program
 from ucudnn.settings import Settings
@@ -168,7 +171,7 @@ class FitOptions:
 def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
     """Return a model that trains within a budget, as `fit` does, with the same errors.
 
-    Where no plan keeps the budget, operators of backward run in pieces, if that lowers what they take.
+    Where no plan keeps the budget, operators of backward run in pieces, and updates in parts, if that takes less.
     """
     chosen_policies(options.policy)  # an unknown one is refused before anything is traced or measured
     PlanSearch(options.plan_seconds)  # as is what is no number of seconds
@@ -194,14 +197,26 @@ def _fitted(subject: StepSubject, options: FitOptions, others: list[StepSubject]
         stages, name = Stages(options.progress), type(subject.model).__name__
         stages.begin(f"tracing {name}")
         program = trace_program(subject, name, _batch(subject))
-        if not subject.in_pieces and any(call.func in IN_PIECES for call in program.calls):
-            others.append(replace(subject, in_pieces=True))
         stated = stated_budget(options.budget, program.device, options.host_bytes)
+        if not subject.in_pieces and (_has_pieces(program) or _has_large_update(subject, program, stated)):
+            others.append(replace(subject, in_pieces=True))
         snapshot.undo_after_errors(settings_restorer(program.device))
         planning, plan = _planned(subject, program, stated, options, stages, is_last=not others)
         snapshot.restore_modes()  # made-up operands may have drawn random numbers
         refit = partial(_fit_others, subject.without_sample(), options)
         return planning.fitted(plan, subject, refit, step_meter(program.device))
+
+
+def _has_pieces(program: StepProgram) -> bool:
+    return any(call.func in IN_PIECES for call in program.calls)
+
+
+def _has_large_update(subject: StepSubject, program: StepProgram, stated: StatedBudget) -> bool:
+    """Whether the update alone exceeds the budget, and may run in parts."""
+    graph = program.graph
+    updates = measure_liveness(graph, step_costs(graph, program.device)).floors[graph.optimizer_begins :]
+    most = inf if stated.tensor_bytes is None else stated.tensor_bytes
+    return max(updates, default=0) > most and any(map(has_parts, subject.optimizers))
 
 
 def _planned(

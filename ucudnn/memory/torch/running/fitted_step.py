@@ -28,6 +28,7 @@ from ucudnn.memory.torch.subject.left_as_found import Snapshot
 from ucudnn.memory.torch.subject.model_checks import INSTEAD_OF_REPLICAS
 from ucudnn.memory.torch.subject.model_state import ModelState
 from ucudnn.memory.torch.subject.step_program import StepSubject
+from ucudnn.memory.torch.subject.update_parts import update_in_parts
 from ucudnn.memory.torch.tracing.real_geometry import note_layout
 from ucudnn.units import format_bytes, format_ms
 
@@ -98,6 +99,7 @@ class FittedStep(nn.Module):
         self._modes: Snapshot | None = None  # of the first forward; `CallModes` looks whether others run under them
         self._others: list[FittedStep] = []
         self._used = subject.used
+        self._ends = [update_in_parts(each) for each in subject.optimizers] if subject.in_pieces else []
         self._replaced: list[FittedStep] = []
         first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
         self._first_trained = first if run.plan.budget is not None and not subject.gradients_kept else None
@@ -381,6 +383,8 @@ class FittedStep(nn.Module):
             self._first.run.transfers.close()
         for other in (*self._others, *self._replaced):
             other.close()
+        while self._ends:
+            self._ends.pop()()
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise InvalidValueError(

@@ -40,7 +40,8 @@ class StepSubject:
         parallel: the DistributedDataParallel around the model, or None.
         used: indices of the outputs that get a gradient, each with its strides, or None for those of the output; None
             where nobody has told yet.
-        in_pieces: whether operators of backward may run piece by piece, which takes longer, to take less memory.
+        in_pieces: whether operators of backward may run piece by piece, and optimizers update some parameters at a
+            time, which takes longer, to take less memory.
     """
 
     model: nn.Module

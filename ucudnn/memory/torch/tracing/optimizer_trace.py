@@ -7,6 +7,7 @@ import copy
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.subject.update_parts import has_parts, parted
 from ucudnn.memory.torch.tracing.tracer import Tracer
 
 _UNCOUNTED = "fit without optimizer=, and give a budget that leaves room for its state"
@@ -27,6 +29,8 @@ def trace_optimizer(
     gradients: Mapping[int, Tensor | None],
     faked: Callable[[Tensor], Tensor],
     tracer: Tracer,
+    *,
+    in_parts: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
     """Run the update of an optimizer under a tracer, and yield the tensors of its state with names.
 
@@ -36,6 +40,7 @@ def trace_optimizer(
         gradients: the gradient of each fake parameter, by its id.
         faked: makes a fake tensor of a real one.
         tracer: writes the operators down.
+        in_parts: whether it updates some parameters at a time (see `update_parts`).
 
     Raises:
         InvalidValueError: if a parameter of the optimizer is none of the model's.
@@ -59,7 +64,8 @@ def trace_optimizer(
             stand_in.step()  # makes its state
         for fake, state in stand_in.state.items():
             yield from ((f"{names[id(fake)]}.{key}", value) for key, value in state.items() if torch.is_tensor(value))
-        with tracer, tracer.during(Phase.OPTIMIZER):
+        parts = parted(stand_in) if in_parts and has_parts(stand_in) else nullcontext()
+        with parts, tracer, tracer.during(Phase.OPTIMIZER):
             stand_in.step()
     except DataDependentOutputException as error:
         raise StepGraphError(

@@ -171,7 +171,9 @@ class StepTracing:
         fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
         found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
         for optimizer in self._subject.optimizers:
-            for label, tensor in trace_optimizer(optimizer, fakes, found, self._faked, self._tracer):
+            for label, tensor in trace_optimizer(
+                optimizer, fakes, found, self._faked, self._tracer, in_parts=self._subject.in_pieces
+            ):
                 self._meet(Role.OPTIMIZER_STATE, label, tensor)
 
     def _named_inputs(self) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,46 @@
+"""Whether a step is divided depends on times that are measured, and those that are hoped for."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.memory.torch.division.test_divisions import NETWORKS  # noqa: E402
+from ucudnn.memory.planner.planner import make_plan  # noqa: E402
+from ucudnn.memory.step.costs import Costs  # noqa: E402
+from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
+from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
+from ucudnn.memory.torch.measuring.progress import Stages  # noqa: E402
+from ucudnn.memory.torch.running.division_choice import DivisionChoice  # noqa: E402
+from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
+from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Planning:
+    costs: Costs
+
+
+@pytest.mark.parametrize(("slow", "divides"), [("whole", True), ("both", False), ("none", False)])
+def test_a_convolution_that_is_slow_undivided_is_measured_in_parts_where_the_profile_hopes_for_more(slow, divides):
+    model, sample, loss = NETWORKS["u-net"]
+    program = trace_program(step_subject(model(), sample(), loss, None), "net", 5)
+    costs = step_costs(program.graph, program.device)
+    liveness = measure_liveness(program.graph, costs)
+    budget = (liveness.floor_bytes + 2 * liveness.peak_bytes) // 3
+    planned = []
+
+    def of(other):
+        planned.append(other)
+        found = step_costs(other.graph, other.device)
+        if slow == "both" or (slow == "whole" and other is program):
+            times = [20 * each if at in other.graph.problems else each for at, each in enumerate(found.time_ms)]
+            found = replace(found, time_ms=tuple(times))
+        return Planning(found), make_plan(other.graph, found, budget, "joint")
+
+    hoped = of(program)[0].costs if slow == "both" else costs
+    planned.clear()
+    chosen = DivisionChoice(program, hoped, budget, "joint", None, Stages(None)).divided(of, lambda: None)
+    assert len(planned) == 1 + divides
+    assert (chosen[1].graph is not program.graph) is divides

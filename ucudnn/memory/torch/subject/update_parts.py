@@ -1,0 +1,88 @@
+"""Updates in parts: an optimizer updates some parameters at a time, so that its temporaries are theirs alone.
+
+PyTorch's optimizers compute each step of their formula for all parameters at once, which takes temporaries as large as
+all of them. Each parameter is updated by itself, so that the bits are the same in parts.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from types import MethodType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+PARTS = 8
+"""Parts of the parameters, if none of these is larger."""
+_ASKED: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+"""How many want the updates of optimizers in parts."""
+_MARK = "_ucudnn_in_parts"
+
+
+def has_parts(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer updates several parameters at once, each by itself: one of PyTorch's own that can do so."""
+    groups = optimizer.param_groups
+    own = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)
+    return own and any(len(group["params"]) > 1 and _at_once(group) for group in groups)
+
+
+def _at_once(group: dict[str, Any]) -> bool:
+    """Whether a group's parameters are updated at once, with temporaries."""
+    if group.get("fused") or "foreach" not in group:
+        return False
+    chosen = group["foreach"]
+    return bool(all(each.is_cuda for each in group["params"]) if chosen is None else chosen)
+
+
+def in_parts(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return groups of parameters, each of which has a part of those of one group."""
+    found = []
+    most = sum(each.nbytes for group in groups for each in group["params"]) / PARTS
+    for group in groups:
+        parts: list[list[Tensor]] = [[]]
+        for each in group["params"]:
+            if parts[-1] and sum(other.nbytes for other in parts[-1]) + each.nbytes > most:
+                parts.append([])
+            parts[-1].append(each)
+        found += [{**group, "params": part} for part in parts]
+    return found
+
+
+@contextmanager
+def parted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Let an optimizer have its groups in parts inside."""
+    groups = optimizer.param_groups
+    optimizer.param_groups = in_parts(groups)
+    try:
+        yield
+    finally:
+        optimizer.param_groups = groups
+
+
+def update_in_parts(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Let each update of an optimizer run in parts, until what is returned is called by all who asked for that."""
+    before = vars(optimizer).get("step")
+    inner: Any = optimizer.step
+    _ASKED[optimizer] = _ASKED.get(optimizer, 0) + 1
+
+    @wraps(inner)
+    def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with parted(optimizer) if _ASKED.get(optimizer) and has_parts(optimizer) else nullcontext():
+            return inner(*args, **kwargs)
+
+    if not hasattr(inner, _MARK):  # schedulers of the learning rate may have wrapped it since
+        setattr(step, _MARK, True)
+        optimizer.step = method = MethodType(step, optimizer)  # type: ignore[method-assign]  # schedulers want a method
+    else:
+        method = None
+
+    def end() -> None:
+        _ASKED[optimizer] -= 1
+        if not _ASKED[optimizer] and method is not None and vars(optimizer).get("step") is method:
+            del optimizer.step
+            if before is not None:
+                optimizer.step = before  # type: ignore[method-assign]
+
+    return end
