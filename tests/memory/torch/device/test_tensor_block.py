@@ -175,6 +175,21 @@ def test_a_block_that_is_taken_again_keeps_nothing_for_the_state():
     assert (memory.held, block.taken) == ([], False)
 
 
+def test_the_block_of_another_plan_has_its_bytes_without_those_that_the_state_has_by_then():
+    for updated in (False, True):
+        memory = Memory()
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
+        block = TakenBlock(memory, LAYOUT, 500 * MIB, [optimizer])
+        if updated:
+            optimizer.step()
+        memory.asked.clear()
+        block.change(replace(LAYOUT, block_bytes=80 * MIB, kept=(20 * MIB,)))
+        assert memory.asked[:2] == ["give back", (60 if updated else 80) * MIB]
+        assert block.taken
+        block.close()
+        assert memory.held == []
+
+
 def test_during_the_first_update_all_holes_but_the_largest_are_filled_and_the_kept_bytes_are_free():
     memory = Memory()
     block, update = taken(memory)

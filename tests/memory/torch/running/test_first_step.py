@@ -102,6 +102,33 @@ def test_what_the_first_step_takes_beyond_its_prediction_is_taken_from_the_later
     trained.check(step)
 
 
+class Block:
+    """Notes the layouts that it changes to."""
+
+    taken = True
+
+    def __init__(self):
+        self.layouts = []
+
+    def change(self, layout):
+        self.layouts.append(layout)
+
+    def close(self):
+        self.taken = False
+
+
+def test_another_plan_gets_a_block_of_its_own_and_the_frugal_one_stays_in_that_of_the_first_step(trained, budget):
+    for more in (0, budget // 50, budget):
+        plain = fitted(trained, budget, None)
+        meter = CountingMeter(more and budget - plain.simulation.peak_bytes + more)
+        step = fitted(trained, budget, meter)
+        step._block = block = Block()
+        step._layout = lambda plan: ("layout", plan)
+        _, plans = peaks(trained, step, meter)
+        assert block.layouts == ([("layout", plans[1])] if more == budget // 50 else [])
+        step.close()
+
+
 def test_where_no_room_is_left_the_frugal_plan_stays(trained, budget):
     meter = CountingMeter(budget)
     step = fitted(trained, budget, meter)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ucudnn.errors import LayoutError, StepGraphError
+from ucudnn.memory.torch.device.allocator_meter import drop, pads
 from ucudnn.memory.torch.device.stream_copies import slide
 from ucudnn.memory.torch.tracing.real_geometry import layout_of
 
@@ -103,14 +104,6 @@ def arrive(tensor: Tensor, left: Any) -> None:
         _bytes(tensor)[: left.size] = torch.from_numpy(left)
 
 
-def pads(sizes: tuple[int, ...], device: torch.device, opens: tuple[int, ...]) -> list[Tensor | None]:
-    """Return tensors of some bytes, which fill holes of the allocator's meanwhile; some are freed at once."""
-    found: list[Tensor | None] = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
-    for place in opens:
-        found[place] = None
-    return found
-
-
 MARK = "ucudnn action "
 """Begin of the name of a mark; behind it the index of the action that begins there, nothing where one has ended."""
 
@@ -132,7 +125,7 @@ SUPPORT: dict[str, Any] = {
     "empty_strided": torch.empty_strided,
     **{
         each.__name__: each
-        for each in (retyped, pads, leave, arrive, poisoned, watched, check_gone, check_geometry, mark)
+        for each in (retyped, pads, drop, leave, arrive, poisoned, watched, check_gone, check_geometry, mark)
     },
 }
 """Names of generated code. PyTorch's functions take the host less time than the same operators of `torch.ops`."""

@@ -177,12 +177,12 @@ class Emitter:
                 self._know(whole, self._code.assign(f"moved({before})", [storage], uses=[before]))
                 self._delete(storage, names)
         if move.pads and move.storages:
-            self._code.delete(["pads_"])
+            self._code.line("drop(pads_)")
 
     def drop_pads(self) -> None:
         """Free what fills holes while an action takes memory, once it has ended."""
         if self._has_pads:
-            self._code.delete(["pads_"])
+            self._code.line("drop(pads_)")
         self._has_pads = False
 
     def _slide(self, whole: TracedTensor, before: str, names: Sequence[str]) -> None:

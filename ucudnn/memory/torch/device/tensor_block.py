@@ -91,6 +91,7 @@ class TakenBlock:
     ) -> None:
         self._memory, self._layout, self._most_bytes = memory, layout, most_bytes
         self._kept: list[object] = []
+        self._updated = False
         self._fillers: list[object] = []
         self.held_bytes = 0
         self._pads: list[object] = []
@@ -118,11 +119,17 @@ class TakenBlock:
     def take_again(self) -> None:
         """Take the block again after something else gave its pages back, such as what measures another step.
 
-        Nothing is kept for the optimizer's state any more.
+        Nothing is kept for the optimizer's state any more. Once it is there, it has the bytes that were kept.
         """
         self.release()
         self._memory.give_back()
-        self.taken = self._take(replace(self._layout, kept=()))
+        size = self._layout.block_bytes - (kept_bytes(self._layout.kept) if self._updated else 0)
+        self.taken = self._take(replace(self._layout, block_bytes=size, kept=()))
+
+    def change(self, layout: Compaction) -> None:
+        """Take the block of another plan, because its tensors find their places in no other one."""
+        self._layout = layout
+        self.take_again()
 
     def _take(self, layout: Compaction) -> bool:
         if self._memory.reserved_bytes() + layout.block_bytes > self._most_bytes:
@@ -151,6 +158,7 @@ class TakenBlock:
         return sorted((size for size in self._memory.holes() if size > SMALL_BYTES), reverse=True)
 
     def _begin_update(self) -> None:
+        self._updated = True
         if not self._kept:
             return
         try:

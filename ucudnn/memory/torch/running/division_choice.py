@@ -84,8 +84,8 @@ class DivisionChoice:
         # A convolution may be slow because faster algorithms have no room for their workspaces, which parts leave. So
         # the profile of the device tells what is hoped for, and parts are measured before they count.
         hoped_ms = [*costs.time_ms]
-        for each in self.program.graph.problems:
-            hoped_ms[each] = min(hoped_ms[each], self.costs.time_ms[each])
+        for index in self.program.graph.problems:
+            hoped_ms[index] = min(hoped_ms[index], self.costs.time_ms[index])
         hoped = replace(costs, time_ms=tuple(hoped_ms))
         others = self._divisions(self.seconds, hoped) if step_ms > _SLOW * sum(hoped.time_ms) else []
         if others and others[0].step_ms < _FASTER * step_ms:

@@ -14,32 +14,10 @@ import torch
 
 from ucudnn.memory.simulation.simulator import predicted_bytes
 from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter
 from ucudnn.memory.torch.device.stated_budget import read_outside
 from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.units import bytes_up
-
-
-@final
-class AllocatorMeter:
-    """Measures a step by PyTorch's allocator of a GPU, whose statistics of peaks begin anew."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._level = 0
-
-    def begin(self) -> None:
-        """Begin to measure."""
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._level = torch.cuda.memory_allocated(self._device)
-
-    def taken_bytes(self) -> int:
-        """Return the most bytes since `begin` beyond those that were there then."""
-        return max(0, torch.cuda.max_memory_allocated(self._device) - self._level)
-
-
-def step_meter(device: torch.device) -> AllocatorMeter | None:
-    """Return what measures a step on a device; None where nothing counts its bytes."""
-    return AllocatorMeter(device) if device.type == "cuda" else None
 
 
 def outside_meter(device: torch.device) -> Callable[[], int | None] | None:

@@ -25,6 +25,7 @@ from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device.allocator import expand_segments, settings_restorer
+from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter, step_meter
 from ucudnn.memory.torch.device.host_block import host_headroom
 from ucudnn.memory.torch.device.stated_budget import StatedBudget, stated_budget
 from ucudnn.memory.torch.device.tensor_block import allocator_room, taken_block
@@ -33,7 +34,7 @@ from ucudnn.memory.torch.measuring.measure import memory_bytes
 from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.running.division_choice import DivisionChoice
-from ucudnn.memory.torch.running.first_step import AllocatorMeter, FirstStep, GrowthGuard, outside_meter, step_meter
+from ucudnn.memory.torch.running.first_step import FirstStep, GrowthGuard, outside_meter
 from ucudnn.memory.torch.running.fitted_step import FittedStep
 from ucudnn.memory.torch.running.kept_step import KeptPlans, kept_costs
 from ucudnn.memory.torch.running.planned_run import PlannedRun
@@ -304,7 +305,8 @@ class _Planning:
         layout = None if self.room is None else self.room.compaction(plan, self.costs)
         first = None if meter is None else self._frugal_step(step, meter, layout)
         block = taken_block(self.program.device, layout, self.stated, subject.optimizers)
-        step.begin_with(first, self._guard(first), self._told, block)
+        lies = None if self.room is None else partial(self.room.compaction, costs=self.costs)
+        step.begin_with(first, self._guard(first), self._told, block, lies)
         return step
 
     def plan(self, less: int = 0) -> MemoryPlan:

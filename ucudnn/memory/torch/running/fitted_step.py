@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ucudnn.errors import FittedStepError, InvalidValueError, LayoutError
+from ucudnn.memory.allocator.compaction import Compaction
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import backward_end_ms, issue_lines, plan_lines
 from ucudnn.memory.simulation.result import Simulation
@@ -94,6 +95,7 @@ class FittedStep(nn.Module):
         self._first: FirstStep | None = None
         self._guard: GrowthGuard | None = None
         self._told: Callable[[MemoryPlan], StatedBudget] | None = None
+        self._layout: Callable[[MemoryPlan], Compaction | None] | None = None
         self._block: TakenBlock | None = None
         self._noted: list[Any] = []
         self._modes: Snapshot | None = None  # of the first forward; `CallModes` looks whether others run under them
@@ -273,6 +275,7 @@ class FittedStep(nn.Module):
         guard: GrowthGuard | None,
         told: Callable[[MemoryPlan], StatedBudget],
         block: TakenBlock | None = None,
+        layout: Callable[[MemoryPlan], Compaction | None] | None = None,
     ) -> None:
         """Let the first step run another plan, which decides whether this step's own plan comes after it.
 
@@ -281,8 +284,9 @@ class FittedStep(nn.Module):
             guard: looks at what grows beside PyTorch's allocator; None does not look at it.
             told: returns the stated budget with what is known of a plan.
             block: the block in which tensors lie; None where the allocator grows as it needs.
+            layout: returns where tensors of another plan lie in a block of its own.
         """
-        self._first, self._guard, self._told, self._block = first, guard, told, block
+        self._first, self._guard, self._told, self._block, self._layout = first, guard, told, block, layout
 
     def _current(self) -> PlannedRun:
         """Return the code that runs now; plans change between steps only."""
@@ -290,20 +294,23 @@ class FittedStep(nn.Module):
         if first is not None:
             if not first.ended:
                 return first.begin()
-            self._change(first.follow(self._run))
+            self._change(first.follow(self._run), first.run)
             self._first = None
         if self._guard is not None:
             self._change(self._guard.follow(self._run))
         return self._run
 
-    def _change(self, run: PlannedRun) -> None:
+    def _change(self, run: PlannedRun, first: PlannedRun | None = None) -> None:
         before = self._run
         if run is before:
             return
         stated = self.stated if self._told is None else self._told(run.plan)
-        if self.has_block:  # the next plan runs in it, too
+        if self._block is not None and self._block.taken:
             taken = max(self.stated.allocator_bytes or 0, stated.allocator_bytes or 0)
             stated = replace(stated, allocator_bytes=taken)
+            layout = None if run is first or self._layout is None else self._layout(run.plan)
+            if layout is not None:
+                self._block.change(layout)
         self._run, self.stated = run, stated
         before.transfers.close()
 
