@@ -164,6 +164,21 @@ def test_measuring_takes_no_more_than_the_budget_leaves_beside_what_stays():
     assert all((time == UNKNOWN) == (index in program.outside) for index, time in enumerate(found.time_ms))
 
 
+@pytest.mark.parametrize("share", [1.0, 1.05, 2.0])
+def test_scratch_leaves_some_of_the_budget_to_holes_where_there_is_as_much(share):
+    program, costs = estimated("unet", "adam")
+    graph, liveness = program.graph, measure_liveness(program.graph, costs)
+    budget = int(share * liveness.floor_bytes)
+    rooms = operation_costs._rooms(graph, costs, budget)
+    for place, done in enumerate(graph.operations):
+        twice = sum(graph.sizes[each] for each in {*done.reads, *done.writes} if graph.exists_after[each])
+        bare = liveness.persistent_bytes[place] + liveness.working_bytes[place]
+        most_scratch = rooms[place] - twice - liveness.working_bytes[place]
+        left = budget - bare - most_scratch
+        assert left == min((budget - bare) // 2, int(0.06 * budget))
+        assert most_scratch >= 0
+
+
 def test_contention_is_that_of_the_operations_that_take_the_most_time(monkeypatch):
     program, ran, closed = program_of("unet3d"), [], []
     copies = SimpleNamespace(close=lambda: closed.append(True))  # a CPU has no copies beside its compute

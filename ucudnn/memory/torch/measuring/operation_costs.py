@@ -53,6 +53,7 @@ from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 _PROFILE = "h200"
 _MOST_CONTENDED = 16  # kinds of operations that run beside copies
 _ALIGNED_BYTES = 512  # of a GPU's allocator
+_FOR_HOLES = 0.06  # share of a budget that scratch leaves to holes and to kernels that are loaded later
 _TURNS = 4  # how often each of them does; an even number has both directions
 _Operator = Callable[[], object]
 _Found = TypeVar("_Found")
@@ -283,7 +284,8 @@ def _rooms(graph: StepGraph, costs: Costs, tensor_bytes: int | None) -> list[int
     """Return the bytes that each operation may take while it is measured; None where nothing is bounded.
 
     That is what the budget leaves beside the storages that stay. Those that the operation itself accesses are made up
-    a second time, so their bytes count as free.
+    a second time, so their bytes count as free. Holes and kernels that are loaded later take some of the budget, too,
+    so scratch is to leave that, up to half of what there is for it.
     """
     if tensor_bytes is None:
         return None
@@ -292,7 +294,9 @@ def _rooms(graph: StepGraph, costs: Costs, tensor_bytes: int | None) -> list[int
     for place, operation in enumerate(liveness.order):
         accessed = {*graph.operations[operation].reads, *graph.operations[operation].writes}
         twice = sum(liveness.sizes[storage] for storage in accessed if graph.exists_after[storage])
-        found[operation] = tensor_bytes - liveness.persistent_bytes[place] + twice
+        room = tensor_bytes - liveness.persistent_bytes[place]
+        for_scratch = max(0, room - liveness.working_bytes[place])
+        found[operation] = room + twice - min(for_scratch // 2, int(_FOR_HOLES * tensor_bytes))
     return found
 
 
