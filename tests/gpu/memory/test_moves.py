@@ -1,5 +1,6 @@
 """Storages that move on a GPU: PyTorch's bits, a block that is taken before the first step, and no page given back."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from ucudnn.memory.planner.planner import make_plan  # noqa: E402
 from ucudnn.memory.torch.codegen.code_support import arrive, leave  # noqa: E402
 from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
 from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialSettings  # noqa: E402
+from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter, _Addresses, drop, pads  # noqa: E402
 from ucudnn.memory.torch.device.stated_budget import library_workspace_bytes, outside_bytes  # noqa: E402
 from ucudnn.memory.torch.device.stream_copies import slide  # noqa: E402
 from ucudnn.memory.torch.running.fit import FitOptions, fit, fit_subject  # noqa: E402
@@ -96,6 +98,29 @@ def test_a_budget_takes_its_block_before_the_first_step_and_keeps_bytes_for_the_
     assert step._block._kept is None
     assert step._block._pads == []
     step.close()
+
+
+@pytest.mark.alone
+def test_what_fills_holes_counts_for_no_step_and_goes_back_after_an_error():
+    device = torch.device("cuda", torch.cuda.current_device())
+    before, meter = torch.cuda.memory_allocated(), AllocatorMeter(device)
+    meter.begin()
+    filling = pads((30 * MIB, 20 * MIB, 10 * MIB), device, (1,))
+    assert isinstance(filling, _Addresses), "the slower way ran"
+    assert torch.cuda.memory_allocated() == before + 40 * MIB
+    beside = torch.empty(8 * MIB, dtype=torch.uint8, device=device)
+    drop(filling)
+    assert torch.cuda.memory_allocated() == before + 8 * MIB
+    assert meter.taken_bytes() == 8 * MIB
+    del beside
+
+    def fails():
+        _held = pads((30 * MIB,), device, ())
+        raise KeyError
+
+    with suppress(KeyError):
+        fails()
+    assert torch.cuda.memory_allocated() == before
 
 
 def measured(recipe, policy, budget=None):

@@ -179,7 +179,7 @@ class _Choice:
         policy, tries = candidate.policy, 1
         if self._budget is not None and self._room is not None and isinstance(policy, JointPolicy):
             most = self._budget - self._room.lost_bytes  # more does not fit side by side
-            spared = most - self._room.spare_bytes
+            spared = int((1 - _LEAST_STEP) * (most - self._room.spare_bytes))  # pages of small tensors take some
             budgets = most, spared, int((1 - _MOST_STEP) * spared)  # with less it may find a faster plan
             for budget in budgets if self._search.other_ms is None else budgets[1:]:
                 with suppress(BudgetError):
