@@ -115,7 +115,8 @@ class Race:
 
         def cells(network: str, family: Sequence[str]) -> list[Cell]:
             every = (Cell(network, rival, each) for rival in family for each in rivals.get(rival, ()))
-            return [each for each in every if str(each) not in self._kept]
+            chosen = self._arguments.cell
+            return [each for each in every if str(each) not in self._kept and (not chosen or str(each) in chosen)]
 
         with ThreadPoolExecutor(self._compilers) as compilers, ThreadPoolExecutor(_RUNNERS) as runners:
             warming: dict[str, list[Future[None]]] = {}
@@ -235,6 +236,7 @@ def main() -> None:
     parser.add_argument("--rival", action="append", choices=RIVALS, help="may be repeated (all)")
     parser.add_argument("--share", action="append", type=float, help=f"of eager's memory, for ours {SHARES}")
     parser.add_argument("--ratio", action="append", type=float, help=f"of activation_memory_budget {RATIOS}")
+    parser.add_argument("--cell", action="append", help="such as 'vgg16_bn ours 0.5', of those above (all)")
     parser.add_argument("--policy", default="auto", help="of ours (%(default)s)")
     parser.add_argument("--divided-share", action="append", type=float, help="like --share, of ours divided")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of at most 3 s, at least 3 (%(default)s)")

@@ -79,6 +79,7 @@ def test_blocks_are_what_lists_hold(name, count):
 def test_eager_comes_first_and_what_is_kept_stays(tmp_path, monkeypatch):
     out = tmp_path / "found.json"
     given = ["--device", "cpu", "--small", "--network", NETWORK, "--rival", "ours", "--share", "0.95", "--share", "0.1"]
+    given += ["--share", "0.5", "--cell", f"{NETWORK} ours 0.95", "--cell", f"{NETWORK} ours 0.1"]
     monkeypatch.setattr(sys, "argv", ["rivals", *given, "--steps", "3", "--out", str(out)])
     rivals.main()
     found = load(out)["cases"]
