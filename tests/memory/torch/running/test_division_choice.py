@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.memory.torch.division.test_divisions import NETWORKS  # noqa: E402
+from tests.support.divided_networks import NETWORKS  # noqa: E402
 from ucudnn.memory.planner.planner import make_plan  # noqa: E402
 from ucudnn.memory.step.costs import Costs  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402

@@ -134,6 +134,7 @@ def test_a_step_whose_update_exceeds_the_budget_updates_in_parts_to_the_bits_of_
     ]
     assert len(roots) == 10
     assert step.simulation.peak_bytes <= budget
+    assert "update: some parameters at a time" in step.report()
     for number in range(4):
         inputs = x + number, y
         for run, optimizer in ((lambda x, y: F.mse_loss(models[0](x), y), optimizers[0]), (step, optimizers[1])):

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any, final
 
 import torch
@@ -14,15 +13,15 @@ from torch import Tensor, nn
 from ucudnn.errors import FittedStepError, InvalidValueError, LayoutError
 from ucudnn.memory.allocator.compaction import Compaction
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.reports.plan_summary import backward_end_ms, issue_lines, plan_lines
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.torch.device.stated_budget import StatedBudget, library_workspace_bytes, memory_parts, outside_bytes
+from ucudnn.memory.torch.device.stated_budget import StatedBudget
 from ucudnn.memory.torch.device.tensor_block import TakenBlock
 from ucudnn.memory.torch.running.first_step import FirstStep, GrowthGuard
 from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.running.rerun import BeforeForward
 from ucudnn.memory.torch.running.step_nodes import Used, replayed
+from ucudnn.memory.torch.running.step_report import step_report
 from ucudnn.memory.torch.running.transfers import Transfers
 from ucudnn.memory.torch.subject.argument_form import ArgumentForm
 from ucudnn.memory.torch.subject.left_as_found import Snapshot
@@ -31,7 +30,6 @@ from ucudnn.memory.torch.subject.model_state import ModelState
 from ucudnn.memory.torch.subject.step_program import StepSubject
 from ucudnn.memory.torch.subject.update_parts import update_in_parts
 from ucudnn.memory.torch.tracing.real_geometry import note_layout
-from ucudnn.units import format_bytes, format_ms
 
 _MOST_OTHERS = 4  # plans of smaller arguments; each has a block of host memory and takes time to make
 _KEPT = (
@@ -351,31 +349,9 @@ class FittedStep(nn.Module):
 
         The measured peak is what PyTorch's allocator had at most in this process. It is not known on a CPU.
         """
-        plan, costs, run, device = self.plan, self.costs, self._run, self._run.program.device
-        parts, library = memory_parts(plan.graph, costs), library_workspace_bytes(device)
-        parts["library workspaces"] = library
-        parts["outside of PyTorch's allocator (context, modules, NCCL)"] = outside_bytes(device)
-        peak = f"peak: predicted {format_bytes(self.simulation.peak_bytes + library)}"
-        if device.type == "cuda":
-            peak += f", measured {format_bytes(torch.cuda.max_memory_allocated(device))}"
-        time = f"forward and backward: predicted {format_ms(backward_end_ms(plan, costs, self.simulation))}"
-        measured = run.clock.times_ms()
-        if measured:
-            time += f", measured {format_ms(median(measured))} in {len(measured)} steps"
-        budget = self.stated.budget
-        within = "" if budget is None else f", budget {format_bytes(budget)}"
-        head = f"{plan.graph.name}, mini-batch {plan.graph.batch}, {costs.where}: policy {plan.policy}{within}"
-        host = f"host memory: {format_bytes(self.transfers.block_bytes)}{', pinned' if device.type == 'cuda' else ''}"
-        usage = [f"{name}: {format_bytes(size)}" for name, size in parts.items() if size]
-        beside = [f"among the buffers: {name} {format_bytes(size)}" for name, size in self._subject.beside.items()]
-        others = [
-            f"mini-batch {other.plan.graph.batch}: policy {other.plan.policy},"
-            f" peak predicted {format_bytes(other.simulation.peak_bytes + library)}"
-            for other in self._others
-        ]
-        told = [*run.program.divided, *self.stated.lines(), *usage, *beside, host, *issue_lines(self.simulation)]
-        lines = [*told, *plan_lines(plan, costs, self.simulation), *others]
-        return "\n".join([head, peak, time, *lines])
+        others = [(other.plan, other.simulation) for other in self._others]
+        beside = self._subject.beside
+        return step_report(self._run, self.costs, self.stated, beside, others, in_parts=bool(self._ends))
 
     def marked(self) -> AbstractContextManager[None]:
         """Let the code mark each operation for PyTorch's profiler while this is entered (`code_support.MARK`)."""
