@@ -14,7 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
 
 from tests.support.plain_training import train  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
 from ucudnn.memory.torch.tracing.provenance import Provenance  # noqa: E402
+from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 from ucudnn.memory.torch.tracing.tracer import Tracer  # noqa: E402
 
 LAST = torch.channels_last
@@ -205,3 +207,63 @@ def test_fakes_of_operators_have_the_types_and_bytes_of_mixed_arguments(name):
 def test_fakes_of_operators_have_the_types_and_bytes_of_what_they_return(name):
     torch.manual_seed(0)
     assert sum(bool(run_compared(PLAIN[name], torch.rand(4, 8, 8).to(dtype))) for dtype in TYPES) >= 2
+
+
+class _Strides(TorchDispatchMode):
+    """Notes operators and the strides of what they read."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = [each.stride() for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        self.found.append((str(func), given))
+        return func(*args, **(kwargs or {}))
+
+
+class Positions(nn.Module):
+    """A layer norm of the channels of one position, and a convolution along positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = nn.LayerNorm(8), nn.Conv1d(8, 6, 1)
+
+    def forward(self, x):
+        return self.conv(self.norm(x.transpose(1, 2)).transpose(1, 2)).softmax(1)
+
+
+class Pixels(nn.Module):
+    """An image of one channel out of tokens of one number, and a convolution of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = nn.LayerNorm(1), nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(self.norm(x.transpose(1, 2)).transpose(1, 2).view(2, 1, 4, 2)) + 1
+
+
+class Pooled(nn.Module):
+    """Channels last of one pixel, negated, and a batch norm, which has another kernel for channels last."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return self.norm(-x.as_strided((2, 8, 1, 1), (8, 1, 8, 8))).exp()
+
+
+@pytest.mark.parametrize(("module", "shape"), [(Positions, (2, 8, 1)), (Pixels, (2, 1, 8)), (Pooled, (2, 8, 1))])
+def test_strides_of_dimensions_of_one_entry_are_those_of_the_plain_step(module, shape):
+    torch.manual_seed(0)
+    model, x = module(), torch.randn(shape)
+    program = trace_program(step_subject(model, x, None, None), "net", 2)
+    with _Strides() as noted, torch.no_grad():
+        model(x)
+    traced = [(str(each.func), [given.stride for given in each.inputs]) for each in program.calls]
+    compared = [each for each in noted.found if each[0] in {func for func, _ in traced}]
+    assert len(compared) >= 3
+    for each in compared:
+        assert each in traced

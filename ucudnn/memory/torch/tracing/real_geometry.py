@@ -9,7 +9,9 @@ Where the small result does not tell that order, the call runs at full size.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Any, NamedTuple
 
 import torch
@@ -78,6 +80,8 @@ def as_computed(
     """
     found = listed(result)
     written = any(each.alias_info is not None for each in func._schema.returns)  # or a view
+    if func is aten.view.default and isinstance(result, FakeTensor) and 1 in result.shape:
+        return _viewed(args, result)
     if written or not found or not isinstance(found[0], FakeTensor):
         return result
     given = [*tensors_in((args, kwargs))]
@@ -93,6 +97,13 @@ def as_computed(
     for position, layout in noted_layouts(func, args, kwargs).items():
         found[position] = _laid(found[position], layout)
     return (found if type(result) is list else tuple(found)) if isinstance(result, (tuple, list)) else found[0]
+
+
+def _viewed(args: Any, result: Tensor) -> Tensor:
+    """Return a view with the strides of a real one: those of a fake differ in dimensions of one entry."""
+    with no_dispatch():
+        stride = args[0].empty().view(args[1]).stride()
+    return result if result.stride() == stride else result.as_strided(result.shape, stride)
 
 
 def computed_whole(func: Any, args: Any, kwargs: Any, device: Callable[[TracedTensor], str]) -> Any:
@@ -116,8 +127,13 @@ def _is_plain(func: Any, given: Sequence[TracedTensor]) -> bool:
     if 0 in first.shape:
         return True
     return torch.Tag.pointwise in func.tags and all(
-        each.is_contiguous and each.dtype is first.dtype and each.shape == first.shape for each in given
+        each.stride == _dense(each.shape) and each.dtype is first.dtype and each.shape == first.shape for each in given
     )
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a new tensor."""
+    return (*accumulate((max(1, each) for each in shape[:0:-1]), mul, initial=1),)[::-1] if shape else ()
 
 
 def _layouts(func: Any, args: Any, kwargs: Any, fakes: Sequence[Any], devices: list[str]) -> _Layouts:
@@ -213,11 +229,13 @@ def _enlarged(small: TensorLayout | None, fake: Any) -> TensorLayout | bool | No
 
 
 def _laid(fake: Any, layout: TensorLayout | None) -> Any:
-    """Return a fake that lies as a layout says: itself if it does."""
+    """Return a fake that lies as a layout says: itself if it does.
+
+    Strides of dimensions of one entry count, too. By them PyTorch tells channels last, for which it has other kernels.
+    """
     if layout is None or fake is None:
         return None
-    strides = zip(layout.shape, fake.stride(), layout.stride, strict=False)
-    alike = tuple(fake.shape) == layout.shape and all(size == 1 or one == other for size, one, other in strides)
+    alike = tuple(fake.shape) == layout.shape and tuple(fake.stride()) == layout.stride
     lies_so = alike and fake.dtype is layout.dtype and fake.device.type == layout.device
     return fake if lies_so and fake.untyped_storage().nbytes() == layout.size else _fake(layout, fake.device)
 
