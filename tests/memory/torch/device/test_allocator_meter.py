@@ -56,5 +56,14 @@ def test_a_peak_without_what_fills_holes_counts_before_and_behind_it(counted):
     assert counted.peak == counted.live + 4000, "a meter that has ended still begins the statistics anew"
 
 
+def test_a_step_that_begins_takes_nothing_from_what_another_one_has_noted(counted):
+    first, second = AllocatorMeter(CPU), AllocatorMeter(CPU)
+    first.begin()
+    whole = take(700)
+    del whole
+    second.begin()
+    assert (first.taken_bytes(), second.taken_bytes()) == (700, 0)
+
+
 def test_the_memory_of_a_cpu_is_not_counted():
     assert step_meter(CPU) is None

@@ -19,6 +19,8 @@ class AllocatorMeter:
 
     def begin(self) -> None:
         """Begin to measure."""
+        for other in _MEASURING:
+            other._note()
         _MEASURING.add(self)
         self._most = 0
         self._fill(0)
