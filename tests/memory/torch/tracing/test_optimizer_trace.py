@@ -6,8 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.optim.optimizer as optimizers  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812  # its usual name
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from tests.support.live_bytes import LiveBytes  # noqa: E402
 from ucudnn.memory.devices.profile import load_device  # noqa: E402
@@ -15,6 +17,7 @@ from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
 from ucudnn.memory.step.graph import Phase, Role  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from ucudnn.memory.torch.subject.update_parts import at_once  # noqa: E402
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
@@ -106,3 +109,37 @@ def test_temporaries_count_as_long_as_the_update_holds_them(make):
     updates = [place for place, each in enumerate(liveness.order) if graph.operations[each].phase is Phase.OPTIMIZER]
     counted = max(liveness.live_bytes[place] - liveness.persistent_bytes[place] for place in updates)
     assert counted == pytest.approx(live.peak, abs=8192)  # an allocator rounds scalars
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, True),
+        ({"foreach": False}, False),
+        ({"foreach": True}, True),
+        ({"fused": False}, False),
+        ({"lr": torch.tensor(0.1)}, False),
+    ],
+)
+def test_an_update_is_traced_at_once_where_pytorch_updates_parameters_of_a_gpu_so(monkeypatch, options, expected):
+    found = optimizers._get_foreach_kernels_supported_devices()
+    monkeypatch.setattr(optimizers, "_get_foreach_kernels_supported_devices", lambda: [*found, "cpu"])
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    (x, y), optimizer = batch(), torch.optim.Adam(model.parameters(), **options)
+    step = fit(model, (x, y), loss=F.cross_entropy, optimizer=optimizer)
+    kinds = [each.kind for each in step.plan.graph.operations if each.phase is Phase.OPTIMIZER]
+    assert any("foreach" in each for each in kinds) is expected
+    ran = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            ran.append(func._opname)
+            return func(*args, **(kwargs or {}))
+
+    step(x, y).backward()
+    with Watched():
+        optimizer.step()
+    assert any("foreach" in each for each in ran) is expected, "PyTorch does otherwise"
+    group = optimizer.param_groups[0]
+    assert not at_once({**group, "foreach": None, "differentiable": True})
+    assert at_once({**group, "foreach": None, "fused": None, "lr": torch.tensor(0.1), "capturable": True})

@@ -4,7 +4,7 @@ PyTorch's optimizers compute each step of their formula for all parameters at on
 all of them. Each parameter is updated by itself, so that the bits are the same in parts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from types import MethodType
@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _default_to_fused_or_foreach
 
 PARTS = 8
 """Parts of the parameters, if none of these is larger."""
@@ -25,15 +26,20 @@ def has_parts(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer updates several parameters at once, each by itself: one of PyTorch's own that can do so."""
     groups = optimizer.param_groups
     own = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)
-    return own and any(len(group["params"]) > 1 and _at_once(group) for group in groups)
+    return own and any(len(group["params"]) > 1 and at_once(group) for group in groups)
 
 
-def _at_once(group: dict[str, Any]) -> bool:
-    """Whether a group's parameters are updated at once, with temporaries."""
-    if group.get("fused") or "foreach" not in group:
+def at_once(group: Mapping[str, Any]) -> bool:
+    """Whether an optimizer of PyTorch updates a group's parameters at once, with temporaries for all of them.
+
+    Where nobody has said so, that depends on the device and on the type of parameters, which fakes do not have.
+    """
+    chosen = group.get("foreach")
+    if chosen is not None or "foreach" not in group or group.get("fused") is not None or group.get("differentiable"):
+        return bool(chosen) and not group.get("fused")
+    if isinstance(group.get("lr"), Tensor) and group.get("capturable") is False:
         return False
-    chosen = group["foreach"]
-    return bool(all(each.is_cuda for each in group["params"]) if chosen is None else chosen)
+    return _default_to_fused_or_foreach([*group["params"]], differentiable=False)[1]
 
 
 def in_parts(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.step.graph import Phase
-from ucudnn.memory.torch.subject.update_parts import has_parts, parted
+from ucudnn.memory.torch.subject.update_parts import at_once, has_parts, parted
 from ucudnn.memory.torch.tracing.tracer import Tracer
 
 _UNCOUNTED = "fit without optimizer=, and give a budget that leaves room for its state"
@@ -95,7 +95,8 @@ def _stand_in(
             if id(parameter) not in fakes:
                 raise InvalidValueError(f"parameter {index} of the optimizer's group {number} is none of the model's")
             names[id(fakes[id(parameter)])] = f"group{number}.{index}"
-        stand_in.param_groups.append({**group, "params": [fakes[id(parameter)] for parameter in group["params"]]})
+        told = {"foreach": at_once(group)} if group.get("foreach", ...) is None else {}
+        stand_in.param_groups.append({**group, **told, "params": [fakes[id(each)] for each in group["params"]]})
     stand_in.state = defaultdict(dict)
     for parameter, state in optimizer.state.items():
         stand_in.state[fakes[id(parameter)]] = tree_map_only(Tensor, partial(_of_state, faked), state)
