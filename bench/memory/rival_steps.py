@@ -141,7 +141,7 @@ def _figures(step: TrainingStep, asked: Asked, turns: Turns) -> dict[str, Any]:
     first_s = perf_counter() - begin
     first_bytes = torch.cuda.max_memory_allocated(device) if on_gpu else None
     _take(step)
-    if on_gpu and asked.cell.rival not in (names.OURS, names.DIVIDED):
+    if on_gpu and asked.cell.rival not in names.FITTED:
         torch.cuda.empty_cache()  # what trials of algorithms took is not the step's
     begin = perf_counter()
     for _ in range(2):
@@ -318,7 +318,7 @@ def _ours(step: TrainingStep, asked: Asked, turns: Turns, stack: ExitStack) -> _
     device, budget, began = numbered_device(asked.device), asked.budget, perf_counter()
     stages: dict[str, float] = {}
 
-    def told(text: str) -> None:
+    def heard(text: str) -> None:
         name = text.partition(" ")[0]
         stages.setdefault(name, perf_counter() - began)
         if name != "tracing":
@@ -327,26 +327,21 @@ def _ours(step: TrainingStep, asked: Asked, turns: Turns, stack: ExitStack) -> _
     _cap(device, budget)
     with step.autocast():
         measured, divide = device.type == "cuda", asked.cell.rival == names.DIVIDED
-        options = FitOptions(budget=budget, policy=asked.policy, measured=measured, progress=told, divide=divide)
+        options = FitOptions(budget=budget, policy=asked.policy, measured=measured, progress=heard, divide=divide)
         fitted = stack.enter_context(closing(fit_subject(trial_subject(step), options)))
     stages["fitted"] = perf_counter() - began
     _cap(device, budget)  # fitting loads kernels
 
     def more() -> dict[str, Any]:
         plan, found = fitted.plan, fitted.simulation
-        predicted: dict[str, Any] = {
-            "predicted_ms": found.step_ms,
-            "predicted_peak": found.peak_bytes,
-            "begun_s": stages,
-        }
-        parts = [each for each in fitted.report().splitlines() if each.startswith("divided")]
-        return {
-            "divided": parts,
+        told: dict[str, Any] = {
             "policy": plan.policy,
             "budget": budget,
             "operations": len(plan.graph.operations),
-            **predicted,
+            "begun_s": stages,
         }
+        told["divided"] = [each for each in fitted.report().splitlines() if each.startswith("divided")]
+        return {**told, "predicted_ms": found.step_ms, "predicted_peak": found.peak_bytes}
 
     return with_plan(step, fitted), more
 
@@ -364,5 +359,5 @@ _RIVALS: dict[str, Callable[[TrainingStep, Asked, Turns, ExitStack], _Made]] = {
     names.SAVE_ON_CPU: _saved_on_cpu,
     names.ACCUMULATE: _accumulated,
     **dict.fromkeys(COMPILED, _compiled),
-    **dict.fromkeys((names.OURS, names.DIVIDED), _ours),
+    **dict.fromkeys(names.FITTED, _ours),
 }

@@ -9,8 +9,8 @@ from ucudnn.units import format_bytes
 
 EAGER, CHECKPOINT, SAVE_ON_CPU, COMPILE = "eager", "checkpoint", "save_on_cpu", "compile"
 OFFLOAD, RATIO, ACCUMULATE = "compile-offload", "compile-budget", "accumulate"
-OURS, DIVIDED = "ours", "ours-divided"
-_WITH_SETTINGS = (RATIO, ACCUMULATE, OFFLOAD, OURS, DIVIDED)
+FITTED = OURS, DIVIDED = "ours", "ours-divided"
+_WITH_SETTINGS = (RATIO, ACCUMULATE, OFFLOAD, *FITTED)
 TITLES = {
     EAGER: "eager PyTorch",
     CHECKPOINT: "`checkpoint` of each block",

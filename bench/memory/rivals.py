@@ -74,7 +74,6 @@ RIVALS |= {
 }
 """The settings of each rival."""
 _COMPILED = (names.COMPILE, names.RATIO)
-_OURS = (names.OURS, names.DIVIDED)
 _FAMILIES = (
     (names.OURS,),
     (names.DIVIDED,),
@@ -152,7 +151,7 @@ class Race:
         """Return what a process is asked; without eager's memory the budget is 0, which no plan keeps."""
         given = self._arguments
         process = kept_cells(self._out).get(str(Cell(cell.network, names.EAGER)), {}).get("process", 0)
-        budget = int(process * cell.setting) if cell.rival in _OURS else None
+        budget = int(process * cell.setting) if cell.rival in names.FITTED else None
         ran = {"device": given.device, "steps": given.steps, "policy": given.policy, "budget": budget}
         recipe = recipe_of(cell.network, given.small)
         return Asked(cell=cell, recipe=recipe, warms=warms, **ran)

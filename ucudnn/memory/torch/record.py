@@ -27,7 +27,7 @@ from ucudnn.memory.torch.measuring.training_step import (
 )
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedTensor
-from ucudnn.memory.torch.subject.update_parts import has_parts, parted
+from ucudnn.memory.torch.subject.update_parts import parted
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.tracing.gpu_autocast import gpu_autocast
 from ucudnn.memory.torch.tracing.provenance import Provenance
@@ -222,8 +222,7 @@ def trace(
     roles: dict[int, tuple[Role, str]] = {}
     for role, label, tensor in (*_tensors_before(step), *_gradients(step)):
         roles.setdefault(tracer.meet(tensor), (role, label))
-    optimizer = step.optimizer if in_pieces else None
-    parts = nullcontext() if optimizer is None or not has_parts(optimizer) else parted(optimizer)
+    parts = parted(step.optimizer) if in_pieces and step.optimizer is not None else nullcontext()
     with parts, provenance.entered(), tracer:
         loss = step.run(tracer)
     held = ((Role.OUTPUT, f"output{index}", tensor) for index, tensor in enumerate(step.held()))

@@ -268,3 +268,19 @@ def test_what_this_process_takes_beside_others_is_taken_from_the_plan(trained, b
     SharedGpu(monkeypatch, reserved=5 * MIB).processes = {7: 5 * MIB + grown, 8: 30000 * MIB}
     trained.check(step)
     assert step.simulation.peak_bytes <= budget - grown < filling.simulation.peak_bytes
+
+
+def test_a_step_that_is_planned_anew_has_the_layouts_of_its_plan_and_ends_the_updates_in_parts_that_came_with_it(
+    trained,
+):
+    step, other = trained.fitted("stock"), trained.fitted("stock")
+    ended = []
+    other._layout, other._ends = dict, [lambda: ended.append("other's")]
+    step._layout, step._ends = list, [lambda: ended.append("own")]
+    run, step._refit = other._run, lambda *_: other
+    step._replan((), {}, None, None)
+    assert (step._run, step._layout, other._layout) == (run, dict, list)
+    other.close()
+    assert ended == ["own"]
+    step.close()
+    assert ended == ["own", "other's"]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from typing import Any, Self
 
 import torch
@@ -199,10 +198,11 @@ def _fitted(subject: StepSubject, options: FitOptions, others: list[StepSubject]
         stages.begin(f"tracing {name}")
         program = trace_program(subject, name, _batch(subject))
         stated = stated_budget(options.budget, program.device, options.host_bytes)
-        if not subject.in_pieces and (_has_pieces(program) or _has_large_update(subject, program, stated)):
+        costs = step_costs(program.graph, program.device)
+        if not subject.in_pieces and (_has_pieces(program) or _has_large_update(subject, program, costs, stated)):
             others.append(replace(subject, in_pieces=True))
         snapshot.undo_after_errors(settings_restorer(program.device))
-        planning, plan = _planned(subject, program, stated, options, stages, is_last=not others)
+        planning, plan = _planned(subject, program, costs, stated, options, stages, is_last=not others)
         snapshot.restore_modes()  # made-up operands may have drawn random numbers
         refit = partial(_fit_others, subject.without_sample(), options)
         return planning.fitted(plan, subject, refit, step_meter(program.device))
@@ -212,17 +212,18 @@ def _has_pieces(program: StepProgram) -> bool:
     return any(call.func in IN_PIECES for call in program.calls)
 
 
-def _has_large_update(subject: StepSubject, program: StepProgram, stated: StatedBudget) -> bool:
+def _has_large_update(subject: StepSubject, program: StepProgram, costs: Costs, stated: StatedBudget) -> bool:
     """Whether the update alone exceeds the budget, and may run in parts."""
-    graph = program.graph
-    updates = measure_liveness(graph, step_costs(graph, program.device)).floors[graph.optimizer_begins :]
-    most = inf if stated.tensor_bytes is None else stated.tensor_bytes
-    return max(updates, default=0) > most and any(map(has_parts, subject.optimizers))
+    if stated.tensor_bytes is None or not any(map(has_parts, subject.optimizers)):
+        return False
+    updates = measure_liveness(program.graph, costs).floors[program.graph.optimizer_begins :]
+    return max(updates, default=0) > stated.tensor_bytes
 
 
 def _planned(
     subject: StepSubject,
     program: StepProgram,
+    costs: Costs,
     stated: StatedBudget,
     options: FitOptions,
     stages: Stages,
@@ -239,7 +240,6 @@ def _planned(
         with planning.stated.explained():
             return planning, planning.plan()
 
-    costs = step_costs(program.graph, program.device)
     refuse = partial(check_floor, subject, program.graph, costs, stated)
     if stated.tensor_bytes is None or not is_last:
         refuse()

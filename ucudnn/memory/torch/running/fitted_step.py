@@ -241,7 +241,7 @@ class FittedStep(nn.Module):
             other = self._fitted_again(args, kwargs, used)
             if other._run.program.supposed[: len(supposed)] != supposed:
                 raise FittedStepError(f"{supposed[-1][1]} goes another way in each forward: leave it to the loop")
-        for name in ("costs", "stated", "_run", "_state", "_first", "_guard", "_told", "_used"):
+        for name in ("costs", "stated", "_run", "_state", "_first", "_guard", "_told", "_layout", "_used", "_ends"):
             mine, others = getattr(self, name), getattr(other, name)
             setattr(self, name, others)
             setattr(other, name, mine)

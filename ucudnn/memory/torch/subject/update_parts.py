@@ -19,7 +19,7 @@ PARTS = 8
 """Parts of the parameters, if none of these is larger."""
 _ASKED: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
 """How many want the updates of optimizers in parts."""
-_MARK = "_ucudnn_in_parts"
+_BEFORE = "_ucudnn_before"  # of such an update: the attribute in whose place it is
 
 
 def has_parts(optimizer: torch.optim.Optimizer) -> bool:
@@ -58,9 +58,10 @@ def in_parts(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @contextmanager
 def parted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let an optimizer have its groups in parts inside."""
+    """Let an optimizer have its groups in parts inside, if it updates several parameters at once."""
     groups = optimizer.param_groups
-    optimizer.param_groups = in_parts(groups)
+    if has_parts(optimizer):
+        optimizer.param_groups = in_parts(groups)
     try:
         yield
     finally:
@@ -69,26 +70,24 @@ def parted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 def update_in_parts(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """Let each update of an optimizer run in parts, until what is returned is called by all who asked for that."""
-    before = vars(optimizer).get("step")
     inner: Any = optimizer.step
     _ASKED[optimizer] = _ASKED.get(optimizer, 0) + 1
 
     @wraps(inner)
     def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        with parted(optimizer) if _ASKED.get(optimizer) and has_parts(optimizer) else nullcontext():
+        with parted(optimizer) if _ASKED.get(optimizer) else nullcontext():
             return inner(*args, **kwargs)
 
-    if not hasattr(inner, _MARK):  # schedulers of the learning rate may have wrapped it since
-        setattr(step, _MARK, True)
-        optimizer.step = method = MethodType(step, optimizer)  # type: ignore[method-assign]  # schedulers want a method
-    else:
-        method = None
+    if not hasattr(inner, _BEFORE):  # schedulers of the learning rate may have wrapped it since
+        setattr(step, _BEFORE, vars(optimizer).get("step"))
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]  # schedulers want a method
 
     def end() -> None:
         _ASKED[optimizer] -= 1
-        if not _ASKED[optimizer] and method is not None and vars(optimizer).get("step") is method:
+        own = vars(optimizer).get("step")
+        if not _ASKED[optimizer] and isinstance(own, MethodType) and hasattr(own, _BEFORE):  # nobody has wrapped it
             del optimizer.step
-            if before is not None:
-                optimizer.step = before  # type: ignore[method-assign]
+            if getattr(own, _BEFORE) is not None:
+                optimizer.step = getattr(own, _BEFORE)  # type: ignore[method-assign]
 
     return end

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.step.graph import Phase
-from ucudnn.memory.torch.subject.update_parts import at_once, has_parts, parted
+from ucudnn.memory.torch.subject.update_parts import at_once, parted
 from ucudnn.memory.torch.tracing.tracer import Tracer
 
 _UNCOUNTED = "fit without optimizer=, and give a budget that leaves room for its state"
@@ -64,8 +64,7 @@ def trace_optimizer(
             stand_in.step()  # makes its state
         for fake, state in stand_in.state.items():
             yield from ((f"{names[id(fake)]}.{key}", value) for key, value in state.items() if torch.is_tensor(value))
-        parts = parted(stand_in) if in_parts and has_parts(stand_in) else nullcontext()
-        with parts, tracer, tracer.during(Phase.OPTIMIZER):
+        with parted(stand_in) if in_parts else nullcontext(), tracer, tracer.during(Phase.OPTIMIZER):
             stand_in.step()
     except DataDependentOutputException as error:
         raise StepGraphError(
