@@ -154,7 +154,7 @@ VALUES = {
     "buffer that is written, and another": lambda self, y: y * (self.steps.add_(1) * 0 + int(self.size)),
     "distribution": lambda y: torch.distributions.Normal(y, y.exp()).rsample(),
     "divergence": lambda y: torch.distributions.kl_divergence(
-        torch.distributions.Normal(y, y.exp()), torch.distributions.Normal(0.0, 1.0)
+        torch.distributions.Normal(y, y.sigmoid()), torch.distributions.Normal(0.0, 1.0)
     ),
     "categories": lambda y: torch.distributions.Categorical(logits=y).log_prob(torch.zeros(4, 5)),
     "errors": flagged,
@@ -189,6 +189,8 @@ def raced_within(peak, model, inputs):
 def test_a_module_trains_to_the_bits_of_the_plain_loop(name):
     torch.manual_seed(0)
     model, shape = CASES[name]
+    for layer in model.modules():  # whose first weights depend on what the process has imported
+        getattr(layer, "reset_parameters", bool)()
     x = torch.randn(shape)
     last = {4: LAST, 5: DEEP}.get(x.dim())
     inputs = (x.contiguous(memory_format=last) if last and name in GEOMETRY else x,)
