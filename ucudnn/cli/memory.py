@@ -28,7 +28,7 @@ from ucudnn.cli.options import (
     option,
     typed_options,
 )
-from ucudnn.cli.torch_model import divide_model, fit_plans, record_model
+from ucudnn.cli.torch_model import divide_model, divider_of, fit_plans, record_model
 from ucudnn.command_line import NoEffect
 from ucudnn.memory.devices.profile import load_device, smallest_device
 from ucudnn.memory.devices.roofline import device_costs
@@ -51,11 +51,12 @@ from ucudnn.units import format_bytes, format_ms, parse_bytes
 _MODEL_OPTIONS = ("--shape", "--tokens", "--loss", "--optimizer", "--dtype", "--math", "--layout", "--autocast")
 _RULES = (
     NoEffect(options=("--csv",), beside=("--json",)),
-    NoEffect(options=(*_MODEL_OPTIONS, "--keep-gradients", "--divide"), without=("a model, MODULE:CALLABLE",)),
+    NoEffect(options=(*_MODEL_OPTIONS, "--keep-gradients"), without=("a model, MODULE:CALLABLE",)),
     NoEffect(options=("--algorithms",), beside=("a measured step without --device",)),
     NoEffect(options=("--points",), without=("--front",)),
     NoEffect(options=("--budget", "--timeline", "--addresses", "--snapshot", "--plan-seconds"), beside=("--front",)),
     NoEffect(options=("--pool",), without=("--addresses",)),
+    NoEffect(options=("--divide",), without=("a model, MODULE:CALLABLE",)),
     NoEffect(options=("--write",), without=("a plans file of nnU-Net",)),
 )
 _ONLY_AUTO = NoEffect(options=("--plan-seconds",), without=("--policy auto",))
@@ -231,6 +232,7 @@ def largest(
         Path | None, option("FILE", "Plans file to write, with a configuration of the largest patch with fit.")
     ] = None,
     options: StepOptions,
+    divide: DivideOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the largest mini-batches of a step that fit a GPU: as the program is, and with `ucudnn.memory.fit`.
@@ -239,7 +241,7 @@ def largest(
 
         ucudnn memory fits resnet50 --gpu rtx-4090
 
-        ucudnn memory fits my_models:net --gpu rtx-3060 --optimizer adamw
+        ucudnn memory fits my_models:net --gpu rtx-3060 --optimizer adamw --divide
 
     Of nnU-Net's plans, the largest patches too, whose time is that of a voxel:
 
@@ -248,11 +250,12 @@ def largest(
     if configuration is not None or are_plans(Path(step)):
         _RULES[1].refuse(typed_options(context), {})
         with _telling("looking") as tell:
-            found = fit_plans(Path(step), configuration, options, budget, write, tell)
+            found = fit_plans(Path(step), configuration, options, budget, write, tell, divide=divide)
     else:
         graph, costs_of, limit = _opened(context, step, options, budget)
         with _telling("looking") as tell:
-            found = largest_batches(graph, costs_of, costs_of(graph).memory_bytes if limit is None else limit, tell)
+            divider = divider_of(step, options, costs_of, tell) if divide else None
+            found = largest_batches(graph, costs_of, limit or costs_of(graph).memory_bytes, tell, divider)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -35,10 +35,12 @@ from ucudnn.settings import Settings, parse_choice
 from ucudnn.units import shortened
 
 if TYPE_CHECKING:
-    from ucudnn.memory.reports.fits import LargestBatches
+    from ucudnn.memory.reports.fits import LargestBatch, LargestBatches
+    from ucudnn.memory.reports.nnunet_plans import Patch
     from ucudnn.memory.torch.comparison.trial_table import TrialTable
     from ucudnn.memory.torch.division.divisions import DividedStep
     from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
+    from ucudnn.memory.torch.subject.step_program import StepProgram
     from ucudnn.torch.summary import Summary
 
 
@@ -106,6 +108,38 @@ def divide_model(
     return found[0] if found else lowest(program, costs)
 
 
+def divider_of(
+    model: str, options: StepOptions, costs_of: Callable[[StepGraph], Costs], tell: Callable[[str], None]
+) -> "Callable[[int, int], LargestBatch | None]":
+    """Return what plans within some bytes a mini-batch of a model whose segments run in parts."""
+    with _loading():
+        from ucudnn.memory.torch.record import record_program
+    recipe = _recipe_of(model, options)
+
+    def divide(budget: int, batch: int) -> "LargestBatch | None":
+        with words_aside():
+            program = record_program(replace(recipe, batch=batch), progress=tell)
+        return _divided(program, costs_of, budget, tell)
+
+    return divide
+
+
+def _divided(
+    program: "StepProgram", costs_of: Callable[[StepGraph], Costs], budget: int, tell: Callable[[str], None]
+) -> "LargestBatch | None":
+    from ucudnn.memory.planner.search import PlanSearch
+    from ucudnn.memory.reports.fits import LargestBatch
+    from ucudnn.memory.torch.division.divisions import divisions
+
+    graph = program.graph
+    tell(f"dividing a mini-batch of {graph.batch}")
+    found = divisions(program, costs_of(graph), budget, "joint", PlanSearch(None))
+    if not found:
+        return None
+    peak_bytes, time_ms = found[0].peak_bytes, found[0].step_ms
+    return LargestBatch(way="", batch=graph.batch, policy="joint", peak_bytes=peak_bytes, time_ms=time_ms)
+
+
 def fit_plans(
     path: Path,
     configuration: str | None,
@@ -113,10 +147,13 @@ def fit_plans(
     budget: str | None,
     write: Path | None,
     tell: Callable[[str], None],
+    *,
+    divide: bool = False,
 ) -> "LargestBatches":
     """Return what a configuration of nnU-Net's plans can train within a budget, or within a device's memory.
 
-    `write` is a plans file to write, which gets one more configuration, of the largest patch with `fit`.
+    `write` is a plans file to write, which gets one more configuration, of the largest patch with `fit`. `divide` looks
+    for what divided steps can train, too.
 
     Raises:
         BackendUnavailableError: if nnU-Net or PyTorch is not installed.
@@ -140,9 +177,14 @@ def fit_plans(
     costs_of = partial(device_costs, device, choice=options.algorithms)
     with words_aside():
         with _loading():
-            from ucudnn.memory.torch.nnunet import record_plans
+            from ucudnn.memory.torch.nnunet import plans_program, record_plans
         recorded = partial(record_plans, plans, progress=tell)
-        found = largest_patches(plans, recorded, costs_of, device.memory_bytes if limit is None else limit, tell)
+
+        def divided(patch: "Patch", budget: int, batch: int) -> "LargestBatch | None":
+            return _divided(plans_program(plans, patch, batch, tell), costs_of, budget, tell)
+
+        most = device.memory_bytes if limit is None else limit
+        found = largest_patches(plans, recorded, costs_of, most, tell, divided if divide else None)
     if write is not None:
         chosen = chosen_patch(found)
         write_whole(write, plans.with_sizes(chosen.patch, chosen.batch))

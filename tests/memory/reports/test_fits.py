@@ -1,5 +1,7 @@
 """The largest mini-batches of a step: those that fit, and no much larger one, within the time that is allowed."""
 
+from dataclasses import replace
+
 import pytest
 
 from ucudnn.errors import BudgetError
@@ -43,7 +45,11 @@ def test_each_way_has_its_largest_mini_batch_and_what_it_costs():
     assert planned(round(1.1 * some.batch))[1] > 1.1 * round(1.1 * some.batch) * own_ms
     with pytest.raises(BudgetError):
         planned(most.batch + 1)
-    assert found.lines()[0].endswith(f"budget={BUDGET})")
+    [line] = found.lines()
+    assert line.endswith(f"budget={BUDGET})")
+    way = f"with fit, divided{most.way.removeprefix('with fit')}"
+    lines = replace(found, rows=(*found.rows, replace(most, way=way))).lines()
+    assert lines == [line, f"{line.replace('with fit', 'with fit, divided')[:-1]}, divide=True)"]
     assert [row[:2] for row in found.table()[1]] == [[row.way, str(row.batch)] for row in found.rows]
 
 

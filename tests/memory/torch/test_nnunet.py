@@ -1,6 +1,7 @@
 """Steps of nnU-Net: recorded by its own network and loss, they are what its training allocates, and patches fit."""
 
 import json
+from math import prod
 
 import pytest
 
@@ -94,3 +95,18 @@ def test_the_command_writes_plans_and_says_what_a_network_lacks(call, tmp_path):
     assert len([line for line in error.splitlines() if line.startswith("error")]) == 1
     write_plans(tmp_path, labels={"background": 0, "a": 1, "ignore": 2})
     assert "labels.ignore lets nnU-Net's loss read values" in call(*arguments)[2]
+
+
+def test_a_divided_step_takes_a_larger_mini_batch(call, tmp_path):
+    path = str(write_plans(tmp_path))
+    arguments = ("memory", "fits", path, "--configuration", "3d_fullres", "--budget", "1030MiB", "--divide", "--json")
+    status, out, error = call(*arguments)
+    assert status == 0, error
+    found = json.loads(out)
+    assert max(row["peak_bytes"] for row in found["rows"]) <= found["budget_bytes"] == 6 * 2**20
+    ways = [f"with fit, {cost}" for cost in ("at most 1.1 of the time", "at most 1.5 of the time", "at any time")]
+    ways = ["as it is", *ways, *(way.replace("fit", "fit, divided") for way in ways)]
+    assert [row["way"] for row in found["rows"]] == ["as planned", *ways, *ways]
+    sizes = [prod(row["patch"]) * row["batch"] for row in found["rows"]]
+    assert sizes[7] > sizes[4]
+    assert sizes[14] >= sizes[11] > sizes[8]

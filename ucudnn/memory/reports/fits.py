@@ -1,7 +1,7 @@
 """The largest mini-batches and patches of a step that a GPU has room for, plain and by plans, and what each costs."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from math import inf, prod
@@ -24,7 +24,8 @@ BOUNDS = (1.1, 1.5)
 """Times of a sample or a voxel that are looked for, in multiples of the program's own time."""
 
 _NEAR = 0.02  # share of a mini-batch by which a larger one may fit, too, beside such a bound
-_AS_IT_IS, _AT_ANY_TIME = "as it is", "with fit, at any time"
+_AS_IT_IS = "as it is"
+_WAYS = _FITTED, _DIVIDED = "with fit", "with fit, divided"
 _LOSS = "loss"  # the output of a recorded step that its loop does not hold for itself
 
 
@@ -49,6 +50,9 @@ class LargestBatch:
     def sample_ms(self) -> float:
         """The time of a sample, or of a voxel where there is a patch; 0 where no mini-batch fits."""
         return self.time_ms / max(1, self.batch) / prod(self.patch)
+
+
+_Plan = Callable[[int], LargestBatch | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +96,12 @@ class LargestBatches:
 
     def lines(self) -> list[str]:
         """Return the line of Python that trains the largest mini-batch of each kind."""
-        budget = format(self.budget + CONTEXT_BYTES)
-        return [f"with fit: step = ucudnn.memory.fit(model, (x, y), loss=loss, optimizer=optimizer, budget={budget})"]
+        given = f"model, (x, y), loss=loss, optimizer=optimizer, budget={self.budget + CONTEXT_BYTES}"
+        return [
+            f"{way}: step = ucudnn.memory.fit({given}{', divide=True' if way == _DIVIDED else ''})"
+            for way in _WAYS
+            if any(row.way.startswith(f"{way}, at ") for row in self.rows)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON; sizes in bytes, times in milliseconds."""
@@ -110,6 +118,7 @@ def largest_batches(
     costs_of: CostsOf,
     budget: int,
     progress: Callable[[str], None] = lambda _: None,
+    divide: Callable[[int, int], LargestBatch | None] | None = None,
     own: StepGraph | None = None,
     own_ms: float | None = None,
 ) -> LargestBatches:
@@ -120,6 +129,7 @@ def largest_batches(
         costs_of: the costs of the step at any mini-batch.
         budget: bytes, of which `CONTEXT_BYTES` are left out.
         progress: a function that is called with what is about to be done.
+        divide: plans within some bytes a mini-batch whose segments run in parts; None where nothing is divided.
         own: the step as the program is, where that holds more than with `fit`.
         own_ms: the time of a sample that bounds are multiples of; None for that of the program's largest mini-batch.
 
@@ -127,24 +137,24 @@ def largest_batches(
         BudgetError: if the budget is no more than the context takes.
     """
     left, own = _beside_context(budget), own or graph
-    progress("looking for the largest mini-batch of the program as it is")
-    plain = largest_within(lambda batch: _fitted(own, costs_of, left, "stock", batch) is not None, own, own.batch)
-    rows = [_named(_AS_IT_IS, _fitted(own, costs_of, left, "stock", plain))]
+    search = partial(largest_within, graph=graph)
+    plain = partial(_fitted, own, costs_of, left, "stock")
+    rows = _searched([(_AS_IT_IS, plain)], search, own.batch, "mini-batch", progress)
     own_ms = own_ms or rows[0].sample_ms or sum(costs_of(own).time_ms) / own.batch
-    planned = cache(partial(_fitted, graph, costs_of, left, AUTO))
     most = floor_batch(graph, costs_of, left)  # 'spill' and 'joint' keep each budget down to the floor
-    guess = max(1, min(plain, most))
-    for bound in BOUNDS:
-        progress(f"looking for the largest mini-batch {_within(bound)}")
 
-        def fits(batch: int, bound: float = bound) -> bool:
-            found = planned(batch) if batch <= most else None
-            return found is not None and found.sample_ms <= bound * own_ms
+    @cache
+    def planned(batch: int) -> LargestBatch | None:
+        return _fitted(graph, costs_of, left, AUTO, batch) if batch <= most else None
 
-        found = largest_within(fits, graph, guess, _NEAR)
-        rows.append(_named(_within(bound), planned(found)))
-        guess = max(1, found)
-    rows.append(_named(_AT_ANY_TIME, planned(most)))
+    *bounded, free = _ways(_FITTED, planned, own_ms)
+    near = partial(search, near=_NEAR)
+    rows += _searched(bounded, near, max(1, min(rows[0].batch, most)), "mini-batch", progress)
+    rows += _searched([free], search, max(1, most), "mini-batch", progress)
+    if divide is not None:
+        ways = _divided_ways([*bounded, free], partial(divide, left), own_ms)
+        for way, row in zip(ways, rows[1:], strict=True):
+            rows += _searched([way], near, max(1, row.batch), "mini-batch", progress)
     where = f"{graph.name}, {costs_of(graph).where}"
     return LargestBatches(where=where, budget=left, rows=tuple(rows), own_ms=own_ms)
 
@@ -155,6 +165,7 @@ def largest_patches(
     costs_of: CostsOf,
     budget: int,
     progress: Callable[[str], None] = lambda _: None,
+    divide: Callable[[Patch, int, int], LargestBatch | None] | None = None,
 ) -> LargestBatches:
     """Return what a plan of nnU-Net needs, its patch's largest mini-batches, and its mini-batch's largest patches.
 
@@ -166,6 +177,7 @@ def largest_patches(
         costs_of: the costs of a step.
         budget: bytes, of which `CONTEXT_BYTES` are left out.
         progress: a function that is called with what is about to be done.
+        divide: plans for a patch, within some bytes, a mini-batch that is divided; None where nothing is divided.
 
     Raises:
         BudgetError: if the budget is no more than the context takes.
@@ -177,33 +189,36 @@ def largest_patches(
     own = every if batch > 1 else record(patches.index(plans.patch))
     planned = _fitted(own, costs_of, None, "stock", batch)
     assert planned is not None
-    batches = largest_batches(_released(every), costs_of, budget, progress, every, planned.sample_ms).rows
+    own_ms, of_patch = planned.sample_ms, None if divide is None else partial(divide, plans.patch)
+    batches = largest_batches(_released(every), costs_of, budget, progress, of_patch, every, own_ms).rows
     rows = [replace(row, patch=plans.patch) for row in (_named("as planned", planned), *batches)]
+    own_ms = rows[0].sample_ms
 
     @cache
-    def found(index: int, policy: str) -> LargestBatch | None:
-        graph = record(index) if policy == "stock" else _released(record(index))
+    def found(policy: str, number: int) -> LargestBatch | None:
+        graph = record(number - 1) if policy == "stock" else _released(record(number - 1))
         fitted = _fitted(graph, costs_of, left, policy, batch)
-        return None if fitted is None else replace(fitted, patch=patches[index])
+        return None if fitted is None else replace(fitted, patch=patches[number - 1])
 
+    ways = _ways(_FITTED, partial(found, AUTO), own_ms)
+    if divide is not None:
+        split = divide
+
+        def divided(number: int) -> LargestBatch | None:
+            fitted = split(patches[number - 1], left, batch)
+            return None if fitted is None else replace(fitted, patch=patches[number - 1])
+
+        ways += _divided_ways(ways, divided, own_ms)
     number = bisect_right([*map(prod, patches)], prod(plans.patch) * left / planned.peak_bytes)
-    bounds = [(_within(bound), AUTO, bound * rows[0].sample_ms) for bound in BOUNDS]
-    for way, policy, most_ms in ((_AS_IT_IS, "stock", inf), *bounds, (_AT_ANY_TIME, AUTO, inf)):
-        progress(f"looking for the largest patch {way}")
-
-        def fits(number: int, policy: str = policy, most_ms: float = most_ms) -> bool:
-            row = found(number - 1, policy)
-            return row is not None and row.sample_ms <= most_ms
-
-        number = largest(fits, len(patches), max(1, number))
-        rows.append(_named(way, found(number - 1, policy) if number else None))
+    search = partial(largest, most=len(patches))
+    rows += _searched([(_AS_IT_IS, partial(found, "stock")), *ways], search, max(1, number), "patch", progress)
     where = f"{plans.configuration} of {plans.path.name}, {costs_of(own).where}"
-    return LargestBatches(where=where, budget=left, rows=tuple(rows), own_ms=rows[0].sample_ms)
+    return LargestBatches(where=where, budget=left, rows=tuple(rows), own_ms=own_ms)
 
 
 def chosen_patch(found: LargestBatches) -> LargestBatch:
     """Return the largest patch that trains with `fit` within the longest of `BOUNDS`, or raise a BudgetError."""
-    row = next(row for row in reversed(found.rows) if row.way == _within(BOUNDS[-1]))
+    row = next(row for row in reversed(found.rows) if row.way in {_within(way, BOUNDS[-1]) for way in _WAYS})
     if not row.batch:
         raise BudgetError(
             f"no patch fits {row.way}: nothing is written",
@@ -225,8 +240,46 @@ def _beside_context(budget: int) -> int:
     return budget - CONTEXT_BYTES
 
 
-def _within(bound: float) -> str:
-    return f"with fit, at most {bound} of the time"
+def _within(way: str, bound: float) -> str:
+    return f"{way}, at any time" if bound == inf else f"{way}, at most {bound} of the time"
+
+
+def _ways(name: str, plan: _Plan, own_ms: float) -> list[tuple[str, _Plan]]:
+    """Return a way for each bound of the time of a sample: its name, and what plans a size within that bound."""
+
+    def bounded(most_ms: float, size: int) -> LargestBatch | None:
+        row = plan(size)
+        return row if row is not None and row.sample_ms <= most_ms else None
+
+    return [(_within(name, bound), partial(bounded, bound * own_ms)) for bound in (*BOUNDS, inf)]
+
+
+def _divided_ways(fitted: Sequence[tuple[str, _Plan]], divide: _Plan, own_ms: float) -> list[tuple[str, _Plan]]:
+    """Return ways that divide a size where no plan keeps the bound without."""
+
+    def either(one: _Plan, other: _Plan, size: int) -> LargestBatch | None:
+        return one(size) or other(size)
+
+    divided = _ways(_DIVIDED, cache(divide), own_ms)
+    return [(name, partial(either, whole, plan)) for (_, whole), (name, plan) in zip(fitted, divided, strict=True)]
+
+
+def _searched(
+    ways: Iterable[tuple[str, _Plan]],
+    search: Callable[..., int],
+    guess: int,
+    what: str,
+    progress: Callable[[str], None],
+) -> list[LargestBatch]:
+    """Return a row for each way: the largest size that it has a plan for, looked for from that of the way before."""
+    rows = []
+    for name, plan in ways:
+        progress(f"looking for the largest {what} {name}")
+        plan = cache(plan)
+        size = search(lambda size, plan=plan: plan(size) is not None, guess=guess)
+        rows.append(_named(name, plan(size) if size else None))
+        guess = max(1, size)
+    return rows
 
 
 def _released(graph: StepGraph) -> StepGraph:

@@ -5,7 +5,8 @@ loop holds the outputs until the step ends. What torch.compile makes of a networ
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,9 @@ from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.reports.nnunet_plans import NnunetPlans, Patch
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.torch.measuring.training_step import TrainingStep
-from ucudnn.memory.torch.record import record_made
+from ucudnn.memory.torch.record import made_program, record_made
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.problem import MathMode
 from ucudnn.torch.model_timing import running
 
 _OPTIMIZER: dict[str, Any] = {"lr": 1e-2, "weight_decay": 3e-5, "momentum": 0.99, "nesterov": True, "foreach": True}
@@ -42,19 +45,46 @@ def record_plans(
         InvalidNetworkError: if the network cannot be made of what the plans say, or its loss reads values.
         StepGraphError: if the step is not affine in its mini-batch.
     """
+    with _named(plans):
+        make = partial(_make_step, plans, patch, batches[0])
+        return record_made(make, _name(plans, patch), batches, _conditions(plans, patch), progress)
+
+
+def plans_program(plans: NnunetPlans, patch: Patch, batch: int, progress: Progress = lambda _: None) -> StepProgram:
+    """Return the step of a patch and a mini-batch with its calls, as `fit` trains it, which holds no output.
+
+    Raises:
+        InvalidNetworkError: see `record_plans`.
+    """
+    with _named(plans):
+        make = partial(_make_step, plans, patch, batch, are_held=False)
+        return made_program(make, _name(plans, patch), batch, MathMode.TF32, _conditions(plans, patch), progress)
+
+
+@contextmanager
+def _named(plans: NnunetPlans) -> Iterator[None]:
+    """Let errors name the configuration; refuse what cannot be planned."""
     where = f"{plans.path}: configurations.{plans.configuration}"
     if plans.ignores and not plans.regions:
         labels = plans.path.with_name("dataset.json")
         raise InvalidNetworkError(f"{labels}: labels.ignore lets nnU-Net's loss read values, which no plan can hold")
-    edges = "x".join(map(str, patch))
-    name = f"{plans.configuration} of {plans.path.name}, patches of {edges}"
-    make = partial(_make_step, plans, patch, batches[0])
-    conditions = {"network": plans.architecture["network_class_name"], "patch": edges, "autocast": "float16"}
     with running(where, lambda error: f"{where}.architecture makes no network that trains: {error}".split("\n")[0]):
-        return record_made(make, name, batches, conditions, progress)
+        yield
 
 
-def _make_step(plans: NnunetPlans, patch: Patch, batch: int) -> TrainingStep:
+def _name(plans: NnunetPlans, patch: Patch) -> str:
+    return f"{plans.configuration} of {plans.path.name}, patches of {_edges(patch)}"
+
+
+def _conditions(plans: NnunetPlans, patch: Patch) -> dict[str, str]:
+    return {"network": plans.architecture["network_class_name"], "patch": _edges(patch), "autocast": "float16"}
+
+
+def _edges(patch: Patch) -> str:
+    return "x".join(map(str, patch))
+
+
+def _make_step(plans: NnunetPlans, patch: Patch, batch: int, *, are_held: bool = True) -> TrainingStep:
     outputs: list[Tensor] = []
     network = _make_network(plans).train()
     x = torch.zeros(batch, plans.channels, *patch)
@@ -64,7 +94,7 @@ def _make_step(plans: NnunetPlans, patch: Patch, batch: int) -> TrainingStep:
     own_loss = _make_loss(plans, len(sizes))
 
     def loss(output: list[Tensor], *targets: Tensor) -> Tensor:
-        outputs[:] = output
+        outputs[:] = output if are_held else []
         result: Tensor = own_loss(output, list(targets))
         return result
 

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,13 +60,25 @@ def record_program(recipe: TrainingRecipe, *, progress: Progress = lambda _: Non
     no plan keeps within a budget otherwise. Samples lie along the first dimension of each input. Errors are those of
     `record`.
     """
+    make = partial(make_step, recipe, torch.device("cpu"), foreach=True)
+    with _running(recipe):
+        return made_program(make, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions(), progress)
+
+
+def made_program(
+    make: Callable[[], TrainingStep],
+    name: str,
+    batch: int,
+    math: MathMode,
+    conditions: Mapping[str, str],
+    progress: Progress = lambda _: None,
+) -> StepProgram:
+    """Return the training step of a program with its calls, at a mini-batch; see `record_program` and `record_made`."""
     with gpu_autocast(), _fakes():
-        step = make_step(recipe, torch.device("cpu"), foreach=True)
-        with _running(recipe):
-            _run_first(step)
-            progress(f"tracing {recipe.model} at a mini-batch of {recipe.batch}")
-            step = step.with_batch(recipe.batch)
-            traced = trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions(), in_pieces=True)
+        step = make()
+        _run_first(step)
+        progress(f"tracing {name} at a mini-batch of {batch}")
+        traced = trace(step.with_batch(batch), name, batch, math, conditions, in_pieces=True)
     graph, known = traced.graph, len(traced.graph.storages)
     sizes = {row: each.size.at(graph.batch) for row, each in enumerate(graph.storages)} | {known: 0}
     given = [

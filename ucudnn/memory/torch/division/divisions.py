@@ -31,11 +31,13 @@ class DividedStep:
         program: the step.
         costs: its costs, estimated from those of the step as it is.
         step_ms: time of a step by a quick plan within the budget; 0 without one.
+        peak_bytes: its peak; 0 without one.
     """
 
     program: StepProgram
     costs: Costs
     step_ms: float = 0.0
+    peak_bytes: int = 0
 
     @property
     def floor_bytes(self) -> int:
@@ -65,11 +67,11 @@ def divisions(
         seen.add(key)
         step = _divided(choice, chosen, program, costs)
         try:
-            step_ms = simulate(planned(planner, step.program.graph, step.costs, budget), step.costs).step_ms
+            done = simulate(planned(planner, step.program.graph, step.costs, budget), step.costs)
         except BudgetError:
             continue
-        found.append(replace(step, step_ms=step_ms))
-        if search.over or step_ms > _SLOWER * min(each.step_ms for each in found):
+        found.append(replace(step, step_ms=done.step_ms, peak_bytes=done.peak_bytes))
+        if search.over or done.step_ms > _SLOWER * min(each.step_ms for each in found):
             break
     return sorted(found, key=lambda each: each.step_ms)
 
