@@ -116,7 +116,7 @@ def test_plans_do_not_share_compiled_engines(backend, monkeypatch, compiling, co
         monkeypatch.setattr("ucudnn.backends.cudnn.algorithms.operation_graph.RUNTIME_COMPILATION", -1)
     graph = OperationGraph(backend.library, backend.cudnn_handle, PROBLEM, OVERWRITE)
     for _ in range(3):
-        assert graph.configuration("eng1").compiles == compiles
+        assert graph.named("eng1").compiles == compiles
         graph.plan("eng1")
     assert made.count(DescriptorType.ENGINE) == (3 if compiles else 1)
 

@@ -17,7 +17,7 @@ from ucudnn.backends.cudnn.algorithms.gathered import dense_of, promised
 from ucudnn.backends.cudnn.algorithms.heuristics import anchors
 from ucudnn.backends.cudnn.algorithms.listing import AlgorithmList
 from ucudnn.backends.cudnn.algorithms.operation_graph import WORKSPACE_UNIT, round_up
-from ucudnn.backends.cudnn.algorithms.packed import packed_name
+from ucudnn.backends.cudnn.algorithms.packed import PACKING
 from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall, Preparer
 from ucudnn.backends.cudnn.algorithms.summed import GpuSum, sums_fit
 from ucudnn.backends.cudnn.api.library import Library, OwnedHandle
@@ -131,7 +131,7 @@ class CudnnBackend(ComputeBackend):
         return GpuSum(problem, float32_sum_on_gpu(problem).size_bytes, self._device)
 
     def slab_names(self, name: str) -> tuple[str, ...]:
-        return name, packed_name(name)
+        return name, name + PACKING.end
 
     def names(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> tuple[str, ...]:
         """Return the names of algorithms that may compute micro-batches of a problem.

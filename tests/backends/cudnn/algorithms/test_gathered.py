@@ -14,15 +14,8 @@ from tests.support.problems import make_problem, problems
 from tests.support.reference import WRITTEN
 from ucudnn.backends.base import Offset, Scaling
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cudnn.algorithms.gathered import (
-    GatheredCall,
-    asked_of_cudnn,
-    dense_of,
-    gathered_algorithm,
-    is_gathered,
-    promised,
-    skips,
-)
+from ucudnn.backends.cudnn.algorithms.gathered import GATHERING, GatheredCall, dense_of, promised, skips
+from ucudnn.backends.cudnn.algorithms.prepare import wrapping_of
 from ucudnn.backends.cudnn.gpu import base, strided_copy
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.errors import UnsupportedProblemError
@@ -106,7 +99,7 @@ def test_equals_the_call_without_a_copy(problem, beta, bound, data):
     assert (inner.output, inner.multiplications) == (problem.output, problem.multiplications)
     assert not skips(inner)
     call = GatheredCall(problem, HostCall(inner), 512, Host)
-    assert call.workspace_bytes == gathered_algorithm(problem, algorithm_of(512)).workspace_bytes
+    assert call.workspace_bytes == GATHERING.algorithm(problem, algorithm_of(512)).workspace_bytes
     times = 1 if beta else 2  # the second time with the bound copies of the first
     memory = assert_equals_plain_call(call, problem, whole, bound=bound, times=times, tolerance=(2e-2, 2e-3), **options)
     assert (memory[call.workspace_bytes - 512 :] == 0xFF).all(), "nothing but the call of the copy is to use this"
@@ -142,15 +135,14 @@ def algorithm_of(workspace_bytes=0):
 
 def test_names_and_memory_of_algorithms():
     plain = algorithm_of(256)
-    copy = gathered_algorithm(POINTWISE, plain)
+    copy = GATHERING.algorithm(POINTWISE, plain)
     assert copy.name == "eng58_k25=2+gathered"
-    assert is_gathered(copy.name)
-    assert not is_gathered(plain.name)
+    assert wrapping_of(copy.name) is GATHERING
+    assert wrapping_of(plain.name) is None
     x = dense_of(POINTWISE)
     assert 0 <= copy.workspace_bytes - 256 - x.x_bytes < 256
     assert copy.notes == ("TENSOR_CORE", "GATHERED")
-    assert asked_of_cudnn(POINTWISE, copy.name) == (x, plain.name)
-    assert asked_of_cudnn(POINTWISE, plain.name) == (POINTWISE, plain.name)
+    assert GATHERING.asked(POINTWISE, copy.name) == (x, plain.name)
     assert promised(lambda name: name == copy.name, plain.name)
 
 

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from tests.support.problems import divisible
 from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong, ends_process
-from ucudnn.backends.cudnn.algorithms.operation_graph import EngineConfiguration
+from ucudnn.backends.cudnn.algorithms.operation_graph import allowed
 from ucudnn.backends.cudnn.api.enums import HeuristicMode
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Algorithm
 
 SEEN = [  # spatial sizes, kernel, padding before and after, and whether the process ended: an H200 with cuDNN 9.19
     ((3, 27), (5, 5), (0, 2), (2, 2), True),
@@ -52,5 +53,4 @@ def test_one_engine_is_wrong_for_different_paddings(problem, name):
         and problem.padding != (problem.post_padding or problem.padding)
     )
     assert computes_wrong(name, problem) is wrong
-    configuration = EngineConfiguration(name=name, workspace_bytes=0, notes=frozenset(), compiles=False)
-    assert configuration.allowed(problem) is not wrong
+    assert allowed(Algorithm(name=name, workspace_bytes=0, api="graph"), problem) is not wrong

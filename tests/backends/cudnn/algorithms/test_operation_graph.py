@@ -45,7 +45,7 @@ def test_a_plan_is_built_from_what_is_offered():
     graph = graph_of(library)
     first = graph.leading(2)[0].name
     made = len(library.made)
-    assert graph.configuration(first).workspace_bytes == 512
+    assert graph.named(first).workspace_bytes == 512
     plan = graph.plan(first)
     assert len(library.made) == made + 1, "nothing but the plan is described"
     (configuration,) = library.of(plan.address, Attribute.EXECUTION_PLAN_ENGINE_CONFIG)

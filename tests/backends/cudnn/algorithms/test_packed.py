@@ -10,7 +10,7 @@ from tests.support.address_backend import HostCall, assert_equals_plain_call
 from tests.support.operands import operands
 from tests.support.problems import divided
 from ucudnn.backends.base import Offset, Scaling
-from ucudnn.backends.cudnn.algorithms.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
+from ucudnn.backends.cudnn.algorithms.packed import PACKING, PackedCall, dense, has_gaps
 from ucudnn.profiles.measurement import Algorithm
 from ucudnn.slabs import piece_of, slabs_of
 
@@ -40,9 +40,9 @@ def test_copies_have_no_gaps_and_are_part_of_the_workspace(case):
     assert has_gaps(part) is not (problem.layout.channels_last or part.x_channel_stride == part.y_channel_stride == 0)
     assert (copies.spatial, copies.output, copies.paddings) == (part.spatial, part.output, part.paddings)
     inner = Algorithm(name="eng1_k2=3", workspace_bytes=512, api="graph", notes=("TENSOR_CORE",))
-    packed = packed_algorithm(part, inner)
+    packed = PACKING.algorithm(part, inner)
     assert packed.workspace_bytes >= 512 + copies.x_bytes + copies.y_bytes
     assert packed.workspace_bytes % 256 == 0
     assert packed.workspace_bytes == PackedCall(part, None, 512, copy).workspace_bytes
-    assert (base_of(packed.name), base_of(inner.name)) == ("eng1_k2=3", None)
-    assert packed_name(inner.name) == packed.name
+    assert packed.name == "eng1_k2=3+packed"
+    assert PACKING.asked(part, packed.name) == (copies, inner.name)

@@ -7,14 +7,14 @@ import pytest
 
 from tests.support.problems import make_problem
 from ucudnn.backends.base import ACCUMULATE, BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
+from ucudnn.backends.cudnn.algorithms.prepare import wrapping_of
 from ucudnn.backends.cudnn.algorithms.summed import (
     FLOAT32,
     ROUNDED,
+    SUMMING,
     WIDENED,
     GpuSum,
     SummedCall,
-    asked_for_sum,
-    summed_algorithm,
     summed_algorithms,
     sums_fit,
 )
@@ -66,7 +66,7 @@ class Inner(PreparedCall):
 
 def launched(problem, end, scaling, offset=BEGIN):
     device = Device()
-    call = SummedCall(problem, f"eng1{end}", Inner(device), OWN_BYTES, device)
+    call = SummedCall(problem, end, Inner(device), OWN_BYTES, device)
     workspace = DeviceBuffer(WORKSPACE, call.workspace_bytes)
     call.launch(1000, 2000, 3000, workspace, offset, scaling)
     return call, device.queued
@@ -117,7 +117,7 @@ def test_copies_in_float32_begin_at_the_part_and_overlap_nothing():
 def test_workspaces_are_known_before_anything_is_prepared(end):
     problem = replace(gradient(), float32_sum=True)
     call, _ = launched(problem, end, OVERWRITE)
-    listed = summed_algorithm(problem, algorithm("eng1"), end)
+    listed = SUMMING[end].algorithm(problem, algorithm("eng1"))
     assert (listed.name, listed.workspace_bytes) == (f"eng1{end}", call.workspace_bytes)
     inner, kernels = call.kernels(ACCUMULATE)
     assert inner == OVERWRITE
@@ -126,11 +126,15 @@ def test_workspaces_are_known_before_anything_is_prepared(end):
 
 def test_what_cudnn_is_asked():
     problem = replace(gradient(alignment=4), float32_sum=True)
-    assert asked_for_sum(problem, "eng1_k2=3+float32") == (problem, "eng1_k2=3")
-    assert asked_for_sum(problem, "ALGO_1+rounded") == (gradient(alignment=4), "ALGO_1")
-    assert asked_for_sum(problem, "eng1+gathered+rounded") == (gradient(alignment=4), "eng1+gathered")
+
+    def asked(name):
+        return wrapping_of(name).asked(problem, name)
+
+    assert asked("eng1_k2=3+float32") == (problem, "eng1_k2=3")
+    assert asked("ALGO_1+rounded") == (gradient(alignment=4), "ALGO_1")
+    assert asked("eng1+gathered+rounded") == (gradient(alignment=4), "eng1+gathered")
     widened = replace(gradient(), dtype=DataType.FLOAT32)
-    assert asked_for_sum(problem, "eng1+widened") == (widened, "eng1")
+    assert asked("eng1+widened") == (widened, "eng1")
 
 
 def test_few_engines_that_have_to_be_compiled_are_candidates():
@@ -161,7 +165,7 @@ def test_a_driver_that_does_not_load_the_kernels_has_no_sums():
     with pytest.raises(UnsupportedProblemError, match="does not load the kernels that add"):
         GpuSum(gradient(), 512, lacking)
     with pytest.raises(UnsupportedProblemError, match="does not load the kernels that add"):
-        SummedCall(replace(gradient(), float32_sum=True), "eng1+rounded", Inner(None), 0, lacking)
+        SummedCall(replace(gradient(), float32_sum=True), ROUNDED, Inner(None), 0, lacking)
 
 
 def test_only_filter_gradients_of_16_bits_have_sums():

@@ -7,13 +7,14 @@ import pytest
 
 from tests.support.problems import make_problem
 from ucudnn.backends.base import OVERWRITE
-from ucudnn.backends.cudnn.algorithms.operation_graph import EngineConfiguration, OperationGraph, round_up
+from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph, allowed, round_up
 from ucudnn.backends.cudnn.api.declarations import DECLARATIONS
 from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
-from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, NumericalNote, Type
+from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, Type
 from ucudnn.backends.cudnn.api.library import HostScalar, Library, read_scalar
 from ucudnn.errors import BackendUnavailableError, CudnnError, UnsupportedProblemError
 from ucudnn.problem import DataType, MathMode
+from ucudnn.profiles.measurement import Algorithm
 
 
 @pytest.fixture(scope="module")
@@ -121,24 +122,23 @@ def test_names_that_are_no_engine_configurations(name):
 
 
 def test_notes_decide_what_a_problem_allows():
-    def engine(*notes):
-        return EngineConfiguration(
-            name="eng1", workspace_bytes=0, notes=frozenset(NumericalNote[note] for note in notes), compiles=False
-        )
+    def may(note, problem, workspace_bytes=0):
+        return allowed(Algorithm(name="eng1", workspace_bytes=workspace_bytes, api="graph", notes=(note,)), problem)
 
     plain = make_problem()
     fma = make_problem(math=MathMode.FMA)
-    assert engine("TENSOR_CORE").allowed(plain)
-    assert not engine("TENSOR_CORE").allowed(fma)
-    assert not engine("DOWN_CONVERT_INPUTS").allowed(fma)
-    assert engine("FFT").allowed(fma)
-    assert engine("TENSOR_CORE").allowed(make_problem(math=MathMode.FMA, dtype=DataType.FLOAT16))
-    assert engine("NONDETERMINISTIC").allowed(plain)
-    assert not engine("NONDETERMINISTIC").allowed(make_problem(deterministic=True))
-    assert not engine("REDUCED_PRECISION_REDUCTION").allowed(plain)
-    assert not engine("REDUCED_PRECISION_REDUCTION").allowed(make_problem(dtype=DataType.FLOAT64))
-    assert engine("REDUCED_PRECISION_REDUCTION").allowed(make_problem(dtype=DataType.FLOAT16))
-    assert engine("REDUCED_PRECISION_REDUCTION").allowed(make_problem(dtype=DataType.BFLOAT16))
+    assert may("TENSOR_CORE", plain)
+    assert not may("TENSOR_CORE", fma)
+    assert not may("DOWN_CONVERT_INPUTS", fma)
+    assert may("FFT", fma)
+    assert not may("FFT", plain, -1), "cuDNN does not know its workspace"
+    assert may("TENSOR_CORE", make_problem(math=MathMode.FMA, dtype=DataType.FLOAT16))
+    assert may("NONDETERMINISTIC", plain)
+    assert not may("NONDETERMINISTIC", make_problem(deterministic=True))
+    assert not may("REDUCED_PRECISION_REDUCTION", plain)
+    assert not may("REDUCED_PRECISION_REDUCTION", make_problem(dtype=DataType.FLOAT64))
+    assert may("REDUCED_PRECISION_REDUCTION", make_problem(dtype=DataType.FLOAT16))
+    assert may("REDUCED_PRECISION_REDUCTION", make_problem(dtype=DataType.BFLOAT16))
 
 
 def test_workspaces_are_stated_in_multiples_of_the_alignment():

@@ -226,7 +226,7 @@ class AheadCompiler:
             part = part.part(part.batch // 2)
             with suppress(BackendError):  # an engine that does not compute this size may compute a smaller one
                 graph = listing_graph(self._library, handle, part)
-                workspace_bytes = graph.configuration(algorithm.name).workspace_bytes
+                workspace_bytes = graph.named(algorithm.name).workspace_bytes
         if workspace_bytes <= compiling.limit_bytes:
             self.build(part, algorithm.name, compiling.promises)
 

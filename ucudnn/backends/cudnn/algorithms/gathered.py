@@ -14,7 +14,7 @@ from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.bench import Promises
 from ucudnn.backends.candidates import GATHERED
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
-from ucudnn.backends.cudnn.algorithms.wrapped_call import MOST_BOUND, Filters, WrappedCall, around
+from ucudnn.backends.cudnn.algorithms.wrapped_call import MOST_BOUND, Filters, WrappedCall, Wrapping, around
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.strided_copy import (
     MOST_ELEMENTS,
@@ -26,7 +26,6 @@ from ucudnn.backends.cudnn.gpu.strided_copy import (
 )
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.profiles.measurement import Algorithm
 
 
 def skips(problem: ConvolutionProblem) -> bool:
@@ -47,29 +46,21 @@ def dense_of(problem: ConvolutionProblem) -> ConvolutionProblem:
     )
 
 
-def is_gathered(name: str) -> bool:
-    """Return whether an algorithm, given by its name, convolves a copy."""
-    return name.endswith(GATHERED)
-
-
-def asked_of_cudnn(problem: ConvolutionProblem, name: str) -> tuple[ConvolutionProblem, str]:
-    """Return the problem that cuDNN computes for an algorithm, and cuDNN's name of the algorithm."""
-    return (dense_of(problem), name.removesuffix(GATHERED)) if is_gathered(name) else (problem, name)
-
-
 def promised(promises: Promises, name: str) -> bool:
     """Return whether an algorithm is worth compiling for the copy; `name` is cuDNN's name of it."""
     return promises(name + GATHERED)
 
 
-def gathered_algorithm(problem: ConvolutionProblem, algorithm: Algorithm) -> Algorithm:
-    """Return an algorithm of the copy as an algorithm of the problem, with its own name and the copy's memory."""
-    return replace(
-        algorithm,
-        name=algorithm.name + GATHERED,
-        workspace_bytes=algorithm.workspace_bytes + _copy_bytes(problem),
-        notes=(*algorithm.notes, "GATHERED"),
-    )
+def _applies(problem: ConvolutionProblem) -> bool:
+    return skips(problem) and not problem.biased
+
+
+def _copy_bytes(problem: ConvolutionProblem) -> int:
+    return round_up(dense_of(problem).x_bytes)
+
+
+GATHERING = Wrapping(GATHERED, _applies, dense_of, _copy_bytes, notes=("GATHERED",))
+"""Convolves a copy."""
 
 
 @final
@@ -121,10 +112,6 @@ def _skipped(problem: ConvolutionProblem) -> list[bool]:
     """Return for each spatial dimension whether strides skip samples of x, because the filter has one tap there."""
     along = zip(problem.kernel, problem.paddings, problem.stride, strict=True)
     return [taps == 1 and not any(padding) and stride > 1 for taps, padding, stride in along]
-
-
-def _copy_bytes(problem: ConvolutionProblem) -> int:
-    return round_up(dense_of(problem).x_bytes)
 
 
 def _shape(problem: ConvolutionProblem) -> tuple[Sizes3d, Sizes3d]:

@@ -7,12 +7,13 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import final
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
-from ucudnn.backends.cudnn.algorithms.wrapped_call import Filters, PartAddresses, WrappedCall
+from ucudnn.backends.cudnn.algorithms.wrapped_call import Filters, PartAddresses, WrappedCall, Wrapping
 from ucudnn.backends.cudnn.api.enums import (
     CROSS_CORRELATION,
     DATA_TYPES,
@@ -58,6 +59,9 @@ HALF = "+half"
 
 ADDED = "+added"
 """The end of the name of an algorithm after which another kernel adds the bias."""
+
+ADDING = Wrapping(ADDED, attrgetter("biased"), ConvolutionProblem.without_bias, lambda _: 0)
+"""Adds a bias."""
 
 _MOST_SCALARS = 64
 

@@ -2,23 +2,16 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import final
 
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cudnn.algorithms.gathered import (
-    asked_of_cudnn,
-    dense_of,
-    gathered_algorithm,
-    is_gathered,
-    skips,
-)
+from ucudnn.backends.cudnn.algorithms.gathered import GATHERING, dense_of, skips
 from ucudnn.backends.cudnn.algorithms.heuristics import graph_algorithms, listing_scaling
-from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED, HALF, legacy_algorithms
-from ucudnn.backends.cudnn.algorithms.operation_graph import is_engine
-from ucudnn.backends.cudnn.algorithms.packed import base_of, dense, has_gaps, packed_algorithm
-from ucudnn.backends.cudnn.algorithms.prepare import Preparer
-from ucudnn.backends.cudnn.algorithms.summed import asked_for_sum, is_summed, summed_algorithm, summed_algorithms
+from ucudnn.backends.cudnn.algorithms.legacy_call import ADDING, HALF, legacy_algorithms
+from ucudnn.backends.cudnn.algorithms.operation_graph import allowed, is_engine
+from ucudnn.backends.cudnn.algorithms.packed import PACKING, dense, has_gaps
+from ucudnn.backends.cudnn.algorithms.prepare import Preparer, wrapping_of
+from ucudnn.backends.cudnn.algorithms.summed import summed_algorithms
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm
@@ -53,7 +46,7 @@ class AlgorithmList:
         if problem.float32_sum or problem.biased or not self._candidates.offers("graph", problem):
             return ()
         if self.gathers(problem):
-            return [gathered_algorithm(problem, each) for each in self.leading(dense_of(problem), most)]
+            return [GATHERING.algorithm(problem, each) for each in self.leading(dense_of(problem), most)]
         try:
             return self._preparer.graph(problem, listing_scaling(problem)).leading(most)
         except BackendError:
@@ -61,26 +54,19 @@ class AlgorithmList:
 
     def named(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
         """Return an algorithm by its name, even if heuristics do not offer it; None if it does not apply."""
-        if problem.biased and not is_engine(name):
-            inner = self.named(problem.without_bias(), name.removesuffix(ADDED)) if name.endswith(ADDED) else None
-            return None if inner is None else replace(inner, name=name)
-        base = base_of(name)
-        if base is not None:
-            inner = self.named(dense(problem), base) if has_gaps(problem) else None
-            return None if inner is None else packed_algorithm(problem, inner)
-        if is_summed(name) and problem.float32_sum:
-            inner = self.named(*asked_for_sum(problem, name))
-            return None if inner is None else summed_algorithm(problem, inner, name[name.rindex("+") :])
-        if is_gathered(name):
-            inner = self.named(*asked_of_cudnn(problem, name)) if self.gathers(problem) else None
-            return None if inner is None else gathered_algorithm(problem, inner)
+        wrapping = wrapping_of(name)
+        if wrapping is not None:
+            applies = wrapping.applies(problem) and (wrapping is not GATHERING or self.gathers(problem))
+            inner = self.named(*wrapping.asked(problem, name)) if applies else None
+            return None if inner is None else wrapping.algorithm(problem, inner)
         if not is_engine(name):
-            return next((each for each in self._legacy(problem) if each.name == name), None)
+            legacy = () if problem.biased else self._legacy(problem)
+            return next((each for each in legacy if each.name == name), None)
         try:
-            found = self._preparer.graph(problem, listing_scaling(problem)).configuration(name)
+            found = self._preparer.graph(problem, listing_scaling(problem)).named(name)
         except BackendError:
             return None
-        return found.algorithm() if found.allowed(problem) else None
+        return found if allowed(found, problem) else None
 
     def gathers(self, problem: ConvolutionProblem) -> bool:
         """Return whether a problem is also computed on a copy of the samples of x that strides read."""
@@ -92,7 +78,7 @@ class AlgorithmList:
         found: list[Algorithm] = []
         if self.gathers(problem):  # first, because they are the fastest if the workspace is large enough
             with suppress(UnsupportedProblemError):
-                found += [gathered_algorithm(problem, each) for each in self.of(dense_of(problem))]
+                found += [GATHERING.algorithm(problem, each) for each in self.of(dense_of(problem))]
         found += self._engines(problem)
         if not found:  # a last resort, which sums in 16 bits only if legacy algorithms are wanted
             legacy = self._legacy(problem)
@@ -101,7 +87,7 @@ class AlgorithmList:
             found += [each for each in self._legacy(problem) if offers("legacy", problem, each.name)]
         if has_gaps(problem):
             with suppress(UnsupportedProblemError):
-                found += [packed_algorithm(problem, each) for each in self.of(dense(problem))]
+                found += [PACKING.algorithm(problem, each) for each in self.of(dense(problem))]
         return found
 
     def _engines(self, problem: ConvolutionProblem) -> list[Algorithm]:
@@ -115,7 +101,7 @@ class AlgorithmList:
         """Return the engines that add the bias themselves, and all other algorithms, with a kernel that adds it."""
         found = self._engines(problem)
         with suppress(UnsupportedProblemError):
-            found += [replace(each, name=each.name + ADDED) for each in self.of(problem.without_bias())]
+            found += [ADDING.algorithm(problem, each) for each in self.of(problem.without_bias())]
         return found
 
     def _sums(self, problem: ConvolutionProblem) -> list[Algorithm]:

@@ -1,5 +1,8 @@
 """cuDNN's graph API: engine configurations of one convolution, their workspaces, notes and plans.
 
+An engine with values of its knobs is an algorithm. Its name, such as 'eng67_k2=19_k13=0', has the engine's global
+index, then types and values of knobs, in order of types.
+
 The C backend API offers it, where alpha and beta are attributes of the operation (cudnnBackendExecute). Where a problem
 adds a bias, the graph has a second operation. Its engines compute both in one kernel, and write the output once.
 """
@@ -8,7 +11,6 @@ import logging
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import final
 
 from ucudnn.backends.base import Scaling
@@ -46,50 +48,23 @@ _KNOB = re.compile(r"_k\d+=-?\d+")
 _NAME = re.compile(rf"eng(\d+)((?:{_KNOB.pattern})*)")
 _MOST_NOTES = 32
 _MOST_KNOBS = 44  # CUDNN_KNOB_TYPE_COUNTS
-_KNOWN_NOTES = frozenset(note.value for note in NumericalNote)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfiguration:
-    """An engine with values of its knobs, as heuristics offer it.
+def allowed(engine: Algorithm, problem: ConvolutionProblem) -> bool:
+    """Return whether an engine computes a problem within its math mode and determinism, in a workspace that is known.
 
-    Attributes:
-        name: such as 'eng67_k2=19_k13=0': the engine's global index, then types and values of knobs, in order of types.
-        workspace_bytes: workspace, known before a plan is built (CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE).
-        notes: numerical properties of the engine.
-        compiles: whether building a plan compiles kernels (CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION).
+    Tensor cores multiply float32 as TF32. Parts of a sum may be rounded to 16 bits if the sum has 16 bits, as in
+    cuDNN's legacy API and in PyTorch. The error of such a result is checked at every size that is measured.
     """
-
-    name: str
-    workspace_bytes: int
-    notes: frozenset[NumericalNote]
-    compiles: bool
-
-    def allowed(self, problem: ConvolutionProblem) -> bool:
-        """Return whether it computes a problem within its math mode and determinism, in a workspace that is known.
-
-        Tensor cores multiply float32 as TF32. Parts of a sum may be rounded to 16 bits if the sum has 16 bits, as in
-        cuDNN's legacy API and in PyTorch. The error of such a result is checked at every size that is measured.
-        """
-        notes = self.notes
-        reduced = NumericalNote.REDUCED_PRECISION_REDUCTION in notes and not problem.w_dtype.has_16_bits
-        if reduced or self.workspace_bytes < 0 or computes_wrong(self.name, problem):
-            return False
-        if problem.deterministic and NumericalNote.NONDETERMINISTIC in notes:
-            return False
-        if problem.dtype is DataType.FLOAT32 and problem.math is MathMode.FMA:
-            return not notes & {NumericalNote.TENSOR_CORE, NumericalNote.DOWN_CONVERT_INPUTS}
-        return True
-
-    def algorithm(self) -> Algorithm:
-        """Return the configuration as an algorithm of the backend."""
-        return Algorithm(
-            name=self.name,
-            workspace_bytes=round_up(self.workspace_bytes),
-            api="graph",
-            notes=tuple(note.name for note in NumericalNote if note in self.notes),
-            compiles=self.compiles,
-        )
+    notes = {NumericalNote[name] for name in engine.notes}
+    reduced = NumericalNote.REDUCED_PRECISION_REDUCTION in notes and not problem.w_dtype.has_16_bits
+    if reduced or engine.workspace_bytes < 0 or computes_wrong(engine.name, problem):
+        return False
+    if problem.deterministic and NumericalNote.NONDETERMINISTIC in notes:
+        return False
+    if problem.dtype is DataType.FLOAT32 and problem.math is MathMode.FMA:
+        return not notes & {NumericalNote.TENSOR_CORE, NumericalNote.DOWN_CONVERT_INPUTS}
+    return True
 
 
 @final
@@ -125,7 +100,7 @@ class OperationGraph:
         self._algorithms: list[Algorithm] | None = None
         self._known: dict[str, BackendDescriptor] = {}
         self._engines: dict[int, BackendDescriptor] = {}
-        self._facts: dict[int, tuple[frozenset[NumericalNote], bool]] = {}
+        self._facts: dict[int, tuple[tuple[str, ...], bool]] = {}
 
     def ask(self) -> None:
         """Ask the heuristics in modes A, B and FALLBACK; nearly all of the time is spent in cuDNN, not in Python."""
@@ -147,27 +122,23 @@ class OperationGraph:
         while self._unread and len(self._leading) < most:
             configuration = self._unread.popleft()
             each = self._described(configuration)
-            if each is not None and each.name not in self._leading and each.allowed(self.problem):
-                self._leading[each.name] = each.algorithm()
+            if each is not None and each.name not in self._leading and allowed(each, self.problem):
+                self._leading[each.name] = each
                 self._known.setdefault(each.name, configuration)
         return list(self._leading.values())[:most]
 
     def algorithms(self) -> list[Algorithm]:
         """Return the offered configurations that compute the problem within its math mode and determinism."""
         if self._algorithms is None:
-            self._algorithms = [each.algorithm() for each in self._configurations() if each.allowed(self.problem)]
+            if self._offered is None:
+                self.ask()
+            described = map(self._described, self._offered or ())
+            found = {each.name: each for each in described if each is not None}  # each of them once
+            self._offered = None
+            self._algorithms = [each for each in found.values() if allowed(each, self.problem)]
         return self._algorithms
 
-    def _configurations(self) -> list[EngineConfiguration]:
-        """Return the offered configurations, each of them once."""
-        if self._offered is None:
-            self.ask()
-        described = map(self._described, self._offered or ())
-        found = {each.name: each for each in described if each is not None}
-        self._offered = None
-        return list(found.values())
-
-    def _described(self, offered: BackendDescriptor) -> EngineConfiguration | None:
+    def _described(self, offered: BackendDescriptor) -> Algorithm | None:
         """Return what an offered configuration is; None if that cannot be read."""
         # cuDNN does not tell the number of knob choices, unlike that of other attributes, before they are read.
         self._knobs = self._knobs or [self._new(DescriptorType.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
@@ -177,11 +148,11 @@ class OperationGraph:
             _LOG.debug("an engine configuration of %s cannot be read: %s", self.problem, error)
             return None
 
-    def configuration(self, name: str) -> EngineConfiguration:
+    def named(self, name: str) -> Algorithm:
         """Return a configuration by its name, whether or not heuristics offer it for this problem."""
         if name not in self._known:
             self._known[name] = self._make_configuration(name)
-        return self._describe_configuration(name, self._known[name], *self._facts[_parse(name)[0]])
+        return _algorithm(name, self._known[name], *self._facts[_parse(name)[0]])
 
     def plan(self, name: str) -> BackendDescriptor:
         """Build the execution plan of a configuration."""
@@ -299,7 +270,7 @@ class OperationGraph:
             # Mode B fails for 3-D, grouped and dilated convolutions, for example.
             _LOG.debug("heuristic mode %s has nothing for %s: %s", mode.name, self.problem, error)
 
-    def _read(self, configuration: BackendDescriptor) -> EngineConfiguration:
+    def _read(self, configuration: BackendDescriptor) -> Algorithm:
         (engine,) = configuration.receive(Attribute.ENGINECFG_ENGINE, [self._new(DescriptorType.ENGINE)])
         index = engine.number(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64)
         knobs = sorted(
@@ -310,27 +281,22 @@ class OperationGraph:
             for choice in configuration.receive(Attribute.ENGINECFG_KNOB_CHOICES, self._knobs)
         )
         name = f"eng{index}" + "".join(f"_k{kind}={value}" for kind, value in knobs)
-        return self._describe_configuration(name, configuration, *self._facts_of(index, engine))
+        return _algorithm(name, configuration, *self._facts_of(index, engine))
 
-    def _facts_of(self, index: int, engine: BackendDescriptor) -> tuple[frozenset[NumericalNote], bool]:
+    def _facts_of(self, index: int, engine: BackendDescriptor) -> tuple[tuple[str, ...], bool]:
         """Return an engine's numerical notes and whether it is compiled; both are the same for all values of knobs."""
         if index not in self._facts:
             notes = engine.numbers(Attribute.ENGINE_NUMERICAL_NOTE, Type.NUMERICAL_NOTE, _MOST_NOTES)
             behavior = engine.numbers(Attribute.ENGINE_BEHAVIOR_NOTE, Type.BEHAVIOR_NOTE, _MOST_NOTES)
-            known = frozenset(NumericalNote(note) for note in notes if note in _KNOWN_NOTES)
+            known = tuple(note.name for note in NumericalNote if note in notes)
             self._facts[index] = known, RUNTIME_COMPILATION in behavior
         return self._facts[index]
 
-    @staticmethod
-    def _describe_configuration(
-        name: str, configuration: BackendDescriptor, notes: frozenset[NumericalNote], compiles: bool
-    ) -> EngineConfiguration:
-        return EngineConfiguration(
-            name=name,
-            workspace_bytes=configuration.number(Attribute.ENGINECFG_WORKSPACE_SIZE, Type.INT64),
-            notes=notes,
-            compiles=compiles,
-        )
+
+def _algorithm(name: str, configuration: BackendDescriptor, notes: tuple[str, ...], compiles: bool) -> Algorithm:
+    size = configuration.number(Attribute.ENGINECFG_WORKSPACE_SIZE, Type.INT64)  # below 0 if cuDNN does not know it
+    workspace_bytes = round_up(size) if size > 0 else size
+    return Algorithm(name=name, workspace_bytes=workspace_bytes, api="graph", notes=notes, compiles=compiles)
 
 
 def _sum_type(problem: ConvolutionProblem) -> DataType:

@@ -11,25 +11,12 @@ from typing import final
 
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
-from ucudnn.backends.cudnn.algorithms.wrapped_call import Filters, WrappedCall
+from ucudnn.backends.cudnn.algorithms.wrapped_call import Filters, WrappedCall, Wrapping
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
-from ucudnn.profiles.measurement import Algorithm
-
-_SUFFIX = "+packed"
 
 CopyRuns = Callable[[int, int, int, int, int, int], None]
 """Copies runs of bytes. Arguments: target, its step, source, its step, bytes of a run, number of runs."""
-
-
-def base_of(name: str) -> str | None:
-    """Return the algorithm that computes the copies of a packed algorithm, or None if the algorithm is not packed."""
-    return name.removesuffix(_SUFFIX) if name.endswith(_SUFFIX) else None
-
-
-def packed_name(name: str) -> str:
-    """Return the name under which an algorithm computes copies."""
-    return name + _SUFFIX
 
 
 def has_gaps(problem: ConvolutionProblem) -> bool:
@@ -44,14 +31,18 @@ def dense(problem: ConvolutionProblem) -> ConvolutionProblem:
     )
 
 
-def packed_algorithm(problem: ConvolutionProblem, algorithm: Algorithm) -> Algorithm:
-    """Return an algorithm of the copies as an algorithm of the problem, with its own name and the copies' memory."""
-    return replace(
-        algorithm,
-        name=packed_name(algorithm.name),
-        workspace_bytes=algorithm.workspace_bytes + sum(_sizes(problem)),
-        notes=(*algorithm.notes, "PACKED"),
-    )
+def _applies(problem: ConvolutionProblem) -> bool:
+    return has_gaps(problem) and not problem.biased
+
+
+def _sizes(problem: ConvolutionProblem) -> tuple[int, int]:
+    """Return the bytes of the copies of x and of y."""
+    copies = dense(problem)
+    return round_up(copies.x_bytes), round_up(copies.y_bytes)
+
+
+PACKING = Wrapping("+packed", _applies, dense, lambda problem: sum(_sizes(problem)), notes=("PACKED",))
+"""Computes copies without gaps."""
 
 
 @final
@@ -122,10 +113,3 @@ class _Runs:
         """Yield the address of each sample in dense memory and in the tensor."""
         for sample in range(self._samples):
             yield dense + sample * self._channels * self._run, tensor + sample * self._sample
-
-
-def _sizes(problem: ConvolutionProblem) -> tuple[int, int]:
-    """Return the bytes of the copies of x and of y."""
-    itemsize = problem.batch * problem.dtype.itemsize
-    x, y = problem.channels * prod(problem.spatial), problem.filters * prod(problem.output)
-    return round_up(x * itemsize), round_up(y * itemsize)

@@ -1,20 +1,21 @@
 """Prepares cuDNN's algorithms, so that they run on the tensors as they are or on copies of them."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import final
 from weakref import WeakValueDictionary
 
 from ucudnn.backends.base import OVERWRITE, Scaling
-from ucudnn.backends.cudnn.algorithms.compile_ahead import AheadCompiler
-from ucudnn.backends.cudnn.algorithms.gathered import GatheredCall, asked_of_cudnn, is_gathered
+from ucudnn.backends.candidates import GATHERED
+from ucudnn.backends.cudnn.algorithms.compile_ahead import AheadCompiler, BuiltPlan
+from ucudnn.backends.cudnn.algorithms.gathered import GATHERING, GatheredCall
 from ucudnn.backends.cudnn.algorithms.graph_call import BuiltCalls, GraphCall
 from ucudnn.backends.cudnn.algorithms.heuristics import listing_scaling
 from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong
-from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED, AddedBiasCall, LegacyCall
+from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED, ADDING, AddedBiasCall, LegacyCall
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph, is_engine
-from ucudnn.backends.cudnn.algorithms.packed import PackedCall, base_of, dense
-from ucudnn.backends.cudnn.algorithms.summed import SummedCall, asked_for_sum, is_summed
+from ucudnn.backends.cudnn.algorithms.packed import PACKING, PackedCall
+from ucudnn.backends.cudnn.algorithms.summed import SUMMING, SummedCall
+from ucudnn.backends.cudnn.algorithms.wrapped_call import WrappedCall, Wrapping
 from ucudnn.backends.cudnn.api.graph_parts import GraphParts
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.gpu.base import Gpu
@@ -23,7 +24,7 @@ from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm
 
-CudnnCall = AddedBiasCall | GatheredCall | GraphCall | LegacyCall | PackedCall | SummedCall
+CudnnCall = GraphCall | LegacyCall | WrappedCall
 """A prepared call of cuDNN."""
 
 _MOST_GRAPHS = 16  # enough for the sizes that are being measured
@@ -58,51 +59,46 @@ class Preparer:
             self._graphs[key] = graph
         return graph
 
-    def prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Iterable[Scaling]) -> CudnnCall:
-        """Make an algorithm ready, with plans for some pairs of alpha and beta."""
-        if problem.biased and algorithm.endswith(ADDED):
-            return self._added(problem, self.prepare(problem.without_bias(), algorithm.removesuffix(ADDED), scalings))
-        base = base_of(algorithm)
-        if base is not None:
-            call = self.prepare(dense(problem), base, scalings)
-            return PackedCall(problem, call, call.workspace_bytes, self.device.copy_runs)
-        if is_summed(algorithm):
-            return self._summed(problem, algorithm, self.prepare(*asked_for_sum(problem, algorithm), (OVERWRITE,)))
-        if is_gathered(algorithm):
-            call = self.prepare(*asked_of_cudnn(problem, algorithm), scalings)
-            return GatheredCall(problem, call, call.workspace_bytes, self.device)
-        if is_engine(algorithm):
-            if computes_wrong(algorithm, problem):  # a stored measurement may name it
+    def prepare(
+        self, problem: ConvolutionProblem, algorithm: str, scalings: Iterable[Scaling], *, ahead: bool = False
+    ) -> CudnnCall:
+        """Make an algorithm ready, with plans for some pairs of alpha and beta.
+
+        Args:
+            problem: the problem at micro-batch size.
+            algorithm: name of the algorithm.
+            scalings: the pairs.
+            ahead: whether a background thread may have compiled its engine. Such an engine has a plan for the scaling
+                with which it is listed, and runs on the cudnnHandle_t on which it was compiled.
+        """
+        wrapping = wrapping_of(algorithm)
+        if wrapping is not None:
+            if not wrapping.applies(problem):
                 raise UnsupportedProblemError(f"{algorithm} does not compute {problem}")
-            return self._graph_call(problem, algorithm, scalings)
-        if problem.biased:
-            raise UnsupportedProblemError(f"{algorithm} adds no bias: {problem}")
-        return LegacyCall(self.library, self.handle, problem, algorithm)
+            if wrapping.end in SUMMING:  # a kernel of our own adds to the sum
+                scalings = (OVERWRITE,)
+            call = self.prepare(*wrapping.asked(problem, algorithm), scalings, ahead=ahead)
+            return self._wrapped(problem, wrapping.end, call)
+        if not is_engine(algorithm):
+            if problem.biased:
+                raise UnsupportedProblemError(f"{algorithm} adds no bias: {problem}")
+            return LegacyCall(self.library, self.handle, problem, algorithm)
+        if computes_wrong(algorithm, problem):  # a stored measurement may name it
+            raise UnsupportedProblemError(f"{algorithm} does not compute {problem}")
+        built = self.compiler.built(problem, algorithm) if ahead else None
+        if built is not None:
+            return self._adopted(problem, algorithm, built)
+        return self._graph_call(problem, algorithm, scalings)
 
     def prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> CudnnCall:
-        """Make an algorithm ready for its measurement.
+        """Make an algorithm ready for its measurement."""
+        return self.prepare(problem, algorithm.name, (listing_scaling(problem),), ahead=algorithm.compiles)
 
-        An engine that was compiled in the background runs on the cudnnHandle_t on which it was compiled.
-        """
-        if problem.biased and algorithm.name.endswith(ADDED):
-            inner = replace(algorithm, name=algorithm.name.removesuffix(ADDED))
-            return self._added(problem, self.prepare_for_bench(problem.without_bias(), inner))
-        asked, name = _asked(problem, algorithm.name)
-        scaling = listing_scaling(asked)
-        built = self.compiler.built(asked, name) if algorithm.compiles else None
-        if built is None:
-            return self.prepare(problem, algorithm.name, (scaling,))
-        library, own = self.library, built.handle.address
-        library.check(library.function("cudnnSetStream")(own, self.device.stream()), "cudnnSetStream")
-
-        def graph(problem: ConvolutionProblem, scaling: Scaling) -> OperationGraph:
-            return OperationGraph(library, own, problem, scaling)
-
-        call = GraphCall(library, own, asked, name, (), graph)
-        call.adopt(scaling, built.descriptor, built)
-        if is_summed(algorithm.name):
-            return self._summed(problem, algorithm.name, call)
-        return call if asked is problem else GatheredCall(problem, call, call.workspace_bytes, self.device)
+    def announce(self, problem: ConvolutionProblem, algorithm: str) -> None:
+        """Begin to compile an engine that may be measured soon."""
+        while wrapping := wrapping_of(algorithm):
+            problem, algorithm = wrapping.asked(problem, algorithm)
+        self.compiler.build(problem, algorithm)
 
     def _graph_call(self, problem: ConvolutionProblem, algorithm: str, scalings: Iterable[Scaling]) -> GraphCall:
         lender = self.built.get((problem, algorithm))
@@ -111,19 +107,31 @@ class Preparer:
             self.built[problem, algorithm] = call
         return call
 
-    def _added(self, problem: ConvolutionProblem, call: CudnnCall) -> AddedBiasCall:
-        return AddedBiasCall(self.library, self.handle, problem, call, call.workspace_bytes)
+    def _adopted(self, problem: ConvolutionProblem, algorithm: str, built: BuiltPlan) -> GraphCall:
+        """Return a call with the plan of an engine that was compiled in the background."""
+        library, own = self.library, built.handle.address
+        library.check(library.function("cudnnSetStream")(own, self.device.stream()), "cudnnSetStream")
 
-    def _summed(self, problem: ConvolutionProblem, algorithm: str, call: CudnnCall) -> SummedCall:
-        return SummedCall(problem, algorithm, call, call.workspace_bytes, self.device)
+        def graph(problem: ConvolutionProblem, scaling: Scaling) -> OperationGraph:
+            return OperationGraph(library, own, problem, scaling)
 
-    def announce(self, problem: ConvolutionProblem, algorithm: str) -> None:
-        """Begin to compile an engine that may be measured soon."""
-        self.compiler.build(*_asked(problem, algorithm))
+        call = GraphCall(library, own, problem, algorithm, (), graph)
+        call.adopt(listing_scaling(problem), built.descriptor, built)
+        return call
+
+    def _wrapped(self, problem: ConvolutionProblem, end: str, call: CudnnCall) -> WrappedCall:
+        if end == ADDED:
+            return AddedBiasCall(self.library, self.handle, problem, call, call.workspace_bytes)
+        if end == PACKING.end:
+            return PackedCall(problem, call, call.workspace_bytes, self.device.copy_runs)
+        if end == GATHERED:
+            return GatheredCall(problem, call, call.workspace_bytes, self.device)
+        return SummedCall(problem, end, call, call.workspace_bytes, self.device)
 
 
-def _asked(problem: ConvolutionProblem, name: str) -> tuple[ConvolutionProblem, str]:
-    """Return the problem that cuDNN computes for an algorithm that is compiled, and cuDNN's name of the algorithm."""
-    if problem.biased and name.endswith(ADDED):
-        problem, name = problem.without_bias(), name.removesuffix(ADDED)
-    return asked_for_sum(problem, name) if is_summed(name) else asked_of_cudnn(problem, name)
+_WRAPPINGS = {each.end: each for each in (ADDING, PACKING, GATHERING, *SUMMING.values())}
+
+
+def wrapping_of(name: str) -> Wrapping | None:
+    """Return how our own work is around an algorithm, given by its name; None for cuDNN's own algorithms."""
+    return _WRAPPINGS.get("+" + name.rpartition("+")[2])

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
+from operator import attrgetter
 from typing import final
 
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, PreparedSum, Scaling
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
 from ucudnn.backends.cudnn.algorithms.packed import has_gaps
-from ucudnn.backends.cudnn.algorithms.wrapped_call import MOST_BOUND, Filters, WrappedCall, around
+from ucudnn.backends.cudnn.algorithms.wrapped_call import MOST_BOUND, Filters, WrappedCall, Wrapping, around
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.strided_copy import MOST_ELEMENTS, Copy
 from ucudnn.backends.cudnn.gpu.sum_kernels import SumKernel, SumKernels
@@ -42,21 +43,36 @@ def sums_fit(problem: ConvolutionProblem) -> bool:
     return problem.is_rounded_gradient and prod(problem.w_shape) < MOST_ELEMENTS
 
 
-def is_summed(name: str) -> bool:
-    """Return whether an algorithm, given by its name, adds to a float32 sum."""
-    return name.endswith((FLOAT32, WIDENED, ROUNDED))
+def _rounded(problem: ConvolutionProblem) -> ConvolutionProblem:
+    return replace(problem, float32_sum=False)
 
 
-def asked_for_sum(problem: ConvolutionProblem, name: str) -> tuple[ConvolutionProblem, str]:
-    """Return the problem that cuDNN computes for an algorithm that adds to a sum, and cuDNN's name of the algorithm."""
-    end = name[name.rindex("+") :]
-    asked = {FLOAT32: _as_it_is, WIDENED: _widened, ROUNDED: _rounded}[end](problem)
-    return asked, name.removesuffix(end)
+def _widened(problem: ConvolutionProblem) -> ConvolutionProblem:
+    return replace(problem, float32_sum=False, dtype=DataType.FLOAT32, alignment=MOST_ALIGNMENT)
 
 
-def summed_algorithm(problem: ConvolutionProblem, inner: Algorithm, end: str) -> Algorithm:
-    """Return an algorithm that cuDNN has as one that adds to a sum, with its own name and the memory of copies."""
-    return replace(inner, name=inner.name + end, workspace_bytes=inner.workspace_bytes + _copy_bytes(problem, end))
+def _part_bytes(problem: ConvolutionProblem) -> int:
+    """Return the bytes of a part in float32 before it is added."""
+    return round_up(prod(problem.w_shape) * DataType.FLOAT32.itemsize)
+
+
+def _widened_bytes(problem: ConvolutionProblem) -> int:
+    """Return the bytes of a part in float32, and of copies of x and y."""
+    return _part_bytes(problem) + round_up(problem.x_bytes * 2) + round_up(problem.y_bytes * 2)
+
+
+def _rounded_bytes(problem: ConvolutionProblem) -> int:
+    return round_up(prod(problem.w_shape) * problem.dtype.itemsize)
+
+
+_IS_SUM = attrgetter("float32_sum")
+
+SUMMING = {
+    FLOAT32: Wrapping(FLOAT32, _IS_SUM, lambda problem: problem, _part_bytes),
+    WIDENED: Wrapping(WIDENED, _IS_SUM, _widened, _widened_bytes),
+    ROUNDED: Wrapping(ROUNDED, _IS_SUM, _rounded, _rounded_bytes),
+}
+"""The kinds, by the ends of the names."""
 
 
 def summed_algorithms(
@@ -72,7 +88,7 @@ def summed_algorithms(
     kinds = {FLOAT32: exact, ROUNDED: _uncompiled(algorithms(_rounded(problem)))}
     if not has_gaps(problem) and max(problem.x_bytes, problem.y_bytes) // 2 < MOST_ELEMENTS:
         kinds[WIDENED] = _uncompiled(algorithms(_widened(problem)))
-    return [summed_algorithm(problem, each, end) for end, found in kinds.items() for each in found]
+    return [SUMMING[end].algorithm(problem, each) for end, found in kinds.items() for each in found]
 
 
 @final
@@ -81,16 +97,15 @@ class SummedCall(WrappedCall):
 
     Args:
         problem: the part, with `float32_sum`.
-        call: computes what `asked_for_sum` says, with any alpha and with beta = 0.
+        end: end of its name.
+        call: computes the inner problem of `SUMMING`, with any alpha and with beta = 0.
         call_bytes: workspace of that call.
     """
 
-    def __init__(
-        self, problem: ConvolutionProblem, name: str, call: PreparedCall, call_bytes: int, device: Gpu
-    ) -> None:
+    def __init__(self, problem: ConvolutionProblem, end: str, call: PreparedCall, call_bytes: int, device: Gpu) -> None:
         self._kernels = _kernels_of(problem, device)
-        self._end = name[name.rindex("+") :]
-        super().__init__(problem, call, call_bytes, _copy_bytes(problem, self._end))
+        self._end = end
+        super().__init__(problem, call, call_bytes, SUMMING[end].copy_bytes(problem))
         self._device = device
         self._count = prod(problem.w_shape)
         self._bound = lru_cache(maxsize=MOST_BOUND)(self._kernels.bound)
@@ -143,27 +158,8 @@ class GpuSum(PreparedSum):
         queue(self._device.stream())
 
 
-def _as_it_is(problem: ConvolutionProblem) -> ConvolutionProblem:
-    return problem
-
-
-def _rounded(problem: ConvolutionProblem) -> ConvolutionProblem:
-    return replace(problem, float32_sum=False)
-
-
-def _widened(problem: ConvolutionProblem) -> ConvolutionProblem:
-    return replace(problem, float32_sum=False, dtype=DataType.FLOAT32, alignment=MOST_ALIGNMENT)
-
-
 def _uncompiled(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
     return [each for each in algorithms if not each.compiles][:_MOST_OF_A_KIND]
-
-
-def _copy_bytes(problem: ConvolutionProblem, end: str) -> int:
-    """Return the bytes of the part before it is added, and of copies of x and y."""
-    part = round_up(prod(problem.w_shape) * (problem.dtype if end == ROUNDED else DataType.FLOAT32).itemsize)
-    copies = round_up(problem.x_bytes * 2) + round_up(problem.y_bytes * 2) if end == WIDENED else 0
-    return part + copies
 
 
 def _kernels_of(problem: ConvolutionProblem, device: Gpu) -> SumKernels:

@@ -2,21 +2,54 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import final
+from dataclasses import replace
+from typing import NamedTuple, final
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.strided_copy import Copy
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Algorithm
 from ucudnn.slabs import row_bytes
 
 MOST_BOUND = 4096
 """Launches on fixed addresses that a call keeps, because few addresses recur."""
 
-
 Filters = int | BiasedFilters
 """The address of w, or the addresses of w and of the bias."""
+
+
+@final
+class Wrapping(NamedTuple):
+    """A way to compute a problem by an algorithm of another problem, with work of our own before or after it.
+
+    Attributes:
+        end: what its algorithms have at the end of their names, behind the name of the other algorithm.
+        applies: whether it can compute a problem.
+        inner: returns the problem that the other algorithm computes.
+        copy_bytes: returns the bytes of workspace that it needs besides.
+        notes: its notes besides those of the other algorithm.
+    """
+
+    end: str
+    applies: Callable[[ConvolutionProblem], bool]
+    inner: Callable[[ConvolutionProblem], ConvolutionProblem]
+    copy_bytes: Callable[[ConvolutionProblem], int]
+    notes: tuple[str, ...] = ()
+
+    def asked(self, problem: ConvolutionProblem, name: str) -> tuple[ConvolutionProblem, str]:
+        """Return the problem that the other algorithm computes, and its name."""
+        return self.inner(problem), name.removesuffix(self.end)
+
+    def algorithm(self, problem: ConvolutionProblem, other: Algorithm) -> Algorithm:
+        """Return an algorithm of the inner problem as an algorithm of the problem, with its own name and memory."""
+        return replace(
+            other,
+            name=other.name + self.end,
+            workspace_bytes=other.workspace_bytes + self.copy_bytes(problem),
+            notes=(*other.notes, *self.notes),
+        )
 
 
 @final
