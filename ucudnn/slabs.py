@@ -93,12 +93,18 @@ def piece_of(problem: ConvolutionProblem, slab: Slab) -> Piece:
 
 def _sizes(problem: ConvolutionProblem, slab: Slab) -> tuple[tuple[int, int, int], Rows]:
     """Return a slab's rows of x with the padding before and after them, and where the slab begins."""
-    backward = problem.operation is Operation.BACKWARD_DATA
-    pad, stride = problem.padding[0], problem.stride[0]
+    pad, stride, stop = problem.padding[0], problem.stride[0], slab.first + slab.rows
     reach = (problem.kernel[0] - 1) * problem.dilation[0]
-    rows = _backward_rows if backward else _forward_rows
-    x, y = rows(slab, pad, stride, reach, problem.spatial[0], problem.output[0] if backward else 0)
     # Row o of y depends on rows o * stride - pad to o * stride - pad + reach of x.
+    if problem.operation is Operation.BACKWARD_DATA:
+        # If a stride skips the slab's rows of x, no row of y depends on them. Then one is taken that depends on rows
+        # before the slab, which are padding here.
+        most = problem.output[0] - 1
+        first = min(-(-(slab.first + pad - reach) // stride), (slab.first + pad) // stride, most)
+        x, y = range(slab.first, stop), range(max(0, first), min((stop - 1 + pad) // stride, most) + 1)
+    else:
+        first, last = slab.first * stride - pad, (stop - 1) * stride - pad + reach
+        x, y = range(max(0, first), min(problem.spatial[0], last + 1)), range(slab.first, stop)
     before = x.start - (y.start * stride - pad)
     after = max(0, (y.stop - 1) * stride - pad + reach + 1 - x.stop)
     return (len(x), before, after), (x.start, y.start)
@@ -130,22 +136,3 @@ def row_bytes(problem: ConvolutionProblem) -> tuple[int, int]:
     x = prod(problem.spatial[1:]) * (problem.channels if last else 1)
     y = prod(problem.output[1:]) * (problem.filters if last else 1)
     return x * problem.dtype.itemsize, y * problem.dtype.itemsize
-
-
-def _forward_rows(slab: Slab, pad: int, stride: int, reach: int, count: int, _: int) -> tuple[range, range]:
-    """Return the rows of x that a slab's rows of y depend on, and these rows of y."""
-    stop = slab.first + slab.rows
-    first, last = slab.first * stride - pad, (stop - 1) * stride - pad + reach
-    return range(max(0, first), min(count, last + 1)), range(slab.first, stop)
-
-
-def _backward_rows(slab: Slab, pad: int, stride: int, reach: int, _: int, count: int) -> tuple[range, range]:
-    """Return a slab's rows of x, and the rows of y that depend on them.
-
-    If a stride skips rows of x, there may be no such row of y. Then a row of y is returned that depends on rows before
-    the slab, which are padding here.
-    """
-    stop = slab.first + slab.rows
-    first = min(-(-(slab.first + pad - reach) // stride), (slab.first + pad) // stride, count - 1)
-    last = min((stop - 1 + pad) // stride, count - 1)
-    return range(slab.first, stop), range(max(0, first), last + 1)

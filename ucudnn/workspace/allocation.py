@@ -57,24 +57,23 @@ class SharedWorkspace(Workspace[Key]):
 
     def __init__(self, backend: ComputeBackend) -> None:
         self._backend = backend
-        self._sizes: dict[int, int] = {}
+        self._buffers: dict[int, tuple[int, Buffer]] = {}  # by queue, with their sizes
         self._owners: dict[int, int] = {}  # by address: the number of the stream that has it, as far as is known
-        self._buffers: dict[int, Buffer] = {}
 
     @property
     def size_bytes(self) -> int:  # type: ignore[override]  # of an attribute that others set
         """Bytes that are allocated now: the sum of each queue's largest need so far."""
-        return sum(self._sizes.values())
+        return sum(size for size, _ in self._buffers.values())
 
     def holds(self, buffer: Buffer) -> bool:
         """Return whether some queue has this buffer."""
-        return any(buffer is each for each in self._buffers.values())
+        return any(buffer is each for _, each in self._buffers.values())
 
     def release(self, queue: int) -> bool:
         """Free the buffers of other queues, among them those of streams that no longer exist."""
-        others = [each for each in self._sizes if each != queue]
+        others = [each for each in self._buffers if each != queue]
         for each in others:
-            del self._sizes[each], self._buffers[each]
+            del self._buffers[each]
         return bool(others)
 
     def forget_ended(self, address: int, queue: int) -> int | None:
@@ -83,23 +82,24 @@ class SharedWorkspace(Workspace[Key]):
         self._owners[address] = queue
         if before == queue:
             return None
-        if self._sizes.pop(before, None) is not None:
+        if before in self._buffers:
             self._backend.synchronize()
             del self._buffers[before]
         return before
 
     def grows(self, queue: int, size_bytes: int) -> bool:
         """Return whether the queue has a smaller buffer."""
-        return queue in self._sizes and size_bytes > self._sizes[queue]
+        return queue in self._buffers and size_bytes > self._buffers[queue][0]
 
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
         """Return the queue's buffer; a buffer that is too small is replaced."""
-        if size_bytes > self._sizes.get(queue, -1):
-            self._buffers.pop(queue, None)  # free the old buffer first, so that both never exist at once
-            self._sizes.pop(queue, None)
-            self._buffers[queue] = self._backend.allocate(size_bytes)
-            self._sizes[queue] = size_bytes
-        return self._buffers[queue]
+        held_bytes, buffer = self._buffers.get(queue, (-1, None))
+        if size_bytes > held_bytes:
+            self._buffers.pop(queue, None)
+            buffer = None  # frees the old buffer first, so that both never exist at once
+            buffer = self._backend.allocate(size_bytes)
+            self._buffers[queue] = size_bytes, buffer
+        return buffer
 
 
 @final

@@ -16,7 +16,7 @@ from ucudnn.backends.base import ComputeBackend, Spare
 from ucudnn.backends.bench import Bench
 from ucudnn.backends.cpu.algorithm import CpuAlgorithm, Planner
 from ucudnn.backends.cpu.bench import CpuBench, random_operands
-from ucudnn.backends.cpu.call import BiasedCpuCall, CpuCall
+from ucudnn.backends.cpu.call import CpuCall
 from ucudnn.backends.cpu.fft import FFT, FFT_TILING
 from ucudnn.backends.cpu.gemm import Gemm
 from ucudnn.backends.cpu.geometry import Array
@@ -99,11 +99,7 @@ class CpuBackend(ComputeBackend):
         _applicable(problem)
         return nullcontext(CpuBench(problem, self.prepare, self.allocate))
 
-    def prepare(self, problem: ConvolutionProblem, algorithm: str, *, adds: bool = True) -> CpuCall | BiasedCpuCall:
-        if problem.biased:
-            call = self.prepare(problem.without_bias(), algorithm)
-            assert isinstance(call, CpuCall)
-            return BiasedCpuCall(problem, call)
+    def prepare(self, problem: ConvolutionProblem, algorithm: str, *, adds: bool = True) -> CpuCall:
         names = _applicable(problem)
         if algorithm not in names:
             what = "does not apply" if algorithm in CPU_ALGORITHMS else "is not an algorithm of the CPU backend"

@@ -9,6 +9,7 @@ from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.cpu.algorithm import CpuAlgorithm
 from ucudnn.backends.cpu.blas_threads import blas_threads
 from ucudnn.backends.cpu.geometry import Array, filter_view, tensor_view
+from ucudnn.backends.cpu.scaling import accumulate
 from ucudnn.errors import BackendError
 from ucudnn.problem import ConvolutionProblem
 
@@ -26,7 +27,8 @@ class CpuCall(PreparedCall):
 
     A launch that raises BackendError, because an array or the workspace does not fit the problem, has written nothing.
     x, (mini-batch, ...), has samples of the problem's shape or with more rows, and any batch stride, and so has y. w is
-    C-contiguous. The workspace is bytes (uint8), aligned to 16 bytes; anything if the algorithm needs none.
+    C-contiguous; it comes with a bias if the problem adds one. The workspace is bytes (uint8), aligned to 16 bytes;
+    anything if the algorithm needs none.
     While it computes, NumPy's BLAS has so many threads; None leaves them as they are.
     """
 
@@ -40,23 +42,35 @@ class CpuCall(PreparedCall):
         self.workspace_bytes = algorithm.workspace_bytes
 
     def launch(
-        self, x: Array, w: Array, y: Array, workspace: Array, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
+        self,
+        x: Array,
+        w: Array | BiasedFilters,
+        y: Array,
+        workspace: Array,
+        offset: Offset = BEGIN,
+        scaling: Scaling = OVERWRITE,
     ) -> None:
         problem, (start, first_rows) = self._problem, offset
         x = self._rows("x", x, problem.x_shape, start, None if first_rows is None else first_rows[0])
         y = self._rows("y", y, problem.y_shape, start, None if first_rows is None else first_rows[1])
-        self._check_filters(w)
+        filters, bias = w if isinstance(w, BiasedFilters) else (w, None)
+        self._check_filters(filters)
+        self._check_bias(bias)
         self._check_workspace(workspace)
+        out = tensor_view(problem, y, start)
         with blas_threads(self._threads), np.errstate():  # the latter restores the buffer size too
             np.setbufsize(BUFFER_ELEMENTS)
             self._algorithm.compute(
                 tensor_view(problem, x, start),
-                filter_view(problem, w),
-                tensor_view(problem, y, start),
+                filter_view(problem, filters),
+                out,
                 alpha=float(scaling.alpha),  # a NumPy scalar of double precision would make float32 arithmetic double
                 beta=float(scaling.beta),
                 workspace=workspace,
             )
+            if bias is not None:
+                by_channel = bias.reshape(*out.shape[:2], *[1] * (out.ndim - 2))
+                accumulate(out, np.broadcast_to(by_channel, out.shape))
 
     def _rows(self, name: str, tensor: Array, shape: tuple[int, ...], start: int, first: int | None) -> Array:
         """Return a tensor, or a view of the rows of it that a slab reads or writes."""
@@ -75,6 +89,16 @@ class CpuCall(PreparedCall):
         if w.shape != self._problem.w_shape or not w.flags.c_contiguous:
             raise BackendError(f"w has shape {w.shape}: {self._problem} needs {self._problem.w_shape}, C-contiguous")
 
+    def _check_bias(self, bias: Array | None) -> None:
+        problem = self._problem
+        if (bias is not None) != problem.biased:
+            raise BackendError(f"w comes {'without' if problem.biased else 'with'} a bias: {problem}")
+        if bias is not None and (bias.shape != (problem.filters,) or bias.dtype != problem.dtype.value):
+            raise BackendError(
+                f"the bias has shape {bias.shape} and type {bias.dtype}: {problem} needs one {problem.dtype.value} for"
+                f" each of {problem.filters} filters"
+            )
+
     def _check_type(self, name: str, array: Array) -> None:
         dtype = self._problem.w_dtype if name == "w" else self._problem.dtype
         if array.dtype != dtype.value:
@@ -92,37 +116,3 @@ class CpuCall(PreparedCall):
             )
         if workspace.ctypes.data % WORKSPACE_ALIGNMENT:
             raise BackendError(f"the workspace does not begin on a multiple of {WORKSPACE_ALIGNMENT} bytes")
-
-
-@final
-class BiasedCpuCall(PreparedCall):
-    """A call whose output gets a bias; `call` computes the same problem without it."""
-
-    def __init__(self, problem: ConvolutionProblem, call: CpuCall) -> None:
-        self._problem = problem
-        self._call = call
-        self.workspace_bytes = call.workspace_bytes
-
-    def launch(
-        self,
-        x: Array,
-        w: BiasedFilters,
-        y: Array,
-        workspace: Array,
-        offset: Offset = BEGIN,
-        scaling: Scaling = OVERWRITE,
-    ) -> None:
-        problem, (start, rows) = self._problem, offset
-        filters, bias = w
-        if bias.shape != (problem.filters,) or bias.dtype != problem.dtype.value:
-            raise BackendError(
-                f"the bias has shape {bias.shape} and type {bias.dtype}: {problem} needs one {problem.dtype.value} for"
-                f" each of {problem.filters} filters"
-            )
-        self._call.launch(x, filters, y, workspace, offset, scaling)
-        last = problem.layout.channels_last
-        part = y[start : start + problem.batch]
-        if rows is not None:
-            axis = 1 if last else 2
-            part = part[(slice(None),) * axis + (slice(rows[1], rows[1] + problem.output[0]),)]
-        part += bias if last else bias.reshape(-1, *[1] * len(problem.output))

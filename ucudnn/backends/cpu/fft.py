@@ -107,7 +107,7 @@ class FftFiltering(CpuAlgorithm):
         self._w = scratch.region((*shape, groups, filters, channels), shapes.complex)
         top = scratch.top
         self._source = scratch.region((*shape, groups, batch, sources), shapes.complex)
-        scratch.release(top)
+        scratch.top = top
         self._result = scratch.region((groups, 1, results, *fft), shapes.dtype)
         self.workspace_bytes = scratch.size_bytes
 
@@ -157,11 +157,11 @@ class FftGradient(CpuAlgorithm):
         if self._tiled:
             top = scratch.top
             self._stage = scratch.region((groups, batch, channels, *fft), shapes.dtype)
-            scratch.release(top)
+            scratch.top = top
         self._y = scratch.region((*shape, groups, batch, filters), shapes.complex)
         if self._tiled:
             self._product = scratch.region((*shape, groups, filters, channels), shapes.complex)
-        scratch.release(bottom)
+        scratch.top = bottom
         self._result = scratch.region((groups, 1, channels, *fft), shapes.dtype)
         self.workspace_bytes = scratch.size_bytes
 

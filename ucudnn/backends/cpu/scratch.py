@@ -38,10 +38,14 @@ class Region:
 
 @final
 class Scratch:
-    """Plans the regions of one workspace as a stack: later regions overlay released ones."""
+    """Plans the regions of one workspace as a stack: later regions overlay released ones.
+
+    Attributes:
+        top: the top of the stack in bytes; who sets it to an earlier value releases the regions above.
+    """
 
     def __init__(self) -> None:
-        self._top = 0
+        self.top = 0
         self._size_bytes = 0
 
     @property
@@ -51,16 +55,7 @@ class Scratch:
 
     def region(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Region:
         """Place an array on top of the stack."""
-        region = Region(round_up(self._top), shape, dtype)
-        self._top = region.offset + region.size_bytes
-        self._size_bytes = max(self._size_bytes, self._top)
+        region = Region(round_up(self.top), shape, dtype)
+        self.top = region.offset + region.size_bytes
+        self._size_bytes = max(self._size_bytes, self.top)
         return region
-
-    @property
-    def top(self) -> int:
-        """The top of the stack in bytes, for `release`."""
-        return self._top
-
-    def release(self, top: int) -> None:
-        """Release the regions above this top of the stack, so that later regions overlay them."""
-        self._top = top

@@ -76,7 +76,7 @@ class _Transform:
         self.after = Region(self._ends.offset, (after, after, *rest), dtype)
         top = scratch.top
         self._between = scratch.region((after, before, *rest), dtype)
-        scratch.release(top)
+        scratch.top = top
 
     def apply(self, workspace: Array) -> Array:
         """Transform the tiles in `before`, and return them in `after`."""

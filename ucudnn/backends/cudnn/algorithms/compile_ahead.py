@@ -206,7 +206,6 @@ class AheadCompiler:
                 del self._pending[shape]
 
     def _list_here(self, part: ConvolutionProblem, compiling: _Compiling | None) -> OperationGraph:
-        """Make a list with this thread's handle."""
         with self._device.use():
             return self._list(part, compiling, _handle_of(self._local, self._library).address)
 
@@ -262,7 +261,6 @@ def _prepare(library: Library, device: Gpu, own: local) -> None:
 
 
 def _handle_of(own: local, library: Library) -> OwnedHandle:
-    """Return this thread's handle, created at its first use."""
     if not hasattr(own, "handle"):
         own.handle = OwnedHandle(library)
     handle: OwnedHandle = own.handle

@@ -93,7 +93,6 @@ class _OwnedDescriptors:
         self._made: list[tuple[str, int]] = []
 
     def tensor(self, dtype: int, sizes: Sequence[int], strides: Sequence[int]) -> int:
-        """Return the address of a new descriptor of a tensor."""
         tensor = self.create("Tensor")
         try:
             arrays = [array("i", sizes), array("i", strides)]
@@ -104,7 +103,6 @@ class _OwnedDescriptors:
         return tensor
 
     def create(self, kind: str) -> int:
-        """Return the address of a new descriptor."""
         address: int = self._library.call(f"cudnnCreate{kind}Descriptor")
         self._made.append((kind, address))
         return address
@@ -212,15 +210,11 @@ class LegacyCall(PreparedCall):
         self._algorithm = algorithm
         self._descriptors = LegacyDescriptors(library, problem, half=algorithm.endswith(HALF))
         self._workspace_bytes = _workspace_bytes(library, handle, problem, self._descriptors, algorithm)
+        self.workspace_bytes = round_up(self._workspace_bytes)
         self._run: Callable[..., int] = library.function(f"cudnnConvolution{problem.operation.value}")
         self._addresses = PartAddresses(problem)
         self._double = problem.dtype is DataType.FLOAT64
         self._scalars: BoundedDict[float, HostScalar] = BoundedDict(_MOST_SCALARS)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Workspace of the algorithm, rounded up as algorithms state it."""
-        return round_up(self._workspace_bytes)
 
     def launch(
         self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE

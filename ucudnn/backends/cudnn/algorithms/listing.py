@@ -105,7 +105,6 @@ class AlgorithmList:
         return found
 
     def _sums(self, problem: ConvolutionProblem) -> list[Algorithm]:
-        """Return the algorithms that add to a float32 sum."""
         asked = self._candidates.offers("graph", problem)
         engines = graph_algorithms(self._preparer.library, self._preparer.handle, problem) if asked else []
 

@@ -224,7 +224,6 @@ class OperationGraph:
         return self._tensor(_SUM_BEFORE_BIAS, shapes.y, shapes.y_strides, sums=True, virtual=True)
 
     def _addition(self, shapes: TensorShapes, total: BackendDescriptor, y: BackendDescriptor) -> BackendDescriptor:
-        """Return the operation that adds the bias."""
         what = (
             self._new(DescriptorType.POINTWISE)
             .set(Attribute.POINTWISE_MODE, Type.POINTWISE_MODE, POINTWISE_ADD)

@@ -56,7 +56,7 @@ class Library:
 
     def __init__(self, path: str | None = None) -> None:
         self.path, self._library = _load(path)
-        # Each function with the types of its arguments; () if it has no outputs.
+        # Each function with the type of each output among its arguments, None for an input; () if it has no outputs.
         self._functions: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {}
         try:
             get_version = self._library.cudnnGetVersion
@@ -86,20 +86,13 @@ class Library:
             if status:
                 raise self.error(status, name)
             return None
-        outputs = []
+        outputs = [None if each is None else each() for each in types]
         inputs = iter(arguments)
-        passed: list[Any] = []
-        for each in types:
-            if isinstance(each, _Output):
-                outputs.append(each.ctype())
-                passed.append(ctypes.byref(outputs[-1]))
-            else:
-                passed.append(next(inputs))
-        status = function(*passed)
+        status = function(*(next(inputs) if each is None else ctypes.byref(each) for each in outputs))
         if status:
             raise self.error(status, name)
-        values = [output.value or 0 for output in outputs]
-        return values[0] if len(values) == 1 else tuple(values) if values else None
+        values = [output.value or 0 for output in outputs if output is not None]
+        return values[0] if len(values) == 1 else tuple(values)
 
     def function(self, name: str) -> Callable[..., int]:
         """Return a function without outputs; it takes addresses and returns its status."""
@@ -131,23 +124,14 @@ class Library:
             function = getattr(self._library, name)
         except AttributeError as error:
             raise BackendUnavailableError(f"cuDNN {self.version_text} has no function {name}") from error
-        types = tuple(
-            _TYPES[letter] if letter.islower() else _Output(_TYPES[letter.lower()]) for letter in DECLARATIONS[name]
-        )
-        function.argtypes = [ctypes.c_void_p if isinstance(each, _Output) else each for each in types]
+        letters = DECLARATIONS[name]
+        function.argtypes = [ctypes.c_void_p if each.isupper() else _TYPES[each] for each in letters]
         function.restype = ctypes.c_int
-        if not any(isinstance(each, _Output) for each in types):
-            types = ()
-        self._functions[name] = function, types
-        return function, types
-
-
-@final
-class _Output:
-    """An output argument of a C function: a pointer to a value of this type."""
-
-    def __init__(self, ctype: Any) -> None:
-        self.ctype = ctype
+        outputs = (
+            () if letters.islower() else tuple(_TYPES[each.lower()] if each.isupper() else None for each in letters)
+        )
+        self._functions[name] = function, outputs
+        return function, outputs
 
 
 @final

@@ -193,10 +193,7 @@ class OutputCheck:
 
     def _channels(self, address: int, which: int, problem: ConvolutionProblem, row: int, count: int) -> Any:
         """Return the first channels of x (0) or y (1), from a row on, as (channels, samples, *sizes) on the host."""
-        channels, sizes, gaps = (
-            (problem.channels, problem.spatial, problem.x_channel_stride),
-            (problem.filters, problem.output, problem.y_channel_stride),
-        )[which]
+        channels, sizes, gaps, _ = _side(problem, bool(which))
         last, size, width = problem.layout.channels_last, prod(sizes), problem.dtype.itemsize
         begin = address + row * row_bytes(problem)[which]
         found = np.empty((count, problem.batch, size))
@@ -218,21 +215,21 @@ class OutputCheck:
             w = w.w
         if self._accumulates:
             self._device.set_bytes(w.address, 0x00 if beta else 0xFF, problem.w_bytes)
-            samples = [(w.address, problem.w_bytes)]
+            samples, run = [(w.address, problem.w_bytes)], problem.w_bytes
         else:
-            forward = problem.operation is Operation.FORWARD
-            elements = problem.y_sample if forward else problem.x_sample
-            address, step = (y.address, problem.steps[1]) if forward else (x.address, problem.steps[0])
+            in_y = problem.operation is Operation.FORWARD
+            address, step = (y.address, problem.steps[1]) if in_y else (x.address, problem.steps[0])
             if rows is not None:
-                address += rows[forward] * row_bytes(problem)[forward]
-            sample = elements * problem.dtype.itemsize
+                address += rows[in_y] * row_bytes(problem)[in_y]
+            _, sizes, gaps, sample = _side(problem, in_y)
+            run = prod(sizes) * problem.dtype.itemsize if gaps else sample  # the longest without gaps
             size = problem.batch
             self._device.set_bytes(address, 0xFF, (size - 1) * step + sample)
             samples = [(address + index * step, sample) for index in sorted({0, size // 2, size - 1})]
         call.launch(*addresses_of(self._operands), workspace, offset, Scaling(1.0, beta))
         windows = []
         for number, (address, sample) in enumerate(samples):
-            window = min(sample, WINDOW_BYTES, self._run(problem))
+            window = min(sample, WINDOW_BYTES, run)
             # The begin of the first sample, the end of the last one, and the begin of the one between.
             ends = (address, address + sample - window) if len(samples) == 1 else (address,)
             if number and number == len(samples) - 1:
@@ -241,16 +238,13 @@ class OutputCheck:
             windows += [self._device.read(each, window, dtype) for each in ends]
         return np.concatenate(windows)
 
-    def _run(self, problem: ConvolutionProblem) -> int:
-        """Return the bytes of the output's longest run without gaps: one channel of a slab, otherwise a sample."""
-        if self._accumulates:
-            return problem.w_bytes
-        forward = problem.operation is Operation.FORWARD
-        sizes, gaps = (
-            (problem.output, problem.y_channel_stride) if forward else (problem.spatial, problem.x_channel_stride)
-        )
-        sample = problem.y_sample if forward else problem.x_sample
-        return (prod(sizes) if gaps else sample) * problem.dtype.itemsize
+
+def _side(problem: ConvolutionProblem, in_y: bool) -> tuple[int, tuple[int, ...], int, int]:
+    """Return the channels of x or y, their sizes, their stride where there are gaps, and the bytes of a sample."""
+    width = problem.dtype.itemsize
+    if in_y:
+        return problem.filters, problem.output, problem.y_channel_stride, problem.y_sample * width
+    return problem.channels, problem.spatial, problem.x_channel_stride, problem.x_sample * width
 
 
 def _distance(found: Any, expected: Any) -> float:

@@ -155,7 +155,6 @@ class DelayKernel:
 
 
 def _loaded(name: str) -> Any:
-    """Return a function of the driver."""
     try:
         return getattr(_driver(), name)
     except AttributeError as error:
