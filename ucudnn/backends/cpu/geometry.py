@@ -6,6 +6,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, TypeAlias, final
 
+import numpy as np
 import numpy.typing as npt
 
 from ucudnn.problem import ConvolutionProblem
@@ -107,27 +108,17 @@ def taps_first(array: Array, axis: int, dimensions: int) -> Array:
     return array.transpose(*kernel, *(other for other in range(array.ndim) if other not in kernel))
 
 
-def blocks(extents: tuple[range, ...], limit: int) -> Iterator[Box]:
+def blocks(sizes: tuple[int, ...], limit: int) -> Iterator[Box]:
     """Divide a box into boxes of at most `limit` elements and of almost equal size; outer dimensions are cut first.
 
     Args:
-        extents: the box, one range for each dimension, none of them empty.
+        sizes: sizes of the box, none of them 0.
         limit: the largest number of elements of one block, 1 or more.
     """
     counts: list[int] = []
-    for extent in reversed(extents):
-        counts.insert(0, -(-len(extent) // min(limit, len(extent))))
-        limit = max(1, limit // -(-len(extent) // counts[0]))
-    return _grid(extents, tuple(counts))
-
-
-def _grid(extents: tuple[range, ...], counts: tuple[int, ...]) -> Iterator[Box]:
-    # itertools.product would hold all slices of a dimension in memory at once.
-    if not extents:
-        yield ()
-        return
-    extent, count = extents[0], counts[0]
-    for part in range(count):
-        low, high = (extent.start + extent.step * (len(extent) * mark // count) for mark in (part, part + 1))
-        for rest in _grid(extents[1:], counts[1:]):
-            yield (slice(low, high, extent.step), *rest)
+    for size in reversed(sizes):
+        counts.insert(0, -(-size // min(limit, size)))
+        limit = max(1, limit // -(-size // counts[0]))
+    for index in np.ndindex(*counts):  # itertools.product would hold all slices of a dimension in memory at once
+        parts = zip(index, sizes, counts, strict=True)
+        yield tuple(slice(size * at // count, size * (at + 1) // count) for at, size, count in parts)

@@ -142,7 +142,7 @@ class ImplicitGemm(CpuAlgorithm):
         """Yield parts of x, one for each of some taps, with the part of y that they meet."""
         views = [x[:, :, *tap.inputs] for tap in some]
         other = y[:, :, *some[0].outputs]
-        for box in blocks(tuple(map(range, other.shape[1:])), self._blocking.positions):
+        for box in blocks(other.shape[1:], self._blocking.positions):
             yield [view[:, *box] for view in views], other[:, *box]
 
 
