@@ -74,6 +74,8 @@ def test_mixed_types_and_unknown_names():
         problem_of(Operation.FORWARD, x, w, y, layout="NXYC")
     with pytest.raises(SettingsError, match="math='fp8' is not known: give one of tf32, fma"):
         problem_of(Operation.FORWARD, x, w, y, groups=2, math="fp8")
+    with pytest.raises(TypeError, match=r"unexpected keyword arguments \['pading'\]: there are padding, stride"):
+        problem_of(Operation.FORWARD, x, w, y, groups=2, pading=1)
 
 
 def test_holes_within_a_sample_are_refused():
@@ -84,12 +86,6 @@ def test_holes_within_a_sample_are_refused():
         problem_of(Operation.FORWARD, x[::-1], w, y, groups=2)
     with pytest.raises(InvalidProblemError, match="w has a stride"):
         problem_of(Operation.FORWARD, x, np.empty((4, 4, 3, 2), np.float32)[:, :3], y, groups=2)
-
-
-def test_a_parameter_that_does_not_exist_is_refused():
-    x, w, y = arrays()
-    with pytest.raises(TypeError, match=r"unexpected keyword arguments \['pading'\]: there are padding, stride"):
-        problem_of(Operation.FORWARD, x, w, y, groups=2, pading=1)
 
 
 def test_problems_are_remembered_by_arrays_and_parameters():

@@ -116,43 +116,44 @@ def test_no_file_takes_the_number_of_a_closed_stream(tmp_path, closed):
     assert (tmp_path / "found").read_text() == "True [True, True, True]\n"
 
 
-def assert_ended_without_a_word(capsys):
+def interrupt(**_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def wrapped(**_):
+    try:
+        interrupt()
+    except KeyboardInterrupt as error:
+        raise RuntimeError("Error calling __set_name__") from error
+
+
+def replaced(**_):
+    try:
+        interrupt()
+    except KeyboardInterrupt:
+        raise RuntimeError("Error calling __set_name__") from None
+
+
+def needing(**_):
+    try:
+        try:
+            interrupt()
+        except KeyboardInterrupt:
+            raise ImportError("cannot import name") from None
+    except ImportError as error:
+        raise UcudnnError("pictures need matplotlib") from error
+
+
+@pytest.mark.parametrize(
+    ("place", "error"), [("main", interrupt), ("main", wrapped), ("main", replaced), ("app", needing)]
+)
+def test_ctrl_c_ends_the_command_without_a_word_whatever_error_was_made_of_it(monkeypatch, capsys, place, error):
+    monkeypatch.setattr(app, place, error)
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "")
-
-
-def test_ctrl_c_while_commands_are_made_ends_the_command_without_a_word(monkeypatch, capsys):
-    monkeypatch.setattr(app, "main", lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert_ended_without_a_word(capsys)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_ctrl_c_that_something_made_an_error_of_ends_the_command_without_a_word(monkeypatch, capsys):
-    def interrupted(wrap):
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-        except KeyboardInterrupt as interrupt:
-            raise RuntimeError("Error calling __set_name__") from (interrupt if wrap else None)
-
-    for wrap in (True, False):  # as the cause, and as what was being handled
-        monkeypatch.setattr(app, "main", lambda wrap=wrap: interrupted(wrap))
-        assert_ended_without_a_word(capsys)
-
-
-def test_ctrl_c_in_an_import_that_a_command_needs_is_no_missing_package(monkeypatch, capsys):
-    def needing(**_):
-        try:
-            try:
-                os.kill(os.getpid(), signal.SIGINT)
-            except KeyboardInterrupt:
-                raise ImportError("cannot import name") from None
-        except ImportError as error:
-            raise UcudnnError("pictures need matplotlib") from error
-
-    monkeypatch.setattr(app, "app", needing)
-    assert_ended_without_a_word(capsys)
 
 
 def test_an_error_without_ctrl_c_is_raised(monkeypatch):

@@ -95,15 +95,8 @@ def test_the_environment_makes_cases_too(monkeypatch, variable, value, case, wor
     monkeypatch.setenv(variable, value)
     with pytest.raises(SettingsError, match=f"^--a has no effect with {words}: leave it out$"):
         read_settings({"--a": 1}, [NoEffect(options=("--a",), beside=(case,))])
-    monkeypatch.delenv(variable)
+    monkeypatch.setenv(variable, "cudnn" if variable == VARIABLES["backend"] else "")  # alone, it leaves the candidates
     read_settings({"--a": 1}, [NoEffect(options=("--a",), beside=(case,))])
-
-
-def test_cudnn_alone_leaves_the_choice_of_candidates(monkeypatch):
-    rule = NoEffect(options=("--candidates",), beside=("backend cudnn:",))
-    read_settings({"--candidates": "graph", "--backend": "cudnn"}, [rule])
-    with pytest.raises(SettingsError, match="no effect with backend cudnn:legacy"):
-        read_settings({"--candidates": "graph", "--backend": "cudnn:legacy"}, [rule])
 
 
 def test_help_of_argparse_breaks_no_word_and_keeps_indented_lines(monkeypatch):

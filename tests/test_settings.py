@@ -59,12 +59,6 @@ def test_an_unknown_variable_warns_once_with_the_likely_name(monkeypatch):
         Settings.load()
 
 
-def test_all_devices():
-    assert Settings.load({"UCUDNN_BENCHMARK_DEVICES": "all"}).benchmark_devices == "all"
-    assert Settings.load({"UCUDNN_BENCHMARK_DEVICES": "Ranks"}).benchmark_devices == "ranks"
-    assert Settings.load({}).benchmark_devices is None
-
-
 @pytest.mark.parametrize(
     ("variable", "value", "allowed"),
     [
@@ -166,8 +160,8 @@ def test_groups_of_settings_need_a_total():
 
 def test_paths_and_numbers_of_devices_are_accepted():
     assert Settings.load({}, database=Path("folder") / "file").database == str(Path("folder") / "file")
-    assert Settings.load({}, benchmark_devices=0).benchmark_devices == (0,)
-    assert Settings.load({}, benchmark_devices=[0, 1]).benchmark_devices == (0, 1)
+    for value, devices in (("all", "all"), ("Ranks", "ranks"), (None, None), (0, (0,)), ([0, 1], (0, 1))):
+        assert Settings.load({}, benchmark_devices=value).benchmark_devices == devices
     for wrong in ([], 1.5, ["a"], [0, 0], "9" * 5000):
         with pytest.raises(SettingsError, match=r"^benchmark_devices=") as refused:
             Settings.load({}, benchmark_devices=wrong)

@@ -81,13 +81,23 @@ def test_only_dense_outputs_have_tails(problem, gap):
 
 @pytest.mark.parametrize("operation", OUTPUTS)
 @pytest.mark.parametrize("sizes", [(8, 8, 4, 2, 1, 1), (7, 5, 5, 3, 3, 1), (1, 1, 22), (24,), (3, 9, 12)])
-def test_a_plan_writes_all_of_an_output_whose_tail_was_workspace(operation, sizes):
+def test_a_plan_writes_all_of_an_output_whose_tail_was_workspace_and_leaves_the_inputs(operation, sizes):
     problem = TAILED[operation]
     configuration = parts_of(problem, *sizes)
     backend = CpuBackend()
     plan = make_plan(problem, configuration, backend, fresh=True)
     workspace = backend.allocate(plan.workspace_bytes)
     check_run(problem, lambda *xwy: plan.launch(*xwy, workspace, Scaling(0.5, 0.0)), 3, alpha=0.5)
+
+    def run_bound(*xwy):
+        inputs = [each for each in xwy if each is not written(problem, *xwy)]
+        before = [each.copy() for each in inputs]
+        for call in plan.bind(*xwy, workspace):
+            call()
+        for each, copy in zip(inputs, before, strict=True):
+            np.testing.assert_array_equal(each, copy)
+
+    check_run(problem, run_bound, 3)
     lent = parts_in_tail(problem, configuration)
     assert not lent[-1], "there is nothing behind the last"
     assert any(lent) == (sizes[0] < 13)
@@ -99,23 +109,6 @@ def test_a_plan_writes_all_of_an_output_whose_tail_was_workspace(operation, size
     own = [part.workspace_bytes for part, in_tail in zip(configuration.parts, lent, strict=True) if not in_tail]
     assert plan.workspace_bytes == max(own)
     assert [step.tail is not None for step in plan.steps] == lent
-
-
-@pytest.mark.parametrize("operation", OUTPUTS)
-def test_bound_calls_use_the_tail_of_the_output_and_leave_the_inputs(operation):
-    problem, backend = TAILED[operation], CpuBackend()
-    plan = make_plan(problem, parts_of(problem, 8, 8, 4, 2, 1, 1), backend, fresh=True)
-    assert any(step.tail is not None for step in plan.steps)
-
-    def run(*xwy):
-        inputs = [each for each in xwy if each is not written(problem, *xwy)]
-        before = [each.copy() for each in inputs]
-        for call in plan.bind(*xwy, backend.allocate(plan.workspace_bytes)):
-            call()
-        for each, copy in zip(inputs, before, strict=True):
-            np.testing.assert_array_equal(each, copy)
-
-    check_run(problem, run, 3)
 
 
 def test_a_workspace_that_would_pass_the_end_of_the_output_is_allocated():

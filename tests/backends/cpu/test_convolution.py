@@ -105,25 +105,19 @@ def test_slabs_equal_the_reference(guarded, algorithm, data):
     assert_near_the_reference(guarded, algorithm, data, problem, slab=slab)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.value)
-@pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.value)
-@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
-@pytest.mark.parametrize("groups", [1, 2])
-def test_equals_the_reference_if_channels_exceed_a_block(guarded, algorithm, operation, dtype, groups):
-    problem = ConvolutionProblem(
-        operation=operation, batch=3, channels=140, spatial=(18, 9), filters=70, kernel=(3, 3), padding=(1, 1),
-        groups=groups, dtype=dtype,
-    )  # fmt: skip
-    error = guarded(problem, algorithm, total=4, start=1, alpha=0.75, beta=0.5, seed=7)
-    assert error <= tolerance(algorithm, dtype)
+CHANNELS = {"batch": 3, "channels": 140, "spatial": (18, 9), "filters": 70, "kernel": (3, 3), "padding": (1, 1)}
+LARGE = [CHANNELS | {"groups": groups, "dtype": dtype} for groups in (1, 2) for dtype in TOLERANCE]
+LARGE += [
+    {"batch": 2, "channels": 3, "spatial": (9, 2500), "filters": 5, "kernel": (2, 7), "padding": (3, 1),
+     "stride": (2, 3), "dilation": (3, 2), "layout": layout}
+    for layout in LAYOUTS[2]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[2], ids=lambda layout: layout.value)
 @pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.value)
-@pytest.mark.parametrize("algorithm", ["IMPLICIT_GEMM", "GEMM"])
-def test_equals_the_reference_with_long_rows_and_strides(guarded, algorithm, operation, layout):
-    problem = ConvolutionProblem(
-        operation=operation, batch=2, channels=3, spatial=(9, 2500), filters=5, kernel=(2, 7), padding=(3, 1),
-        stride=(2, 3), dilation=(3, 2), layout=layout,
-    )  # fmt: skip
-    assert guarded(problem, algorithm, total=2, start=0, alpha=1.0, beta=0.0, seed=8) <= 1e-5
+@pytest.mark.parametrize("fields", LARGE)
+def test_equals_the_reference_if_channels_or_rows_exceed_a_block(guarded, operation, fields):
+    problem = ConvolutionProblem(operation=operation, **fields)
+    for each in CpuBackend().algorithms(problem):
+        error = guarded(problem, each.name, total=4, start=1, alpha=0.75, beta=0.5, seed=7)
+        assert error <= tolerance(each.name, problem.dtype)

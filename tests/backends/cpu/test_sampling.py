@@ -35,23 +35,15 @@ def test_warm_up_does_not_count_and_starts_come_in_turn():
     assert machine.starts == [0, 8, 16, 0, 8, 16]
 
 
-def test_stops_when_the_time_is_spent():
-    machine = Machine(30)
-    samples = machine.sample((0,), warmup=1, repeats=10, time_limit_ms=100)
-    assert samples == pytest.approx((30, 30, 30))  # after 30 + 3 * 30 ms
-
-
-@pytest.mark.parametrize("warmup", [1, 5])
-def test_one_sample_after_a_warm_up_that_took_all_time(warmup):
-    machine = Machine(200)
-    assert machine.sample((0, 1), warmup=warmup, repeats=5, time_limit_ms=100) == pytest.approx((200,))
-    assert machine.starts == [0, 1]
-
-
-def test_one_sample_at_least_without_any_time():
-    machine = Machine(3)
-    assert machine.sample(range(0, 8, 4), warmup=0, repeats=5, time_limit_ms=0) == pytest.approx((3,))
-    assert machine.starts == [0]
+@pytest.mark.parametrize(
+    ("call_ms", "warmup", "time_limit_ms", "samples", "starts"),
+    [(30, 1, 100, 3, [0, 4, 0, 4]), (200, 1, 100, 1, [0, 4]), (200, 5, 100, 1, [0, 4]), (3, 0, 0, 1, [0])],
+)
+def test_stops_when_the_time_is_spent_but_not_without_a_sample(call_ms, warmup, time_limit_ms, samples, starts):
+    machine = Machine(call_ms)
+    found = machine.sample((0, 4), warmup=warmup, repeats=10, time_limit_ms=time_limit_ms)
+    assert found == pytest.approx((call_ms,) * samples)
+    assert machine.starts == starts
 
 
 def test_a_call_below_the_resolution_of_the_clock_takes_some_time():
