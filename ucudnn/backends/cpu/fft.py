@@ -8,7 +8,6 @@ Method: Mathieu, Henaff, LeCun, "Fast Training of Convolutional Networks through
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import final
 
@@ -25,34 +24,23 @@ SMALL_TILE, LARGE_TILE = 16, 32
 """FFT sizes of FFT_TILING in each dimension: small for kernels up to half of it, else large."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One dimension of a tile.
-
-    Attributes:
-        tile: positions of the tile: in the output for Forward, in x for BackwardData, in y for BackwardFilter.
-        window: positions of the source that meet the tile and lie inside the tensor; may be empty.
-        first: first position of the source that meets the tile; may lie outside the tensor.
-    """
-
-    tile: slice
-    window: slice
-    first: int
+_Tile = tuple[Box, Box, tuple[int, ...]]
+"""Positions of a tile: in the output for Forward, in x for BackwardData, in y for BackwardFilter. Then those of the
+source that meet it and lie inside the tensor, if any, and the first one that meets it, which may lie outside of it."""
 
 
-def _side(start: int, step: int, extent: int, source: int, offset: int, kernel: int) -> _Side:
+def _side(start: int, step: int, extent: int, source: int, offset: int, kernel: int) -> tuple[slice, slice, int]:
     """Return one dimension of a tile; tile position t meets source positions [t + offset, t + offset + kernel)."""
     stop = min(start + step, extent)
     low, high = max(0, start + offset), min(source, stop - 1 + offset + kernel)
-    return _Side(slice(start, stop), slice(low, high) if low < high else slice(0, 0), start + offset)
+    return slice(start, stop), slice(low, high) if low < high else slice(0, 0), start + offset
 
 
 def _extents(problem: ConvolutionProblem) -> tuple[int, ...]:
     return problem.spatial if problem.operation is Operation.BACKWARD_DATA else problem.output
 
 
-def _tiles(problem: ConvolutionProblem, steps: tuple[int, ...]) -> Iterator[tuple[_Side, ...]]:
+def _tiles(problem: ConvolutionProblem, steps: tuple[int, ...]) -> Iterator[_Tile]:
     backward = problem.operation is Operation.BACKWARD_DATA
     sources = problem.output if backward else problem.spatial
     offsets = (
@@ -61,19 +49,13 @@ def _tiles(problem: ConvolutionProblem, steps: tuple[int, ...]) -> Iterator[tupl
     sizes = tuple(zip(steps, _extents(problem), sources, offsets, problem.kernel, strict=True))
     # One by one, because a list of the tiles of a long dimension would be memory outside the workspace.
     for index in np.ndindex(*_counts(problem, steps)):
-        yield tuple(_side(at * size[0], *size) for at, size in zip(index, sizes, strict=True))
+        sides = [_side(at * size[0], *size) for at, size in zip(index, sizes, strict=True)]
+        positions, windows, firsts = zip(*sides, strict=True)
+        yield positions, windows, firsts
 
 
 def _counts(problem: ConvolutionProblem, steps: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(-(-extent // step) for extent, step in zip(_extents(problem), steps, strict=True))
-
-
-def _windows(tile: tuple[_Side, ...]) -> Box:
-    return tuple(side.window for side in tile)
-
-
-def _positions(tile: tuple[_Side, ...]) -> Box:
-    return tuple(side.tile for side in tile)
 
 
 def _deliver(spectrum: Array, result: Array, target: Array, shifts: tuple[int, ...], alpha: float, beta: float) -> None:
@@ -121,17 +103,13 @@ class FftFiltering(CpuAlgorithm):
         if self._forward:
             np.conjugate(filters, out=filters)
             factors = filters.swapaxes(-1, -2)
-        for tile in _tiles(self._problem, self._steps):
-            transform(source[:, :, :, *_windows(tile)], spectrum, self._fft)
+        last_taps = [0 if self._forward else kernel - 1 for kernel in self._problem.kernel]
+        for positions, windows, firsts in _tiles(self._problem, self._steps):
+            transform(source[:, :, :, *windows], spectrum, self._fft)
             np.matmul(spectrum, factors, out=products)
-            _deliver(products, result, target[:, :, :, *_positions(tile)], self._shifts(tile), alpha, beta)
-
-    def _shifts(self, tile: tuple[_Side, ...]) -> tuple[int, ...]:
-        if self._forward:
-            return tuple(side.first - side.window.start for side in tile)
-        return tuple(
-            side.first + kernel - 1 - side.window.start for side, kernel in zip(tile, self._problem.kernel, strict=True)
-        )
+            sides = zip(firsts, last_taps, windows, strict=True)
+            shifts = tuple(first + last - window.start for first, last, window in sides)
+            _deliver(products, result, target[:, :, :, *positions], shifts, alpha, beta)
 
 
 @final
@@ -171,9 +149,9 @@ class FftGradient(CpuAlgorithm):
         )
         x, y = x.swapaxes(1, 2), y.swapaxes(1, 2)
         term = total
-        for tile in _tiles(self._problem, self._steps):
-            transform(self._padded(x, tile, workspace), spectrum, self._fft)
-            transform(y[:, :, :, *_positions(tile)], gradient, self._fft)
+        for positions, windows, firsts in _tiles(self._problem, self._steps):
+            transform(self._padded(x, windows, firsts, workspace), spectrum, self._fft)
+            transform(y[:, :, :, *positions], gradient, self._fft)
             np.conjugate(gradient, out=gradient)
             np.matmul(gradient.swapaxes(-1, -2), spectrum, out=term)
             if term is not total:
@@ -183,14 +161,13 @@ class FftGradient(CpuAlgorithm):
         shifts = (0,) * len(self._fft) if self._tiled else tuple(-pad for pad in self._problem.padding)
         _deliver(total, result, w, shifts, alpha, beta)
 
-    def _padded(self, x: Array, tile: tuple[_Side, ...], workspace: Array) -> Array:
-        windows = _windows(tile)
+    def _padded(self, x: Array, windows: Box, firsts: tuple[int, ...], workspace: Array) -> Array:
         if not self._tiled:
             return x[:, :, :, *windows]
         stage = self._stage.of(workspace)
         stage.fill(0)
-        inside = tuple(slice(side.window.start - side.first, side.window.stop - side.first) for side in tile)
-        if all(side.window.stop for side in tile):  # else the tile meets only padding
+        inside = (slice(side.start - first, side.stop - first) for side, first in zip(windows, firsts, strict=True))
+        if all(side.stop for side in windows):  # else the tile meets only padding
             np.copyto(stage[:, :, :, *inside], x[:, :, :, *windows])
         return stage
 

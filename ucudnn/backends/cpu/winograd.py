@@ -132,7 +132,6 @@ class WinogradFiltering(CpuAlgorithm):
     def __init__(self, problem: ConvolutionProblem, transforms: Transforms) -> None:
         shapes = ViewShapes(problem)
         scratch = Scratch()
-        points = len(transforms.data)
         self._forward = problem.operation is Operation.FORWARD
         groups, filters, channels = shapes.w[:3]
         sources, results = (channels, filters) if self._forward else (filters, channels)
@@ -142,7 +141,6 @@ class WinogradFiltering(CpuAlgorithm):
         tiles = (problem.batch, *(-(-size // self._step) for size in extent))
         # The result is transformed in the region of the products.
         self._results = _Transform(scratch, transforms.outputs, (groups, results, *tiles), shapes.dtype)
-        self._points = (points, points, groups)
         self._filters = _Transform(scratch, transforms.filters, (groups, results, sources), shapes.dtype)
         self._data = _Transform(scratch, transforms.data, (groups, sources, *tiles), shapes.dtype)
         self.workspace_bytes = scratch.size_bytes

@@ -17,6 +17,7 @@ from ucudnn.backends.base import Scaling
 from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong, ends_process
 from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
 from ucudnn.backends.cudnn.api.enums import (
+    CROSS_CORRELATION,
     DATA_TYPES,
     POINTWISE_ADD,
     RUNTIME_COMPILATION,
@@ -26,7 +27,7 @@ from ucudnn.backends.cudnn.api.enums import (
     NumericalNote,
     Type,
 )
-from ucudnn.backends.cudnn.api.graph_parts import ConvolutionPart, GraphParts, TensorPart
+from ucudnn.backends.cudnn.api.graph_parts import Given, GraphParts
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.api.tensor_shapes import TensorShapes, shapes_of
 from ucudnn.errors import CudnnError, UnsupportedProblemError
@@ -165,7 +166,14 @@ class OperationGraph:
 
     def _make_configuration(self, name: str) -> BackendDescriptor:
         index, knobs = _parse(name)
-        choices = [self._parts.choice(kind, value) for kind, value in knobs]
+        choices = [
+            self._parts.part(
+                DescriptorType.KNOB_CHOICE,
+                (Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE, kind),
+                (Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64, value),
+            )
+            for kind, value in knobs
+        ]
         configuration = self._new(DescriptorType.ENGINECFG)
         configuration.set(Attribute.ENGINECFG_ENGINE, Type.DESCRIPTOR, self._engine(index))
         if choices:
@@ -191,10 +199,15 @@ class OperationGraph:
     def _describe(self, scaling: Scaling) -> BackendDescriptor:
         problem = self.problem
         shapes = shapes_of(problem)
-        double = problem.dtype is DataType.FLOAT64
-        compute = DATA_TYPES[_sum_type(problem)]
-        convolution = self._parts.convolution(
-            ConvolutionPart(compute, shapes.padding, shapes.post_padding, shapes.stride, shapes.dilation)
+        convolution = self._parts.part(
+            DescriptorType.CONVOLUTION,
+            (Attribute.CONVOLUTION_COMP_TYPE, Type.DATA_TYPE, DATA_TYPES[_sum_type(problem)]),
+            (Attribute.CONVOLUTION_CONV_MODE, Type.CONVOLUTION_MODE, CROSS_CORRELATION),
+            (Attribute.CONVOLUTION_SPATIAL_DIMS, Type.INT64, len(shapes.padding)),
+            (Attribute.CONVOLUTION_PRE_PADDINGS, Type.INT64, shapes.padding),
+            (Attribute.CONVOLUTION_POST_PADDINGS, Type.INT64, shapes.post_padding),
+            (Attribute.CONVOLUTION_FILTER_STRIDES, Type.INT64, shapes.stride),
+            (Attribute.CONVOLUTION_DILATIONS, Type.INT64, shapes.dilation),
         )
         x = self._tensor(X, shapes.x, shapes.x_strides)
         w = self._tensor(W, shapes.w, shapes.w_strides, sums=problem.float32_sum)
@@ -206,7 +219,7 @@ class OperationGraph:
             Operation.BACKWARD_DATA: (DescriptorType.BACKWARD_DATA, Attribute.BACKWARD_DATA_ALPHA),
             Operation.BACKWARD_FILTER: (DescriptorType.BACKWARD_FILTER, Attribute.BACKWARD_FILTER_ALPHA),
         }[problem.operation]
-        scalar = Type.DOUBLE if double else Type.FLOAT
+        scalar = Type.DOUBLE if problem.dtype is DataType.FLOAT64 else Type.FLOAT
         operation = self._new(kind).set(first, scalar, scaling.alpha).set(first + 1, scalar, scaling.beta)
         for offset, part in enumerate((convolution, w, x, written), start=2):
             operation.set(first + offset, Type.DESCRIPTOR, part)
@@ -224,11 +237,10 @@ class OperationGraph:
         return self._tensor(_SUM_BEFORE_BIAS, shapes.y, shapes.y_strides, sums=True, virtual=True)
 
     def _addition(self, shapes: TensorShapes, total: BackendDescriptor, y: BackendDescriptor) -> BackendDescriptor:
-        what = (
-            self._new(DescriptorType.POINTWISE)
-            .set(Attribute.POINTWISE_MODE, Type.POINTWISE_MODE, POINTWISE_ADD)
-            .set(Attribute.POINTWISE_MATH_PREC, Type.DATA_TYPE, DATA_TYPES[_sum_type(self.problem)])
-            .finalize()
+        what = self._parts.part(
+            DescriptorType.POINTWISE,
+            (Attribute.POINTWISE_MODE, Type.POINTWISE_MODE, POINTWISE_ADD),
+            (Attribute.POINTWISE_MATH_PREC, Type.DATA_TYPE, DATA_TYPES[_sum_type(self.problem)]),
         )
         bias = self._tensor(BIAS, shapes.bias, shapes.bias_strides)
         return (
@@ -250,8 +262,16 @@ class OperationGraph:
         virtual: bool = False,
     ) -> BackendDescriptor:
         dtype = _sum_type(self.problem) if sums else self.problem.dtype
-        alignment = MOST_ALIGNMENT if sums else self.problem.alignment
-        return self._parts.tensor(TensorPart(identity, DATA_TYPES[dtype], sizes, strides, alignment, virtual))
+        given: tuple[Given, ...] = (
+            (Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, DATA_TYPES[dtype]),
+            (Attribute.TENSOR_DIMENSIONS, Type.INT64, sizes),
+            (Attribute.TENSOR_STRIDES, Type.INT64, strides),
+            (Attribute.TENSOR_UNIQUE_ID, Type.INT64, identity),
+            (Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, MOST_ALIGNMENT if sums else self.problem.alignment),
+        )
+        if virtual:  # without memory, because another operation of the graph reads it at once
+            given += ((Attribute.TENSOR_IS_VIRTUAL, Type.BOOLEAN, True),)
+        return self._parts.part(DescriptorType.TENSOR, *given)
 
     def _heuristics(self, mode: HeuristicMode) -> Iterator[BackendDescriptor]:
         try:

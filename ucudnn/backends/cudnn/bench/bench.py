@@ -87,7 +87,7 @@ class CudnnBench(Bench):
         self._workspace = DeviceBuffer(0, 0)
         self._busy_until = -inf
         self._host_ms = LOADING_MS  # the host's time for queueing a call
-        self._rates: dict[str, float] = {}
+        self._rates: dict[str, float] = {}  # milliseconds of a multiplication, by algorithm
         self._following: Following | None = None
         self._ahead: _Start | None = None
         self._check: OutputCheck | None = OutputCheck(
@@ -206,7 +206,8 @@ class CudnnBench(Bench):
             self._workspace_of(algorithm.workspace_bytes),
             self._host_ms,
         )
-        expected_ms, awake = self._expected_ms(algorithm.name, problem.multiplications), self._is_awake()
+        rate, awake = self._rates.get(algorithm.name), self._is_awake()
+        expected_ms = None if rate is None else rate * problem.multiplications
         calls = 1 if expected_ms is None else _calls_of(expected_ms)
         timed = timer.start(0 if expected_ms is None else warmup, calls)
         if awake:
@@ -248,11 +249,6 @@ class CudnnBench(Bench):
         if start.awake and (now - begin) * 1e3 > _WAITED_MS:  # else the GPU may have been idle before
             self._busy_until = now
         return found
-
-    def _expected_ms(self, name: str, multiplications: int) -> float | None:
-        """Return an estimate of an algorithm's time from another size; None if it runs for the first time."""
-        rate = self._rates.get(name)
-        return None if rate is None else rate * multiplications
 
     def _sample(
         self, timer: CallTimer, effort: Effort, worth_ms: float, expected_ms: float, samples: list[float]

@@ -36,14 +36,9 @@ TOLERANCES: dict[DataType, float] = {
 FMA_TOLERANCE = 1e-4
 """The same for float32 without TF32; Winograd algorithms for 3 x 3 filters stay within it."""
 
-_TAPS = 16
-"""About this many elements of a filter gradient are computed on the host, if it has as many."""
-
-_MOST_READ = 1 << 20
-"""The most elements that are read at once."""
-
-_MOST_HELD = 1 << 25
-"""The most elements of several channels of x that are held on the host; one channel may have more."""
+_TAPS = 16  # about so many elements of a filter gradient are computed on the host, if it has as many
+_MOST_READ = 1 << 20  # elements that are read at once
+_MOST_HELD = 1 << 25  # elements of several channels of x that are held on the host; one channel may have more
 
 _PLAIN = {
     Operation.FORWARD: ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM"),
