@@ -58,16 +58,11 @@ class BatchSizePolicy(Enum):
             unit: the number of rows of a slab is a multiple of this.
         """
         units = -(-count // unit)
-        found = {-(-units // k) * unit for k in _divisors(self, min(units, _MOST_SLABS))}
-        return tuple(sorted(found, reverse=True))
-
-
-def _divisors(policy: BatchSizePolicy, most: int) -> Iterable[int]:
-    if policy is BatchSizePolicy.UNDIVIDED:
-        return ()
-    if policy is BatchSizePolicy.POWER_OF_TWO:
-        return (1 << exponent for exponent in range(1, (most - 1).bit_length() + 1))
-    return range(2, most + 1)
+        most = min(units, _MOST_SLABS)
+        divisors: Iterable[int] = () if self is BatchSizePolicy.UNDIVIDED else range(2, most + 1)
+        if self is BatchSizePolicy.POWER_OF_TWO:
+            divisors = (1 << exponent for exponent in range(1, (most - 1).bit_length() + 1))
+        return tuple(sorted({-(-units // k) * unit for k in divisors}, reverse=True))
 
 
 def powers_of_two(batch: int) -> tuple[int, ...]:

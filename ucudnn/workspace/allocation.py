@@ -1,8 +1,10 @@
 """Ways to allocate workspace: one buffer for all kernels of a queue, one for each call (WR), or one arena (WD)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar, final
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, TypeVar, final
 
 from ucudnn.backends.base import Buffer, ComputeBackend
 from ucudnn.workspace.stream_order import StreamOrder
@@ -121,30 +123,20 @@ def open_workspace(backend: ComputeBackend) -> Workspace[Key]:
     return PerCallWorkspace(backend) if backend.recycles else SharedWorkspace(backend)
 
 
-class _Dropped(NamedTuple):
-    """An arena that was dropped, with the marks of its allocation and of its last uses."""
-
-    backend: ComputeBackend
-    arena: Buffer
-    first: Any
-    marks: list[Any]
-
-    def is_ordered(self) -> bool:
-        """Let the stream of the allocation wait for the last uses, and return whether it does now."""
-        try:
-            return self.backend.order_before_free(self.first, self.marks)
-        except Exception:  # noqa: BLE001  # such as at the end of the process; memory that stays harms nobody
-            return False
-
-
-_DROPPED: list[_Dropped] = []
-"""Arenas that could not be freed yet: in a capture, no stream can be made to wait for others."""
+_DROPPED: list[tuple[Buffer, Callable[[], bool]]] = []
+"""Arenas that could not be freed yet: in a capture, no stream can be made to wait for others. With each is a function
+that lets the stream of its allocation wait for its last uses, and returns whether it does now."""
 
 
 def _free_dropped() -> None:
     waiting = list(_DROPPED)
     _DROPPED.clear()
-    _DROPPED.extend(each for each in waiting if not each.is_ordered())
+    for arena, order in waiting:
+        # Errors are those at the end of the process, for example; memory that stays harms nobody.
+        with suppress(Exception):
+            if order():
+                continue
+        _DROPPED.append((arena, order))
 
 
 @final
@@ -177,7 +169,7 @@ class DividedWorkspace(Workspace[Key]):
         order: StreamOrder | None = getattr(self, "_order", None)
         marks = [] if order is None else order.marks()
         if marks:
-            _DROPPED.append(_Dropped(self._backend, self._arena, self.mark, marks))
+            _DROPPED.append((self._arena, partial(self._backend.order_before_free, self.mark, marks)))
             _free_dropped()
 
     def holds(self, buffer: Buffer) -> bool:

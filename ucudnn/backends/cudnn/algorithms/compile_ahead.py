@@ -56,14 +56,6 @@ class _Compiling(NamedTuple):
 
 
 @final
-class _Begun(NamedTuple):
-    """A list of engine configurations that a thread makes, and which of them are compiled, if any."""
-
-    future: Future[OperationGraph]
-    compiling: _Compiling | None
-
-
-@final
 class AheadCompiler:
     """Threads with their own cuDNN handles, because a handle serves one thread at a time.
 
@@ -79,7 +71,8 @@ class AheadCompiler:
         self._local = local()
         self._lock = new_lock(LockLevel.INNERMOST)  # guards the attributes below, which the threads change too
         self._listing, self._building = self._pools()
-        self._lists: dict[ConvolutionProblem, _Begun] = {}
+        # Lists of engine configurations that threads make, and which of them are compiled, if any.
+        self._lists: dict[ConvolutionProblem, tuple[Future[OperationGraph], _Compiling | None]] = {}
         # Some plans are kept, because cuDNN compiles an engine again once no plan of it is left.
         self._plans: dict[tuple[ConvolutionProblem, str], Future[BuiltPlan | None]] = {}
         self._pending: Counter[ConvolutionProblem] = Counter()
@@ -112,7 +105,7 @@ class AheadCompiler:
                 compiles = index == min(1, len(parts) - 1)
                 compiling = _Compiling(limit_bytes, promises, self._drops) if compiles else None
                 work = partial(self._list_here, part, compiling)
-                self._lists[part] = _Begun(self._submit(self._listing, part, work), compiling)
+                self._lists[part] = self._submit(self._listing, part, work), compiling
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Return whether all work for a problem is done."""
@@ -120,7 +113,7 @@ class AheadCompiler:
 
     def settle(self) -> None:
         """Wait until all lists are made, because threads that run Python disturb measurements; compilers do not."""
-        wait([begun.future for begun in self._lists.values()])
+        wait([future for future, _ in self._lists.values()])
 
     def drop(self) -> None:
         """Drop work that does not run yet, and the compilation that it would begin; wait for lists that are made now.
@@ -130,7 +123,7 @@ class AheadCompiler:
         """
         with self._lock:
             self._drops += 1
-            self._lists = {part: each for part, each in self._lists.items() if not each.future.cancel()}
+            self._lists = {part: begun for part, begun in self._lists.items() if not begun[0].cancel()}
             self._plans = {key: future for key, future in self._plans.items() if not future.cancel()}
         self.settle()
 
@@ -144,12 +137,11 @@ class AheadCompiler:
 
     def listed(self, part: ConvolutionProblem, handle: int) -> list[Algorithm] | None:
         """Return what a list that was begun has, or None if there is none; make it here if no thread works on it."""
-        begun = self._lists.pop(part, None)
-        if begun is None:
+        future, compiling = self._lists.pop(part, (None, None))
+        if future is None:
             return None
         try:
-            waits = begun.future.cancel()
-            graph = self._list(part, begun.compiling, handle) if waits else begun.future.result()
+            graph = self._list(part, compiling, handle) if future.cancel() else future.result()
             return graph.algorithms()
         except self._device.failures:
             return None  # the caller lists it again, and gets the error

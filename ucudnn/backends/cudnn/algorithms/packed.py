@@ -4,7 +4,7 @@ The copies are part of the call and of its measured time, and lie in its workspa
 gaps.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import final
@@ -66,14 +66,14 @@ class PackedCall(WrappedCall):
 
         def run() -> None:
             if not writes_x or scaling.beta:
-                self._x.gather(own_x, x)
+                self._x.copy(own_x, x)
             if not writes_y or scaling.beta:
-                self._y.gather(own_y, y)
+                self._y.copy(own_y, y)
             convolve()
             if writes_x:
-                self._x.scatter(own_x, x)
+                self._x.copy(own_x, x, back=True)
             if writes_y:
-                self._y.scatter(own_y, y)
+                self._y.copy(own_y, y, back=True)
 
         return run
 
@@ -99,17 +99,9 @@ class _Runs:
         self._step = stride * itemsize or self._run
         self._sample = problem.steps[which]
 
-    def gather(self, dense: int, tensor: int) -> None:
-        """Copy the slab to dense memory."""
-        for own, there in self._both(dense, tensor):
-            self._copy(own, self._run, there, self._step, self._run, self._channels)
-
-    def scatter(self, dense: int, tensor: int) -> None:
-        """Copy dense memory back to the slab."""
-        for own, there in self._both(dense, tensor):
-            self._copy(there, self._step, own, self._run, self._run, self._channels)
-
-    def _both(self, dense: int, tensor: int) -> Iterator[tuple[int, int]]:
-        """Yield the address of each sample in dense memory and in the tensor."""
+    def copy(self, dense: int, tensor: int, *, back: bool = False) -> None:
+        """Copy the slab to dense memory, or back."""
         for sample in range(self._samples):
-            yield dense + sample * self._channels * self._run, tensor + sample * self._sample
+            own = dense + sample * self._channels * self._run, self._run
+            there = tensor + sample * self._sample, self._step
+            self._copy(*(*there, *own) if back else (*own, *there), self._run, self._channels)
