@@ -18,7 +18,7 @@ from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import configuration_of
 from ucudnn.errors import BackendError, StepError, UnsupportedProblemError
 from ucudnn.execution import dispatcher
-from ucudnn.execution.recovery import Recovery
+from ucudnn.planning.replanning import Replanner
 from ucudnn.problem import DataType, Operation
 
 
@@ -401,7 +401,7 @@ def test_a_recycled_workspace_shrinks_for_good_if_memory_runs_short(recycling, c
     (entry,) = handle._entries.values()
     before = entry.plan.configuration.workspace_bytes
     recycling.memory = before - 1
-    recovery, asked = handle._dispatcher._recovery, []
+    recovery, asked = handle._dispatcher._replanner, []
     decide = recovery.decide
     monkeypatch.setattr(recovery, "decide", lambda kernel, limit: asked.append(limit) or decide(kernel, limit))
     check(handle)
@@ -445,8 +445,8 @@ def test_spare_memory_that_a_kernel_does_not_use_does_not_limit_what_replaces_a_
     check(handle)
     faulty.broken = set(chosen(handle))
     limits = []
-    missing = handle._dispatcher._recovery.missing
-    handle._dispatcher._recovery.missing = lambda problem, error, limit, failed: (
+    missing = handle._dispatcher._replanner.missing
+    handle._dispatcher._replanner.missing = lambda problem, error, limit, failed: (
         limits.append(limit) or missing(problem, error, limit, failed)
     )
     array = np.zeros(4096, np.uint8)
@@ -461,8 +461,8 @@ def test_spare_memory_that_a_kernel_does_not_use_does_not_limit_what_replaces_a_
 def test_a_replacement_is_timed_if_both_plans_were(faulty, monkeypatch, cause, before, after):
     handle, entry = planned(faulty)
     entry.decision = replace(entry.decision, timed=before)
-    decide = Recovery.decide
-    monkeypatch.setattr(Recovery, "decide", lambda *args: replace(decide(*args), timed=after))
+    decide = Replanner.decide
+    monkeypatch.setattr(Replanner, "decide", lambda *args: replace(decide(*args), timed=after))
     if cause == "memory":
         assert entry.decision.configuration.workspace_bytes
         faulty.memory = entry.decision.configuration.workspace_bytes - 1

@@ -12,7 +12,7 @@ from ucudnn.benchmarking.request import request_of, requests_of
 from ucudnn.errors import InfeasibleError, SettingsError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import decide
-from ucudnn.planning.replanning import decide_again, decide_rest
+from ucudnn.planning.replanning import Replanner
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.settings import Settings
 from ucudnn.solvers.sums import MOST_DENSE, MOST_PARTS
@@ -95,13 +95,13 @@ def test_a_failed_algorithm_of_a_large_mini_batch_is_replaced(memory, batch):
     kernel = Kernel(layer="", problem=make_problem(batch=batch))
     decide([kernel], benchmark, settings)
     benchmark.discard(kernel.problem, "A")
-    again = decide_again(kernel, benchmark, settings, NO_LIMIT)
+    again = Replanner(benchmark, settings).decide(kernel, NO_LIMIT)
     assert {part.algorithm for part in again.configuration.parts} == {"B"}
     request = request_of(kernel.problem, settings, NO_LIMIT)
     known = benchmark.known_micro_configurations(request)
     assert {name for each in known for name in each.algorithms} == {"B"}
     assert {each.size for each in known} <= set(request.sizes)
-    rest = decide_rest(kernel.problem, batch // 2, benchmark, settings, NO_LIMIT)
+    rest = Replanner(benchmark, settings).rest(kernel.problem, batch // 2, NO_LIMIT)
     assert rest is None or rest.size == batch - batch // 2
 
 

@@ -4,11 +4,11 @@ The contents of a descriptor that this package created are read once after it wa
 destroyed. The contents of other descriptors are read at every use. All functions raise CudnnError if cuDNN returns an
 error status.
 """
-# ruff: noqa: N802, N803  # names and parameters are those of cuDNN and CuPy
+# ruff: noqa: N802, N803, N816  # names and parameters are those of cuDNN and CuPy
 
 from array import array
 from collections.abc import Callable
-from typing import Generic, TypeVar, cast, final
+from typing import Generic, TypeVar, final
 
 from ucudnn.backends.cudnn.api.described import (
     ConvolutionFacts,
@@ -20,6 +20,7 @@ from ucudnn.backends.cudnn.api.described import (
 )
 from ucudnn.cudnn.constants import CUDNN_DATA_FLOAT
 from ucudnn.cudnn.loading import call
+from ucudnn.cudnn.signatures import calls, named
 
 __all__ = [
     "createConvolutionDescriptor",
@@ -120,69 +121,64 @@ FILTERS = DescriptorCache(_read_filter)
 CONVOLUTIONS = DescriptorCache(_read_convolution)
 
 
-def createTensorDescriptor() -> int:
-    """Return the address of a new tensor descriptor (cudnnCreateTensorDescriptor)."""
-    return TENSORS.made(call("cudnnCreateTensorDescriptor"))
+def _creates(cache: DescriptorCache[Facts], declaration: str) -> Callable[..., int]:
+    create = calls(declaration, "Return the address of a new descriptor")
+    return named(declaration, lambda: cache.made(create()), create.__doc__ or "")
 
 
-def setTensor4dDescriptor(tensorDesc: int, format: int, dataType: int, n: int, c: int, h: int, w: int) -> None:
-    """Describe a dense tensor of n x c x h x w elements in a CUDNN_TENSOR_ format (cudnnSetTensor4dDescriptor)."""
-    TENSORS.changed(tensorDesc)
-    call("cudnnSetTensor4dDescriptor", tensorDesc, format, dataType, n, c, h, w)
+def sets(cache: DescriptorCache[Facts], declaration: str, summary: str) -> Callable[..., None]:
+    """Return a function that calls cuDNN's, and changes the descriptor that is its first argument; see `calls`."""
+    change = calls(declaration, summary)
+
+    def body(descriptor: int, *arguments: int) -> None:
+        cache.changed(descriptor)
+        change(descriptor, *arguments)
+
+    return named(declaration, body, change.__doc__ or "")
 
 
-def setTensor4dDescriptorEx(
-    tensorDesc: int,
-    dataType: int,
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    nStride: int,
-    cStride: int,
-    hStride: int,
-    wStride: int,
-) -> None:
-    """Describe a tensor of n x c x h x w elements by its strides in elements (cudnnSetTensor4dDescriptorEx)."""
-    TENSORS.changed(tensorDesc)
-    call("cudnnSetTensor4dDescriptorEx", tensorDesc, dataType, n, c, h, w, nStride, cStride, hStride, wStride)
+def _destroys(cache: DescriptorCache[Facts], declaration: str) -> Callable[..., None]:
+    destroy = calls(declaration, "Destroy a descriptor")
+
+    def body(descriptor: int) -> None:
+        cache.gone(descriptor)
+        destroy(descriptor)
+
+    return named(declaration, body, destroy.__doc__ or "")
 
 
-def getTensor4dDescriptor(tensorDesc: int) -> tuple[int, ...]:
-    """Return (dataType, n, c, h, w, nStride, cStride, hStride, wStride) (cudnnGetTensor4dDescriptor)."""
-    return cast("tuple[int, ...]", call("cudnnGetTensor4dDescriptor", tensorDesc))
+createTensorDescriptor = _creates(TENSORS, "createTensorDescriptor()")
+setTensor4dDescriptor = sets(
+    TENSORS,
+    "setTensor4dDescriptor(tensorDesc format dataType n c h w)",
+    "Describe a dense tensor of n x c x h x w elements in a CUDNN_TENSOR_ format",
+)
+setTensor4dDescriptorEx = sets(
+    TENSORS,
+    "setTensor4dDescriptorEx(tensorDesc dataType n c h w nStride cStride hStride wStride)",
+    "Describe a tensor of n x c x h x w elements by its strides in elements",
+)
+getTensor4dDescriptor = calls(
+    "getTensor4dDescriptor(tensorDesc)", "Return (dataType, n, c, h, w, nStride, cStride, hStride, wStride)"
+)
+setTensorNdDescriptor = sets(
+    TENSORS,
+    "setTensorNdDescriptor(tensorDesc dataType nbDims dimA strideA)",
+    "Describe a tensor by nbDims C ints at each of two addresses: sizes (N, C, spatial...), and strides in elements",
+)
+destroyTensorDescriptor = _destroys(TENSORS, "destroyTensorDescriptor(tensorDesc)")
 
-
-def setTensorNdDescriptor(tensorDesc: int, dataType: int, nbDims: int, dimA: int, strideA: int) -> None:
-    """Describe a tensor by nbDims C ints at each of two addresses (cudnnSetTensorNdDescriptor).
-
-    dimA has the sizes (N, C, spatial...), and strideA the strides in elements.
-    """
-    TENSORS.changed(tensorDesc)
-    call("cudnnSetTensorNdDescriptor", tensorDesc, dataType, nbDims, dimA, strideA)
-
-
-def destroyTensorDescriptor(tensorDesc: int) -> None:
-    """Destroy a tensor descriptor (cudnnDestroyTensorDescriptor)."""
-    TENSORS.gone(tensorDesc)
-    call("cudnnDestroyTensorDescriptor", tensorDesc)
-
-
-def createFilterDescriptor() -> int:
-    """Return the address of a new filter descriptor (cudnnCreateFilterDescriptor)."""
-    return FILTERS.made(call("cudnnCreateFilterDescriptor"))
-
-
-def setFilter4dDescriptor_v4(filterDesc: int, dataType: int, format: int, k: int, c: int, h: int, w: int) -> None:
-    """Describe k filters of c x h x w in a CUDNN_TENSOR_ format; c counts one group (cudnnSetFilter4dDescriptor)."""
-    FILTERS.changed(filterDesc)
-    call("cudnnSetFilter4dDescriptor", filterDesc, dataType, format, k, c, h, w)
-
-
-def setFilterNdDescriptor_v4(filterDesc: int, dataType: int, format: int, nbDims: int, filterDimA: int) -> None:
-    """Describe filters by nbDims C ints (K, C / groups, kernel...) at an address (cudnnSetFilterNdDescriptor)."""
-    FILTERS.changed(filterDesc)
-    call("cudnnSetFilterNdDescriptor", filterDesc, dataType, format, nbDims, filterDimA)
+createFilterDescriptor = _creates(FILTERS, "createFilterDescriptor()")
+setFilter4dDescriptor_v4 = sets(
+    FILTERS,
+    "setFilter4dDescriptor_v4(filterDesc dataType format k c h w)",
+    "Describe k filters of c x h x w in a CUDNN_TENSOR_ format, where c counts one group",
+)
+setFilterNdDescriptor_v4 = sets(
+    FILTERS,
+    "setFilterNdDescriptor_v4(filterDesc dataType format nbDims filterDimA)",
+    "Describe filters by nbDims C ints (K, C / groups, kernel...) at an address",
+)
 
 
 def getFilterNdDescriptor(wDesc: int, nbDimsRequested: int) -> tuple[int, int, int, tuple[int, ...]]:
@@ -195,68 +191,34 @@ def getFilterNdDescriptor(wDesc: int, nbDimsRequested: int) -> tuple[int, int, i
     return data_type, layout, count, tuple(sizes)
 
 
-def destroyFilterDescriptor(filterDesc: int) -> None:
-    """Destroy a filter descriptor (cudnnDestroyFilterDescriptor)."""
-    FILTERS.gone(filterDesc)
-    call("cudnnDestroyFilterDescriptor", filterDesc)
+destroyFilterDescriptor = _destroys(FILTERS, "destroyFilterDescriptor(filterDesc)")
 
-
-def createConvolutionDescriptor() -> int:
-    """Return the address of a new convolution descriptor (cudnnCreateConvolutionDescriptor)."""
-    return CONVOLUTIONS.made(call("cudnnCreateConvolutionDescriptor"))
-
-
-def setConvolutionMathType(convDesc: int, mathType: int) -> None:
-    """Set the math type (cudnnSetConvolutionMathType); all types but CUDNN_FMA_MATH allow TF32."""
-    CONVOLUTIONS.changed(convDesc)
-    call("cudnnSetConvolutionMathType", convDesc, mathType)
-
-
-def getConvolutionMathType(convDesc: int) -> int:
-    """Return the math type (cudnnGetConvolutionMathType)."""
-    return cast("int", call("cudnnGetConvolutionMathType", convDesc))
-
-
-def setConvolutionGroupCount(convDesc: int, groupCount: int) -> None:
-    """Divide channels and filters into groups (cudnnSetConvolutionGroupCount)."""
-    CONVOLUTIONS.changed(convDesc)
-    call("cudnnSetConvolutionGroupCount", convDesc, groupCount)
-
-
-def getConvolutionGroupCount(convDesc: int) -> int:
-    """Return the number of groups (cudnnGetConvolutionGroupCount)."""
-    return cast("int", call("cudnnGetConvolutionGroupCount", convDesc))
-
-
-def setConvolution2dDescriptor_v4(
-    convDesc: int, pad_h: int, pad_w: int, u: int, v: int, dilation_h: int, dilation_w: int, mode: int
-) -> None:
-    """Describe a 2-D convolution that accumulates in float32; see `setConvolution2dDescriptor_v5`."""
-    setConvolution2dDescriptor_v5(convDesc, pad_h, pad_w, u, v, dilation_h, dilation_w, mode, CUDNN_DATA_FLOAT)
-
-
-def setConvolution2dDescriptor_v5(
-    convDesc: int, pad_h: int, pad_w: int, u: int, v: int, dilation_h: int, dilation_w: int, mode: int, computeType: int
-) -> None:
-    """Describe a 2-D convolution by padding, strides u and v, and dilation (cudnnSetConvolution2dDescriptor).
-
-    Micro-batches compute convolutions of mode CUDNN_CROSS_CORRELATION that accumulate in CUDNN_DATA_FLOAT, or doubles
-    in CUDNN_DATA_DOUBLE. cuDNN itself computes others.
-    """
-    CONVOLUTIONS.changed(convDesc)
-    sizes = (pad_h, pad_w, u, v, dilation_h, dilation_w)
-    call("cudnnSetConvolution2dDescriptor", convDesc, *sizes, mode, computeType)
-
-
-def setConvolutionNdDescriptor_v3(
-    convDesc: int, arrayLength: int, padA: int, filterStrideA: int, dilationA: int, mode: int, dataType: int
-) -> None:
-    """Describe a convolution by arrayLength C ints at each of three addresses (cudnnSetConvolutionNdDescriptor)."""
-    CONVOLUTIONS.changed(convDesc)
-    call("cudnnSetConvolutionNdDescriptor", convDesc, arrayLength, padA, filterStrideA, dilationA, mode, dataType)
-
-
-def destroyConvolutionDescriptor(convDesc: int) -> None:
-    """Destroy a convolution descriptor (cudnnDestroyConvolutionDescriptor)."""
-    CONVOLUTIONS.gone(convDesc)
-    call("cudnnDestroyConvolutionDescriptor", convDesc)
+createConvolutionDescriptor = _creates(CONVOLUTIONS, "createConvolutionDescriptor()")
+setConvolutionMathType = sets(
+    CONVOLUTIONS,
+    "setConvolutionMathType(convDesc mathType)",
+    "Set the math type; all types but CUDNN_FMA_MATH allow TF32",
+)
+getConvolutionMathType = calls("getConvolutionMathType(convDesc)", "Return the math type")
+setConvolutionGroupCount = sets(
+    CONVOLUTIONS, "setConvolutionGroupCount(convDesc groupCount)", "Divide channels and filters into groups"
+)
+getConvolutionGroupCount = calls("getConvolutionGroupCount(convDesc)", "Return the number of groups")
+# Micro-batches compute convolutions of mode CUDNN_CROSS_CORRELATION that accumulate in CUDNN_DATA_FLOAT, or doubles in
+# CUDNN_DATA_DOUBLE. cuDNN itself computes others.
+setConvolution2dDescriptor_v5 = sets(
+    CONVOLUTIONS,
+    "setConvolution2dDescriptor_v5(convDesc pad_h pad_w u v dilation_h dilation_w mode computeType)",
+    "Describe a 2-D convolution by padding, strides u and v, and dilation",
+)
+setConvolution2dDescriptor_v4 = named(
+    "setConvolution2dDescriptor_v4(convDesc pad_h pad_w u v dilation_h dilation_w mode)",
+    lambda *given: setConvolution2dDescriptor_v5(*given, CUDNN_DATA_FLOAT),
+    "Describe a 2-D convolution that accumulates in float32; see `setConvolution2dDescriptor_v5`.",
+)
+setConvolutionNdDescriptor_v3 = sets(
+    CONVOLUTIONS,
+    "setConvolutionNdDescriptor_v3(convDesc arrayLength padA filterStrideA dilationA mode dataType)",
+    "Describe a convolution by arrayLength C ints at each of three addresses",
+)
+destroyConvolutionDescriptor = _destroys(CONVOLUTIONS, "destroyConvolutionDescriptor(convDesc)")

@@ -6,18 +6,27 @@ Functions that compute are queued on CuPy's current stream. All raise CudnnError
 """
 # ruff: noqa: N816  # names are those of CuPy
 
+from collections.abc import Callable as _Callable
+from typing import Any as _Any
+
 from ucudnn.cudnn.descriptors import TENSORS as _TENSORS
-from ucudnn.cudnn.loading import call as _call
+from ucudnn.cudnn.descriptors import sets as _sets
+from ucudnn.cudnn.handles import follow_current_stream as _follow_current_stream
 from ucudnn.cudnn.signatures import calls as _calls
-from ucudnn.cudnn.signatures import computes as _computes
 from ucudnn.cudnn.signatures import named as _named
 
 _NEW = "Return the address of a new descriptor"
 
 
-def _derive(derived: int, *arguments: int) -> None:
-    _TENSORS.changed(derived)
-    _call("cudnnDeriveBNTensorDescriptor", derived, *arguments)
+def _computes(declaration: str, summary: str) -> _Callable[..., None]:
+    """Return a function that computes on CuPy's current stream; its first parameter is the handle."""
+    compute = _calls(declaration, summary)
+
+    def body(handle: int, *arguments: _Any) -> None:
+        _follow_current_stream(handle)
+        compute(handle, *arguments)
+
+    return _named(declaration, body, compute.__doc__ or "")
 
 
 # Bias, and operations on whole tensors
@@ -139,10 +148,10 @@ dropoutBackward = _computes(
 
 # Batch normalization
 
-deriveBNTensorDescriptor = _named(
+deriveBNTensorDescriptor = _sets(
+    _TENSORS,
     "deriveBNTensorDescriptor(derivedBnDesc xDesc mode)",
-    _derive,
-    "Describe the scale, bias, mean and variance of a tensor's normalization (cudnnDeriveBNTensorDescriptor).",
+    "Describe the scale, bias, mean and variance of a tensor's normalization",
 )
 batchNormalizationForwardTraining = _computes(
     "batchNormalizationForwardTraining(handle mode alpha beta xDesc x yDesc y bnScaleBiasMeanVarDesc bnScale bnBias"

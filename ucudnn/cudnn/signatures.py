@@ -7,7 +7,6 @@ from operator import index
 from typing import Any, TypeVar
 
 from ucudnn.backends.cudnn.api.declarations import DECLARATIONS
-from ucudnn.cudnn.handles import follow_current_stream
 from ucudnn.cudnn.loading import library
 
 Returned = TypeVar("Returned")
@@ -65,14 +64,3 @@ def calls(declaration: str, summary: str, function: str = "") -> Callable[..., A
         return library().call(function, *[cast(each) for cast, each in zip(casts, arguments, strict=True)])
 
     return named(declaration, body, f"{summary} ({function}).{_RAISES}")
-
-
-def computes(declaration: str, summary: str) -> Callable[..., None]:
-    """Return such a function that computes on CuPy's current stream; its first parameter is the handle."""
-    compute = calls(declaration, summary)
-
-    def body(handle: int, *arguments: Any) -> None:
-        follow_current_stream(handle)
-        compute(handle, *arguments)
-
-    return named(declaration, body, compute.__doc__ or "")

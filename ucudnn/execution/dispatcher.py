@@ -13,8 +13,9 @@ from ucudnn.execution.captures import Captures
 from ucudnn.execution.entry import Entry
 from ucudnn.execution.overlap import refuse_overlap
 from ucudnn.execution.plan import Plan, make_plan
-from ucudnn.execution.recovery import MOST_FAILURES, Recovery, Replacement, given_up, is_lasting, is_measured
+from ucudnn.execution.recovery import MOST_FAILURES, Replacement, given_up, is_lasting, is_measured
 from ucudnn.planning.choices import Origin
+from ucudnn.planning.replanning import Replanner
 from ucudnn.settings import Settings
 from ucudnn.units import bytes_down, bytes_up
 from ucudnn.workspace.allocation import DividedWorkspace, Workspace, open_workspace
@@ -41,7 +42,7 @@ class Dispatcher:
     def __init__(self, backend: ComputeBackend, benchmark: Benchmark, settings: Settings) -> None:
         self.backend = backend
         self._settings = settings
-        self._recovery = Recovery(benchmark, settings)
+        self._replanner = Replanner(benchmark, settings)
         self._divides = settings.total_workspace_bytes is not None
         self._passes = backend.recycles and not self._divides
         self._entries: list[Entry] = []
@@ -247,7 +248,7 @@ class Dispatcher:
         kernel, limit_bytes = entry.kernel, self._limit(entry)
         if kernel.spare_bytes and arguments.spare is not None:
             limit_bytes = min(limit_bytes, arguments.spare.size_bytes)
-        missing = self._recovery.missing(kernel.problem, error, limit_bytes, failed)
+        missing = self._replanner.missing(kernel.problem, error, limit_bytes, failed)
         for start, configuration in missing or ():
             self._launch_once(entry, configuration, start, arguments)
         return None if missing is None else tuple(part for _, configuration in missing for part in configuration.parts)
@@ -277,8 +278,8 @@ class Dispatcher:
         loaded = entry.decision is not None and entry.decision.origin is Origin.FILE
         if entry.kernel.problem.deterministic and (loaded or not is_lasting(error)):
             raise error
-        self._recovery.discard(entry.kernel.problem, error.algorithm)
-        decision = self._recovery.decide(entry.kernel, self._limit(entry))
+        self._replanner.discard(entry.kernel.problem, error.algorithm)
+        decision = self._replanner.decide(entry.kernel, self._limit(entry))
         if decision is None:
             raise error
         self._warn(entry, f"{error}; from now on {decision.configuration}")
@@ -296,7 +297,7 @@ class Dispatcher:
             BackendError: if no configuration fits into half of it, and always under WD.
         """
         fixed = entry.kernel.problem.deterministic  # whose plan must not depend on what memory is free
-        decision = self._recovery.decide(entry.kernel, need // 2) if need and not fixed else None
+        decision = self._replanner.decide(entry.kernel, need // 2) if need and not fixed else None
         if decision is None or self._divides:
             raise BackendError(f"{entry.kernel}: no room for a workspace of {bytes_up(need)}: {error}") from error
         _LOG.log(

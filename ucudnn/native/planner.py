@@ -21,13 +21,14 @@ from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError, StepError
-from ucudnn.execution.recovery import MOST_FAILURES, Recovery, given_up, is_lasting, is_measured
+from ucudnn.execution.recovery import MOST_FAILURES, given_up, is_lasting, is_measured
 from ucudnn.kernel import Kernel
 from ucudnn.native.ledger import Ledger
 from ucudnn.native.registry import KernelRegistry, as_registered
 from ucudnn.native.steps import PlanRequest, Recipe, StepStruct, native_steps
 from ucudnn.planning.decision import Decision, decide
 from ucudnn.planning.plan_file import NO_PLANS, load_plans
+from ucudnn.planning.replanning import Replanner
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings, is_set
@@ -79,7 +80,7 @@ class NativePlanner:
         plans = self._settings.plans
         self._loaded = NO_PLANS if plans is None else load_plans(plans, backend)
         self._registry = None if self._settings.total_workspace_bytes is None else KernelRegistry(self._loaded)
-        self._recovery = Recovery(self._benchmark, replace(self._settings, total_workspace_bytes=None))
+        self._replanner = Replanner(self._benchmark, replace(self._settings, total_workspace_bytes=None))
         self._limits: dict[ConvolutionProblem, int] = {}
         self._decided: dict[tuple[ConvolutionProblem, int], Decision] = {}
         self._ledger = Ledger()
@@ -190,7 +191,7 @@ class NativePlanner:
         need = configuration.workspace_bytes
         if request.start or need > limit or unfit:
             # Only the samples from the first missing one on are computed by it.
-            rest = self._recovery.rest(problem, request.start, limit, all_unfit)
+            rest = self._replanner.rest(problem, request.start, limit, all_unfit)
             if rest is None:
                 raise BackendError(f"{problem}: no algorithm is left that computes it within {bytes_down(limit)}")
             configuration = rest
@@ -228,11 +229,11 @@ class NativePlanner:
         if not is_measured(problem, request.scaling):
             self._unfit.setdefault((problem, request.scaling), set()).add(algorithm)
             return
-        self._recovery.discard(problem, algorithm)
+        self._replanner.discard(problem, algorithm)
         for key in [key for key in self._decided if key[0] == problem]:
             if algorithm in {part.algorithm for part in self._decided[key].configuration.parts}:
                 self._ledger.fail(key, reason)
             del self._decided[key]
         if self._registry is not None and self._limit(problem) is None:
-            name = self._registry.decide_again(request.handle, problem, self._recovery)
+            name = self._registry.decide_again(request.handle, problem, self._replanner)
             self._ledger.fail(name, reason)

@@ -12,10 +12,10 @@ from typing import final
 
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.errors import BackendError
-from ucudnn.execution.recovery import Recovery
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import Decision, Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
+from ucudnn.planning.replanning import Replanner
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.settings import Settings
 
@@ -85,7 +85,7 @@ class KernelRegistry:
         """Return the decisions that hold, by the names of their kernels."""
         return dict(self._decided)
 
-    def decide_again(self, handle: int, problem: ConvolutionProblem, recovery: Recovery) -> str:
+    def decide_again(self, handle: int, problem: ConvolutionProblem, replanner: Replanner) -> str:
         """Choose another configuration within a kernel's segment, without discarded algorithms; return its name.
 
         Raises:
@@ -94,7 +94,7 @@ class KernelRegistry:
         name = self._taken[handle, problem]
         segment = self._decided[name].segment
         assert segment is not None
-        decision = recovery.decide(Kernel(layer=name, problem=problem), segment.size_bytes)
+        decision = replanner.decide(Kernel(layer=name, problem=problem), segment.size_bytes)
         if decision is None:
             raise BackendError(f"{problem}: no algorithm is left for its segment of {segment.size_bytes} bytes")
         self._decided[name] = replace(decision, segment=segment)

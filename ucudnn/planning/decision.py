@@ -23,7 +23,7 @@ from ucudnn.solvers.reuse import fastest_with_tail, fastest_within
 from ucudnn.workspace.spare import own_bytes, tail_bytes
 from ucudnn.workspace.stream_order import Segment
 
-_WORTH_A_TAIL = 0.995  # of the time within the limit: a smaller gain may be noise of the measurements
+_WORTH_A_TAIL = 0.995  # of the time within the limit
 
 
 class Method(Enum):
@@ -143,10 +143,9 @@ def decide(
         loaded: plans from a file.
 
     Raises:
-        SettingsError: if groups contradict each other.
+        SettingsError, SolverError: if groups contradict each other, or the solver of the settings fails.
         InfeasibleError: if a limit is too small; the message names the kernel and its need.
         MeasurementError, PlanFileError: if no algorithm of a kernel could be measured, or a loaded plan does not fit.
-        SolverError: if the solver of the settings fails.
     """
     before = benchmark.seconds
     total = settings.total_workspace_bytes
@@ -160,7 +159,10 @@ def decide(
     assignments: Sequence[tuple[Assignment, ...]]
     if total is None:
         limits = [within.limit_bytes for within, *_ in asked]
-        assignments = _fastest(kernels, asked, known, benchmark, solver)
+        assignments = [
+            (_fastest(kernel, requests, each, benchmark, solver),)
+            for kernel, requests, each in zip(kernels, asked, known, strict=True)
+        ]
     else:
         # The paper compares with an equal share of the total for each kernel (section 4.3).
         limits = [total // max(1, sum(kernel.count for kernel in kernels))] * len(kernels)
@@ -169,13 +171,11 @@ def decide(
         assignments = division.assignments
     with solver:
         undivided = [fastest_within(each.undivided, most) for each, most in zip(known, limits, strict=True)]
-    each_kernel = zip(kernels, known, undivided, assignments, strict=True)
+    every = zip(kernels, known, undivided, assignments, strict=True)
     return Decisions(
         method=Method.WR if total is None else Method.WD,
         limit_bytes=limit,
-        kernels=tuple(
-            _decision(kernel, one, each, whole) for kernel, each, whole, taken in each_kernel for one in taken
-        ),
+        kernels=tuple(_decision(kernel, one, each, whole) for kernel, each, whole, taken in every for one in taken),
         benchmark_seconds=benchmark.seconds - before,
         solver_seconds=solver.seconds,
         division=division,
@@ -214,32 +214,21 @@ def _decision(kernel: Kernel, taken: Assignment, choices: Choices, undivided: Co
 
 
 def _fastest(
-    kernels: Sequence[Kernel],
-    asked: Sequence[Sequence[Request]],
-    known: Sequence[Choices],
-    benchmark: Benchmark,
-    solver: SolverClock,
-) -> list[tuple[Assignment, ...]]:
-    """Return for each kernel its fastest configuration within its limit (WR)."""
-    found: list[tuple[Assignment, ...]] = []
-    for kernel, requests, each in zip(kernels, asked, known, strict=True):
-        # Nothing beyond the limit was measured, so the last desirable configuration is the fastest within it.
-        configuration = each.desirable[-1]
-        if each.origin is Origin.MEASURED:
-            configuration = _with_tail(kernel, configuration, requests, benchmark, solver)
-        found.append((Assignment(configuration=configuration, count=kernel.count),))
-    return found
+    kernel: Kernel, requests: Sequence[Request], choices: Choices, benchmark: Benchmark, solver: SolverClock
+) -> Assignment:
+    """Return a kernel's fastest configuration within its limit (WR), whose parts may use the output's tail.
 
-
-def _with_tail(
-    kernel: Kernel, within: Configuration, requests: Sequence[Request], benchmark: Benchmark, solver: SolverClock
-) -> Configuration:
-    """Return the fastest configuration whose parts may use the output's tail, or `within` if it is about as fast."""
-    if len(requests) == 1:
-        return within
+    A configuration that uses the tail must gain more than the noise of measurements.
+    """
+    # Nothing beyond the limit was measured, so the last desirable configuration is the fastest within it.
+    within = choices.desirable[-1]
+    if choices.origin is not Origin.MEASURED or len(requests) == 1:
+        return Assignment(within, kernel.count)
     problem, limit_bytes = requests[0].problem, requests[0].limit_bytes
     measured = dict.fromkeys(micro for each in requests for micro in benchmark.micro_configurations(each))
     offered = tail_bytes(problem, fresh=kernel.fresh)
     with solver:
         found = fastest_with_tail(measured, problem.batch, limit_bytes, offered)
-    return found if found is not None and found.time_ms < within.time_ms * _WORTH_A_TAIL else within
+    if found is None or found.time_ms >= within.time_ms * _WORTH_A_TAIL:
+        found = within
+    return Assignment(found, kernel.count)

@@ -31,7 +31,7 @@ _Member = tuple[ConvolutionProblem, int]
 """A kernel's problem, and the identity of its desirable set."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """A configuration that some of the layers of a kernel get.
 
@@ -224,9 +224,9 @@ def _assignments(
                 layers = kernels[index].count
                 found[index] = tuple(
                     Assignment(
-                        configuration=bundle.parts[position],
-                        count=layers if grouped else count,
-                        segment=segment if grouped or layers == 1 else None,
+                        bundle.parts[position],
+                        layers if grouped else count,
+                        segment if grouped or layers == 1 else None,
                     )
                     for bundle, count in taken
                 )

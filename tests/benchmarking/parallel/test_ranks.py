@@ -55,20 +55,27 @@ def wait_until(holds):
 @pytest.fixture(autouse=True)
 def workers_begin_first(monkeypatch):
     """Let this process measure once each worker has taken something, or has ended; else it might leave them nothing."""
-    begun, take, measure = set(), Partition.take, processes_module._Exploration._measure
+    begun, take = set(), Partition.take
+    work, measure = processes_module._Worker.work, processes_module._measured
 
     def noted_take(partition, index, choose):
         found = take(partition, index, choose)
         begun.add((partition, index))
         return found
 
-    def measure_later(exploration):
-        partition, threads = exploration._partition, exploration._threads
-        wait_until(lambda: all((partition, at) in begun or not each.is_alive() for at, each in enumerate(threads)))
-        measure(exploration)
+    def noted_work(worker, partition, index):
+        try:
+            return work(worker, partition, index)
+        finally:
+            begun.add((partition, index))
+
+    def measure_later(partition, index, own):
+        wait_until(lambda: all((partition, at) in begun for at in range(index)))
+        yield from measure(partition, index, own)
 
     monkeypatch.setattr(Partition, "take", noted_take)
-    monkeypatch.setattr(processes_module._Exploration, "_measure", measure_later)
+    monkeypatch.setattr(processes_module._Worker, "work", noted_work)
+    monkeypatch.setattr(processes_module, "_measured", measure_later)
 
 
 @pytest.fixture

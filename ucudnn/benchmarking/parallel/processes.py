@@ -2,12 +2,11 @@
 
 import logging
 import multiprocessing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, final
 
 from ucudnn.backends import open_backend
@@ -78,8 +77,21 @@ class Processes:
         """Return the findings of all requests; `own` measures in this process."""
         self.ready()
         workers = [worker for worker in self._workers if worker.alive]
-        shares = by_operation(requests, max(1, len(workers) + self._measures))
-        return _Exploration(shares, workers, own).run(measures=self._measures)
+        mine, found = len(workers), list[Finding]()
+        shares = by_operation(requests, max(1, mine + self._measures))
+        partition = Partition([*shares, ()])  # with an empty share if this process does not measure
+        with ThreadPoolExecutor(max(1, mine)) as threads:
+            running = {threads.submit(worker.work, partition, index) for index, worker in enumerate(workers)}
+            try:
+                while running or partition:
+                    if self._measures or not running:
+                        found += _measured(partition, mine, own)
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    for each in done:
+                        found += each.result()
+            finally:
+                partition.clear()  # after an error, the workers finish what they have begun
+        return found
 
     def close(self) -> None:
         """End the processes."""
@@ -104,59 +116,13 @@ class Processes:
         self._checked = True
 
 
-@final
-class _Exploration:
-    """One exploration by several processes. It ends when everything is found.
-
-    The shares are those of the workers, and then that of this process if it measures.
-    """
-
-    def __init__(self, shares: Sequence[Sequence[Group]], workers: Sequence["_Worker"], own: Measurer) -> None:
-        self._partition = Partition([*shares, ()])  # with an empty share if this process does not measure
-        self._own = own
-        self._mine = len(workers)
-        self._done: SimpleQueue[Finding | Exception | None] = SimpleQueue()
-        self._threads = [
-            Thread(target=worker.work, args=(self._partition, index, self._done), daemon=True)
-            for index, worker in enumerate(workers)
-        ]
-        self._running = 0
-        self._found: list[Finding] = []
-
-    def run(self, *, measures: bool) -> list[Finding]:
-        """Return what is found. This process measures if it is told to, or if no worker is left."""
-        try:
-            for thread in self._threads:
-                thread.start()
-                self._running += 1
-            while self._running or self._partition:
-                if measures or not self._running:
-                    self._measure()
-                if self._running:
-                    self._take(self._done.get())
-        finally:
-            self._partition.clear()  # after an error, the workers finish what they have begun
-            for thread in self._threads:
-                if thread.ident is not None:  # it was started
-                    thread.join()
-        return self._found
-
-    def _measure(self) -> None:
-        """Measure this process's share, and then what is left of the other shares."""
-        self._own.begin(requests_in(self._partition.of(self._mine)))
-        while (group := self._partition.take(self._mine, self._own.choose)) is not None:
-            if (ahead := self._partition.ahead(self._mine)) is not None:
-                self._own.begin(requests_in([group, ahead]))
-            self._found += map(self._own.find, group.requests)
-
-    def _take(self, message: Finding | Exception | None) -> None:
-        """Handle a finding, the end of a thread (None), or an error, which is raised."""
-        if message is None:
-            self._running -= 1
-        elif isinstance(message, Exception):
-            raise message
-        else:
-            self._found.append(message)
+def _measured(partition: Partition, index: int, own: Measurer) -> Iterator[Finding]:
+    """Measure this process's share, and then what is left of the other shares."""
+    own.begin(requests_in(partition.of(index)))
+    while (group := partition.take(index, own.choose)) is not None:
+        if (ahead := partition.ahead(index)) is not None:
+            own.begin(requests_in([group, ahead]))
+        yield from map(own.find, group.requests)
 
 
 @final
@@ -177,8 +143,9 @@ class _Worker:
         answer = self._answer()
         return answer if isinstance(answer, dict) else None
 
-    def work(self, partition: Partition, index: int, done: "SimpleQueue[Finding | Exception | None]") -> None:
-        """Take groups until there are no more, and put a finding or an error for each request, and None at the end."""
+    def work(self, partition: Partition, index: int) -> list[Finding]:
+        """Take groups until there are no more or the process ends, and return what it found; raises its first error."""
+        found: list[Finding] = []
         try:
             self._begin(partition.of(index))
             while self.alive and (group := partition.take(index, self._choose)) is not None:
@@ -186,13 +153,15 @@ class _Worker:
                     self._begin([group, ahead])
                 for request in group.requests:
                     answer = self._ask("find", request)
+                    if isinstance(answer, Exception):
+                        raise answer
                     if answer is None:
                         partition.give_back(index, group)  # the process has ended, but others have not
-                        return
-                    done.put(answer)
+                        return found
+                    found.append(answer)
         finally:
             self._send("drop")
-            done.put(None)
+        return found
 
     def close(self) -> None:
         """End the process."""
