@@ -5,7 +5,8 @@
 It goes on for some seconds, and on a slow machine until it has committed some times. It writes a line to LOG after each
 commit. A victim prints a line when its last transaction is written but not committed, and waits to be killed. One that
 is spoiled plans the same few problems again and again for a machine of its own, whose rows it spoils, while some of its
-reads fail. It writes how many plans it made, and how many reads failed or met damage.
+reads fail. It writes how many plans it made, and how many reads failed or met damage. Others that are spoiled may use
+the same file, which they set aside.
 """
 
 import logging
@@ -14,7 +15,7 @@ import random
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from ucudnn.backends.cpu.backend import CpuBackend
@@ -64,7 +65,8 @@ def request_of(seed, turn):
 
 def spoil(path, machine, chance):
     """Spoil some rows of a machine, as people do who edit a database by hand."""
-    with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
+    # Another process may have set the file aside, and have begun no new one.
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path, timeout=60)) as connection, connection:
         connection.execute(f"{chance.choice(SPOILERS)} WHERE machine = ? AND abs(random()) % 3 = 0", [machine])
 
 
@@ -81,7 +83,8 @@ def plan_spoiled(path, log, seed, seconds):
 
     DatabaseFile.read = failing
     lost = []
-    logging.getLogger(MachineStore.__module__).addFilter(lambda record: lost.append(record) or True)
+    for module in (MachineStore.__module__, DatabaseFile.__module__):
+        logging.getLogger(module).addFilter(lambda record: lost.append(record) or True)
     end = time.monotonic() + seconds
     while planned < FEWEST_TURNS or time.monotonic() < end:
         store = MachineStore(database, machine, backend.name)

@@ -1,6 +1,7 @@
-"""Damage: a check finds it and changes nothing; no plan takes a row that makes no sense."""
+"""Damage: a check finds it and changes nothing; a plan sets a file aside that has a row that makes no sense."""
 
 import logging
+import re
 from contextlib import closing
 
 import pytest
@@ -49,19 +50,14 @@ def test_a_sound_file_has_no_damage(path):
         ("algorithm = ''", "algorithm ''"),
     ],
 )
-def test_an_edited_measurement_is_refused_by_name(path, change, message, caplog):
-    """It is removed with the other rows of its problem, and its requests are open again."""
+def test_an_edited_measurement_is_named_and_the_file_is_set_aside(path, change, message, caplog):
     edit(path, f"UPDATE measurements SET {change} WHERE algorithm = 'eng1_k2=3' AND workspace_bytes = 512")
     assert any(message in line for line in check(path))
-    with closing(Database(path)) as database:
-        store = MachineStore(database, MACHINE, "cudnn")
-        with caplog.at_level(logging.WARNING):
-            assert store.load(PARTS) is None
-        assert message in caplog.text
-        assert "going on without it" in caplog.text
-        assert store.load_exploration(REQUEST) is None
-        assert store.load(PARTS) == []
+    with closing(Database(path)) as database, caplog.at_level(logging.WARNING):
+        assert MachineStore(database, MACHINE, "cudnn").load(PARTS) == []
+        assert re.search(rf"is damaged \(.*{re.escape(message)}.*set aside", caplog.text)
         assert database.check() == []
+    assert len(files_set_aside(path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -72,13 +68,13 @@ def test_an_edited_measurement_is_refused_by_name(path, change, message, caplog)
         *("divisions = '[[1]]'", "divisions = '[[4, 99]]'", "divisions = '[[9, 1]]'"),
     ],
 )
-def test_an_edited_exploration_is_refused_by_name(path, change):
+def test_an_edited_exploration_is_named_and_the_file_is_set_aside(path, change, caplog):
     edit(path, f"UPDATE explorations SET {change}")
     assert any("what was tried for" in line for line in check(path))
-    with closing(Database(path)) as database:
-        with pytest.raises(DatabaseError, match="what was tried for"):
-            database.load_exploration(MACHINE, "cudnn", REQUEST)
+    with closing(Database(path)) as database, caplog.at_level(logging.WARNING):
         assert MachineStore(database, MACHINE, "cudnn").load_exploration(REQUEST) is None
+    assert re.search(r"is damaged \(what was tried for .*set aside", caplog.text)
+    assert len(files_set_aside(path)) == 1
 
 
 @pytest.mark.parametrize(

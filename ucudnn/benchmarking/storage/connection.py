@@ -19,8 +19,8 @@ APPLICATION = 0x75637564
 ELSEWHERE = "give UCUDNN_DATABASE another path, or use --database PATH"
 """The way out where a path is no place for a database."""
 
-FAILURES = (sqlite3.Error, UnicodeError, OverflowError)
-"""What using a file can raise: SQLite quotes damaged text in a message, and a number may be too large for it."""
+FAILURES = (sqlite3.Error, ValueError, OverflowError)
+"""What using a file can raise: ValueError for rows that make no sense, and a number may be too large for SQLite."""
 
 _TABLES = """
 CREATE TABLE machines (key BLOB PRIMARY KEY, conditions TEXT NOT NULL) WITHOUT ROWID;
@@ -77,9 +77,11 @@ def is_damage(error: Exception) -> bool:
 
 
 def is_unreadable(error: Exception) -> bool:
-    """Return whether a value is longer than any of ours, or a text of wrong bytes, an error that has no code."""
+    """Return whether a row makes no sense, or has a value longer than any of ours, or a text of wrong bytes."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_TOOBIG)
-    return isinstance(error, sqlite3.DataError | sqlite3.OperationalError) and code == sqlite3.SQLITE_TOOBIG
+    return (
+        isinstance(error, ValueError | sqlite3.DataError | sqlite3.OperationalError) and code == sqlite3.SQLITE_TOOBIG
+    )
 
 
 def _permission(action: int, _first: str | None, _second: str | None, _base: str | None, view: str | None) -> int:

@@ -8,7 +8,7 @@ date. Workspace limits are not part of a row; they filter rows when these are re
 import gc
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -81,34 +81,18 @@ class Database(DatabaseFile):
         """Return the measurements of problems at micro-batch size.
 
         Raises:
-            DatabaseError: if the file cannot be read, or if a row makes no sense. The message names the row. All rows
-                of its problem are removed then, and all requests of the machine are open again.
+            DatabaseError: if the file cannot be read.
         """
-        found: list[MeasuredProblem] = []
         by_key = {key_of(problem_text(part)): part for part in parts}
-        keys = list(by_key)
-        own = key_of(dump(machine))
+        keys, own = list(by_key), key_of(dump(machine))
+        found: list[MeasuredProblem] = []
         for first in range(0, len(keys), _CHUNK):
             chunk = keys[first : first + _CHUNK]
             query = f"""
                 SELECT {", ".join(MEASUREMENT_COLUMNS[:-1])} FROM measurements
                 WHERE machine = ? AND problem IN ({", ".join("?" * len(chunk))})
             """
-            rows = self.read(query, [own, *chunk])
-            bad: dict[bytes, DatabaseError] = {}
-            with _without_collector():
-                for key, *row in rows:
-                    try:
-                        found.append((by_key[key], decode_measurement(row)))
-                    except KeyError as error:  # SQLite finds wrong keys in a damaged file
-                        raise self._refused("a problem has the key of something else") from error
-                    except DatabaseError as error:
-                        bad[key] = error
-            if bad:
-                with suppress(DatabaseError):  # of a file that cannot be written now
-                    self.write(partial(_remove, own, bad))
-                mistake = next(iter(bad.values()))
-                raise self._refused(str(mistake)) from mistake
+            found += self.read(query, [own, *chunk], partial(_measured, by_key))
         return found
 
     def save(self, machine: Mapping[str, str], items: Sequence[MeasuredProblem], measured_at: str | None = None) -> int:
@@ -125,12 +109,8 @@ class Database(DatabaseFile):
         """Return what was tried for a request on a backend, or None if the request was never finished."""
         query = "SELECT names, sizes, divisions FROM explorations WHERE machine = ? AND problem = ? AND request = ?"
         keys = [key_of(dump(machine)), key_of(problem_text(request.problem)), request_text(name, request)]
-        for row in self.read(query, keys):
-            try:
-                return decode_exploration(row, request.problem)
-            except DatabaseError as error:
-                raise self._refused(str(error)) from error
-        return None
+        found = self.read(query, keys, lambda rows: [decode_exploration(row, request.problem) for row in rows])
+        return found[0] if found else None
 
     def save_exploration(
         self, machine: Mapping[str, str], name: str, request: Request, exploration: Exploration
@@ -166,12 +146,8 @@ class Database(DatabaseFile):
                 MIN(CAST(measured_at AS TEXT)), MAX(CAST(measured_at AS TEXT))
             FROM measurements JOIN machines ON machines.key = machine GROUP BY machine ORDER BY MAX(measured_at) DESC
         """
-        return [MachineSummary(decode_conditions(conditions), *counts) for conditions, *counts in self.read(query)]
-
-    def _refused(self, mistake: str) -> DatabaseError:
-        return DatabaseError(
-            f"database {self.path} has a row that makes no sense: {mistake}: a plan measures it again, `ucudnn cache"
-            " check` looks for more, and `ucudnn cache clear` deletes all rows"
+        return self.read(
+            query, (), lambda rows: [MachineSummary(decode_conditions(text), *more) for text, *more in rows]
         )
 
     def check(self) -> list[str]:
@@ -190,7 +166,7 @@ class Database(DatabaseFile):
                 rows = self._rows_of(conditions)
                 problems = [decode_problem_text(each) for each in rows["problems"]]
                 check_rows(problems, rows["measurements"], rows["explorations"])
-        except DatabaseError as error:
+        except (DatabaseError, ValueError) as error:
             lines.append(str(error))
         return [line.encode(errors="backslashreplace").decode() for line in lines]
 
@@ -250,8 +226,8 @@ class Database(DatabaseFile):
                 measurement = decode_measurement(row)
                 if measurement.measured and measurement.complete:
                     recording.setdefault(problems[at], []).append(recorded(measurement))
-        except DatabaseError as error:
-            raise self._refused(str(error)) from error
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
         complete = {problem: tuple(measurements) for problem, measurements in recording.items()}
         return Profile(name=name, conditions=dict(conditions), recordings={"measurements": complete}, database=rows)
 
@@ -302,17 +278,16 @@ def _unpacked(value: Mapping[str, Any]) -> dict[str, list[Any]]:
         keys = [key_of(text) for text in texts]
         rows = {table: [(keys[at], *rest) for at, *rest in value[table]] for table in _TABLES}
         return {"problems": texts, **rows}
-    except DatabaseError as error:
-        raise ProfileError(f"the rows of its database make no sense: {error}") from error
     except MALFORMED as error:
         raise ProfileError(f"the rows of its database cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _remove(machine: bytes, problems: Iterable[bytes], connection: Connection) -> None:
-    """Remove all rows of problems, so that they are measured again."""
-    own = [(machine, problem) for problem in problems]
-    connection.executemany("DELETE FROM measurements WHERE machine = ? AND problem = ?", own)
-    connection.execute("DELETE FROM explorations WHERE machine = ?", [machine])
+def _measured(by_key: Mapping[bytes, ConvolutionProblem], rows: Iterable[Sequence[Any]]) -> list[MeasuredProblem]:
+    with _without_collector():
+        try:
+            return [(by_key[key], decode_measurement(row)) for key, *row in rows]
+        except KeyError as error:  # SQLite finds wrong keys in a damaged file
+            raise ValueError("a problem has the key of something else") from error
 
 
 def _family_of(text: str) -> str:
@@ -325,7 +300,7 @@ def _parts_of(text: str, tried: Sequence[Any]) -> set[bytes]:
     try:
         problem = decode_problem_text(text)
         return {key_of(problem_text(part)) for part in decode_exploration(tried, problem).parts(problem)}
-    except DatabaseError:
+    except ValueError:
         return set()
 
 

@@ -1,7 +1,7 @@
 """The rows of the database: how problems, measurements and explorations are written, and read back with a check.
 
 SQLite checks neither the types nor the meaning of what it reads, and people edit rows by hand. What makes no sense is a
-DatabaseError that names it.
+ValueError that names it.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 from ucudnn.benchmarking.request import Exploration, Request, SlabDivision
 from ucudnn.bounded import BoundedDict
-from ucudnn.errors import DatabaseError, UcudnnError
+from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
 from ucudnn.profiles.json_values import MALFORMED, MOST_WHOLE, entries, texts, texts_by_name, whole
@@ -63,9 +63,9 @@ def key_of(text: str) -> bytes:
 def check_key(key: Any, text: Any) -> None:
     """Raise an error if a key is not that of a machine or a problem, which is given as text."""
     if not isinstance(text, str):
-        raise DatabaseError(f"{shortened(text)} is no text")
+        raise ValueError(f"{shortened(text)} is no text")
     if key != key_of(text):
-        raise DatabaseError(f"{shortened(text)} has the key of something else")
+        raise ValueError(f"{shortened(text)} has the key of something else")
 
 
 def decode_problem_text(text: Any) -> ConvolutionProblem:
@@ -107,8 +107,8 @@ def decode_exploration(row: Sequence[Any], problem: ConvolutionProblem) -> Explo
     return found
 
 
-def _unreadable(what: str, error: Exception) -> DatabaseError:
-    return DatabaseError(f"{what} cannot be read: {type(error).__name__}: {error}")
+def _unreadable(what: str, error: Exception) -> ValueError:
+    return ValueError(f"{what} cannot be read: {type(error).__name__}: {error}")
 
 
 def request_text(name: str, request: Request) -> str:
@@ -182,10 +182,10 @@ def decode_measurement(row: Sequence[Any]) -> Measurement:
     """Return a measurement from the values between its problem and its date."""
     for (column, (holds, wrong)), value in zip(_RULES.items(), row, strict=True):
         if not holds(value):
-            raise DatabaseError(f"{shortened(row[1])}: {wrong.format(column, shortened(value))}")
+            raise ValueError(f"{shortened(row[1])}: {wrong.format(column, shortened(value))}")
     api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
     if not time_ms and status == MeasurementStatus.MEASURED.value:
-        raise DatabaseError(f"{shortened(name)}: {time_ms} ms is no time")
+        raise ValueError(f"{shortened(name)}: {time_ms} ms is no time")
     return Measurement(
         algorithm=Algorithm(
             name=name, workspace_bytes=workspace_bytes, api=api, notes=_notes(notes), compiles=bool(compiles)
@@ -209,14 +209,12 @@ def check_rows(
             found = decode_measurement(row)
             _check_texts(date, *row)
             if found.algorithm.api not in _APIS:
-                raise DatabaseError(
-                    f"{found.algorithm.name}: API {found.algorithm.api!r} is none of {', '.join(_APIS)}"
-                )
+                raise ValueError(f"{found.algorithm.name}: API {found.algorithm.api!r} is none of {', '.join(_APIS)}")
         for at, request, *row, date in explorations:
             decode_exploration(row, problems[at])
             _check_texts(date, request, *row)
             if not isinstance(json.loads(request), dict):
-                raise DatabaseError(f"request {shortened(request)} is no JSON object")
+                raise ValueError(f"request {shortened(request)} is no JSON object")
     except MALFORMED as error:
         raise _unreadable("a row", error) from error
 
@@ -226,5 +224,5 @@ def _check_texts(date: Any, *row: Any) -> None:
         if isinstance(value, str):
             value.encode()  # fails if the bytes were no UTF-8
     if not isinstance(date, str):
-        raise DatabaseError(f"date {shortened(date)} is no text")
+        raise ValueError(f"date {shortened(date)} is no text")
     datetime.fromisoformat(date)

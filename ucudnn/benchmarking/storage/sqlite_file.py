@@ -104,9 +104,9 @@ class DatabaseFile:
                 self._connection.close()
             self._connection = None
 
-    def read(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
-        return self._run(lambda: self._open().execute(query, parameters).fetchall(), reads=True)
+    def read(self, query: str, parameters: Sequence[Any] = (), decode: Callable[[list[Any]], Any] = list) -> Any:
+        """Return what a function makes of the rows of a query. Its ValueError says that one of them makes no sense."""
+        return self._run(lambda: decode(self._open().execute(query, parameters).fetchall()), reads=True)
 
     def write(self, run: Callable[[Connection], _T]) -> _T:
         """Run a function in a transaction and return its result. If it raises, nothing is written."""
@@ -213,7 +213,7 @@ class DatabaseFile:
         Args:
             reason: why the file seems to be damaged.
             known: whether the file was open, so that it is ours whatever its header says.
-            unreadable: whether it has a value that cannot be read, which SQLite does not count as damage.
+            unreadable: whether it has a row that cannot be read, which SQLite does not count as damage.
         """
         self.close()
         if self._read_only:
