@@ -146,9 +146,8 @@ class Database(DatabaseFile):
                 MIN(CAST(measured_at AS TEXT)), MAX(CAST(measured_at AS TEXT))
             FROM measurements JOIN machines ON machines.key = machine GROUP BY machine ORDER BY MAX(measured_at) DESC
         """
-        return self.read(
-            query, (), lambda rows: [MachineSummary(decode_conditions(text), *more) for text, *more in rows]
-        )
+        rows = self.read(query, (), lambda rows: [(decode_conditions(text), *counts) for text, *counts in rows])
+        return [MachineSummary(*row) for row in rows]
 
     def check(self) -> list[str]:
         """Return a line for each damage that SQLite finds, and for what first makes no sense. Nothing is changed."""
