@@ -1,6 +1,5 @@
 """The command line: planning, and what commands hand over to one another in files."""
 
-import csv
 import io
 import json
 import re
@@ -30,16 +29,9 @@ def plan(call):
     return made
 
 
-@pytest.mark.parametrize(
-    ("network", "candidates", "limit", "undivided_ms", "micro_batched_ms"),
-    [
-        ("alexnet", "graph", "64MiB", 37.08, 11.69),
-        ("alexnet", "legacy", "64MiB", 47.91, 16.51),
-    ],
-)
-def test_plans_for_a_recorded_gpu(plan, h200_every, network, candidates, limit, undivided_ms, micro_batched_ms):
-    answer = plan(network, "--profile", str(h200_every), "--workspace", limit, "--candidates", candidates)
-    assert answer["total"]["undivided_ms"] == pytest.approx(undivided_ms, abs=0.005)
+@pytest.mark.parametrize(("candidates", "micro_batched_ms"), [("graph", 11.69), ("legacy", 16.51)])
+def test_plans_for_a_recorded_gpu(plan, h200_every, candidates, micro_batched_ms):
+    answer = plan("alexnet", "--profile", str(h200_every), "--workspace", "64MiB", "--candidates", candidates)
     assert answer["total"]["micro_batched_ms"] == pytest.approx(micro_batched_ms, abs=0.005)
 
 
@@ -56,13 +48,6 @@ def test_json_has_the_fields_of_the_readme(plan):
     assert {"undivided_ms", "micro_batched_ms", "speedup", "workspace_bytes"} <= set(answer["total"])
     counted = sum(kernel["micro_batched_ms"] * kernel["count"] for kernel in answer["kernels"])
     assert answer["total"]["micro_batched_ms"] == pytest.approx(counted)
-
-
-def test_workspace_division(plan, h200_every):
-    answer = plan("alexnet", "--profile", str(h200_every), "--total-workspace", "120MiB")
-    assert answer["method"] == "WD"
-    assert answer["total"]["micro_batched_ms"] == pytest.approx(19.14, abs=0.005)
-    assert answer["total"]["workspace_bytes"] <= 120 * 2**20
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -83,13 +68,6 @@ def test_only_branches_need_segments_of_their_own(plan, call):
     answer = plan("inception3", "--profile", "h200", "--total-workspace", "64MiB", "--branches")
     assert answer["division"]["arena_bytes"] <= 64 * 2**20
     assert answer["division"]["gap"] == 0
-
-
-def test_csv(call):
-    _, out, _ = call("plan", "alexnet", "--profile", "h200", "--csv")
-    rows = list(csv.DictReader(io.StringIO(out)))
-    assert len(rows) == 15
-    assert rows[0]["layer"] == "conv1"
 
 
 def test_options_win_over_the_environment_of_a_command(plan, monkeypatch):
@@ -191,10 +169,7 @@ def test_a_warning_is_one_line_without_a_place_in_the_source(call):
     assert error == "warning: --workspace=64 is 64 bytes: write 64MiB if you mean MiB\n"
 
 
-def test_help_teaches(ucudnn):
-    for command in ([], ["plan"], ["time"], ["profile"], ["cache"], ["cache", "prune"]):
-        assert "ucudnn" in ucudnn(*command, "--help")
-    assert "ucudnn plan alexnet --profile h200 --workspace 64MiB" in ucudnn("plan", "--help")
+def test_the_version_is_told():
     done = subprocess.run([sys.executable, "-m", "ucudnn", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip().count(".") == 2  # a process, as people run it
 

@@ -127,20 +127,6 @@ def test_help_explains_the_papers_words_and_cuts_no_line(call):
     assert "\u2011" not in text
 
 
-@pytest.mark.parametrize(
-    ("command", "default"),
-    [
-        (("memory", "run"), "Mini-batch size; default: 32."),
-        (("memory", "record"), "Mini-batch size; default: 32."),
-        (("memory", "why"), "Mini-batch size; default: that of the recorded step, 32 for a model."),
-        (("time",), "Mini-batch: 32 on a GPU and 2 on a CPU, unless --batch gives another."),
-        (("plan",), "that of the network or the profile, or 16 where NumPy computes it."),
-    ],
-)
-def test_help_says_which_mini_batch_is_taken(call, command, default):
-    assert default in " ".join(call(*command, "--help")[1].split())
-
-
 @pytest.fixture(params=["bash", "zsh", "fish"])
 def completed(request, call, monkeypatch):
     """Return a function that returns what a shell is offered for the last word of a line."""

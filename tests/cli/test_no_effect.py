@@ -40,23 +40,17 @@ PLAN --slabs --policy undivided | --slabs has no effect with policy undivided
 TIME --backend cpu --candidates graph | --candidates has no effect with backend cpu
 TIME --backend cudnn:graph --candidates graph | --candidates has no effect with backend cudnn:graph
 TIME --shape 3x8x8 | --shape has no effect without --torch
-TIME --json --csv | --csv has no effect with --json
-TIME --workspace 1MiB --total-workspace 9MiB | --workspace has no effect with --total-workspace
 TIME --solver highs | --solver has no effect without --total-workspace
 TIME --math tf32 --dtype float64 | --math has no effect with --dtype float64
 TORCH --candidates nonsense | --candidates has no effect with --torch
 TORCH --branches | --branches has no effect with --torch
 TORCH --exhaustive | --exhaustive has no effect with --torch
-TORCH --workspace 1MiB --total-workspace 9MiB | --workspace has no effect with --total-workspace
-TORCH --csv --json | --csv has no effect with --json
 LAYERS --profile h200 --backend cpu | --backend has no effect with --profile
 LAYERS --profile h200 --database mine.db | --database has no effect with --profile
 DESIRABLE --backend replay:h200 --database mine.db | --database has no effect with backend replay
 DESIRABLE --backend cpu --candidates graph | --candidates has no effect with backend cpu
 CONFIGURATIONS --math fma --dtype float16 | --math has no effect with --dtype float16
-CONFIGURATIONS --profile h200 --backend cpu | --backend has no effect with --profile
 DIVISION --profile h200 --backend cpu | --backend has no effect with --profile
-DIVISION --backend cpu --candidates graph | --candidates has no effect with backend cpu
 PROFILE --math fma --dtype float16 | --math has no effect with --dtype float16
 PROFILE --backend cpu --candidates graph | --candidates has no effect with backend cpu
 PROFILE --slabs --policy undivided | --slabs has no effect with policy undivided

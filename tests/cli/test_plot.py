@@ -156,11 +156,3 @@ def test_an_infeasible_limit_is_left_out(plot, monkeypatch, tmp_path, possible):
     else:
         assert (status, out, error) == (2, "", "error: conv1 needs more\n")
         assert not [*tmp_path.iterdir()]
-
-
-def test_help_teaches(plot):
-    shown = plot("--help")[1]
-    assert "ucudnn plot layers alexnet --profile h200 --out layers.png" in shown
-    for command in ("layers", "desirable", "configurations", "division"):
-        assert command in shown
-        assert f"ucudnn plot {command} alexnet" in " ".join(plot(command, "--help")[1].split())

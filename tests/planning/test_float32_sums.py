@@ -1,7 +1,6 @@
 """When parts of a filter gradient of 16 bits are added in float32: where time and workspace allow."""
 
 import re
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.counting_backend import CountingBackend
 from tests.support.operands import QUICK, operands, relative
 from tests.support.problems import make_problem
 from tests.support.reference import reference_convolution
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import Backend
-from ucudnn.backends.bench import Bench
 from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -31,7 +29,6 @@ from ucudnn.planning.decision import decide
 from ucudnn.planning.float32_sums import WORTH_ROUNDING, preferred, rounds_often, summed
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType, Layout, Operation
-from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.settings import Settings
 from ucudnn.slabs import row_count, slabs_by_problem
 
@@ -44,39 +41,24 @@ def gradient(**fields):
     return make_problem(operation=Operation.BACKWARD_FILTER, dtype=DataType.FLOAT16, **{"batch": BATCH} | fields)
 
 
-class Known(Backend, Bench):
+class Known(CountingBackend):
     """LARGE needs 100 bytes for each sample; SMALL needs none. Their milliseconds are known."""
 
-    name = "known"
-
     def __init__(self, large_ms, small_ms, slower=1.0, total=SUM):
-        super().__init__()
-        self._ms = {"LARGE": large_ms, "SMALL": small_ms}
+        given = {"LARGE": (100, large_ms), "SMALL": (0, small_ms)}
+        rates = {name: each for name, each in given.items() if each[1]}
+        super().__init__({name: size for name, (size, _) in rates.items()})
+        self._ms = {name: (CALL_MS, ms) for name, (_, ms) in rates.items()}
         self._slower = slower  # how many times as long the parts of a sum take
         self._total = total
-        self.measured = []
-
-    def conditions(self):
-        return {"device": "none"}
-
-    def algorithms(self, problem):
-        sizes = {"LARGE": 100 * problem.batch, "SMALL": 0}
-        return tuple(
-            Algorithm(name=name, workspace_bytes=sizes[name], api="known") for name in self._ms if self._ms[name]
-        )
 
     def float32_sum(self, problem):
         return self._total if problem.is_rounded_gradient else None
 
-    @contextmanager
-    def bench(self, problem):
-        self._problem = problem
-        yield self
-
-    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
-        self.measured.append((self._problem.part(size), algorithm.name))
-        factor = self._slower if self._problem.float32_sum else 1.0
-        return Measurement.of(algorithm, ((CALL_MS + self._ms[algorithm.name] * size) * factor,) * 6)
+    def measure(self, size, algorithm, *rest, **options):
+        factor = self._slower if self.problem.float32_sum else 1.0
+        self.times = {name: (call * factor, each * factor) for name, (call, each) in self._ms.items()}
+        return super().measure(size, algorithm, *rest, **options)
 
 
 def decided(backend, *, problem=None, **limits):
