@@ -27,7 +27,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.planning.float32_sums import summed
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
-from ucudnn.profiles.json_values import MALFORMED, load_json, whole
+from ucudnn.profiles.json_values import MALFORMED, load_json, number, whole
 from ucudnn.slabs import Slab, is_divisible, piece_of, row_count
 from ucudnn.units import bytes_down, bytes_up, shortened
 from ucudnn.workspace.spare import own_bytes
@@ -341,11 +341,7 @@ def _text(value: Any) -> str:
 
 
 def _time(value: Any, otherwise: int) -> float:
-    if value is None:
-        return float(otherwise)
-    if type(value) not in (int, float) or not 0 < value < 1e12:
-        raise PlanFileError(f"{shortened(value)} is no time in milliseconds: {_AGAIN}")
-    return float(value)
+    return float(otherwise) if value is None else number(value, "time", 0, 1e12)
 
 
 def _shown(path: str | PathLike[str]) -> str:

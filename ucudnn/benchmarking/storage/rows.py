@@ -5,7 +5,7 @@ ValueError that names it.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from functools import lru_cache
@@ -15,10 +15,10 @@ from typing import Any
 
 from ucudnn.benchmarking.request import Exploration, Request, SlabDivision
 from ucudnn.bounded import BoundedDict
-from ucudnn.errors import UcudnnError
+from ucudnn.errors import InvalidValueError, UcudnnError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
-from ucudnn.profiles.json_values import MALFORMED, MOST_WHOLE, entries, texts, texts_by_name, whole
+from ucudnn.profiles.json_values import MALFORMED, entries, number, text, texts, texts_by_name, whole
 from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 from ucudnn.slabs import row_count
 from ucudnn.units import shortened
@@ -152,51 +152,40 @@ def _notes(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_Rule = tuple[Callable[[Any], bool], str]
-_TEXT: _Rule = lambda value: type(value) is str, "{} {} is no text"
-_NAME: _Rule = lambda value: type(value) is str and value != "", _TEXT[1]
-_NUMBER: _Rule = lambda value: type(value) is int and 0 <= value <= MOST_WHOLE, "{} {} is no number of them"
-_FLAG: _Rule = lambda value: value in (0, 1), "{} {} is neither 0 nor 1"
-_STATE: _Rule = lambda value: type(value) is str and value in _STATUS, f"{{}} {{}} is none of {', '.join(_STATUS)}"
-_TIME: _Rule = lambda value: type(value) is float and 0 <= value < _MOST_MS, "{1} ms is no time"
-_RULES: dict[str, _Rule] = {
-    "api": _TEXT,
-    "algorithm": _NAME,
-    "notes": _TEXT,
-    "compiles": _FLAG,
-    "status": _STATE,
-    "time_ms": _TIME,
-    "spread_ms": (_TIME[0], "{1} ms is no spread"),
-    "samples": _NUMBER,
-    "complete": _FLAG,
-    "workspace_bytes": _NUMBER,
-    "reason": _TEXT,
-}
-"""What each column of a measurement must be, and what is said where it is not."""
-
-MEASUREMENT_COLUMNS = ("problem", *_RULES, "measured_at")
+MEASUREMENT_COLUMNS = (
+    *("problem", "api", "algorithm", "notes", "compiles", "status", "time_ms", "spread_ms"),
+    *("samples", "complete", "workspace_bytes", "reason", "measured_at"),
+)
 """The columns of a measurement beside its machine, in the order in which they are written and read."""
 
 
 def decode_measurement(row: Sequence[Any]) -> Measurement:
     """Return a measurement from the values between its problem and its date."""
-    for (column, (holds, wrong)), value in zip(_RULES.items(), row, strict=True):
-        if not holds(value):
-            raise ValueError(f"{shortened(row[1])}: {wrong.format(column, shortened(value))}")
     api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
-    if not time_ms and status == MeasurementStatus.MEASURED.value:
-        raise ValueError(f"{shortened(name)}: {time_ms} ms is no time")
-    return Measurement(
-        algorithm=Algorithm(
-            name=name, workspace_bytes=workspace_bytes, api=api, notes=_notes(notes), compiles=bool(compiles)
-        ),
-        status=_STATUS[status],
-        time_ms=time_ms,
-        spread_ms=spread_ms,
-        samples=samples,
-        complete=bool(complete),
-        reason=reason,
-    )
+    try:
+        if status not in _STATUS:
+            raise ValueError(f"status {shortened(status)} is none of {', '.join(_STATUS)}")
+        if not name:
+            raise ValueError(f"algorithm {shortened(name)} is no name")
+        if not time_ms and status == MeasurementStatus.MEASURED.value:
+            raise ValueError(f"{shortened(time_ms)} ms is no time")
+        return Measurement(
+            algorithm=Algorithm(
+                name=text(name, "algorithm"),
+                workspace_bytes=whole(workspace_bytes, "workspace_bytes"),
+                api=text(api, "api"),
+                notes=_notes(text(notes, "notes")),
+                compiles=bool(whole(compiles, "compiles", 0, 1)),
+            ),
+            status=_STATUS[status],
+            time_ms=number(time_ms, "time_ms", 0, _MOST_MS),
+            spread_ms=number(spread_ms, "spread_ms", 0, _MOST_MS),
+            samples=whole(samples, "samples"),
+            complete=bool(whole(complete, "complete", 0, 1)),
+            reason=text(reason, "reason"),
+        )
+    except (TypeError, ValueError, InvalidValueError) as error:
+        raise ValueError(f"{shortened(name)}: {error}") from error
 
 
 def check_rows(
