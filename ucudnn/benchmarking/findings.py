@@ -192,9 +192,9 @@ def in_slabs(
     return divided(part.batch, [(slabs, measured(slab)) for slab, slabs in slabs_by_problem(part, rows)])
 
 
-def with_slab_names(backend: Backend, names: Iterable[str]) -> set[str]:
-    """Return the names of algorithms, and those under which they compute slabs."""
-    return {own for name in names for own in (name, *backend.slab_names(name))}
+def with_slab_names(backend: Backend, names: Iterable[str]) -> Collection[str]:
+    """Return the names of algorithms in order, each with those under which it computes slabs."""
+    return dict.fromkeys(own for name in names for own in (name, *backend.slab_names(name)))
 
 
 def _without_size(problem: ConvolutionProblem) -> ConvolutionProblem:

@@ -4,6 +4,7 @@ from array import array
 from typing import final
 
 from ucudnn.backends.base import Buffer, Tensor
+from ucudnn.bounded import BoundedDict
 from ucudnn.execution.plan import Plan
 from ucudnn.execution.recovery import Replacement
 from ucudnn.kernel import Kernel
@@ -43,7 +44,7 @@ class Entry:
         self.limit_bytes = 0
         self.segment: Segment | None = None
         self.plan: Plan | None = None
-        self.workspaces: dict[int, Buffer] = {}
+        self.workspaces: dict[int, Buffer] = BoundedDict(_MOST_QUEUES)  # of which most have ended in time
         self.disjoint: tuple[Tensor, Tensor, Tensor, int] | None = None
         self.calls = 0
         self.native_calls: array[int] | None = None
@@ -101,9 +102,7 @@ class Entry:
             self.native_calls[1] = 1
 
     def hold(self, queue: int, workspace: Buffer) -> None:
-        """Keep the workspace of a queue. Of many queues most have ended, so the others are forgotten then."""
-        if len(self.workspaces) >= _MOST_QUEUES:
-            self.workspaces.clear()
+        """Keep the workspace of a queue."""
         self.workspaces[queue] = workspace
 
     def release(self, queue: int | None = None) -> None:

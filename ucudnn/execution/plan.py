@@ -21,7 +21,7 @@ from ucudnn.backends.base import (
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, StepError
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.slabs import piece_of
+from ucudnn.slabs import pieces_of
 from ucudnn.workspace.spare import own_bytes, parts_in_tail, tail_step
 
 CallT = TypeVar("CallT")
@@ -216,20 +216,16 @@ def steps_of(
     steps = []
     adds = problem.operation is Operation.BACKWARD_FILTER
     for part in parts:
-        whole = problem.part(part.size)
-        if not part.slabs:
-            call = prepared(whole, part.algorithm)
-            offset = Offset(start) if start else BEGIN
-            steps.append(PlanStep(call=call, part=part, offset=offset, accumulates=adds and start > 0))
-        for index, each in enumerate(part.slabs):
-            piece = piece_of(whole, each.slab)
+        slabs = [each.slab for each in part.slabs]
+        for index, piece in enumerate(pieces_of(problem, part.size, slabs)):
+            algorithm = part.slabs[index].algorithm if slabs else part.algorithm
             steps.append(
                 PlanStep(
-                    call=prepared(piece.problem, each.algorithm),
+                    call=prepared(piece.problem, algorithm),
                     part=part,
-                    offset=Offset(start, piece.first_rows),
-                    accumulates=adds and (start > 0 or each.slab.first > 0),
-                    slab=index,
+                    offset=Offset(start, piece.first_rows) if slabs or start else BEGIN,
+                    accumulates=adds and (start > 0 or (piece.first_rows is not None and piece.first_rows[1] > 0)),
+                    slab=index if slabs else None,
                 )
             )
         start += part.size

@@ -23,12 +23,12 @@ from ucudnn.backends.base import Backend
 from ucudnn.bounded import read_whole
 from ucudnn.configuration import Configuration, Float32Sum, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import InvalidValueError, MeasurementError, PlanFileError, ProfileError
-from ucudnn.kernel import Kernel
+from ucudnn.kernel import Kernel, KernelKey
 from ucudnn.planning.float32_sums import summed
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
 from ucudnn.profiles.json_values import MALFORMED, load_json, number, whole
-from ucudnn.slabs import Slab, is_divisible, piece_of, row_count
+from ucudnn.slabs import Slab, is_divisible, pieces_of, row_count
 from ucudnn.units import bytes_down, bytes_up, shortened
 from ucudnn.workspace.spare import own_bytes
 
@@ -70,10 +70,6 @@ class PlanFile:
     plans: tuple[SavedPlan, ...]
 
 
-_Key = tuple[ConvolutionProblem, int, bool]
-"""What a plan depends on besides the layer: the problem, spare memory, and whether the output is fresh."""
-
-
 @final
 class LoadedPlans:
     """The plans of a file, to look up.
@@ -85,12 +81,12 @@ class LoadedPlans:
 
     def __init__(self, plans: Iterable[SavedPlan] = (), name: str = "") -> None:
         self._name = name
-        self._layers: dict[tuple[str, _Key], list[SavedPlan]] = {}
-        self._any: dict[_Key, list[SavedPlan]] = {}
+        self._layers: dict[KernelKey, list[SavedPlan]] = {}
+        self._any: dict[KernelKey, list[SavedPlan]] = {}  # whatever the layer is
         for each in plans:
-            key = _key_of(each.kernel)
-            self._layers.setdefault((each.kernel.layer, key), []).append(each)
-            self._any.setdefault(key, []).append(each)
+            key = each.kernel.key()
+            self._layers.setdefault(key, []).append(each)
+            self._any.setdefault(key._replace(layer=""), []).append(each)
 
     def __bool__(self) -> bool:
         return bool(self._any)
@@ -100,15 +96,15 @@ class LoadedPlans:
 
         That of its layer comes first, then one of the same problem, if all plans of the problem are the same.
         """
-        key = _key_of(kernel)
-        own = self._layers.get((kernel.layer, key)) or self._any.get(key) or []
+        key = kernel.key()
+        own = self._layers.get(key) or self._any.get(key._replace(layer="")) or []
         return own[0] if len({each.configuration for each in own}) == 1 else None
 
     def assigned(self, kernels: Iterable[Kernel]) -> list[tuple[Kernel, SavedPlan | None]]:
         """Return kernels with their plans; a kernel whose layers have several plans (WD) once for each of these."""
         found: list[tuple[Kernel, SavedPlan | None]] = []
         for kernel in kernels:
-            own = self._layers.get((kernel.layer, _key_of(kernel)), ())
+            own = self._layers.get(kernel.key(), ())
             if len(own) > 1 and sum(each.kernel.count for each in own) == kernel.count:
                 found += [(each.kernel, each) for each in own]
             else:
@@ -138,15 +134,14 @@ class LoadedPlans:
                 f" {'none' if offered is None else bytes_up(offered.size_bytes)}: {_AGAIN}"
             )
         for part in dict.fromkeys(configuration.parts):
-            whole = asked.part(part.size)
-            calls = [(piece_of(whole, each.slab).problem, each.algorithm, each.workspace_bytes) for each in part.slabs]
-            for piece, name, stated in calls or [(whole, part.algorithm, part.workspace_bytes)]:
-                algorithm = backend.algorithm(piece, name)
-                if algorithm is None or algorithm.workspace_bytes != stated:
+            pieces = pieces_of(asked, part.size, [each.slab for each in part.slabs])
+            for piece, call in zip(pieces, part.slabs or [part], strict=True):
+                algorithm = backend.algorithm(piece.problem, call.algorithm)
+                if algorithm is None or algorithm.workspace_bytes != call.workspace_bytes:
                     has = "does not have" if algorithm is None else f"needs {bytes_up(algorithm.workspace_bytes)} for"
                     raise PlanFileError(
-                        f"{where} does not fit: backend {backend.name} {has} {shortened(name)} at size {part.size},"
-                        f" planned with {bytes_up(stated)}: {_AGAIN}"
+                        f"{where} does not fit: backend {backend.name} {has} {shortened(call.algorithm)} at size"
+                        f" {part.size}, planned with {bytes_up(call.workspace_bytes)}: {_AGAIN}"
                     )
 
 
@@ -226,10 +221,6 @@ def encode_all(made: Sequence[tuple[Backend, Sequence[SavedPlan]]]) -> bytes:
         refuse_difference(first.machine(), other, "the first device's plans")
     plans = {each.kernel: each for _, saved in reversed(made) for each in saved}
     return encode_plans(list(plans.values()), first)
-
-
-def _key_of(kernel: Kernel) -> _Key:
-    return kernel.problem, kernel.spare_bytes, kernel.fresh
 
 
 def _encode(plan: SavedPlan) -> dict[str, Any]:

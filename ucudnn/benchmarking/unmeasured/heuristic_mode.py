@@ -16,11 +16,12 @@ can be had of the first algorithms. All are looked at where these promise little
 mini-batch without tensor cores is assumed to take less, or where it is what fits, but takes much longer than with them.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import fsum, inf
 from typing import final
 
 from ucudnn.backends.base import Backend
+from ucudnn.benchmarking.findings import with_slab_names
 from ucudnn.benchmarking.request import Request
 from ucudnn.benchmarking.unmeasured.assumed_time import assumed_ms, least_ms, plain_ms, ranked
 from ucudnn.benchmarking.unmeasured.nearby_plans import NearbyPlans
@@ -95,7 +96,7 @@ class HeuristicPlanner:
         piece = piece_of(problem.part(size), slab).problem
         names = self._names(problem, [size], failed)
         while True:
-            found = self._fastest(piece, self._slab_names(names), limit_bytes)
+            found = self._fastest(piece, with_slab_names(self._backend, names), limit_bytes)
             if found is None:
                 return None
             one = found.on(slab)
@@ -130,9 +131,6 @@ class HeuristicPlanner:
         """Return the algorithms of a problem in the order of the heuristics, without those that failed."""
         left_out = {*self._discarded(problem), *failed}
         return [name for name in self._backend.names(problem, sizes) if name not in left_out]
-
-    def _slab_names(self, names: Sequence[str]) -> list[str]:
-        return list(dict.fromkeys(own for name in names for own in (name, *self._backend.slab_names(name))))
 
     def _chosen(self, request: Request, start: int, failed: Collection[str]) -> Configuration | None:
         """Return what the rule takes of the algorithms that have not failed their check."""
@@ -178,7 +176,7 @@ class HeuristicPlanner:
         wanted = {*request.sizes} & {*powers_of_two(batch)}
         return sorted(size for size in wanted if offered is None or size in offered)
 
-    def _fastest(self, part: ConvolutionProblem, names: Sequence[str], limit_bytes: int) -> MicroConfiguration | None:
+    def _fastest(self, part: ConvolutionProblem, names: Iterable[str], limit_bytes: int) -> MicroConfiguration | None:
         """Return the algorithm of a micro-batch or a slab that is assumed to be the fastest one that fits a limit."""
         best: tuple[float, Algorithm, int] | None = None
         least = least_ms(part)
@@ -203,7 +201,7 @@ class HeuristicPlanner:
         part, parts = request.problem.part(size), left // size
         if left % size or parts > MOST_PARTS or parts * least_ms(part) >= worth_ms:
             return None
-        own = self._slab_names(names if worth_ms == inf else names[:_QUICK])
+        own = with_slab_names(self._backend, names if worth_ms == inf else names[:_QUICK])
         for rows in request.rows:
             # With more rows, only algorithms without tensor cores may fit, which are no better in slabs.
             one = in_slabs(self._backend, part, [rows], lambda each: self._fastest(each, own, request.limit_bytes))

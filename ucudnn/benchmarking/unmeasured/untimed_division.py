@@ -15,7 +15,7 @@ from ucudnn.benchmarking.unmeasured.assumed_time import assumed_ms
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm
-from ucudnn.slabs import Slab, piece_of, row_count, slabs_by_problem
+from ucudnn.slabs import Slab, pieces_of, row_count, slabs_by_problem
 from ucudnn.workspace.spare import tail_bytes
 
 MOST_CALLS = 64
@@ -135,8 +135,7 @@ def computed_pieces(
 ) -> Iterator[tuple[tuple[ConvolutionProblem, str], Sequence[Slab]]]:
     """Yield what a configuration computes, with the algorithm, and the slab where it is one."""
     for part in dict.fromkeys(configuration.parts):
-        whole = problem.part(part.size)
-        if not part.slabs:
-            yield (whole, part.algorithm), ()
-        for each in part.slabs:
-            yield (piece_of(whole, each.slab).problem, each.algorithm), [each.slab]
+        slabs = [each.slab for each in part.slabs]
+        for index, piece in enumerate(pieces_of(problem, part.size, slabs)):
+            call = part.slabs[index] if slabs else part
+            yield (piece.problem, call.algorithm), slabs[index : index + 1]
