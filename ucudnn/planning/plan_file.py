@@ -135,7 +135,8 @@ class LoadedPlans:
             )
         for part in dict.fromkeys(configuration.parts):
             pieces = pieces_of(asked, part.size, [each.slab for each in part.slabs])
-            for piece, call in zip(pieces, part.slabs or [part], strict=True):
+            calls: Sequence[MicroConfiguration | SlabConfiguration] = part.slabs or [part]
+            for piece, call in zip(pieces, calls, strict=True):
                 algorithm = backend.algorithm(piece.problem, call.algorithm)
                 if algorithm is None or algorithm.workspace_bytes != call.workspace_bytes:
                     has = "does not have" if algorithm is None else f"needs {bytes_up(algorithm.workspace_bytes)} for"
