@@ -38,7 +38,7 @@ def _alone(path: Path) -> Iterator[None]:
     lock = beside(name, LOCK)
     while True:
         with exclusive(name) as file:
-            if file is not None and not _is_there(lock, file):
+            if not _is_there(lock, file):
                 continue  # the command before deleted it when it ended, so another one may hold a new lock
             try:
                 yield

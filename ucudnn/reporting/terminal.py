@@ -163,8 +163,7 @@ def words_aside() -> Iterator[None]:
             yield
     finally:
         if kept >= 0:
-            with suppress(OSError, TypeError, AttributeError):  # Windows has no such name for C's library
-                ctypes.CDLL(None).fflush(None)  # what C has not written yet
+            ctypes.CDLL(None).fflush(None)  # what C has not written yet
             os.dup2(kept, 1)
             os.close(kept)
 

@@ -54,7 +54,6 @@ def test_a_file_that_is_not_sqlite_is_refused_and_stays(tmp_path, content, read_
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_pipe_is_refused(tmp_path, read_only):
     os.mkfifo(tmp_path / "pipe")

@@ -40,9 +40,6 @@ def start_worker(process: BaseProcess) -> None:
 
     The process that waits ends by it, and ends its workers. Otherwise each of them would print a traceback.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        process.start()
-        return
     resource_tracker.ensure_running()  # starting it would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process keeps it blocked
     try:

@@ -4,6 +4,7 @@ SQLite knows its logs by their names alone. So the file of the lock notes which 
 """
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -79,21 +80,16 @@ def _noted(lock: TextIO) -> int | None:
 
 
 @contextmanager
-def exclusive(path: Path, seconds: float = _MOST_SECONDS) -> Iterator[TextIO | None]:
+def exclusive(path: Path, seconds: float = _MOST_SECONDS) -> Iterator[TextIO]:
     """Let one process at a time create or replace a file. The system drops the locks of killed processes.
 
     Yields:
-        the file of the lock, which names the file that the logs belong to; None on Windows.
+        the file of the lock, which names the file that the logs belong to.
 
     Raises:
         OSError: if the lock cannot be opened, if the file at its place is no lock, or if another process keeps it
             for so many seconds.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows has no fcntl; SQLite's own locks must suffice there
-        yield None
-        return
     with _opened(path) as file:
         end = monotonic() + seconds
         while True:

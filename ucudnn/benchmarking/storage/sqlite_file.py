@@ -200,11 +200,9 @@ class DatabaseFile:
             found = state_of(self.path)
             if found is not None and not found.size and beside(self.path, "-wal").exists():
                 self._rename("it is empty, and others use it")
-            if lock is not None:
-                delete_logs_of_another_file(self.path, lock)
+            delete_logs_of_another_file(self.path, lock)
             connection = connect(self.path, self._busy_ms)
-            if lock is not None:
-                note_file(self.path, lock)
+            note_file(self.path, lock)
         return connection
 
     def _set_aside(self, reason: str, *, known: bool = False, unreadable: bool = False) -> None:
