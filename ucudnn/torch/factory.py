@@ -65,7 +65,18 @@ def open_interceptor(backend: str | None, options: Mapping[str, Any]) -> AnyInte
         BackendUnavailableError: as `interceptor_of`.
     """
     if tunes(backend, options):
-        return _auto_interceptor(backend, options)
+        others = sorted(name for name in set(options) - _OPTIONS_OF_AUTO if options[name] is not None)
+        if others:
+            raise SettingsError(
+                f"workspace_limit='auto' chooses kernels in the program: it takes no {', '.join(others)}"
+            )
+        chosen = {name: options.get(name) for name in ("cudnn_library", "database")}
+        settings = Settings.load(backend=backend, **chosen)
+        if settings.backend.partition(":")[0] not in _ON_GPUS:
+            raise SettingsError(
+                f"workspace_limit='auto' needs an NVIDIA GPU, and backend={settings.backend!r} has none"
+            )
+        return _tuned(settings, _share(options.get("trial_share")))
     apart = {*_NO_SETTINGS, *_OPTIONS_OF_TUNING}
     settings = Settings.load(backend=backend, **{name: value for name, value in options.items() if name not in apart})
     return stated_interceptor(settings, **{name: options[name] for name in apart if name in options})
@@ -201,19 +212,6 @@ def tunes(backend: str | None, options: Mapping[str, Any]) -> bool:
     if given - _OPTIONS_OF_AUTO or any(is_set(name) for name in set(VARIABLES) - _VARIABLES_OF_AUTO):
         return False
     return Settings.load(backend=backend).backend.partition(":")[0] in _ON_GPUS
-
-
-def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoInterceptor:
-    """Return an interceptor that tunes a program while it runs."""
-    others = sorted(name for name in set(options) - _OPTIONS_OF_AUTO if options[name] is not None)
-    if others:
-        raise SettingsError(f"workspace_limit='auto' chooses kernels in the program: it takes no {', '.join(others)}")
-    settings = Settings.load(
-        backend=backend, cudnn_library=options.get("cudnn_library"), database=options.get("database")
-    )
-    if settings.backend.partition(":")[0] not in _ON_GPUS:
-        raise SettingsError(f"workspace_limit='auto' needs an NVIDIA GPU, and backend={settings.backend!r} has none")
-    return _tuned(settings, _share(options.get("trial_share")))
 
 
 def _tuned(

@@ -23,7 +23,7 @@ _NATIVE = ("CudaDepthwise2d", "CudaDepthwise3d")
 class Flags(NamedTuple):
     """PyTorch's flags, as they are when a convolution is called."""
 
-    math: MathMode
+    tf32: bool
     deterministic: bool
     enabled: bool
 
@@ -38,8 +38,8 @@ precision_of: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
 def present_flags() -> Flags:
     """Return PyTorch's flags as they are now."""
-    math = MathMode.TF32 if precision_of("cuda", "conv") == "tf32" else MathMode.FMA
-    return Flags(math, cudnn_deterministic() or all_deterministic(), cudnn_enabled())
+    is_deterministic = cudnn_deterministic() or all_deterministic()
+    return Flags(precision_of("cuda", "conv") == "tf32", is_deterministic, cudnn_enabled())
 
 
 KernelCallOf = Callable[[ConvolutionProblem, int], KernelCall]
@@ -120,7 +120,7 @@ def backward_call(
     if isinstance(call, str):
         return CachedCall(call)
     input_gradient = kernel_call_of(call.backward_input, 0) if output_mask[0] else None
-    later_bytes = 0 if input_gradient is None else input_gradient.output_bytes
+    later_bytes = 0 if input_gradient is None else input_gradient.form.size_bytes
     return CachedCall(
         format=missing_format(call, grad, x, weight),
         input_gradient=input_gradient,
@@ -183,7 +183,7 @@ def asked_convolution(
             x.dtype,
             *geometry,
             memory_format=memory_format,
-            math=flags.math,
+            math=MathMode.TF32 if flags.tf32 else MathMode.FMA,
             deterministic=flags.deterministic,
         )
 

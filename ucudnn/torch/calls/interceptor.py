@@ -10,7 +10,7 @@ import torch
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.bounded import BoundedDict
 from ucudnn.handle import Handle
-from ucudnn.problem import ConvolutionProblem, MathMode, Operation
+from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.reporting.report import Report
 from ucudnn.torch.calls.aten_kernels import AtenKernels, Gradients
 from ucudnn.torch.calls.call_cache import (
@@ -155,7 +155,7 @@ class Interceptor:
         )  # fmt: skip
         call = self._calls.get(key)
         if call is None:
-            flags = Flags(MathMode.TF32 if allow_tf32 else MathMode.FMA, deterministic, enabled)
+            flags = Flags(allow_tf32, deterministic, enabled)
             kernel_call_of = partial(self._kernel_call, name, ordinal)
             fused_call_of = None if ordinal < 0 else partial(self._fused_call, name, ordinal)
             call = forward_call(x, weight, bias, Geometry(*geometry), flags, kernel_call_of, fused_call_of)
@@ -167,7 +167,7 @@ class Interceptor:
             near, filters = x, weight
             if call.format is not None:
                 near, filters = x.contiguous(memory_format=call.format), weight.contiguous(memory_format=call.format)
-            out, fused = kernel.new(), call.fused
+            out, fused = kernel.form.new(), call.fused
             if fused is not None and fused.run(near, filters, out, bias):
                 return out if call.output_strides is None else restrided(out, call.output_strides)
             if kernel.run(out, filters, near) if transposed else kernel.run(near, filters, out):
@@ -214,7 +214,7 @@ class Interceptor:
         )  # fmt: skip
         call = self._calls.get(key)
         if call is None:
-            flags = Flags(MathMode.TF32 if precision == "tf32" else MathMode.FMA, deterministic, enabled)
+            flags = Flags(precision == "tf32", deterministic, enabled)
             kernel_call_of = partial(self._kernel_call, name, ordinal)
             call = backward_call(grad, x, weight, Geometry(*geometry), output_mask, flags, kernel_call_of)
             self._keep(key, call)
@@ -246,19 +246,13 @@ class Interceptor:
         self.fallbacks.add(call.reason)
 
     def _kernel_call(self, layer: str, ordinal: int, problem: ConvolutionProblem, later_bytes: int) -> KernelCall:
-        key = (problem, layer, ordinal, later_bytes)
-        found = self._kernel_calls.get(key)
-        if found is None:
-            found = KernelCall(problem, layer, ordinal, self, later_bytes)
-            found = self._kernel_calls.setdefault(key, found)  # another thread may have been faster
-        return found
+        key, known = (problem, layer, ordinal, later_bytes), self._kernel_calls
+        # Another thread may be faster.
+        return known.get(key) or known.setdefault(key, KernelCall(problem, layer, ordinal, self, later_bytes))
 
     def _fused_call(self, layer: str, ordinal: int, problem: ConvolutionProblem) -> FusedCall:
-        found = self._fused_calls.get((problem, layer, ordinal))
-        if found is None:
-            found = FusedCall(problem, layer, ordinal, self)
-            found = self._fused_calls.setdefault((problem, layer, ordinal), found)
-        return found
+        key, known = (problem, layer, ordinal), self._fused_calls
+        return known.get(key) or known.setdefault(key, FusedCall(*key, self))
 
     def handle(self, ordinal: int) -> Handle:
         """Return the handle of the current GPU, given its number, which is opened first if necessary."""
@@ -283,11 +277,11 @@ def _gradients(
     # This one is first, because its workspace may use the memory that the other gradient gets afterwards.
     if kernel is not None and wanted[1]:
         near = x if form is None else x.contiguous(memory_format=form)
-        grad_weight = kernel.new()
+        grad_weight = kernel.form.new()
         if not (kernel.run(grad, grad_weight, near) if transposed else kernel.run(near, grad_weight, grad)):
             return None
     if later is not None and wanted[0]:
-        grad_x = later.new()
+        grad_x = later.form.new()
         near = weight if form is None else weight.contiguous(memory_format=form)
         if not (later.run(grad, near, grad_x) if transposed else later.run(grad_x, near, grad)):
             return None

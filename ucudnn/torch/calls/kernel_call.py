@@ -17,7 +17,6 @@ from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.torch.calls.direct_kernel import DirectKernel, direct_kernel
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.output_form import OutputForm
-from ucudnn.torch.device.fast_tensors import Sizes
 from ucudnn.torch.device.gpu import capturing, current_device
 
 LOW_BITS = MOST_ALIGNMENT - 1
@@ -105,10 +104,10 @@ class KernelCall(PlannedCall):
     limit by as much, because the peak of memory stays what it is.
 
     Attributes:
-        output_bytes: size of the tensor that the kernel writes.
+        form: makes the tensors that the kernel writes.
     """
 
-    __slots__ = ("_bound", "_failures", "_form", "_later_bytes", "_launches", "_skip", "output_bytes")
+    __slots__ = ("_bound", "_failures", "_later_bytes", "_launches", "_skip", "form")
 
     def __init__(
         self, problem: ConvolutionProblem, layer: str, ordinal: int, caller: Caller, later_bytes: int = 0
@@ -119,22 +118,12 @@ class KernelCall(PlannedCall):
         self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(MOST_BOUND)  # None after one launch
         self._failures = 0
         self._skip = 0
-        self._form = OutputForm(problem, ordinal)
-        self.output_bytes = self._form.size_bytes
-
-    @property
-    def form(self) -> tuple[Sizes, Sizes]:
-        """Sizes and strides of the output."""
-        return self._form.sizes, self._form.strides
+        self.form = OutputForm(problem, ordinal)
 
     def direct(self) -> DirectKernel | None:
         """Return the kernel as the gate computes it; None if it has no plan yet, or is more than calls of cuDNN."""
         launch = self._launches.get(0)
         return self._direct(launch) if isinstance(launch, Launcher) else None
-
-    def new(self) -> torch.Tensor:
-        """Return a new tensor for the output."""
-        return self._form.new()
 
     def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> bool:
         """Compute one of three tensors from the two others, and return whether that was done.

@@ -15,6 +15,14 @@ _CONVOLUTIONS = (torch.nn.modules.conv._ConvNd,)
 
 
 @final
+class _Running(local):
+    """The layers whose forward runs in this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+
+@final
 class LayerNames:
     """Which layer a convolution belongs to.
 
@@ -24,7 +32,7 @@ class LayerNames:
 
     def __init__(self) -> None:
         self.any = False  # whether any module was named
-        self._running = local()
+        self._running = _Running()
         # By address. Another tensor may get the address later, so a name counts only while the weight's memory lives.
         self._known: BoundedDict[int, tuple[str, StorageWeakRef]] = BoundedDict(_MOST_WEIGHTS)
         self._modules: list[tuple[ref[torch.nn.Module], str]] = []
@@ -33,7 +41,7 @@ class LayerNames:
         """Name the convolutions of a module tree by their path in the tree."""
         for name, each in module.named_modules():
             if isinstance(each, _CONVOLUTIONS):
-                hooks = _NamingHooks(self, name or type(each).__name__)
+                hooks = _NamingHooks(self._running, name or type(each).__name__)
                 each.register_forward_pre_hook(hooks.enter)
                 each.register_forward_hook(hooks.leave, always_call=True)
                 self._modules.append((ref(each), hooks.name))
@@ -41,7 +49,7 @@ class LayerNames:
 
     def of(self, weight: torch.Tensor) -> str:
         """Return the name of the layer that calls now, or '' if it has none."""
-        running = getattr(self._running, "stack", None)
+        running = self._running.names
         address = weight.data_ptr()
         known = self._known.get(address)
         if known is not None and (known[1].expired() or (running and known[0] != running[-1])):
@@ -60,32 +68,22 @@ class LayerNames:
                 return name
         return ""
 
-    def enter(self, name: str) -> None:
-        """Note that the forward of a layer begins in this thread."""
-        if not hasattr(self._running, "stack"):
-            self._running.stack = []
-        self._running.stack.append(name)
-
-    def leave(self) -> None:
-        """Note that the forward of the innermost layer has ended in this thread."""
-        self._running.stack.pop()
-
 
 @final
 class _NamingHooks:
     """The hooks of one layer. A copy of the module keeps them; a module that was saved and loaded again has none."""
 
-    def __init__(self, names: LayerNames | None, name: str) -> None:
-        self._names = names
+    def __init__(self, running: _Running | None, name: str) -> None:
+        self._running = running
         self.name = name
 
     def enter(self, *_: Any) -> None:
-        if self._names is not None and not torch.compiler.is_compiling():
-            self._names.enter(self.name)
+        if self._running is not None and not torch.compiler.is_compiling():
+            self._running.names.append(self.name)
 
     def leave(self, *_: Any) -> None:
-        if self._names is not None and not torch.compiler.is_compiling():
-            self._names.leave()
+        if self._running is not None and not torch.compiler.is_compiling():
+            self._running.names.pop()
 
     def __deepcopy__(self, memo: object) -> "_NamingHooks":
         return self

@@ -11,15 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.handle import Handle
-from ucudnn.problem import MathMode
 from ucudnn.torch.calls.aten_kernels import AtenKernels, Gradients
-from ucudnn.torch.calls.call_cache import (
-    Flags,
-    all_deterministic,
-    cudnn_deterministic,
-    cudnn_enabled,
-    precision_of,
-)
+from ucudnn.torch.calls.call_cache import Flags, all_deterministic, cudnn_deterministic, cudnn_enabled, precision_of
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.calls.layer_names import LayerNames
@@ -29,7 +22,7 @@ from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker
 from ucudnn.torch.tuning.router import Router
-from ucudnn.torch.tuning.tuned_call import CallTable, TunedCall, backward_of, forward_of
+from ucudnn.torch.tuning.tuned_call import CallTable, Shapes, TunedCall, backward_of, forward_of
 from ucudnn.torch.tuning.tuner import Tuner
 
 _JOIN_SECONDS = 5.0
@@ -145,10 +138,9 @@ class AutoInterceptor:
         tuned = self._forward_calls.calls.get(key)
         if tuned is None:
             deterministic, enabled, tf32 = flags
-            stated = Flags(MathMode.TF32 if tf32 else MathMode.FMA, deterministic, enabled)
+            stated = Flags(tf32, deterministic, enabled)
             tuned = forward_of(self._tuner(ordinal), x, weight, bias, Geometry(*geometry), stated)
-            tuned.shapes = x.shape, weight.shape
-            self._keep(self._forward_calls, key, tuned)
+            self._keep(self._forward_calls, key, tuned, (x.shape, weight.shape))
         if self._tracker.is_candidate(tuned):
             self._threads.add(get_ident())
             if self._tracker.begins(tuned, in_backward=_graph_task() != -1):
@@ -178,10 +170,9 @@ class AutoInterceptor:
         )  # fmt: skip
         tuned = self._backward_calls.calls.get(key)
         if tuned is None:
-            flags = Flags(MathMode.TF32 if precision == "tf32" else MathMode.FMA, deterministic, enabled)
+            flags = Flags(precision == "tf32", deterministic, enabled)
             tuned = backward_of(self._tuner(ordinal), grad, x, weight, Geometry(*geometry), output_mask, flags)
-            tuned.shapes = x.shape, weight.shape
-            self._keep(self._backward_calls, key, tuned)
+            self._keep(self._backward_calls, key, tuned, (x.shape, weight.shape))
         path = tuned.path
         if path is None:
             return self._pass_backward(*call)
@@ -191,8 +182,8 @@ class AutoInterceptor:
         baseline = partial(self._pass_backward, grad, x, weight, *call[3:10], *mask)
         return path.backward(grad, x, weight, output_mask, baseline)
 
-    def _keep(self, calls: CallTable, key: tuple[Any, ...], call: TunedCall) -> None:
-        calls.calls[key] = call
+    def _keep(self, calls: CallTable, key: tuple[Any, ...], call: TunedCall, shapes: Shapes) -> None:
+        calls.calls[key], call.shapes = call, shapes
         call.begin_step()  # it begins in the step that runs, because shapes may be new
         if call.reason and self.planned is None:  # a heuristic plan may compute it all the same
             self.fallbacks.add(call.reason)

@@ -64,7 +64,7 @@ def plan_rules(
 
 def _output(kernel: KernelCall, fused: FusedCall | None) -> GateOutput | None:
     direct = kernel.direct() if fused is None else fused.direct()
-    return None if direct is None else GateOutput(_never, *kernel.form, direct)
+    return None if direct is None else GateOutput(_never, kernel.form.sizes, kernel.form.strides, direct)
 
 
 def _never(x: int, w: int, y: int) -> NoReturn:

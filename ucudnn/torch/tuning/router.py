@@ -32,12 +32,12 @@ class Routes(NamedTuple):
     Attributes:
         forward: whether forward calls come to the tuner, unless the gate computes them.
         backward: whether backward calls do.
-        edition: number of the table by which the gate computes; 0 if it computes nothing.
+        table: tells apart the tables by which the gate computes; None if it computes nothing.
     """
 
     forward: bool
     backward: bool
-    edition: int = 0
+    table: tuple[int, ...] | None = None
 
 
 @final
@@ -76,14 +76,12 @@ class Router:
         self._changed = changed
         self._tries = False  # plans beside the heuristic ones, with which the gate computes meanwhile
         self._lasts_since = 0
-        self._edition = 1
-        self._kernels: list[list[int]] = []  # identities of the adopted ones
+        self._edition = 0  # of the table, in which calls and plans change, too
         self._renewed = 0
         self._renews_at = 0
         self._changes = 0  # of plans that are compared
         self._has_changed = False  # since the table was made
         self._made_elsewhere = False  # on another stream than the default one, where no kernel does without Python
-        self._stands = False
         self._in_python: tuple[PythonOperators, PythonOperators] | None = None  # of the tuner, and past it
         self._module: RemovableHandle | None = None
 
@@ -93,7 +91,7 @@ class Router:
 
         Within a stated limit it stays once it stands, because other calls go on to Python.
         """
-        return self._gate if self.routes.edition or self._stands else None
+        return self._gate if self.routes.table is not None or self._in_python is not None else None
 
     def use_gate(
         self, device_type: str, kernels: tuple[Callable[..., Any], Callable[..., Any]], begins: Callable[[], None]
@@ -116,7 +114,7 @@ class Router:
                 self._in_python = PythonOperators(device_type, kernels), PythonOperators(device_type, past)
             of_tuner, past_it = (each.names for each in self._in_python)
             python = (of_tuner if routes.forward else past_it)[0], (of_tuner if routes.backward else past_it)[1]
-            if routes.edition:
+            if routes.table is not None:
                 forward, backward = self._plan_rules(planned)
         else:
             forward, backward = (adopted_rules(each.calls) for each in self._calls)
@@ -130,7 +128,6 @@ class Router:
             _LOG.warning("calls that are passed on make a detour through Python: %s", error)
             self._library = None
             return False
-        self._stands = planned is not None
         return True
 
     def update(self, *, may_differ: bool) -> None:
@@ -156,7 +153,7 @@ class Router:
             self._module = None
         for each in self._in_python or ():
             each.close()
-        self._in_python, self._stands = None, False
+        self._in_python = None
 
     def awaits_gate(self) -> bool:
         """Begin to build the gate, and return whether to wait for it; only a program that needs it pays for it."""
@@ -212,17 +209,15 @@ class Router:
         if not tuners or any(each.phase is TuningPhase.WATCHING for each in tuners):
             return Routes(forward=True, backward=True)
         forward, backward = (each.replaces for each in self._calls)
+        kernels: list[int] = []
         if self._planned is None:
             gates = (forward or backward) and all(each.phase in _COMPARED_OR_SETTLED for each in tuners)
-            kernels = [[id(kernel) for kernel in each.kernels.values()] for each in tuners if each.uses_adopted]
-            if kernels != self._kernels:
-                self._kernels = kernels
-                self._edition += 1
+            kernels = [id(kernel) for each in tuners for kernel in each.replaced.values()]
         else:
             gates = self._gate is not None and self._gates_plans()
             forward |= self._needs_steps()  # calls by plans come to Python anyway, and may end steps there
             backward |= gates and self._tries  # what is tried changes from step to step
-        return Routes(forward, backward, self._edition if gates and self._gate is not None else 0)
+        return Routes(forward, backward, (self._edition, *kernels) if gates and self._gate is not None else None)
 
     def _is_stale(self) -> bool:
         """Return whether the gate would compute more without Python if it had another table.
@@ -242,8 +237,8 @@ class Router:
 
     def _has_new_gate(self) -> bool:
         """Return whether the gate was built after kernels in Python had been registered."""
-        forward, backward, edition = self.routes
-        return not edition and self._gate is not None and (forward or backward or self._gates_plans())
+        forward, backward, table = self.routes
+        return table is None and self._gate is not None and (forward or backward or self._gates_plans())
 
     def _on_default_streams(self) -> bool:
         """Return whether this thread's current stream is the default one on each GPU of the program."""
