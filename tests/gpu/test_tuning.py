@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
 from tests.gpu.conftest import assert_same_gradients, gradients, settle  # noqa: E402
+from tests.support.gate_call import directs  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.device.timed_device import TimedGpu  # noqa: E402
@@ -229,9 +230,7 @@ def test_a_settled_program_within_a_limit_is_computed_by_the_gate(monkeypatch, l
             run = getattr(Interceptor, name)
             monkeypatch.setattr(Interceptor, name, lambda *rest, run=run: seen.append(run) or run(*rest))
         process_overrides.use(process_overrides.interceptor)  # registers its methods again
-        assert {each.most_bytes for each in process_overrides._gates["CUDA"]._directs} == {
-            (4 << 30) - (1 << 20) if limits else None
-        }
+        assert {each.most_bytes for each in directs("cuda")} == {(4 << 30) - (1 << 20) if limits else None}
 
         def peak_of_step():
             torch.cuda.synchronize()
@@ -251,7 +250,7 @@ def test_a_settled_program_within_a_limit_is_computed_by_the_gate(monkeypatch, l
         assert peak <= peak_in_python + (1 << 20)
         if limits:
             ballast = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
-            bounded = any(each.workspace_bytes for each in process_overrides._gates["CUDA"]._directs)
+            bounded = any(each.workspace_bytes for each in directs("cuda"))
             peak, more_in_python, _ = peak_of_step()
             assert (more_in_python > in_python) is bounded, "what needs a workspace, for which live bytes leave no room"
             assert peak <= peak_in_python + ballast.nbytes, "it gets none"

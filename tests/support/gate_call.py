@@ -3,6 +3,7 @@
 import torch
 
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule, signature_of
+from ucudnn.torch.overrides import process_overrides
 
 
 class GateCall:
@@ -34,6 +35,12 @@ class GateCall:
         computes = {0: (self.x, x), 1: (self.weight, weight)}
         outputs = {at: _output(like, each) for at, (like, each) in computes.items() if each is not None}
         return GateRule(signature, outputs, **how)
+
+
+def directs(device_type="cpu"):
+    """Return the kernels that the gate computes without Python."""
+    rules = process_overrides._gates[device_type.upper()]._rules
+    return [each.direct for rule in rules for each in rule.outputs.values() if each.direct is not None]
 
 
 def _parts(tensor):

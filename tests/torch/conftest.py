@@ -12,6 +12,11 @@ from tests.support.paths import shared_folder
 from tests.support.toolchain import open_toolchain
 
 
+def pytest_pycollect_makemodule():
+    """Skip this folder without PyTorch, which its tests import."""
+    pytest.importorskip("torch")
+
+
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     """Restore the command line, the path of modules and PyTorch's operators after each test."""

@@ -2,13 +2,11 @@
 
 import sys
 
-import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from bench.tools.results import load  # noqa: E402
-from bench.torch import gate_cost, measuring  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from bench.tools.results import load
+from bench.torch import gate_cost, measuring
+from ucudnn.torch.overrides import process_overrides
 
 WAYS = {"pytorch", "gate, passed", "gate, replaced"}
 

@@ -8,8 +8,6 @@ from threading import Event
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.support.other_user import OTHER, needs_root
 from ucudnn.torch.gate.gate_library import GateLibrary
 
@@ -32,15 +30,6 @@ cp {library} "$2"
 """)
     compiler.chmod(0o755)
     return lambda name: str(compiler) if name == "c++" else None
-
-
-def test_the_library_is_kept_for_later_processes(gate_library, tmp_path):
-    folder = tmp_path / "gate"
-    shutil.copytree(gate_library._folder, folder)
-    (before,) = folder.glob("*.so")
-    written = before.stat().st_mtime_ns
-    assert built(folder, lambda name: None).gate is not None
-    assert [each.stat().st_mtime_ns for each in folder.glob("*.so")] == [written]
 
 
 @pytest.mark.parametrize(

@@ -9,24 +9,22 @@ from weakref import ref
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from tests.support.host_gpu import PROBLEM  # noqa: E402
-from tests.support.noted import noted  # noqa: E402
-from tests.support.operands import QUICK  # noqa: E402
-from ucudnn.backends.base import ACCUMULATE, OVERWRITE  # noqa: E402
-from ucudnn.backends.bench import PrefetchRequest  # noqa: E402
-from ucudnn.backends.candidates import Candidates  # noqa: E402
-from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS  # noqa: E402
-from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
-from ucudnn.backends.cudnn.algorithms.prepare import Preparer  # noqa: E402
-from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor  # noqa: E402
-from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType  # noqa: E402
-from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
-from ucudnn.backends.cudnn.gpu.base import Timed  # noqa: E402
-from ucudnn.handle import Handle  # noqa: E402
-from ucudnn.problem import MathMode, Operation  # noqa: E402
-from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
+from tests.support.host_gpu import PROBLEM
+from tests.support.noted import noted
+from tests.support.operands import QUICK
+from ucudnn.backends.base import ACCUMULATE, OVERWRITE
+from ucudnn.backends.bench import PrefetchRequest
+from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS
+from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
+from ucudnn.backends.cudnn.algorithms.prepare import Preparer
+from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
+from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType
+from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.backends.cudnn.gpu.base import Timed
+from ucudnn.handle import Handle
+from ucudnn.problem import MathMode, Operation
+from ucudnn.torch.device.gpu import TorchGpu
 
 
 @pytest.fixture

@@ -1,18 +1,16 @@
 """Kernels that are measured before their first run: a convolution with an addition, or an engine that adds the bias."""
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
 
-torch = pytest.importorskip("torch")
-
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
-
-from tests.support.host_gpu import assert_near, enable_on_host, image_and_filters  # noqa: E402
-from tests.support.tuned_program import product  # noqa: E402
-from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
-from ucudnn.handle import save_plans  # noqa: E402
-from ucudnn.planning.choices import Origin  # noqa: E402
-from ucudnn.problem import WITH_BIAS  # noqa: E402
-from ucudnn.torch.calls import fused_choice  # noqa: E402
+from tests.support.host_gpu import assert_near, enable_on_host, image_and_filters
+from tests.support.tuned_program import product
+from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.handle import save_plans
+from ucudnn.planning.choices import Origin
+from ucudnn.problem import WITH_BIAS
+from ucudnn.torch.calls import fused_choice
 
 LIMIT = 3000
 """Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""

@@ -2,21 +2,18 @@
 
 from dataclasses import replace
 
-import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
 
-torch = pytest.importorskip("torch")
-
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
-
-from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import LATER, LIMIT, product, python_calls, taken  # noqa: E402
-from ucudnn.handle import save_plans  # noqa: E402
-from ucudnn.planning.choices import Origin  # noqa: E402
-from ucudnn.problem import WITH_BIAS  # noqa: E402
-from ucudnn.torch.calls.fused_choice import is_fused  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.steps import step_comparison  # noqa: E402
-from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
+from tests.support.host_gpu import assert_near
+from tests.support.tuned_program import LATER, LIMIT, product, python_calls, taken
+from ucudnn.handle import save_plans
+from ucudnn.planning.choices import Origin
+from ucudnn.problem import WITH_BIAS
+from ucudnn.torch.calls.fused_choice import is_fused
+from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.steps import step_comparison
+from ucudnn.torch.steps.phase import TuningPhase
 
 CALLS = 5
 """Kernels of a step."""

@@ -1,20 +1,17 @@
 """Programs that are tuned while they run, with the gate in front of PyTorch's operators once all is settled."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import ucudnn.torch  # noqa: E402
-from tests.support.noted import noted  # noqa: E402
-from ucudnn.execution.launcher import BoundKernel  # noqa: E402
-from ucudnn.problem import Operation  # noqa: E402
-from ucudnn.torch.calls.candidate_kernel import TunedKernel  # noqa: E402
-from ucudnn.torch.gate.call_gate import CallGate  # noqa: E402
-from ucudnn.torch.gate.gate_library import GateLibrary  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
-from ucudnn.torch.tuning import tuner as module  # noqa: E402
-from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
+from tests.support.noted import noted
+from ucudnn.execution.launcher import BoundKernel
+from ucudnn.problem import Operation
+from ucudnn.torch.calls.candidate_kernel import TunedKernel
+from ucudnn.torch.gate.call_gate import CallGate
+from ucudnn.torch.gate.gate_library import GateLibrary
+from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.steps.phase import TuningPhase
+from ucudnn.torch.tuning import tuner as module
 
 
 @pytest.fixture
@@ -156,16 +153,6 @@ def test_nothing_is_replaced_in_a_capture_under_deterministic_algorithms_or_in_o
         assert one.computed() == 5
 
 
-def test_converted_modules_keep_the_gate_closed_because_it_does_not_know_modules(gated):
-    one = gated()
-    with one.enable():
-        one.settle()
-        assert one.is_gated
-        ucudnn.torch.convert(torch.nn.Conv2d(3, 4, 3), backend="cpu")
-        assert not one.is_gated
-        one.check()
-
-
 @pytest.mark.parametrize(("baseline_ms", "kept"), [(10.0, False), (50.0, True)])
 def test_converted_modules_give_operators_back_where_nothing_is_replaced(gated, baseline_ms, kept):
     one = gated()
@@ -191,14 +178,3 @@ def test_a_program_that_infers_until_all_is_settled_and_trains_then_is_tuned_aga
         one.settle()
         assert one.is_gated
         assert len(one.tuner.kernels) == one.computed() == 5
-
-
-def test_operators_stay_registered_in_inference_by_several_threads(gated, monkeypatch):
-    one = gated()
-    with one.enable(), torch.inference_mode():
-        one.model(one.x)
-        one.made._threads.add(-1)
-        one.settle(one.infer)
-        one.model(one.x)
-        assert set(process_overrides._libraries) == {"CPU"}, "a thread may be inside one of them"
-        assert isinstance(process_overrides.interceptor, AutoInterceptor)

@@ -5,13 +5,13 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.paths import NATIVE  # noqa: E402
-from tests.support.tuned_program import python_calls, taken  # noqa: E402
-from ucudnn.torch.gate.gate_library import _flags, _links  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from tests.support.gate_call import directs
+from tests.support.paths import NATIVE
+from tests.support.tuned_program import python_calls, taken
+from ucudnn.torch.gate.gate_library import _flags, _links
+from ucudnn.torch.overrides import process_overrides
 
 KIB, MIB = 1 << 10, 1 << 20
 MEMORY = 8 * MIB
@@ -59,11 +59,6 @@ def bounded(program, gate_library, counted):
 def in_python(monkeypatch):
     """Return a list that gets an item for each call that comes to Python, once operators are registered again."""
     return python_calls(monkeypatch)
-
-
-def directs():
-    """Return what the gate computes."""
-    return process_overrides._gates["CPU"]._directs
 
 
 def settle(one, in_python):

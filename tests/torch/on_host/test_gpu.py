@@ -4,25 +4,18 @@ import gc
 import weakref
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.host_gpu import (  # noqa: E402
-    PROBLEM,
-    assert_near,
-    convolve_and_differentiate,
-    enable_on_host,
-    image_and_filters,
-)
-from tests.support.operands import QUICK  # noqa: E402
-from ucudnn.backends.base import Scaling  # noqa: E402
-from ucudnn.backends.cudnn.algorithms import graph_call  # noqa: E402
-from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
-from ucudnn.handle import Handle  # noqa: E402
-from ucudnn.torch.calls.kernel_call import IN_CAPTURE  # noqa: E402
-from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.workspace import allocation  # noqa: E402
+from tests.support.host_gpu import PROBLEM, assert_near, convolve_and_differentiate, enable_on_host, image_and_filters
+from tests.support.operands import QUICK
+from ucudnn.backends.base import Scaling
+from ucudnn.backends.cudnn.algorithms import graph_call
+from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.handle import Handle
+from ucudnn.torch.calls.kernel_call import IN_CAPTURE
+from ucudnn.torch.device.gpu import TorchGpu
+from ucudnn.torch.overrides import process_overrides
+from ucudnn.workspace import allocation
 
 
 def test_each_call_goes_to_the_stream_that_is_current(host, calls):

@@ -8,13 +8,12 @@ from contextlib import nullcontext
 from functools import partial
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import LIMIT  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
+from tests.support.host_gpu import assert_near
+from tests.support.tuned_program import LIMIT
+from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.steps.phase import TuningPhase
 
 
 def passes(one, within=nullcontext):

@@ -3,27 +3,21 @@
 import gc
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.host_gpu import (  # noqa: E402
-    assert_near,
-    convolve_and_differentiate,
-    enable_on_host,
-    image_and_filters,
-)
-from tests.support.tuned_program import product  # noqa: E402
-from ucudnn.execution.launcher import BoundKernel  # noqa: E402
-from ucudnn.torch.calls.kernel_call import KernelCall  # noqa: E402
+from tests.support.host_gpu import assert_near, convolve_and_differentiate, enable_on_host, image_and_filters
+from tests.support.tuned_program import product
+from ucudnn.execution.launcher import BoundKernel
+from ucudnn.torch.calls.output_form import OutputForm
 
 
 @pytest.fixture
 def recurring(monkeypatch):
     """Let each kernel call write the same tensor each time; return what bound kernels returned."""
     kept, answers = {}, []
-    new, bound = KernelCall.new, BoundKernel.__call__
+    new, bound = OutputForm.new, BoundKernel.__call__
     monkeypatch.setattr(
-        KernelCall, "new", lambda self: kept.get(self) if self in kept else kept.setdefault(self, new(self))
+        OutputForm, "new", lambda self: kept.get(self) if self in kept else kept.setdefault(self, new(self))
     )
     monkeypatch.setattr(BoundKernel, "__call__", lambda self: answers.append(bound(self)) or answers[-1])
     return answers
@@ -155,7 +149,7 @@ def test_each_of_many_layers_with_one_shape_is_bound_and_the_report_counts_the_k
     with enable_on_host(host, workspace_limit=3000) as on:
         for turn in range(3):
             for image, out in layers:
-                monkeypatch.setattr(KernelCall, "new", lambda self, out=out: out.fill_(float("nan")))
+                monkeypatch.setattr(OutputForm, "new", lambda self, out=out: out.fill_(float("nan")))
                 assert forward(image, w) is out
                 assert_near([out], [reference(image, w)])
             bound = max(0, turn - 1) * 100

@@ -1,16 +1,15 @@
 """The convolutions of fitted steps on addresses, as on a GPU: bound once, launched again, never on other alignments."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.host_gpu import PROBLEM, assert_near, image_and_filters  # noqa: E402
-from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
-from ucudnn.errors import BackendError  # noqa: E402
-from ucudnn.execution.plan import make_plan  # noqa: E402
-from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution  # noqa: E402
-from ucudnn.memory.torch.convolutions.step_kernel import StepKernel  # noqa: E402
-from ucudnn.memory.torch.subject.traced_values import TracedTensor  # noqa: E402
+from tests.support.host_gpu import PROBLEM, assert_near, image_and_filters
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.errors import BackendError
+from ucudnn.execution.plan import make_plan
+from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution
+from ucudnn.memory.torch.convolutions.step_kernel import StepKernel
+from ucudnn.memory.torch.subject.traced_values import TracedTensor
 
 REST = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 

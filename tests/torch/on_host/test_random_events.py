@@ -4,12 +4,11 @@ from contextlib import contextmanager, nullcontext
 from random import Random
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.tuned_program import LATER, LIMIT, TunedProgram  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
+from tests.support.tuned_program import LATER, LIMIT, TunedProgram
+from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.steps.phase import TuningPhase
 
 MODES = {
     "auto": {},

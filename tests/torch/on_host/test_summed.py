@@ -5,20 +5,18 @@ import ctypes
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from tests.support.operands import operands, relative  # noqa: E402
-from tests.support.problems import make_problem  # noqa: E402
-from tests.support.reference import reference_convolution  # noqa: E402
-from ucudnn.backends.base import Scaling  # noqa: E402
-from ucudnn.backends.cudnn.algorithms.summed import WIDENED  # noqa: E402
-from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
-from ucudnn.backends.cudnn.gpu.sum_kernels import SumKernel  # noqa: E402
-from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
-from ucudnn.execution.plan import make_plan  # noqa: E402
-from ucudnn.planning.float32_sums import summed  # noqa: E402
-from ucudnn.problem import DataType, Operation  # noqa: E402
-from ucudnn.torch.device.gpu import TorchGpu  # noqa: E402
+from tests.support.operands import operands, relative
+from tests.support.problems import make_problem
+from tests.support.reference import reference_convolution
+from ucudnn.backends.base import Scaling
+from ucudnn.backends.cudnn.algorithms.summed import WIDENED
+from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.backends.cudnn.gpu.sum_kernels import SumKernel
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.execution.plan import make_plan
+from ucudnn.planning.float32_sums import summed
+from ucudnn.problem import DataType, Operation
+from ucudnn.torch.device.gpu import TorchGpu
 
 COUNT = 64
 

@@ -3,10 +3,9 @@
 import json
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.ranks import run_ranks
 
 RANK = """
 import ctypes

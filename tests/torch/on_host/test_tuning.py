@@ -6,32 +6,30 @@ from random import Random
 from threading import current_thread
 
 import pytest
+import torch
+from torch._dynamo import convert_frame
+from torch.nn.modules import conv as convolution
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from torch._dynamo import convert_frame  # noqa: E402
-from torch.nn.modules import conv as convolution  # noqa: E402
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-import ucudnn  # noqa: E402
-from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.noted import noted  # noqa: E402
-from tests.support.tuned_program import LIMIT, HostProgram  # noqa: E402
-from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall  # noqa: E402
-from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
-from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
-from ucudnn.benchmarking.storage.database import Database  # noqa: E402
-from ucudnn.benchmarking.storage.store import open_store  # noqa: E402
-from ucudnn.problem import Operation  # noqa: E402
-from ucudnn.torch.calls.candidate_kernel import TunedKernel  # noqa: E402
-from ucudnn.torch.device.timed_device import FreeBlocks  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.steps.phase import TuningPhase  # noqa: E402
-from ucudnn.torch.trials.call_site import CallSite  # noqa: E402
-from ucudnn.torch.trials.candidate import NO_MEMORY, WRONG  # noqa: E402
-from ucudnn.torch.tuning import tuned_call  # noqa: E402
-from ucudnn.torch.tuning import tuner as tuner_module  # noqa: E402
+import ucudnn
+from tests.support.host_gpu import assert_near
+from tests.support.noted import noted
+from tests.support.tuned_program import LIMIT, HostProgram
+from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall
+from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
+from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.store import open_store
+from ucudnn.problem import Operation
+from ucudnn.torch.calls.candidate_kernel import TunedKernel
+from ucudnn.torch.device.timed_device import FreeBlocks
+from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.steps.phase import TuningPhase
+from ucudnn.torch.trials.call_site import CallSite
+from ucudnn.torch.trials.candidate import NO_MEMORY, WRONG
+from ucudnn.torch.tuning import tuned_call
+from ucudnn.torch.tuning import tuner as tuner_module
 
 MIB = 1 << 20
 
@@ -75,17 +73,6 @@ def test_an_engine_that_adds_the_bias_is_adopted_if_there_is_one(program, stub, 
         assert on.report().calls == calls + 2
         assert sum(each.name == "aten::add_" for each in found.events()) == refuses
         assert_near([out], [one.model.requires_grad_(False).double()(one.x.double()).float()])
-
-
-def test_calls_that_are_not_replaced_are_passed_on_before_anything_is_looked_up(program):
-    one = program()
-    with one.enable():
-        one.settle()
-        known = len(one.made._forward_calls.calls)
-        x, w = torch.randn(2, 4, 5, 5), torch.randn(3, 4, 3, 3)
-        assert_near([torch.conv2d(x, w)], [torch.conv2d(x.double(), w.double()).float()])
-        assert len(one.made._forward_calls.calls) == known
-        assert one.computed() == 5
 
 
 @pytest.mark.parametrize("replaced", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
@@ -262,20 +249,6 @@ def test_nothing_is_tried_in_a_capture_nor_in_another_stream(program, host, capt
         assert not on.report().tuned[0].outcomes
 
 
-@pytest.mark.parametrize(
-    "until", [TuningPhase.WARMING, TuningPhase.WATCHING, TuningPhase.TRYING, TuningPhase.COMPARING]
-)
-def test_steps_may_be_captured_while_a_program_is_tuned(program, host, until):
-    one = program()
-    with one.enable() as on:
-        one.until(lambda: one.phase is until)
-        for captures in (True, True, False, True, False):
-            host.captures, host.stream = (True, 0x40) if captures else (False, 0)
-            one.check()
-        one.settle()
-        assert on.report().calls > 0
-
-
 def test_a_whole_step_that_is_captured_while_kernels_are_tried_ends_no_step_and_tries_nothing(program, host):
     one = program()
     with one.enable() as on:
@@ -304,15 +277,6 @@ def test_nothing_is_tried_among_deterministic_algorithms(program, monkeypatch, l
         assert not on.report().tuned[0].seen
         assert on.report().calls == 60 * calls, "all by the heuristic mode within a limit"
         assert bool(one.program.baseline_calls) is (limit is None)
-
-
-def test_the_end_of_tuning_gives_pytorchs_operators_back_and_another_begin_goes_on(program):
-    one = program()
-    with one.enable():
-        one.settle()
-    assert one.computed() == 0
-    with one.enable():
-        assert one.computed() == 5
 
 
 @pytest.mark.parametrize(("has_gate", "trains"), [(False, True), (True, True), (True, False)])
@@ -497,12 +461,3 @@ def test_inference_of_changing_sizes_by_several_threads_learns_nothing_after_it_
             one.model(torch.randn(8, 4, 50 + number, 6))
         assert one.made.operators() != (None, None)
         assert (len(one.tuner.sites), len(one.made._forward_calls.calls)) == known
-
-
-def test_adopted_kernels_that_are_called_in_python_run_in_other_streams_too(program, host):
-    one = program()
-    with one.enable():
-        one.settle()
-        one.x = torch.randn(16, 4, 7, 6)[8:]  # addresses on one stream are not bound to another
-        with host.elsewhere():
-            assert one.computed() > 0

@@ -4,12 +4,11 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.problems import make_problem  # noqa: E402
-from ucudnn.configuration import Configuration, Float32Sum, MicroConfiguration  # noqa: E402
-from ucudnn.torch.tuning.plan_owner import PlanOwner  # noqa: E402
+from tests.support.problems import make_problem
+from ucudnn.configuration import Configuration, Float32Sum, MicroConfiguration
+from ucudnn.torch.tuning.plan_owner import PlanOwner
 
 
 def plan(*sizes, algorithm="eng65_k2=1", total=None):

@@ -8,12 +8,9 @@ from types import SimpleNamespace
 from weakref import WeakSet
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("torch")
-
-import torch
 
 from tests.support.configurations import in_parts
 from tests.support.host_gpu import PROBLEM
@@ -192,7 +189,8 @@ class Course:
         MODEL(None)
         for channels, problem in self.problems.items():
             site = tuner.site(problem)
-            trial, kernel = tuner.trials.get(problem, (None, None))
+            trial = tuner.trials.get(problem)
+            kernel = trial and trial.kernel
             begin = program.mark()
             if tuner.uses_adopted and problem in tuner.kernels:
                 name = tuner.kernels[problem].name
@@ -360,13 +358,6 @@ def test_whole_steps_decide_even_if_each_kernel_is_faster():
     assert not tuner.uses_adopted
 
 
-def test_kernels_that_take_next_to_nothing_are_not_tried():
-    course = Course({4: 2.0, 5: 0.01}, {4: {"a": 1.0}, 5: {"a": 0.001}})
-    tuner = course.run()
-    assert {problem.channels for problem in tuner.kernels} == {4}
-    assert tuner.sites[course.problems[5]].candidates is None
-
-
 def test_ranks_try_in_the_same_steps_however_different_their_clocks_are_and_in_a_third_of_them_at_most():
     tried = []
     for slower in (1.0, 1.3):
@@ -381,17 +372,6 @@ def test_ranks_try_in_the_same_steps_however_different_their_clocks_are_and_in_a
         assert {problem.channels for problem in course.tuner.kernels} == {4, 5}
     assert len(tried[0]) > 3
     assert len({step % 3 for steps in tried for step in steps}) == 1
-
-
-def test_a_program_that_slows_down_is_tuned_all_the_same_and_trials_are_not_to_blame():
-    course = Course({4: 2.0, 5: 1.0}, {4: {"a": 1.5}, 5: {"b": 0.5}}, idle=lambda step: 20.0 if step < 8 else 30.0)
-    for _ in range(200):
-        course.step()
-        if course.tuner.phase is TuningPhase.SETTLED:
-            break
-    assert len(course.tuner.kernels) == 2, "each step takes half as long again as those before tuning"
-    assert course.ledger.lost_seconds < 0.05 * course.ledger.elapsed_seconds
-    assert course.tuner.step_ms == pytest.approx(33)
 
 
 @pytest.mark.parametrize("behind", [1, 2])

@@ -108,9 +108,8 @@ class CallGate:
         self._library.ucudnn_gate_tables.restype = ctypes.c_int64
         self._computes: dict[int, Compute] = {}  # by numbers that are never used again
         self._count = 0
-        self._directs: list[DirectKernel] = []  # the gate has their addresses
-        self._bypasses: list[array[int]] = []  # likewise
-        self._earlier: list[tuple[object, ...]] = []  # of tables by which other threads may still compute
+        self._rules: tuple[GateRule, ...] = ()  # the gate has addresses of what they refer to
+        self._earlier: list[tuple[GateRule, ...]] = []  # of tables by which other threads may still compute
 
     def use(
         self,
@@ -137,16 +136,14 @@ class CallGate:
         Raises:
             RuntimeError: if PyTorch refuses it, or does not say how many bytes live where these are limited.
         """
-        self._call("begin", device_type.upper().encode(), self._callback)
-        self._earlier.append((self._directs, self._bypasses))
-        first, self._directs, self._bypasses = self._count, [], []
+        self._earlier.append(self._rules)
+        first, self._rules = self._count, (*forward, *backward)
+        table = [number for rules in (forward, backward) for number in self._numbers_of(rules)]
+        numbers = (ctypes.c_int64 * len(table))(*table)
+        names: list[bytes | None] = [*(name.encode() for name in python)] or [None, None]
+        given = (self._callback, *names, numbers, ctypes.c_int64(len(numbers)))
         try:
-            for is_backward, rules in enumerate((forward, backward)):
-                if python:
-                    self._call("python", is_backward, python[is_backward].encode())
-                for rule in rules:
-                    self._add(is_backward, rule)
-            self._call("use")
+            self._call("use", device_type.upper().encode(), *given)
         except RuntimeError:
             self.close()  # it may stand in front of one operator already
             raise
@@ -173,24 +170,21 @@ class CallGate:
         self.is_open = False
         self._call("close")
 
-    def _add(self, is_backward: int, rule: GateRule) -> None:
-        signature = _numbers(rule.signature), ctypes.c_int64(len(rule.signature))
-        for at, (compute, sizes, strides, direct) in rule.outputs.items():
-            kernel = ctypes.c_int64(self._count)
-            self._computes[self._count] = compute
-            self._count += 1
-            form = _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes))
-            self._call("add", is_backward, *signature, at, kernel, *form)
-            if direct is not None:
-                self._directs.append(direct)
-                self._call("direct", is_backward, *signature, at, *_call_of(direct))
-        if rule.bypass is not None:
-            self._bypasses.append(rule.bypass)
-            self._call("bypass", is_backward, *signature, ctypes.c_void_p(rule.bypass.buffer_info()[0]))
-        sizes, strides = rule.bias_as
-        if sizes:
-            form = _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes))
-            self._call("bias", *signature, *form, int(rule.fuses))
+    def _numbers_of(self, rules: Sequence[GateRule]) -> Iterator[int]:
+        """Yield the rules of one operator as the gate reads them; a list begins with its length."""
+        yield len(rules)
+        for rule in rules:
+            yield from _listed(rule.signature)
+            yield 0 if rule.bypass is None else rule.bypass.buffer_info()[0]
+            yield from (*_listed(rule.bias_as[0]), *_listed(rule.bias_as[1]), rule.fuses)
+            for output in map(rule.outputs.get, range(2)):
+                if output is None:
+                    yield -1
+                    continue
+                self._computes[self._count] = output.compute
+                yield from (self._count, *_listed(output.sizes), *_listed(output.strides))
+                yield from _numbers_of_direct(output.direct)
+                self._count += 1
 
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._library, f"ucudnn_gate_{name}")
@@ -208,21 +202,22 @@ class CallGate:
             return 0
 
 
-def _call_of(direct: DirectKernel) -> tuple[Any, ...]:
-    """Return what the gate needs to compute a kernel."""
+def _numbers_of_direct(direct: DirectKernel | None) -> list[int]:
+    """Return what the gate needs to compute a kernel; an empty list of parts if it cannot."""
+    if direct is None:
+        return _listed(())
     parts = [number for part in direct.parts for number in (part.plan, *part[1:4])]
-    sizes = ctypes.c_int64(len(direct.parts)), ctypes.c_int64(direct.workspace_bytes)
-    shared = [ctypes.c_void_p(each.buffer_info()[0]) for each in (direct.calls, direct.other_stream)]
-    most = ctypes.c_int64(-1 if direct.most_bytes is None else direct.most_bytes)
-    return _functions_of(direct.library), ctypes.c_void_p(direct.handle), _numbers(parts), *sizes, *shared, most
+    shared = [each.buffer_info()[0] for each in (direct.calls, direct.other_stream)]
+    most = -1 if direct.most_bytes is None else direct.most_bytes
+    how = (direct.handle, direct.workspace_bytes, *shared, most)
+    return [*_listed(parts), *_functions_of(direct.library), *how]
 
 
 @lru_cache(maxsize=16)
-def _functions_of(library: Library) -> Any:
+def _functions_of(library: Library) -> list[int]:
     """Return the addresses of a library's functions that the gate calls; a process has one library, or a few."""
     loaded: list[Any] = [library.function(f"cudnnBackend{name}") for name in _FUNCTIONS]
-    found = (ctypes.cast(each, ctypes.c_void_p) for each in loaded)
-    return (ctypes.c_void_p * len(_FUNCTIONS))(*(each.value for each in found))
+    return [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in loaded]
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, *[ctypes.c_void_p] * 4)
@@ -256,5 +251,5 @@ def _add_flat(found: list[int], part: Any) -> None:
         found.append(-1 if part is None else int(part))
 
 
-def _numbers(values: Sequence[int]) -> Any:
-    return (ctypes.c_int64 * len(values))(*values)
+def _listed(values: Sequence[int]) -> list[int]:
+    return [len(values), *values]

@@ -7,6 +7,7 @@ from typing import final
 
 from ucudnn.backends.cudnn.algorithms.operation_graph import without_knobs
 from ucudnn.configuration import Configuration
+from ucudnn.torch.calls.candidate_kernel import TunedKernel
 
 WRONG, SLOW, NO_MEMORY, FAILED = "wrong result", "slow", "no free memory for a check", "failed"
 SLOW_PLAN = "its plan takes too long to build"
@@ -84,10 +85,17 @@ class Trial:
         candidate: what is tried; None times PyTorch's own kernel.
         in_place: whether the candidate replaces PyTorch's own kernel; otherwise it runs beside it and is checked.
         estimate_ms: the time that the trial is expected to lose.
+        kernel: the candidate's.
         started: whether the candidate has run beside PyTorch's own kernel in this step, or has failed.
     """
 
     candidate: Candidate | None
     in_place: bool
     estimate_ms: float
+    kernel: TunedKernel | None = None
     started: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether other calls of this step do nothing: beside PyTorch's own kernel, once in a step is enough."""
+        return self.started or (self.candidate is not None and bool(self.candidate.reason))

@@ -40,7 +40,47 @@ class CandidateCheck(NamedTuple):
     operands: Callable[[torch.Tensor], Operands]
     finished: Callable[[torch.Tensor], torch.Tensor]
 
-    def beside(self, kernel: TunedKernel, candidate: Candidate, expected: torch.Tensor) -> bool:
+    def output(self, trial: Trial, baseline: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the output of PyTorch's own kernel, or of a candidate in its place, and measure what is tried."""
+        candidate, kernel = trial.candidate, trial.kernel
+        if candidate is None or kernel is None:
+            return self._timed(baseline)
+        if trial.in_place:
+            found = self._in_place(kernel, candidate)
+            trial.started |= found is None
+            return baseline() if found is None else found
+        if not candidate.in_turn:
+            out = self._timed(baseline)
+            trial.started = self._beside(kernel, candidate, out)
+            return out
+        trial.started, compare = self._in_turn(kernel, candidate)
+        out = self._timed(baseline)
+        if compare is not None:
+            compare(out)
+        return out
+
+    def _timed(self, baseline: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the output of PyTorch's own kernel, which is timed."""
+        begin = self.tuner.program.mark()
+        out = baseline()
+        self.tuner.measured(self.site, None, begin, self.tuner.program.mark())
+        return out
+
+    def _in_place(self, kernel: TunedKernel, candidate: Candidate) -> torch.Tensor | None:
+        """Return the output that a candidate computes in place of PyTorch's own kernel; None if it does not."""
+        if kernel.workspace_bytes and not self.has_free_blocks((self.form.size_bytes, kernel.workspace_bytes), False):
+            candidate.reject(NO_MEMORY)
+            return None
+        begin = self.tuner.program.mark()
+        out = computed(kernel, self.form, self.operands)
+        if out is None:
+            candidate.failed()
+            return None
+        out = self.finished(out)
+        self.tuner.measured(self.site, candidate, begin, self.tuner.program.mark())
+        return out
+
+    def _beside(self, kernel: TunedKernel, candidate: Candidate, expected: torch.Tensor) -> bool:
         """Run a candidate after PyTorch's own kernel, and compare the outputs; return whether it was run.
 
         It is not run if no memory is free for another output.
@@ -58,21 +98,21 @@ class CandidateCheck(NamedTuple):
             self.tuner.measured(self.site, candidate, *marks, distance)
         return True
 
-    def in_turn(self, kernel: TunedKernel, trial: Trial) -> Callable[[torch.Tensor], None] | None:
+    def _in_turn(self, kernel: TunedKernel, candidate: Candidate) -> tuple[bool, Callable[[torch.Tensor], None] | None]:
         """Run a candidate before PyTorch's own kernel, in memory that this gets next, and keep a sketch of its output.
 
-        Return what compares PyTorch's output with the sketch; None if no memory is free, or the candidate failed.
+        Return whether it was run, which it is not if no memory is free, and what compares PyTorch's output with the
+        sketch; None if the candidate was not run, or failed.
         """
-        program, candidate = self.tuner.program, trial.candidate
-        assert candidate is not None
+        program = self.tuner.program
         wanted = self.form.size_bytes, kernel.workspace_bytes, *sketch_sizes(self.form)
         if not self.tuner.watch.holds(wanted, program.live_bytes()) or not self.has_free_blocks(wanted, False):
             self.site.missed(candidate)
-            return None
-        out, trial.started = self.form.new(), True
+            return False, None
+        out = self.form.new()
         marks = self._run(kernel, candidate, out)
         if marks is None:
-            return None
+            return True, None
         found = program.host_copy(sketch(self.finished(out)))  # so that nothing of it is live at PyTorch's peak
 
         def compare(expected: torch.Tensor) -> None:
@@ -82,7 +122,7 @@ class CandidateCheck(NamedTuple):
             else:
                 candidate.reject(NO_MEMORY)
 
-        return compare
+        return True, compare
 
     def _run(self, kernel: TunedKernel, candidate: Candidate, out: torch.Tensor) -> tuple[Any, Any] | None:
         """Compute an output that was poisoned, and return marks around that; None if it failed, which is noted."""
@@ -95,3 +135,11 @@ class CandidateCheck(NamedTuple):
             return begin, program.mark()
         candidate.failed()
         return None
+
+
+def computed(
+    kernel: TunedKernel, form: OutputForm, operands: Callable[[torch.Tensor], Operands]
+) -> torch.Tensor | None:
+    """Return an output that a kernel has computed; None if it failed."""
+    out = form.new()
+    return out if kernel.run(*operands(out)) else None

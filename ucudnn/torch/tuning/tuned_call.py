@@ -20,7 +20,6 @@ from ucudnn.torch.calls.call_cache import (
     biased_problem,
     missing_format,
 )
-from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.calls.output_form import OutputForm
 from ucudnn.torch.calls.problem import Geometry
 from ucudnn.torch.device.fast_tensors import Sizes, alias
@@ -28,8 +27,7 @@ from ucudnn.torch.device.timed_device import FreeBlocks
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.trials.call_site import CallSite
-from ucudnn.torch.trials.candidate import NO_MEMORY, Trial
-from ucudnn.torch.tuning.candidate_check import CandidateCheck, Operands
+from ucudnn.torch.tuning.candidate_check import CandidateCheck, Operands, computed
 from ucudnn.torch.tuning.tuner import Tuner
 
 _MOST_CALLS = 1 << 14
@@ -170,7 +168,7 @@ class _Path:
                 del out  # PyTorch allocates its own
                 return baseline()
             return out if bias is None or kernel.fuses else out.add_(alias(bias, *self._bias_as))
-        tried = self._trials[0][1] if 0 in self._trials else None
+        tried = self._trials[0].kernel if 0 in self._trials else None
         added = bias is None or (tried is not None and tried.fuses)
 
         def operands(out: torch.Tensor) -> Operands:
@@ -201,7 +199,7 @@ class _Path:
             if left[at] and at in self._ours:
                 kernel = self._kernels.get(at)
                 if kernel is not None:
-                    found[at] = _computed(kernel, self._outputs[at].form, partial(operands, at))
+                    found[at] = computed(kernel, self._outputs[at].form, partial(operands, at))
                 else:
                     found[at] = self._observed(at, partial(operands, at), partial(_one, baseline, at), _same)
                 left[at] = found[at] is None
@@ -221,73 +219,19 @@ class _Path:
     ) -> torch.Tensor:
         """Return one output, and time what computes it: PyTorch's own kernel, or a candidate in its place."""
         self._seen[at] += 1
-        trial, kernel = self._trials.get(at, (None, None))
-        over = trial is None or trial.started or (trial.candidate is not None and bool(trial.candidate.reason))
-        if over and not self._watches:  # beside PyTorch's own kernel, once in a step is enough
+        call, seen, output, trial = self._call, self._seen[at], self._outputs[at], self._trials.get(at)
+        if trial is None and not self._watches:
             return baseline()
-        if self._seen[at] > _MOST_SEEN or not self._call.tuner.program.untouched():
+        if (trial is not None and trial.is_over) or seen > _MOST_SEEN or not call.tuner.program.untouched():
             return baseline()
-        if self._watches:
-            return self._watched(self._outputs[at], baseline)
-        assert trial is not None
-        call, seen, output = self._call, self._seen[at], self._outputs[at]
+        if trial is None:
+            return _watched(call.tuner, output, baseline)
 
         def has_free_blocks(sizes: Sequence[int], after: bool) -> bool:
             return call.has_free_blocks(at, -seen if after else seen, sizes)
 
-        if kernel is not None and trial.candidate is not None:
-            check = CandidateCheck(call.tuner, output.site, output.form, has_free_blocks, operands, finished)
-            if not trial.in_place:
-                return self._beside(check, kernel, trial, baseline)
-            out = self._in_place(check, kernel, trial)
-            return baseline() if out is None else out
-        return self._timed(output.site, baseline)
-
-    def _watched(self, output: _Output, baseline: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return one output of PyTorch's own kernel, which is timed, and note how much memory lives beside it."""
-        program = self._call.tuner.program
-        live, begin = program.live_bytes(), program.mark()
-        out = baseline()
-        self._call.tuner.watched(output.site, live + output.form.size_bytes, begin, program.mark())
-        return out
-
-    def _timed(self, site: CallSite, baseline: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return one output of PyTorch's own kernel, which is timed."""
-        begin = self._call.tuner.program.mark()
-        out = baseline()
-        self._call.tuner.measured(site, None, begin, self._call.tuner.program.mark())
-        return out
-
-    def _in_place(self, check: CandidateCheck, kernel: TunedKernel, trial: Trial) -> torch.Tensor | None:
-        """Return one output that a candidate computes in place of PyTorch's own kernel; None if it does not."""
-        candidate = trial.candidate
-        assert candidate is not None
-        if kernel.workspace_bytes and not check.has_free_blocks((check.form.size_bytes, kernel.workspace_bytes), False):
-            candidate.reject(NO_MEMORY)
-            return None
-        begin = check.tuner.program.mark()
-        out = _computed(kernel, check.form, check.operands)
-        if out is None:
-            candidate.failed()
-            trial.started = True
-            return None
-        out = check.finished(out)
-        check.tuner.measured(check.site, candidate, begin, check.tuner.program.mark())
-        return out
-
-    def _beside(
-        self, check: CandidateCheck, kernel: TunedKernel, trial: Trial, baseline: Callable[[], torch.Tensor]
-    ) -> torch.Tensor:
-        """Return one output of PyTorch's own kernel, which is timed; the candidate is checked before or after it."""
-        candidate = trial.candidate
-        assert candidate is not None
-        compare = check.in_turn(kernel, trial) if candidate.in_turn else None
-        out = self._timed(check.site, baseline)
-        if compare is not None:
-            compare(out)
-        elif not candidate.in_turn:
-            trial.started = check.beside(kernel, candidate, out)
-        return out
+        check = CandidateCheck(call.tuner, output.site, output.form, has_free_blocks, operands, finished)
+        return check.output(trial, baseline)
 
 
 def forward_of(
@@ -345,12 +289,12 @@ def _reason(flags: Flags, tuner: Tuner, copied: torch.memory_format | None) -> s
     return "" if copied is None or tuner.owner is not None else "the tensors differ in their memory format"
 
 
-def _computed(
-    kernel: TunedKernel, form: OutputForm, operands: Callable[[torch.Tensor], Operands]
-) -> torch.Tensor | None:
-    """Return an output that a kernel has computed; None if it failed."""
-    out = form.new()
-    return out if kernel.run(*operands(out)) else None
+def _watched(tuner: Tuner, output: _Output, baseline: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return an output of PyTorch's own kernel, which is timed, and note how much memory lives beside it."""
+    live, begin = tuner.program.live_bytes(), tuner.program.mark()
+    out = baseline()
+    tuner.watched(output.site, live + output.form.size_bytes, begin, tuner.program.mark())
+    return out
 
 
 def _add(found: list[torch.Tensor | None], left: list[bool], others: Gradients) -> None:

@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.device.memory_limit import StatedHeadroom
 from ucudnn.torch.device.memory_watch import MemoryWatch
 from ucudnn.torch.device.timed_device import TimedGpu
@@ -54,7 +53,7 @@ class Tuner:
 
     Attributes:
         watch: the memory of PyTorch's own steps.
-        trials: what is tried in this step, by problem, with the kernel if there is one.
+        trials: what is tried in this step, by problem.
         kernels: the adopted kernels, by problem.
         epoch: changes when the free blocks at calls may have changed.
         host_seconds: time of the program's own thread between steps: for handles of cuDNN ('opening'), for lists of
@@ -80,7 +79,7 @@ class Tuner:
         self.watch: MemoryWatch | StatedHeadroom = MemoryWatch() if stated is None else stated.headroom
         self.owner = None if stated is None else stated.owner
         self.uses_adopted = False
-        self.trials: dict[ConvolutionProblem, tuple[Trial, TunedKernel | None]] = {}
+        self.trials: dict[ConvolutionProblem, Trial] = {}
         self.kernels: KernelSet = {}
         self.epoch = 0
         self.gain: float | None = None
@@ -336,9 +335,9 @@ class Tuner:
             if len(self.trials) >= _MOST_AT_ONCE or not self._times.reserve(seconds + trial.estimate_ms / 1e3):
                 return bool(self.trials)  # smaller kernels wait, or they would use up what the larger one waits for
             made += seconds > 0
-            kernel = None if trial.candidate is None else self._maker.made(site, trial.candidate)
-            if trial.candidate is None or kernel is not None:
-                self.trials[site.problem] = trial, kernel
+            trial.kernel = None if trial.candidate is None else self._maker.made(site, trial.candidate)
+            if trial.candidate is None or trial.kernel is not None:
+                self.trials[site.problem] = trial
             self.host_seconds.update(building=self._maker.seconds, slowest=self._maker.slowest_seconds)
         return True
 

@@ -30,7 +30,6 @@ namespace {
 constexpr int NONE = -1;  // of the gradients
 
 struct Gate {
-  std::unique_ptr<Table> next;       // which is being stated
   std::shared_ptr<const Table> now;  // read and written by atomic functions only
   std::shared_ptr<const Kernel> own_forward, own_backward;  // what was registered before the gate
   std::unique_ptr<torch::Library> library;                  // null: the gate stands nowhere
@@ -233,8 +232,78 @@ std::shared_ptr<const Kernel> kernel_of(const char* name, c10::DispatchKey key) 
   return std::make_shared<const Kernel>(Kernel{handle, kernel, is_own(kernel)});
 }
 
-// Returns a side of the table that is being stated.
-Side& next_side(int is_backward) { return is_backward ? gate().next->backward : gate().next->forward; }
+// Reads the numbers in which Python states a table. A list begins with its length.
+class Reader final {
+ public:
+  Reader(const std::int64_t* numbers, std::int64_t count) : next_(numbers), end_(numbers + count) {}
+  std::int64_t number() {
+    TORCH_CHECK(next_ != end_, "the table ends too early");
+    return *next_++;
+  }
+  Numbers list() {
+    const std::int64_t count = number();
+    TORCH_CHECK(0 <= count && count <= end_ - next_, "the table ends too early");
+    const std::int64_t* const first = std::exchange(next_, next_ + count);
+    return Numbers(first, next_);
+  }
+  template <typename Address>
+  void address(Address& found) {
+    found = reinterpret_cast<Address>(number());
+  }
+
+ private:
+  const std::int64_t* next_;
+  const std::int64_t* const end_;
+};
+
+// Reads a kernel that cuDNN computes: the fields of its parts, then those of `Direct`; null where it has no parts.
+std::shared_ptr<const Direct> read_direct(Reader& read, c10::DispatchKey key) {
+  const Numbers parts = read.list();
+  if (parts.empty()) return nullptr;
+  auto direct = std::make_shared<Direct>();
+  for (std::size_t at = 0; at + 3 < parts.size(); at += 4) {
+    direct->parts.push_back({reinterpret_cast<void*>(parts[at]), parts[at + 1], parts[at + 2], parts[at + 3]});
+  }
+  read.address(direct->cudnn.create);
+  read.address(direct->cudnn.set);
+  read.address(direct->cudnn.finalize);
+  read.address(direct->cudnn.execute);
+  read.address(direct->cudnn.destroy);
+  read.address(direct->handle);
+  direct->workspace_bytes = read.number();
+  read.address(direct->calls);
+  read.address(direct->other_stream);
+  direct->most_bytes = read.number();
+  if (direct->is_bounded()) {
+    const auto type = key == c10::DispatchKey::CUDA ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+    direct->allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type));
+    TORCH_CHECK(direct->allocator != nullptr, "PyTorch's allocator does not say how many bytes live");
+  }
+  return direct;
+}
+
+// Reads the rules of one operator; `name` is that of its operator with a kernel in Python, or null.
+void read_side(Reader& read, Table& table, Side& side, const char* name) {
+  if (name != nullptr) {
+    side.python = kernel_of(name, table.key);
+    table.is_over_plans = true;
+  }
+  for (std::int64_t left = read.number(); left > 0; --left) {
+    Rule& rule = side.rules[read.list()];
+    read.address(rule.bypass);
+    rule.bias_sizes = read.list();
+    rule.bias_strides = read.list();
+    rule.fuses = read.number() != 0;
+    for (Output& output : rule.outputs) {
+      output.kernel = read.number();
+      if (output.kernel < 0) continue;
+      output.sizes = read.list();
+      output.strides = read.list();
+      output.direct = read_direct(read, table.key);
+      (output.direct ? table.is_direct : table.is_mixed) = true;
+    }
+  }
+}
 
 thread_local std::string message;
 
@@ -249,99 +318,30 @@ const char* guarded(const Run& run) noexcept {
   }
 }
 
-Numbers list(const std::int64_t* values, std::int64_t count) { return Numbers(values, values + count); }
-
 }  // namespace
 
 // Each function returns nullptr, or the text of an error, which lives until the thread calls the next one.
 extern "C" {
 
-// Begins another table, for a device type and with a callback. The one that is used holds until this one is.
-EXPORTED const char* ucudnn_gate_begin(const char* device_type, Callback callback) {
-  return guarded([&] {
-    auto next = std::make_unique<Table>();
-    next->key = c10::parseDispatchKey(device_type);
-    next->callback = callback;
-    gate().next = std::move(next);
-  });
-}
-
-// Names the operator whose kernel in Python computes calls that no rule computes, by plans within a stated limit.
-EXPORTED const char* ucudnn_gate_python(int is_backward, const char* name) {
-  return guarded([&] { next_side(is_backward).python = kernel_of(name, gate().next->key); });
-}
-
-// Lets a kernel compute an output of calls with a signature: `at` is 0 for a forward call, else the gradient's place.
-EXPORTED const char* ucudnn_gate_add(int is_backward, const std::int64_t* signature, std::int64_t length, int at,
-                                     std::int64_t kernel, const std::int64_t* sizes, const std::int64_t* strides,
-                                     std::int64_t dimensions) {
-  return guarded([&] {
-    Side& side = next_side(is_backward);
-    side.rules[list(signature, length)].outputs.at(at) = {kernel, nullptr, list(sizes, dimensions),
-                                                     list(strides, dimensions)};
-  });
-}
-
-// Lets cuDNN compute an output, in place of the callback. `functions` are those of `Cudnn`, in that order; `parts` has
-// four numbers for each part. `calls`, `other_stream` and `most_bytes` are those of `Direct`. All live as long as the
-// table.
-EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* signature, std::int64_t length, int at,
-                                        void* const* functions, void* handle, const std::int64_t* parts,
-                                        std::int64_t count, std::int64_t workspace_bytes, std::int64_t* calls,
-                                        const std::int64_t* other_stream, std::int64_t most_bytes) {
-  return guarded([&] {
-    auto direct = std::make_shared<Direct>();
-    direct->cudnn = {reinterpret_cast<decltype(Cudnn::create)>(functions[0]),
-                     reinterpret_cast<decltype(Cudnn::set)>(functions[1]),
-                     reinterpret_cast<decltype(Cudnn::finalize)>(functions[2]),
-                     reinterpret_cast<decltype(Cudnn::execute)>(functions[3]),
-                     reinterpret_cast<decltype(Cudnn::destroy)>(functions[4])};
-    direct->handle = handle;
-    for (const std::int64_t* part = parts; part < parts + 4 * count; part += 4) {
-      direct->parts.push_back({reinterpret_cast<void*>(part[0]), part[1], part[2], part[3]});
-    }
-    direct->workspace_bytes = workspace_bytes;
-    direct->calls = calls;
-    direct->other_stream = other_stream;
-    direct->most_bytes = most_bytes;
-    if (direct->is_bounded()) {
-      const auto type = gate().next->key == c10::DispatchKey::CUDA ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
-      direct->allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type));
-      TORCH_CHECK(direct->allocator != nullptr, "PyTorch's allocator does not say how many bytes live");
-    }
-    next_side(is_backward).rules.at(list(signature, length)).outputs.at(at).direct = std::move(direct);
-    gate().next->is_direct = true;
-  });
-}
-
-// States the sizes and strides with which the bias of a forward call is added, unless its kernel fuses it.
-EXPORTED const char* ucudnn_gate_bias(const std::int64_t* signature, std::int64_t length, const std::int64_t* sizes,
-                                      const std::int64_t* strides, std::int64_t dimensions, int fuses) {
-  return guarded([&] {
-    Rule& rule = next_side(0).rules.at(list(signature, length));
-    rule.bias_sizes = list(sizes, dimensions);
-    rule.bias_strides = list(strides, dimensions);
-    rule.fuses = fuses != 0;
-  });
-}
-
-// Passes calls with a signature on while a number is not 0, which may change at any time. It lives as long as the
-// table.
-EXPORTED const char* ucudnn_gate_bypass(int is_backward, const std::int64_t* signature, std::int64_t length,
-                                        const std::int64_t* bypass) {
-  return guarded([&] { next_side(is_backward).rules[list(signature, length)].bypass = bypass; });
-}
-
-// Uses the table that was begun last. The gate is put in front of an operator for which it has something to do, unless
-// it stands there. What it passes on to PyTorch goes to the kernels that were registered before, which must stay. A
-// table with nothing to do gives the operators back.
-EXPORTED const char* ucudnn_gate_use() {
+// Uses a table for a device type, with a callback; `python_forward` and `python_backward` name the operators whose
+// kernels in Python compute calls that no rule computes, by plans within a stated limit, or are null. `numbers` are
+// those of `Reader`; what they point to lives as long as the table.
+//
+// The gate is put in front of an operator for which it has something to do, unless it stands there. What it passes on
+// to PyTorch goes to the kernels that were registered before, which must stay. A table with nothing to do gives the
+// operators back.
+EXPORTED const char* ucudnn_gate_use(const char* device_type, Callback callback, const char* python_forward,
+                                     const char* python_backward, const std::int64_t* numbers, std::int64_t count) {
   return guarded([&] {
     static Quiet quiet;
     const c10::WarningUtils::WarningHandlerGuard silence(&quiet);
     Gate& one = gate();
-    TORCH_CHECK(one.next != nullptr, "no table was stated");
-    const std::shared_ptr<Table> next = std::move(one.next);
+    const auto next = std::make_shared<Table>();
+    next->key = c10::parseDispatchKey(device_type);
+    next->callback = callback;
+    Reader read(numbers, count);
+    read_side(read, *next, next->forward, python_forward);
+    read_side(read, *next, next->backward, python_backward);
     const bool needs_forward = next->forward.needs_gate(), needs_backward = next->backward.needs_gate();
     const bool is_needed = needs_forward || needs_backward;
     if (one.library == nullptr && !is_needed) return;
@@ -351,12 +351,6 @@ EXPORTED const char* ucudnn_gate_use() {
     }
     next->forward.own = one.own_forward;
     next->backward.own = one.own_backward;
-    next->is_over_plans = next->forward.python != nullptr || next->backward.python != nullptr;
-    for (const Side* side : {&next->forward, &next->backward}) {
-      for (const auto& rule : side->rules) {
-        for (const Output& output : rule.second.outputs) next->is_mixed |= output.kernel >= 0 && !output.direct;
-      }
-    }
     std::atomic_store_explicit(&one.now, std::shared_ptr<const Table>(next), std::memory_order_release);
     if (!is_needed) {
       one.library.reset();
@@ -375,8 +369,8 @@ EXPORTED const char* ucudnn_gate_use() {
   });
 }
 
-// Returns how many tables exist: the one that is used or was used last, one that was begun, and earlier ones by which
-// other threads still compute.
+// Returns how many tables exist: the one that is used or was used last, and earlier ones by which other threads still
+// compute.
 EXPORTED std::int64_t ucudnn_gate_tables() { return tables; }
 
 // Returns whether all calls that are passed on go to PyTorch's own kernels, without a list of arguments.
