@@ -38,7 +38,7 @@ def test_ci_runs_what_the_quick_tests_leave_out_or_skip():
     )
     files = {*(ROOT / "tests").rglob("test_*.py")} - {*(ROOT / "tests" / "gpu").rglob("*"), Path(__file__)}
     skipped = {file for file in files if wanting.search(file.read_text())}
-    assert len(skipped) > 80
+    assert len(skipped) > 20
     marked = {file for file in files if any(file.is_relative_to(place) for place in chain(*places.values()))}
     assert skipped - marked == {ROOT / "tests" / "test_structure.py"}  # which runs some of its tests without PyTorch
 

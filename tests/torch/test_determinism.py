@@ -3,16 +3,15 @@
 import json
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import ucudnn.torch  # noqa: E402
-from tests.support.operands import QUICK  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
-from tests.support.torch_cases import enable_on_cpu  # noqa: E402
-from ucudnn.errors import PlanFileError  # noqa: E402
-from ucudnn.planning.plan_file import read_plans  # noqa: E402
-from ucudnn.torch.__main__ import main  # noqa: E402
+import ucudnn.torch
+from tests.support.operands import QUICK
+from tests.support.ranks import run_ranks
+from tests.support.torch_cases import enable_on_cpu
+from ucudnn.errors import PlanFileError
+from ucudnn.planning.plan_file import read_plans
+from ucudnn.torch.__main__ import main
 
 TRAINING = """
 import hashlib

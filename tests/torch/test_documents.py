@@ -6,13 +6,12 @@ Programs and models that the pages only name stand in the reader's folder.
 import re
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.documents import Reader, at, examples_at  # noqa: E402
-from tests.support.paths import shared_folder  # noqa: E402
-from tests.support.printed import assert_prints  # noqa: E402
-from tests.support.reader_programs import MODELS, TRAIN  # noqa: E402
+from tests.support.documents import Reader, at, examples_at
+from tests.support.paths import shared_folder
+from tests.support.printed import assert_prints
+from tests.support.reader_programs import MODELS, TRAIN
 
 
 @pytest.fixture(scope="module")

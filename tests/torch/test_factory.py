@@ -3,15 +3,14 @@
 import re
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import ucudnn.torch  # noqa: E402
-from tests.support.torch_cases import enable_on_cpu  # noqa: E402
-from ucudnn.errors import BackendUnavailableError, SettingsError  # noqa: E402
-from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
-from ucudnn.torch.factory import open_interceptor, tunes  # noqa: E402
-from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
+import ucudnn.torch
+from tests.support.torch_cases import enable_on_cpu
+from ucudnn.errors import BackendUnavailableError, SettingsError
+from ucudnn.torch.calls.interceptor import Interceptor
+from ucudnn.torch.factory import open_interceptor, tunes
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
 AUTO = {"workspace_limit": "auto"}
 

@@ -6,14 +6,12 @@ import sys
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from tests.support.paths import ROOT  # noqa: E402
-from ucudnn.torch import Enabled  # noqa: E402
-from ucudnn.torch.__main__ import main  # noqa: E402
-from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
+from tests.support.paths import ROOT
+from ucudnn.torch import Enabled
+from ucudnn.torch.__main__ import main
+from ucudnn.torch.calls.interceptor import Interceptor
+from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
 PROGRAM = """
 import sys

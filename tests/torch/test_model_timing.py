@@ -4,16 +4,15 @@ import json
 import sys
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.cli.torch_model import time_model  # noqa: E402
-from ucudnn.errors import BackendUnavailableError, InvalidNetworkError  # noqa: E402
-from ucudnn.networks.variants import Variant  # noqa: E402
-from ucudnn.profiles.measurement import Effort  # noqa: E402
-from ucudnn.settings import Settings  # noqa: E402
-from ucudnn.torch.model_timing import find_factory, parse_shape  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.cli.torch_model import time_model
+from ucudnn.errors import BackendUnavailableError, InvalidNetworkError
+from ucudnn.networks.variants import Variant
+from ucudnn.profiles.measurement import Effort
+from ucudnn.settings import Settings
+from ucudnn.torch.model_timing import find_factory, parse_shape
+from ucudnn.torch.overrides import process_overrides
 
 
 def small():

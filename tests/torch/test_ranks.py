@@ -1,10 +1,9 @@
 """Ranks of torch.distributed measure together and end with the same plans."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.ranks import run_ranks
 
 RANK = """
 import glob

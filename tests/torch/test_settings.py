@@ -3,19 +3,17 @@
 import sys
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-import ucudnn.torch  # noqa: E402
-from tests.support.every_setting import ALL_OPTIONS, EVERY, FIELDS, arguments, partly, set_variables  # noqa: E402
-from tests.support.noted import noted  # noqa: E402
-from tests.support.operands import QUICK  # noqa: E402
-from ucudnn.handle import Handle  # noqa: E402
-from ucudnn.torch.__main__ import main  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
+import ucudnn.torch
+from tests.support.every_setting import ALL_OPTIONS, EVERY, FIELDS, arguments, partly, set_variables
+from tests.support.noted import noted
+from tests.support.operands import QUICK
+from ucudnn.handle import Handle
+from ucudnn.torch.__main__ import main
+from ucudnn.torch.overrides import process_overrides
 
 GIVEN = st.sets(st.sampled_from([field for field in FIELDS if field != "backend"])).map(
     lambda given: given | {"backend"}

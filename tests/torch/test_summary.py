@@ -3,15 +3,13 @@
 import csv
 import io
 
-import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.decisions import slower  # noqa: E402
-from tests.support.reported import run  # noqa: E402
-from tests.support.torch_cases import enable_on_cpu  # noqa: E402
-from ucudnn.reporting.table import EXPLANATIONS  # noqa: E402
-from ucudnn.torch.summary import Summary  # noqa: E402
+from tests.support.decisions import slower
+from tests.support.reported import run
+from tests.support.torch_cases import enable_on_cpu
+from ucudnn.reporting.table import EXPLANATIONS
+from ucudnn.torch.summary import Summary
 
 
 def convolve():

@@ -1,10 +1,9 @@
 """Tests leave PyTorch's flags as they were."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.torch_flags import kept_torch_flags  # noqa: E402
+from tests.support.torch_flags import kept_torch_flags
 
 
 def flags():

@@ -2,14 +2,11 @@
 
 from typing import NamedTuple
 
-import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from tests.support.torch_cases import enable_on_cpu  # noqa: E402
+from tests.support.torch_cases import enable_on_cpu
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 HALVES = torch.float16, torch.bfloat16

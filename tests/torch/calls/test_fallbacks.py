@@ -3,13 +3,12 @@
 import sys
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.torch_cases import enable_on_cpu  # noqa: E402
-from ucudnn.errors import UcudnnError, UnsupportedProblemError  # noqa: E402
-from ucudnn.torch.__main__ import main  # noqa: E402
-from ucudnn.torch.calls.fallbacks import Fallbacks, PastLimit  # noqa: E402
+from tests.support.torch_cases import enable_on_cpu
+from ucudnn.errors import UcudnnError, UnsupportedProblemError
+from ucudnn.torch.__main__ import main
+from ucudnn.torch.calls.fallbacks import Fallbacks, PastLimit
 
 F = torch.nn.functional
 MIB = 1 << 20

@@ -3,19 +3,18 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import ucudnn.torch  # noqa: E402
-from tests.support.operands import QUICK  # noqa: E402
-from tests.support.torch_cases import enable_on_cpu  # noqa: E402
-from ucudnn.errors import BackendError  # noqa: E402
-from ucudnn.execution.launcher import Launcher  # noqa: E402
-from ucudnn.handle import Handle  # noqa: E402
-from ucudnn.torch.calls.fallbacks import Fallbacks  # noqa: E402
-from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
-from ucudnn.torch.calls.kernel_call import IN_CAPTURE, KernelCall  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
+import ucudnn.torch
+from tests.support.operands import QUICK
+from tests.support.torch_cases import enable_on_cpu
+from ucudnn.errors import BackendError
+from ucudnn.execution.launcher import Launcher
+from ucudnn.handle import Handle
+from ucudnn.torch.calls.fallbacks import Fallbacks
+from ucudnn.torch.calls.interceptor import Interceptor
+from ucudnn.torch.calls.kernel_call import IN_CAPTURE, KernelCall
+from ucudnn.torch.overrides import process_overrides
 
 
 @pytest.fixture

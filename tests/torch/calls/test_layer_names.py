@@ -4,15 +4,13 @@ import copy
 import io
 
 import numpy as np
-import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import ucudnn.torch  # noqa: E402
-from tests.support.operands import QUICK  # noqa: E402
-from tests.support.torch_cases import assert_close, drawn, outcome  # noqa: E402
-from ucudnn.problem import Operation  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
+import ucudnn.torch
+from tests.support.operands import QUICK
+from tests.support.torch_cases import assert_close, drawn, outcome
+from ucudnn.problem import Operation
+from ucudnn.torch.overrides import process_overrides
 
 F = torch.nn.functional
 

@@ -4,14 +4,13 @@ import gc
 import weakref
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.noted import noted  # noqa: E402
-from tests.support.problems import make_problem  # noqa: E402
-from tests.support.torch_cases import enable_on_cpu  # noqa: E402
-from ucudnn.problem import ConvolutionProblem, Operation  # noqa: E402
-from ucudnn.torch.calls.layer_owners import LayerOwners  # noqa: E402
+from tests.support.noted import noted
+from tests.support.problems import make_problem
+from tests.support.torch_cases import enable_on_cpu
+from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.torch.calls.layer_owners import LayerOwners
 
 F = torch.nn.functional
 

@@ -1,10 +1,9 @@
 """Tensors that are made past PyTorch's dispatcher."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.torch.device.fast_tensors import empty_of  # noqa: E402
+from ucudnn.torch.device.fast_tensors import empty_of
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "meta"])  # PyTorch has a fast function for the first only

@@ -4,8 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("torch")
-
 from ucudnn.errors import MemoryLimitError
 from ucudnn.torch.device.memory_limit import MemoryLimit, StatedHeadroom
 

@@ -1,10 +1,7 @@
 """The headroom at a call never reaches beyond the peak of PyTorch's own steps."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("torch")
 
 from ucudnn.torch.device.memory_watch import MemoryWatch
 

@@ -4,8 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("torch")
-
 from tests.support.lazy_streams import LazyGpu
 from ucudnn.torch.device.timed_device import FreeBlocks, HomeStream, TimedGpu, holds, relative
 

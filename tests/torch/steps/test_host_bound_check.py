@@ -1,12 +1,9 @@
 """The host bounds a program where steps take no longer although the device is delayed."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("torch")
-
-import torch
 
 from tests.support.made_up_gpu import MadeUpGpu
 from ucudnn.torch.steps import host_bound_check as module

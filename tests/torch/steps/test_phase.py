@@ -1,9 +1,5 @@
 """The phases of tuning and their transitions, and the page that draws them."""
 
-import pytest
-
-pytest.importorskip("torch")
-
 from tests.support.paths import ROOT
 from ucudnn.torch.steps.phase import Transition, TuningPhase, next_phase
 

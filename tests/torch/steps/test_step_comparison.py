@@ -4,8 +4,6 @@ import random
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.support.made_up_gpu import MadeUpGpu
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_comparison import StepComparison

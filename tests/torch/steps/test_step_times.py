@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.support.ledgers import begun
 from tests.support.made_up_gpu import MadeUpGpu
 from ucudnn.torch.steps.phase import TuningPhase

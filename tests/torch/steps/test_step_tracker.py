@@ -5,12 +5,10 @@ from itertools import pairwise
 from threading import Thread
 
 import pytest
+import torch
+from torch.nn.modules import module as modules
 
-torch = pytest.importorskip("torch")
-
-from torch.nn.modules import module as modules  # noqa: E402
-
-from ucudnn.torch.steps.step_tracker import StepTracker, before_next_module  # noqa: E402
+from ucudnn.torch.steps.step_tracker import StepTracker, before_next_module
 
 
 class Optimizer:

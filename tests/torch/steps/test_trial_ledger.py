@@ -4,8 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("torch")
-
 from tests.support.ledgers import begun
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.support.problems import make_problem
 from tests.support.ranked_backend import Ranked
 from ucudnn.backends import open_backend

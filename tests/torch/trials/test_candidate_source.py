@@ -4,10 +4,6 @@ from contextlib import nullcontext
 from time import monotonic, sleep
 from types import SimpleNamespace
 
-import pytest
-
-pytest.importorskip("torch")
-
 from tests.support.noted import noted
 from tests.support.problems import make_problem
 from tests.support.ranked_backend import Ranked

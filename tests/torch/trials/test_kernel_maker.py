@@ -4,8 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.support.configurations import in_parts
 from tests.support.host_gpu import PROBLEM
 from ucudnn.errors import CudnnError

@@ -2,16 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from tests.support.live_bytes import LiveBytes  # noqa: E402
-from tests.support.problems import make_problem  # noqa: E402
-from ucudnn.problem import DataType, Layout  # noqa: E402
-from ucudnn.torch.calls.output_form import OutputForm  # noqa: E402
-from ucudnn.torch.trials.output_sketch import distance_of, sketch, sketch_sizes  # noqa: E402
+from tests.support.live_bytes import LiveBytes
+from tests.support.problems import make_problem
+from ucudnn.problem import DataType, Layout
+from ucudnn.torch.calls.output_form import OutputForm
+from ucudnn.torch.trials.output_sketch import distance_of, sketch, sketch_sizes
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

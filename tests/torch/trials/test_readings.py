@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.support.configurations import in_parts
 from tests.support.host_gpu import PROBLEM
 from ucudnn.torch.trials.call_site import CallSite
