@@ -16,9 +16,8 @@ def recompute(graph, wanted, absent, candidates=None):
         gone.__contains__,
         lambda storage: len(graph.writers[storage]),
     )
-    named = [
-        " ".join(graph.storages[each].name for each in sorted(group)) for group in (result.made, result.impossible)
-    ]
+    made = {rows[name] for name in wanted.split()} - result.impossible
+    named = [" ".join(graph.storages[each].name for each in sorted(group)) for group in (made, result.impossible)]
     return [graph.operations[each].name for each in result.operations], *named
 
 

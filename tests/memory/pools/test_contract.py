@@ -81,9 +81,6 @@ def test_a_pool_gets_back_first_what_ends_when_other_pieces_begin(lifetimes):
     assert sorted(seen) == list(range(len(lifetimes)))
 
 
-def test_an_address_map_shows_who_lies_where():
+def test_waste_is_what_the_pool_has_beyond_the_bytes_that_are_alive():
     lifetimes = lives((10, 0, 2), (5, 1, 3), (7, 2, 4))
-    placement = Placement(lifetimes=tuple(lifetimes), addresses=(5, 0, 5), extent_bytes=18)
-    assert placement.at(1) == ((0, lifetimes[1]), (5, lifetimes[0]))
-    assert placement.at(2) == ((0, lifetimes[1]), (5, lifetimes[2]))
-    assert placement.waste == 18 / 15 - 1
+    assert Placement(lifetimes=tuple(lifetimes), addresses=(5, 0, 5), extent_bytes=18).waste == 18 / 15 - 1

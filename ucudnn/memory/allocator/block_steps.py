@@ -7,9 +7,8 @@ tried.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, final
 
-from ucudnn.memory.allocator.growing_range import GrowingRange
 from ucudnn.memory.allocator.placing import Places, places
-from ucudnn.memory.allocator.replay import PAGE_BYTES, SMALL_BYTES
+from ucudnn.memory.allocator.replay import SMALL_BYTES, AllocatorSpace
 from ucudnn.memory.allocator.step_replay import Event, Piece, ReplayedStep, StepReplay
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.step.costs import Costs
@@ -50,7 +49,7 @@ class BlockSteps:
         self.graph, self.costs, self.follows_other = step.graph, costs, first is not None
         replay = _SmallTensors(self.graph, state_exists=state_exists)
         self.first, self.later = replay.without(first or step), replay.without(step)
-        self.small_bytes = replay.small.range.mapped_bytes
+        self.small_bytes = replay.small.reserved
         forward = [each for each in self.first.events if not each.updates]
         self.before_update = _most_bytes(self.graph, forward)
         self.large_bytes = _most_bytes(self.graph, self.first.events, self.later.events)
@@ -80,30 +79,11 @@ class _LiveBytes:
         self.live -= piece[1]
 
 
-class _SmallSpace:
-    """A range that grows, and the bytes that are alive in it."""
-
-    def __init__(self) -> None:
-        self.range, self.live = GrowingRange(PAGE_BYTES[0]), 0
-
-    def take(self, size: int) -> Piece:
-        address = self.range.find(size)
-        if address is None:
-            address = self.range.grow(size)
-        self.range.take(address, size)
-        self.live += size
-        return address, size
-
-    def give_back(self, piece: Piece) -> None:
-        self.range.give_back(*piece)
-        self.live -= piece[1]
-
-
 class _SmallTensors(StepReplay):
     """Steps of the small tensors alone, which leave those of the large ones."""
 
     def __init__(self, graph: StepGraph, *, state_exists: bool) -> None:
-        self.small = _SmallSpace()
+        self.small = AllocatorSpace()
         super().__init__(graph, self.small, state_exists=state_exists)
         self._events: list[Event] = []
 

@@ -67,7 +67,7 @@ def replay_allocator(step: ReplayedStep, *, state_exists: bool = False) -> Repla
         step: the step by the plan.
         state_exists: whether the optimizer's state exists before, too.
     """
-    space = _Space()
+    space = AllocatorSpace()
     replay = StepReplay(step.graph, space, state_exists=state_exists)
     for _ in range(_STEPS):
         replay.step(step.events)
@@ -82,7 +82,7 @@ def replay_returns(step: ReplayedStep, most_bytes: int, *, state_exists: bool = 
         most_bytes: bytes that the allocator may have beside the storages that exist before the first step.
         state_exists: whether the optimizer's state exists before, too.
     """
-    space = _Space(most_bytes)
+    space = AllocatorSpace(most_bytes)
     replay = StepReplay(step.graph, space, state_exists=state_exists)
     before = 0, 0
     for number in range(_STEPS + 1):
@@ -97,16 +97,22 @@ def replay_returns(step: ReplayedStep, most_bytes: int, *, state_exists: bool = 
     )
 
 
-class _Space:
-    """The two ranges of addresses, and what they may have together."""
+class AllocatorSpace:
+    """The two ranges of addresses, and what they may have together.
+
+    Attributes:
+        live: bytes that are alive.
+        reserved: most bytes that it had.
+    """
 
     def __init__(self, most_bytes: int | None = None) -> None:
         self._most = most_bytes
         self._ranges = tuple(map(GrowingRange, PAGE_BYTES))
-        self._live = self.peak = self.paged_peak = self.reserved = 0
+        self.live = self.peak = self.paged_peak = self.reserved = 0
         self.fits, self.times, self.returned_bytes = True, 0, 0
 
     def take(self, size: int) -> Piece:
+        """Return a piece, for which empty pages are given back and others mapped where that is needed."""
         found = self._ranges[size > SMALL_BYTES]
         address = found.find(size)
         if address is None:
@@ -114,15 +120,16 @@ class _Space:
             address = found.grow(size)
             self.reserved = max(self.reserved, self._mapped)
         found.take(address, size)
-        self._live += size
-        self.peak = max(self.peak, self._live)
+        self.live += size
+        self.peak = max(self.peak, self.live)
         self.paged_peak = max(self.paged_peak, self._ranges[0].paged_bytes + self._ranges[1].paged_bytes)
         return address, size
 
     def give_back(self, piece: Piece) -> None:
+        """Free a piece; its pages stay mapped."""
         address, size = piece
         self._ranges[size > SMALL_BYTES].give_back(address, size)
-        self._live -= size
+        self.live -= size
 
     @property
     def _mapped(self) -> int:

@@ -37,7 +37,8 @@ def device_costs(profile: DeviceProfile, graph: StepGraph, choice: str = "fastes
         raise InvalidValueError(f"algorithms {choice!r} are not known: take {' or '.join(CHOICES)}")
     times, scratch = [], []
     math = graph.conditions.get("matmul", MathMode.FMA.value)  # PyTorch's default: TF32 for convolutions alone
-    convolutions = step_configurations(profile, graph)
+    fronts = {problem: convolution_front(profile, problem) for problem in {*graph.problems.values()}}
+    convolutions = {index: fronts[problem] for index, problem in graph.problems.items()}
     for index, operation in enumerate(graph.operations):
         front = convolutions.get(index)
         chosen = front[0 if choice == "smallest" else -1] if front else None
@@ -56,16 +57,6 @@ def device_costs(profile: DeviceProfile, graph: StepGraph, choice: str = "fastes
         configurations=convolutions,
         modelled=True,
     )
-
-
-def step_configurations(profile: DeviceProfile, graph: StepGraph) -> Mapping[int, tuple[Configuration, ...]]:
-    """Return the desirable undivided configurations of a step's convolutions, by the index of their operation.
-
-    They are in the order of workspace: the first one is the papers' (m), the last one (p). It raises a ProfileError if
-    the measured convolutions of the profile cannot be read, or it says nothing of a convolution.
-    """
-    fronts = {problem: convolution_front(profile, problem) for problem in {*graph.problems.values()}}
-    return {index: fronts[problem] for index, problem in graph.problems.items()}
 
 
 def convolution_front(profile: DeviceProfile, problem: ConvolutionProblem) -> tuple[Configuration, ...]:

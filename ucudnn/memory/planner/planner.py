@@ -314,7 +314,7 @@ class _Choice:
         most = self._room.tensor_bytes
         needed = most + beyond
         if not self._search.gives_up:
-            needed, found = self._least_paged(self._room, self._policies)
+            needed, found = least_paged(self._graph, self._costs, self._room, self._policies, self._host_bytes)
             if found is not None and self._keeps(found) and needed <= most:
                 return found
         raise BudgetError(
@@ -329,14 +329,11 @@ class _Choice:
         """Return what refuses a budget in live bytes, with what the allocator's room must be, holes included."""
         if self._room is None:
             return refused
-        needed, found = self._least_paged(self._room, policies)
+        needed, found = least_paged(self._graph, self._costs, self._room, policies, self._host_bytes)
         if found is None or needed <= refused.required_bytes:
             return refused
         pages = f"; its tensors take {bytes_up(needed)} of pages, holes between them included"
         return with_need(refused, pages, needed)
-
-    def _least_paged(self, room: AllocatorRoom, policies: Sequence[MemoryPolicy]) -> tuple[int, MemoryPlan | None]:
-        return least_paged(self._graph, self._costs, room, policies, self._host_bytes)
 
     def _returns_ms(self, plan: MemoryPlan) -> float:
         """Return how long pages take that go back in each step, so that a plan leaves what is spared."""

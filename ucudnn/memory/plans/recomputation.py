@@ -1,26 +1,23 @@
 """Recomputation: which operations must run again, and in which order, to make freed bytes again."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ucudnn.memory.plans.actions import Action, recompute, run
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.step.graph import StepGraph
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recomputation:
+class Recomputation(NamedTuple):
     """How freed storages come back.
 
     Attributes:
         operations: what runs again, in order; all in-place writers of a version are among them.
-        made: storages, of those that were wanted, that these operations make.
         impossible: those that no operations could make: an operation on the way is not repeatable, or reads bytes that
             are there only in another version. They must stay, so ask again without them before `operations` is used.
     """
 
     operations: tuple[int, ...]
-    made: frozenset[int]
     impossible: frozenset[int]
 
 
@@ -62,11 +59,7 @@ def recomputation(
         if not needed.isdisjoint(graph.makes[index]):
             chosen.append(index)
             needed.update(each for each in graph.recompute_reads[index] if absent(each[0]))
-    return Recomputation(
-        operations=tuple(reversed(chosen)),
-        made=frozenset(storage for storage, _ in wanted & makeable),
-        impossible=frozenset(storage for storage, _ in wanted - makeable),
-    )
+    return Recomputation(tuple(reversed(chosen)), frozenset(storage for storage, _ in wanted - makeable))
 
 
 def actions_with(graph: StepGraph, again: Mapping[int, Sequence[int]]) -> tuple[Action, ...]:

@@ -67,11 +67,15 @@ class VdnnPolicy:
         program = range(len(graph.operations))
         order = parts_in_order(graph, depth_first_order(graph) if self.depth_first else program)
         layers, name = find_layers(graph, order), f"vdnn{'-ext' * self.extended}-{self.offloads}"
-        if self.offloads == "dynamic":
-            offloads, chosen = choose_dynamically(graph, costs, layers, budget)
-        else:
+        offloads: Offloads
+        if self.offloads != "dynamic":
             name += "-p" if self.fastest else "-m"
             offloads, chosen = self.offloads, costs.fastest if self.fastest else costs.smallest
+        elif budget is None:
+            offloads, chosen = "none", costs.fastest
+        else:
+            check_budget(graph, costs.with_configurations(costs.smallest), budget, order)
+            offloads, chosen = _chosen_dynamically(graph, costs, layers, budget)
         check_budget(graph, costs.with_configurations(chosen), budget, order)
         plan = vdnn_plan(name, graph, layers, offloads, chosen)
         peak = simulate(plan, costs).peak_bytes
@@ -136,24 +140,12 @@ def _leaving(layers: StepLayers, *, convolutions_only: bool) -> dict[int, tuple[
     }
 
 
-def choose_dynamically(
-    graph: StepGraph, costs: Costs, layers: StepLayers, budget: int | None
-) -> tuple[Offloads, dict[int, Configuration]]:
-    """Return whose inputs leave, and the convolutions' configurations.
-
-    Raises:
-        BudgetError: if all with (m) is above the budget.
-    """
-    if budget is None:
-        return "none", costs.fastest
-    order = [each for layer in layers.forward for each in layer.operations]
-    order += [each for _, operations in layers.backward for each in operations]
-    check_budget(graph, costs.with_configurations(costs.smallest), budget, order)
+def _chosen_dynamically(graph: StepGraph, costs: Costs, layers: StepLayers, budget: int) -> _Pass:
+    """Return the first pass that fits; raise a BudgetError if all with (m) is above the budget."""
     least = _peak(graph, costs, layers, ("all", costs.smallest))
     if least > budget:
         raise over_budget("vdnn-dynamic", graph, least, budget)
-    passes = _passes(graph, costs, layers, budget)
-    return next(each for each in passes if _peak(graph, costs, layers, each) <= budget)
+    return next(each for each in _passes(graph, costs, layers, budget) if _peak(graph, costs, layers, each) <= budget)
 
 
 def _passes(graph: StepGraph, costs: Costs, layers: StepLayers, budget: int) -> Iterator[_Pass]:

@@ -1,4 +1,4 @@
-"""Placement: an address for each piece of transient memory of a simulated plan, and the interface of pools.
+"""Placement: an address for each piece of transient memory of a simulated plan.
 
 The pieces are the `lifetimes` of a simulation. Parameters, gradients and all else that outlives the step are not among
 them.
@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
-from typing import Protocol
 
 from ucudnn.memory.simulation.result import Lifetime
 
@@ -34,18 +33,6 @@ class Placement:
     def waste(self) -> float:
         """Share by which the pool is larger than the bytes that are alive at most: 0.03 for 3 %."""
         return self.extent_bytes / self.live_bytes - 1 if self.live_bytes else 0.0
-
-    def at(self, event: int) -> tuple[tuple[int, Lifetime], ...]:
-        """Return the address map at an event of the simulation: (address, piece) of all alive, by address."""
-        pieces = zip(self.addresses, self.lifetimes, strict=True)
-        return tuple(sorted((address, life) for address, life in pieces if life.begin <= event < life.end))
-
-
-class Pool(Protocol):
-    """What every pool does."""
-
-    def place(self, lifetimes: Sequence[Lifetime]) -> Placement:
-        """Return an address for each piece; pieces that are alive at the same time share no byte."""
 
 
 def live_bytes(lifetimes: Sequence[Lifetime]) -> int:

@@ -223,29 +223,27 @@ def least_budget(policy: str, graph: StepGraph, costs: Costs) -> int | None:
 def largest_batch(policy: str, graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
     """Return the largest mini-batch for which a policy keeps a budget in bytes; 0 if there is none."""
     planner = find_policy(policy)
-
-    def fits(batch: int) -> bool:
-        try:
-            sized = graph.with_batch(batch)
-            planner.plan(sized, costs_of(sized), budget)
-        except (BudgetError, StepGraphError, InvalidProblemError):  # the last one: more samples than cuDNN can count
-            return False
-        return True
-
-    return largest_within(fits, graph, _guess(graph, least_budget(policy, graph, costs_of(graph)), budget))
+    guess = _guess(graph, least_budget(policy, graph, costs_of(graph)), budget)
+    return _largest_fitting(lambda sized, costs: planner.plan(sized, costs, budget) is not None, graph, costs_of, guess)
 
 
 def floor_batch(graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
     """Return the largest mini-batch whose floor is within a budget in bytes; 0 if there is none."""
+    guess = _guess(graph, measure_liveness(graph, costs_of(graph)).floor_bytes, budget)
+    return _largest_fitting(
+        lambda sized, costs: measure_liveness(sized, costs).floor_bytes <= budget, graph, costs_of, guess
+    )
 
+
+def _largest_fitting(keeps: Callable[[StepGraph, Costs], bool], graph: StepGraph, costs_of: CostsOf, guess: int) -> int:
     def fits(batch: int) -> bool:
         try:
             sized = graph.with_batch(batch)
-            return measure_liveness(sized, costs_of(sized)).floor_bytes <= budget
-        except (StepGraphError, InvalidProblemError):
+            return keeps(sized, costs_of(sized))
+        except (BudgetError, StepGraphError, InvalidProblemError):  # the last one: more samples than cuDNN can count
             return False
 
-    return largest_within(fits, graph, _guess(graph, measure_liveness(graph, costs_of(graph)).floor_bytes, budget))
+    return largest_within(fits, graph, guess)
 
 
 def _guess(graph: StepGraph, least: int | None, budget: int) -> int:

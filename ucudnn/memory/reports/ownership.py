@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ucudnn.memory.step.graph import Phase, Role, StepOperation
+from ucudnn.memory.step.graph import Phase, Role
 from ucudnn.memory.step.liveness import Liveness
 
 SAVED = "saved for backward"
@@ -25,7 +25,7 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MemoryOwner:
     """A storage, or the scratch of an operation, at one time of a step.
 
@@ -53,27 +53,15 @@ def owners_at(liveness: Liveness, place: int) -> tuple[MemoryOwner, ...]:
     for storage, size in liveness.owners(place):
         role, name = graph.storages[storage].role, graph.storages[storage].name
         if role is not Role.ACTIVATION:
-            found.append(
-                MemoryOwner(name=name, what=_NAMES[role], operation="", layer=_owner(name), source="", size=size)
-            )
+            found.append(MemoryOwner(name, _NAMES[role], "", _owner(name), "", size))
             continue
         writer = graph.operations[graph.writers[storage][0]]
         what = SAVED if storage in saved else GRADIENTS if writer.phase is Phase.BACKWARD else PASSING
-        found.append(_made_by(writer, name, what, size))
+        found.append(MemoryOwner(name, what, writer.kind, writer.module, writer.source, size))
     if scratch := liveness.scratch_bytes[place]:
-        found.append(_made_by(graph.operations[liveness.order[place]], "", SCRATCH, scratch))
+        running = graph.operations[liveness.order[place]]
+        found.append(MemoryOwner("", SCRATCH, running.kind, running.module, running.source, scratch))
     return tuple(sorted(found, key=lambda each: -each.size))
-
-
-def _made_by(operation: StepOperation, name: str, what: str, size: int) -> MemoryOwner:
-    return MemoryOwner(
-        name=name,
-        what=what,
-        operation=operation.kind,
-        layer=operation.module,
-        source=operation.source,
-        size=size,
-    )
 
 
 def _owner(name: str) -> str:

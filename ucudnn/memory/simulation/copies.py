@@ -9,7 +9,7 @@ because the remaining time of a copy or an operation is rounded, and equal ends 
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ucudnn.memory.step.costs import Costs
@@ -31,6 +31,23 @@ class CopyRequest(NamedTuple):
     work_ms: float
 
 
+class _Lane:
+    """Copies of one direction, of which the first one runs or is next.
+
+    Attributes:
+        unfinished: the number of its copies of each storage.
+        left: work of the first copy that is not done yet.
+        since: when that began; below zero before.
+    """
+
+    __slots__ = ("copies", "left", "since", "unfinished")
+
+    def __init__(self) -> None:
+        self.copies: deque[CopyRequest] = deque()
+        self.unfinished: dict[int, int] = {}
+        self.left, self.since = 0.0, -1.0
+
+
 class CopyQueues:
     """The queues to the host and from the host. Not thread-safe.
 
@@ -49,99 +66,80 @@ class CopyQueues:
         self._contention = costs.contention
         self._duplex = costs.duplex
         self._ended = ended
-        self._out: deque[CopyRequest] = deque()
-        self._back: deque[CopyRequest] = deque()
-        self._leaving: dict[int, int] = {}  # unfinished offloads of each storage
-        self._arriving: dict[int, int] = {}
-        self._out_left = self._back_left = 0.0  # work of the first copy of each queue that is not done yet
-        self._out_since = self._back_since = -1.0  # when it began; below zero before that
+        self._out, self._back = _Lane(), _Lane()
 
     def offload(self, copy: CopyRequest) -> None:
         """Put a copy to the host into its queue."""
-        self._out.append(copy)
-        self._leaving[copy.storage] = self._leaving.get(copy.storage, 0) + 1
-        if len(self._out) == 1:
-            self._begin_out()
+        self._put(self._out, copy)
 
     def prefetch(self, copy: CopyRequest) -> None:
         """Put a copy from the host into its queue; it begins after all offloads of its storage that are queued."""
-        self._back.append(copy)
-        self._arriving[copy.storage] = self._arriving.get(copy.storage, 0) + 1
-        if len(self._back) == 1:
-            self._begin_back()
+        self._put(self._back, copy)
 
     def runs(self, storage: int) -> bool:
         """Return whether a copy of a storage is queued or runs."""
-        return storage in self._leaving or storage in self._arriving
-
-    def leaves(self, storage: int) -> bool:
-        """Return whether an offload of a storage is queued or runs."""
-        return storage in self._leaving
+        return storage in self._out.unfinished or storage in self._back.unfinished
 
     @property
     def idle(self) -> bool:
         """Whether no copy is queued."""
-        return not self._out and not self._back
+        return not self._out.copies and not self._back.copies
 
     def compute(self, work_ms: float) -> None:
         """Let the clock run until compute has done its work, and the copies that end at the same instant theirs."""
-        while self._out or self._back:
-            step, out_ends, back_ends = self._next_end()
+        while self._out.copies or self._back.copies:
+            step, lanes = self._next_end()
             if work_ms * self._contention < step - INSTANT_MS:
                 self._pass(work_ms * self._contention)
                 return
             work_ms = max(work_ms - step / self._contention, 0.0)
             self._pass(step)
-            self._end(out_ends, back_ends)
+            self._end(lanes)
         self.now += work_ms
 
     def run_to_next_end(self) -> None:
         """Let the clock run, without compute, until the next copy ends, or two at one instant; there is one."""
-        step, out_ends, back_ends = self._next_end()
+        step, lanes = self._next_end()
         self._pass(step)
-        self._end(out_ends, back_ends)
+        self._end(lanes)
 
-    def _next_end(self) -> tuple[float, bool, bool]:
-        """Return how long the next end of a copy takes, and which queues' copies end then."""
-        out, back = self._out_since >= 0, self._back_since >= 0
-        if out and back:
-            out_ms, back_ms = self._out_left / self._duplex, self._back_left / self._duplex
-            return min(out_ms, back_ms), out_ms <= back_ms + INSTANT_MS, back_ms <= out_ms + INSTANT_MS
-        return (self._out_left, True, False) if out else (self._back_left, False, True)
+    def _next_end(self) -> tuple[float, tuple[_Lane, ...]]:
+        """Return how long the next end of a copy takes, and the directions whose copies end then."""
+        out, back = self._out, self._back
+        if out.since < 0:
+            return back.left, (back,)
+        if back.since < 0:
+            return out.left, (out,)
+        out_ms, back_ms = out.left / self._duplex, back.left / self._duplex
+        if out_ms > back_ms + INSTANT_MS:
+            return back_ms, (back,)
+        return min(out_ms, back_ms), (out, back) if back_ms <= out_ms + INSTANT_MS else (out,)
 
     def _pass(self, elapsed: float) -> None:
-        out, back = self._out_since >= 0, self._back_since >= 0
-        done = elapsed * self._duplex if out and back else elapsed
-        if out:
-            self._out_left -= done
-        if back:
-            self._back_left -= done
+        out, back = self._out, self._back
+        done = elapsed * self._duplex if out.since >= 0 and back.since >= 0 else elapsed
+        if out.since >= 0:
+            out.left -= done
+        if back.since >= 0:
+            back.left -= done
         self.now += elapsed
 
-    def _end(self, out_ends: bool, back_ends: bool) -> None:
-        if out_ends:
-            copy, since = self._out.popleft(), self._out_since
-            _count_down(self._leaving, copy.storage)
-            self._out_since = -1.0
-            self._ended(copy, True, since, self.now)
-        if back_ends:
-            copy, since = self._back.popleft(), self._back_since
-            _count_down(self._arriving, copy.storage)
-            self._back_since = -1.0
-            self._ended(copy, False, since, self.now)
-        self._begin_out()
-        self._begin_back()
+    def _put(self, lane: _Lane, copy: CopyRequest) -> None:
+        lane.copies.append(copy)
+        lane.unfinished[copy.storage] = lane.unfinished.get(copy.storage, 0) + 1
+        self._begin(lane)
 
-    def _begin_out(self) -> None:
-        if self._out and self._out_since < 0:
-            self._out_left, self._out_since = self._out[0].work_ms, self.now
+    def _begin(self, lane: _Lane) -> None:
+        if lane.copies and lane.since < 0 and (lane is self._out or lane.copies[0].storage not in self._out.unfinished):
+            lane.left, lane.since = lane.copies[0].work_ms, self.now
 
-    def _begin_back(self) -> None:
-        if self._back and self._back_since < 0 and self._back[0].storage not in self._leaving:
-            self._back_left, self._back_since = self._back[0].work_ms, self.now
-
-
-def _count_down(counts: dict[int, int], storage: int) -> None:
-    counts[storage] -= 1
-    if not counts[storage]:
-        del counts[storage]
+    def _end(self, lanes: Iterable[_Lane]) -> None:
+        for lane in lanes:
+            copy, since = lane.copies.popleft(), lane.since
+            lane.unfinished[copy.storage] -= 1
+            if not lane.unfinished[copy.storage]:
+                del lane.unfinished[copy.storage]
+            lane.since = -1.0
+            self._ended(copy, lane is self._out, since, self.now)
+        self._begin(self._out)
+        self._begin(self._back)

@@ -53,7 +53,6 @@ class Simulation:
 
     Attributes:
         peak_bytes: most bytes that exist at a time, persistent bytes and scratch included.
-        peak_action: index of the first action at which they do; -1 before the first one.
         time_ms: from the start to the end of the last operation and the last copy.
         compute_ms: time of all operations, each run once, without copies beside them.
         recompute_ms: time of all recomputations without copies beside them.
@@ -76,7 +75,6 @@ class Simulation:
     """
 
     peak_bytes: int
-    peak_action: int
     time_ms: float
     compute_ms: float
     recompute_ms: float

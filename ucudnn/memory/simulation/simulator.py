@@ -95,7 +95,6 @@ class _Walk:
         self.unpins = _last_prefetches(plan)
         self.event = self.offloaded = self.prefetched = self.pinned_now = self.pinned_peak = 0
         self.live = self.peak = fixed_bytes(plan, costs)
-        self.peak_action = -1
         self.compute_ms = self.recompute_ms = self.contention_ms = self.wait_ms = self.memory_stall_ms = 0.0
         self.issue, self.issued_ms = costs.issue_ms or (0.0,) * len(costs.time_ms), 0.0
         self.running: list[int] = []
@@ -179,7 +178,6 @@ class _Walk:
             self._give_back(storage, self.born.pop(storage))
         return Simulation(
             peak_bytes=self.peak,
-            peak_action=self.peak_action,
             time_ms=self.queues.now,
             compute_ms=self.compute_ms,
             recompute_ms=self.recompute_ms,
@@ -254,8 +252,7 @@ class _Walk:
                 )
         self.live += size
         self.memory.append((self.queues.now, self.live))
-        if self.live > self.peak:
-            self.peak, self.peak_action = self.live, self.at
+        self.peak = max(self.peak, self.live)
 
     def _begin_life(self, storage: int) -> None:
         if not self.graph.exists_after[storage]:

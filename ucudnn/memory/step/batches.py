@@ -1,9 +1,13 @@
 """One step graph from two: a step that was recorded at two mini-batches stands for every mini-batch."""
 
 from dataclasses import replace
+from typing import TypeVar
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.graph import Affine, StepGraph, StepOperation, Storage
+
+_QUANTITIES = {"operation": ("flops", "traffic", "problem_batch"), "storage": ("size",)}
+_Entry = TypeVar("_Entry", StepOperation, Storage)
 
 
 def join_batches(graph: StepGraph, other: StepGraph) -> StepGraph:
@@ -24,8 +28,8 @@ def join_batches(graph: StepGraph, other: StepGraph) -> StepGraph:
     storages = zip(graph.storages, other.storages, strict=True)
     return replace(
         graph,
-        operations=tuple(_join_operations(*pair, batches) for pair in operations),
-        storages=tuple(_join_storages(*pair, batches) for pair in storages),
+        operations=tuple(_joined("operation", *pair, batches) for pair in operations),
+        storages=tuple(_joined("storage", *pair, batches) for pair in storages),
         recorded=batches,
     )
 
@@ -51,32 +55,17 @@ def check_batch(graph: StepGraph, record: StepGraph) -> StepGraph:
     return replace(graph, recorded=(*graph.recorded, record.batch))
 
 
-def _join_operations(mine: StepOperation, theirs: StepOperation, batches: tuple[int, int]) -> StepOperation:
-    _check_same("operation", mine, theirs, batches, "flops", "traffic", "problem_batch")
-    return replace(
-        mine,
-        flops=_through(batches, mine.flops, theirs.flops, mine.name),
-        traffic=_through(batches, mine.traffic, theirs.traffic, mine.name),
-        problem_batch=_through(batches, mine.problem_batch, theirs.problem_batch, mine.name),
-    )
-
-
-def _join_storages(mine: Storage, theirs: Storage, batches: tuple[int, int]) -> Storage:
-    _check_same("storage", mine, theirs, batches, "size")
-    return replace(mine, size=_through(batches, mine.size, theirs.size, mine.name))
-
-
-def _check_same(
-    noun: str, mine: StepOperation | Storage, theirs: StepOperation | Storage, batches: tuple[int, int], *but: str
-) -> None:
-    """Check that two records of one thing differ in nothing but some quantities; problems are those of one sample."""
-    if replace(mine, **{name: getattr(theirs, name) for name in but}) != theirs:
+def _joined(noun: str, mine: _Entry, theirs: _Entry, batches: tuple[int, int]) -> _Entry:
+    """Return one thing from two records of it, which differ in nothing but quantities; problems are of one sample."""
+    quantities = _QUANTITIES[noun]
+    if replace(mine, **{name: getattr(theirs, name) for name in quantities}) != theirs:
         raise StepGraphError(f"{noun} {mine.name} at a mini-batch of {batches[0]} is not {theirs.name} at {batches[1]}")
-
-
-def _through(batches: tuple[int, int], value: Affine, other: Affine, name: str) -> Affine:
     first, second = batches
     try:
-        return Affine.through(first, value.at(first), second, other.at(second))
+        joined = {
+            name: Affine.through(first, getattr(mine, name).at(first), second, getattr(theirs, name).at(second))
+            for name in quantities
+        }
     except StepGraphError as error:
-        raise StepGraphError(f"{name}: {error}") from error
+        raise StepGraphError(f"{mine.name}: {error}") from error
+    return replace(mine, **joined)
