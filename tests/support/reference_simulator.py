@@ -29,6 +29,7 @@ class ReferenceSimulator:
         self.peak = self.fixed = self.fixed_bytes()
         self.spent = dict.fromkeys(("work", "contention", "wait", "memory"), Fraction(0))
         self.timeline = []
+        self.memory = {}  # bytes that exist from a time on
         self.pinned_peak = 0
         self.offloaded = self.prefetched = 0
         self.versions = {s: 0 for s, exists in enumerate(self.graph.exists_before) if exists}
@@ -55,10 +56,14 @@ class ReferenceSimulator:
         while self.operation or self.out or self.back or self.next < len(self.plan.actions):
             blocked = self.issue()
             self.sweep()
-            self.peak = max(self.peak, self.live())
+            self.note_memory()
             if self.operation or self.out or self.back:
                 self.advance(blocked)
         return self
+
+    def note_memory(self):
+        self.memory[self.time] = self.live()
+        self.peak = max(self.peak, self.live())
 
     def issue(self):
         """Issue actions until one blocks; return why: 'wait' or 'memory'."""
@@ -69,7 +74,7 @@ class ReferenceSimulator:
                 return blocked
             self.next += 1
             self.sweep()
-            self.peak = max(self.peak, self.live())
+            self.note_memory()
         return "wait"
 
     def issue_run(self, target, again=False):

@@ -1,9 +1,6 @@
 """Tests of policy 'base': all feature maps, the largest gradient maps, the largest workspace."""
 
-import pytest
-
 from tests.support.step_graphs import StepBuilder
-from ucudnn.errors import BudgetError
 from ucudnn.memory.policies.base import BasePolicy
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Role
@@ -36,12 +33,3 @@ def test_maps_of_branches_have_as_many_buffers_as_exist_at_a_time():
     builder.backward("b2", "y", "c").backward("join", "a b c", "d")
     plan = BasePolicy().plan(builder.graph(), builder.costs(), None)
     assert len(plan.buffers) == 1 + 4
-
-
-def test_a_budget_below_the_allocation_is_refused():
-    builder = line()
-    graph, costs = builder.graph(), builder.costs()
-    needed = simulate(BasePolicy().plan(graph, costs, None), costs).peak_bytes
-    assert BasePolicy().plan(graph, costs, needed).budget == needed
-    with pytest.raises(BudgetError, match=f"policy base needs {needed} bytes"):
-        BasePolicy().plan(graph, costs, needed - 1)

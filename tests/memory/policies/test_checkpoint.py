@@ -3,7 +3,6 @@
 import pytest
 
 from tests.support.step_graphs import StepBuilder
-from ucudnn.errors import BudgetError
 from ucudnn.memory.plans.actions import ActionKind, free, recompute, run
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.simulation.simulator import simulate
@@ -80,17 +79,6 @@ def test_blocks_that_the_budget_does_not_need_are_left_out():
     plan = CheckpointPolicy().plan(graph, costs, 150)
     again = [graph.operations[target].name for kind, target in plan.actions if kind is ActionKind.RECOMPUTE]
     assert again == ["f3"]
-
-
-def test_a_budget_that_no_division_keeps_is_refused_with_the_least_that_was_found():
-    builder = chain(9)
-    graph, costs = builder.graph(), builder.costs()
-    floor = measure_liveness(graph, costs).floor_bytes
-    with pytest.raises(BudgetError, match="policy checkpoint needs") as caught:
-        CheckpointPolicy().plan(graph, costs, floor)
-    assert CheckpointPolicy().plan(graph, costs, caught.value.required_bytes)
-    with pytest.raises(BudgetError, match="below the floor"):
-        CheckpointPolicy().plan(graph, costs, floor - 1)
 
 
 def test_updates_in_place_run_again_with_what_they_update():

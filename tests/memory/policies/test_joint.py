@@ -64,16 +64,6 @@ def test_no_plan_is_slower_than_those_that_only_move_or_only_recompute(step, dat
             assert plan.step_ms <= simulate(policy.plan(graph, costs, budget), costs).step_ms * (1 + 1e-9)
 
 
-def test_every_budget_down_to_the_floor_is_kept_and_none_below():
-    builder = layers(6)
-    graph, costs = builder.graph(), builder.costs()
-    floor = measure_liveness(graph, costs).floor_bytes
-    for budget in (None, floor, floor + 7):
-        assert simulate(JointPolicy().plan(graph, costs, budget), costs).peak_bytes <= (budget or floor)
-    with pytest.raises(BudgetError, match="below the floor"):
-        JointPolicy().plan(graph, costs, floor - 1)
-
-
 def test_copies_that_hide_beside_compute_take_over_what_is_dear_to_make_again():
     builder = layers(12)
     graph, costs = builder.graph(), builder.costs(offload_bytes_per_ms=0.3, prefetch_bytes_per_ms=0.3)

@@ -36,19 +36,6 @@ def test_all_on_a_line():
     assert simulate(plan, small_line().costs()).time_ms == 77
 
 
-def test_conv_on_a_line():
-    assert traced(planned(small_line(), "conv")) == [
-        *("run conv1", "run relu1", "run pool"),
-        *("offload b", "run conv2", "free b"),
-        *("run fc", "run loss", "synchronize"),
-        *("run dloss", "free y"),
-        *("run dfc", "free c", "free dy"),
-        *("prefetch b", "wait b", "run dconv2", "free dc"),
-        *("run dpool", "free a", "free b", "free db"),
-        *("run dconv1", "free da"),
-    ]
-
-
 def test_all_on_branches():
     assert traced(planned(small_branches(), "all")) == [
         *("run conv1", "run conv2"),
@@ -61,10 +48,6 @@ def test_all_on_branches():
         *("run sum", "free e", "free f"),
         *("run dconv1", "free da"),
     ]
-
-
-def test_conv_on_branches_moves_nothing_because_a_pooling_reads_the_input_last():
-    assert not [line for line in traced(planned(small_branches(), "conv")) if not line.startswith(("run", "free"))]
 
 
 def wide_forward():

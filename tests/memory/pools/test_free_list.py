@@ -6,14 +6,6 @@ from hypothesis import strategies as st
 from ucudnn.memory.pools.free_list import FreeList, Holes
 
 
-def test_the_best_hole_is_known_before_it_is_taken():
-    space = FreeList()
-    assert space.take_best(100) == 0
-    for address, size in ((10, 20), (40, 10), (60, 15)):
-        space.give_back(address, size)
-    assert [space.best_hole(size) for size in (20, 11, 10, 21)] == [20, 15, 10, None]
-
-
 @given(st.lists(st.tuples(st.sampled_from(["best", "first", "free"]), st.integers(1, 9)), min_size=20, max_size=40))
 def test_no_byte_is_handed_out_twice_and_none_is_lost(steps):
     space, used = FreeList(), {}
@@ -21,6 +13,9 @@ def test_no_byte_is_handed_out_twice_and_none_is_lost(steps):
         if kind != "free":
             before = space.top
             holes = free_runs(used, before)
+            fitting = [hole for _, hole in holes if hole >= number]
+            assert space.best_hole(number) == min(fitting, default=None)
+            assert space.largest_hole == max((hole for _, hole in holes), default=0)
             address = space.take_best(number) if kind == "best" else space.take_first(number)
             assert address == expected(holes, number, before, best=kind == "best")
             assert not any(address < a + size and a < address + number for a, size in used.items())

@@ -31,17 +31,6 @@ def test_bytes_are_used_again_after_the_wait_for_the_prefetch():
     assert slots.extent_bytes == 1024
 
 
-def test_what_is_offloaded_before_the_wait_gets_other_bytes():
-    slots = plan_host_slots(
-        plan_of(
-            *(run(0), run(2), offload(0), wait(0), free(0), prefetch(0)),
-            *(offload(1), free(1), wait(0), run(1), prefetch(1), wait(1), run(3)),
-        )
-    )
-    assert slots.extent_bytes == 2048
-    assert {*slots.addresses.values()} in ({0, 1024}, {0, 512 * 2})
-
-
 def test_what_does_not_come_back_keeps_its_bytes():
     slots = plan_host_slots(
         plan_of(run(0), offload(0), wait(0), run(1), run(2), offload(1), free(1), prefetch(1), wait(1), run(3))
@@ -57,11 +46,6 @@ def test_a_second_offload_behind_the_wait_keeps_the_bytes():
         )
     )
     assert slots.extent_bytes == 2048
-
-
-def test_a_plan_without_offloads_needs_no_block():
-    slots = plan_host_slots(plan_of(run(0), run(1), run(2), run(3)))
-    assert (slots.extent_bytes, dict(slots.sizes)) == (0, {})
 
 
 @given(random_plans())

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.step_graphs import StepBuilder, alternatives
 from ucudnn.errors import BudgetError, InfeasibleError
-from ucudnn.memory.step.budget import check_budget
+from ucudnn.memory.step.budget import check_budget, over_budget
 from ucudnn.memory.step.graph import Role
 from ucudnn.problem import ConvolutionProblem, Operation
 
@@ -78,3 +78,11 @@ def test_the_floor_that_convolutions_without_workspace_would_have_is_named_where
     graph, known = builder.graph(batch=8), builder.costs(configurations={3: alternatives((1.0, 40))})
     with pytest.raises(BudgetError, match=r"raise the budget to the floor$"):
         check_budget(graph, known, 259)
+
+
+def test_a_policy_that_needs_more_says_so_and_names_the_way_out():
+    error = over_budget("stock", step().graph(batch=8), 2 * 2**30, 2**30)
+    assert str(error) == (
+        "policy stock needs 2 GiB for hand, and the budget is 1 GiB: take another policy or a larger budget"
+    )
+    assert (error.limit_bytes, error.required_bytes) == (2**30, 2 * 2**30)

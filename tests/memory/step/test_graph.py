@@ -140,12 +140,6 @@ def test_a_size_that_falls_below_zero_is_refused():
         graph.with_batch(1)
 
 
-def test_messages_name_operations_with_their_module():
-    graph = StepBuilder().run("relu_3", "", "y", module="layer1.0").graph()
-    assert graph.operation_name(0) == "operation 0 (relu_3, layer1.0)"
-    assert graph.storage_name(0) == "storage 0 (y)"
-
-
 def test_a_step_of_one_mini_batch_says_nothing_of_others():
     graph = StepBuilder().run("a", "", "y").graph(batch=4, recorded=(4,))
     assert graph.with_batch(4) is graph

@@ -1,7 +1,7 @@
 """One step graph from two: a step that was recorded at two mini-batches stands for every mini-batch."""
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.graph import Affine, StepGraph, StepOperation, Storage
@@ -62,7 +62,7 @@ def _joined(noun: str, mine: _Entry, theirs: _Entry, batches: tuple[int, int]) -
         raise StepGraphError(f"{noun} {mine.name} at a mini-batch of {batches[0]} is not {theirs.name} at {batches[1]}")
     first, second = batches
     try:
-        joined = {
+        joined: dict[str, Any] = {
             name: Affine.through(first, getattr(mine, name).at(first), second, getattr(theirs, name).at(second))
             for name in quantities
         }
