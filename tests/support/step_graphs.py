@@ -190,6 +190,20 @@ def small_line():
     return builder.modules()
 
 
+def chain(layers, times=None):
+    """Return a builder of a line of layers of 10 bytes; backward of each reads its input and its output.
+
+    Layer k takes k ms if no other times are given.
+    """
+    builder = StepBuilder(default=10).storage("a0", 10, Role.INPUT)
+    for layer, time in enumerate(times or range(1, layers + 1), start=1):
+        builder.run(f"f{layer}", f"a{layer - 1}", f"a{layer}", time=float(time))
+    builder.backward("turn", f"a{layers}", f"d{layers}")
+    for layer in range(layers, 0, -1):
+        builder.backward(f"b{layer}", f"a{layer - 1} a{layer} d{layer}", f"d{layer - 1}")
+    return builder
+
+
 def small_branches():
     """Return a builder of a convolution that a convolution and a pooling read, whose results are added; and backward.
 

@@ -1,9 +1,8 @@
 """Tests of the replay of PyTorch's allocator: lost holes, the optimizer's state between gradients, and live bytes."""
 
-from dataclasses import replace
-
 from hypothesis import given
 
+from tests.support.block_plans import MIB, PAGE, step_of
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.allocator.growing_range import GrowingRange
@@ -15,9 +14,6 @@ from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
 from ucudnn.memory.step.costs import ScratchPieces
 from ucudnn.memory.step.graph import Phase, Role
-
-MIB = 2**20
-PAGE = 20 * MIB
 
 
 def line(*sizes):
@@ -31,14 +27,8 @@ def line(*sizes):
     return builder.storage("d", MIB).backward("b", before, "d")
 
 
-def step_of(plan, costs):
-    return replayed_step(plan, costs, simulate(plan, costs).delayed)
-
-
-def replayed(builder, plan=None, scratch=None, **options):
+def replayed(builder, plan=None, **options):
     costs = builder.costs()
-    if scratch:
-        costs = replace(costs, scratch_bytes=tuple(scratch.get(each, 0) for each in range(len(costs.time_ms))))
     plan = plan or StockPolicy().plan(builder.graph(), costs, None)
     return replay_allocator(step_of(plan, costs), **options)
 
@@ -101,18 +91,17 @@ class Lines:
         self._range.give_back(*piece)
 
 
-def test_scratch_takes_a_place_beside_what_the_operation_writes():
-    found = replayed(line(30, 40), scratch={1: 25 * MIB})
-    assert found.live_bytes == 95 * MIB
-    assert found.reserved_bytes == 102 * MIB
-
-
-def test_the_state_that_the_first_update_makes_stays_between_activations():
+def updated():
+    """Return a step whose optimizer has a state of 20 MiB."""
     builder = StepBuilder()
     builder.storage("w", 30 * MIB, Role.PARAMETER).storage("m", 20 * MIB, Role.OPTIMIZER_STATE)
     builder.storage("a", 40 * MIB).run("f", "w", "a")
     builder.storage("g", 30 * MIB, Role.GRADIENT).backward("b", "a", "g")
-    builder.run("update", "g m w", "m w", phase=Phase.OPTIMIZER)
+    return builder.run("update", "g m w", "m w", phase=Phase.OPTIMIZER)
+
+
+def test_the_state_that_the_first_update_makes_stays_between_activations():
+    builder = updated()
     assert replayed(builder, state_exists=True).reserved_bytes == 80 * MIB  # 40 of a and 30 of g
     # the state lies where a was, so a comes behind it in the second step
     found = replayed(builder)
@@ -155,13 +144,8 @@ def test_the_whole_tensor_counts_though_the_range_grows_by_less():
 
 
 def test_the_first_update_counts():
-    builder = StepBuilder()
-    builder.storage("w", 30 * MIB, Role.PARAMETER).storage("m", 20 * MIB, Role.OPTIMIZER_STATE)
-    builder.storage("a", 40 * MIB).run("f", "w", "a")
-    builder.storage("g", 30 * MIB, Role.GRADIENT).backward("b", "a", "g")
-    builder.run("update", "g m w", "m w", phase=Phase.OPTIMIZER)
-    assert returned(builder, 80, state_exists=True).times == 0
-    assert returned(builder, 80).fits is False  # the state and both of them
+    assert returned(updated(), 80, state_exists=True).times == 0
+    assert returned(updated(), 80).fits is False  # the state and both of them
 
 
 @given(step=random_plans())

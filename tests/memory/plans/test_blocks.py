@@ -3,24 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.step_graphs import StepBuilder, random_steps
+from tests.support.step_graphs import StepBuilder, chain, random_steps
 from ucudnn.memory.plans.actions import recompute, run
 from ucudnn.memory.plans.blocks import Block, ForwardBlocks
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Role
-
-
-def chain(layers, size=10):
-    """Return a builder of a line of layers; backward of each reads its input and its output."""
-    builder = StepBuilder(default=size).storage("a0", size, Role.INPUT)
-    for layer in range(1, layers + 1):
-        builder.run(f"f{layer}", f"a{layer - 1}", f"a{layer}", time=float(layer))
-    builder.backward("turn", f"a{layers}", f"d{layers}")
-    for layer in range(layers, 0, -1):
-        builder.backward(f"b{layer}", f"a{layer - 1} a{layer} d{layer}", f"d{layer - 1}")
-    return builder
 
 
 def blocks_of(builder, count, graph=None):

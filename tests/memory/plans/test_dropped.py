@@ -4,23 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.step_graphs import StepBuilder, random_steps
+from tests.support.step_graphs import StepBuilder, chain, random_steps
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.dropped import DroppedActivations
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import Role
-
-
-def line():
-    """Return a builder of four layers; backward of each reads its input and its output."""
-    builder = StepBuilder(default=10).storage("a0", 10, Role.INPUT)
-    for layer in (1, 2, 3, 4):
-        builder.run(f"f{layer}", f"a{layer - 1}", f"a{layer}", time=float(layer))
-    builder.backward("turn", "a4", "d4")
-    for layer in (4, 3, 2, 1):
-        builder.backward(f"b{layer}", f"a{layer - 1} a{layer} d{layer}", f"d{layer - 1}")
-    return builder
 
 
 def skip():
@@ -46,7 +35,7 @@ def remade(builder, dropped, brief=""):
 
 
 def test_only_activations_that_backward_reads_first_may_be_dropped():
-    builder = line().backward("overwrite", "", "a2")
+    builder = chain(4).backward("overwrite", "", "a2")
     graph = builder.graph()
     spans = DroppedActivations(graph, builder.costs()).spans
     assert {graph.storages[each].name: span for each, span in spans.items()} == {
@@ -62,17 +51,17 @@ def test_only_activations_that_backward_reads_first_may_be_dropped():
 
 
 def test_what_is_dropped_is_made_again_from_the_nearest_bytes_that_are_there():
-    assert remade(line(), "") == ({}, {}, 0.0)
-    assert remade(line(), "a2") == ({"b3": "f2"}, {"a2": "b3"}, 2.0)
-    assert remade(line(), "a1 a3") == ({"b4": "f3", "b2": "f1"}, {"a3": "b4", "a1": "b2"}, 4.0)
+    assert remade(chain(4), "") == ({}, {}, 0.0)
+    assert remade(chain(4), "a2") == ({"b3": "f2"}, {"a2": "b3"}, 2.0)
+    assert remade(chain(4), "a1 a3") == ({"b4": "f3", "b2": "f1"}, {"a3": "b4", "a1": "b2"}, 4.0)
 
 
 def test_what_is_made_on_the_way_stays_and_is_not_made_twice():
-    assert remade(line(), "a1 a2 a3") == ({"b4": "f1 f2 f3"}, {"a1": "b4", "a2": "b4", "a3": "b4"}, 6.0)
+    assert remade(chain(4), "a1 a2 a3") == ({"b4": "f1 f2 f3"}, {"a1": "b4", "a2": "b4", "a3": "b4"}, 6.0)
 
 
 def test_what_is_brief_is_made_once_more_where_it_is_read():
-    assert remade(line(), "a1 a2 a3", "a1") == (
+    assert remade(chain(4), "a1 a2 a3", "a1") == (
         {"b4": "f1 f2 f3", "b2": "f1"},
         {"a2": "b4", "a3": "b4", "a1": "b2"},
         7.0,

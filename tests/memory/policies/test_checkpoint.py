@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.step_graphs import StepBuilder
+from tests.support.step_graphs import StepBuilder, chain
 from ucudnn.memory.plans.actions import ActionKind, free, recompute, run
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.simulation.simulator import simulate
@@ -10,19 +10,8 @@ from ucudnn.memory.step.graph import Role
 from ucudnn.memory.step.liveness import measure_liveness
 
 
-def chain(layers, times=None):
-    """Return a builder of a line of layers of 10 bytes; backward of each reads its input and its output."""
-    builder = StepBuilder(default=10).storage("a0", 10, Role.INPUT)
-    for layer in range(1, layers + 1):
-        builder.run(f"f{layer}", f"a{layer - 1}", f"a{layer}", time=times[layer - 1] if times else 1.0)
-    builder.backward("turn", f"a{layers}", f"d{layers}")
-    for layer in range(layers, 0, -1):
-        builder.backward(f"b{layer}", f"a{layer - 1} a{layer} d{layer}", f"d{layer - 1}")
-    return builder
-
-
 def test_a_line_of_four_layers_has_two_blocks_of_which_the_first_runs_again():
-    builder = chain(4)
+    builder = chain(4, [1] * 4)
     plan = CheckpointPolicy().plan(builder.graph(), builder.costs(), None)
     a1, a2, a3, a4, d4, d3, d2, d1, d0 = range(1, 10)
     assert plan.actions == (
@@ -34,7 +23,7 @@ def test_a_line_of_four_layers_has_two_blocks_of_which_the_first_runs_again():
 
 @pytest.mark.parametrize("layers", [16, 64])
 def test_the_peak_of_a_line_grows_with_the_square_root_and_the_time_by_less_than_a_forward(layers):
-    builder = chain(layers)
+    builder = chain(layers, [1] * layers)
     graph, costs = builder.graph(), builder.costs()
     result = simulate(CheckpointPolicy().plan(graph, costs, None), costs)
     root = int(layers**0.5)
@@ -44,7 +33,7 @@ def test_the_peak_of_a_line_grows_with_the_square_root_and_the_time_by_less_than
 
 
 def test_a_smaller_budget_costs_more_time():
-    builder = chain(36)
+    builder = chain(36, [1] * 36)
     graph, costs = builder.graph(), builder.costs()
     peak = measure_liveness(graph, costs).peak_bytes
     spent = []
