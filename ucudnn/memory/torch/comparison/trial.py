@@ -108,7 +108,6 @@ class PolicyTrial:
         self._device = numbered_device(settings.device)
         self._on_gpu = self._device.type == "cuda"
         self._step, self._fit = step, fit or self._fitted
-        self._current: FittedStep | None = None
         self._losses: list[torch.Tensor] = []
         self._reached: list[OutsideReached] = []
 
@@ -128,7 +127,7 @@ class PolicyTrial:
         library = library_workspace_bytes(self._device)
         self._reach("libraries")
         begin = perf_counter()
-        fitted = self._current = None if settings.policy == PYTORCH else self._fit(step)
+        fitted = None if settings.policy == PYTORCH else self._fit(step)
         self._reach("fit")
         self._cap()  # fitting loads kernels
         planned = step if fitted is None else with_plan(step, fitted)
@@ -149,12 +148,6 @@ class PolicyTrial:
             f"its plan changed in each of {_MOST_ROUNDS} rounds of timed steps, so there are no figures of one plan:"
             " what the process has beside PyTorch's allocator grows on"
         )
-
-    def close(self) -> None:
-        """Give back the host's memory that its plan has."""
-        if self._current is not None:
-            self._current.close()
-            self._current = None
 
     def _round(
         self, planned: TrainingStep, fitted: FittedStep | None, library: int, first_ms: float
@@ -235,15 +228,15 @@ class PolicyTrial:
 
     def _fitted(self, step: TrainingStep) -> FittedStep:
         settings = self.settings
+        options = FitOptions(
+            budget=settings.budget,
+            policy=settings.policy,
+            measured=True,
+            convolutions=settings.convolutions or None,
+            plan_seconds=settings.plan_seconds,
+            divide=settings.divide,
+        )
         with step.autocast():
-            options = FitOptions(
-                budget=settings.budget,
-                policy=settings.policy,
-                measured=True,
-                convolutions=settings.convolutions or None,
-                plan_seconds=settings.plan_seconds,
-                divide=settings.divide,
-            )
             return fit_subject(trial_subject(step), options)
 
     def _cap(self) -> None:

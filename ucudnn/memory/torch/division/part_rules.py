@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, tensors_in
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, listed, tensors_in
 from ucudnn.memory.torch.tracing.assemble import writes
 from ucudnn.memory.torch.tracing.in_place import ELEMENTWISE
 
@@ -113,7 +113,7 @@ def part_rule(call: TracedCall, cut: CutOf, batch: int) -> PartRule | None:
     found = None if rule is None else rule(_Call(call, cut, batch))
     if (
         found is None
-        or len(_results(call)) != len(found.results)
+        or len(listed(call.results)) != len(found.results)
         or not all(each in found.cuts for each in writes(call))
     ):
         return None
@@ -130,10 +130,6 @@ def _with_sizes(call: TracedCall, rule: PartRule) -> PartRule:
     return replace(rule, sizes=((position, first.dim if is_list else -1, first.entries),))
 
 
-def _results(call: TracedCall) -> list[Any]:
-    return [*call.results] if isinstance(call.results, (tuple, list)) else [call.results]
-
-
 @final
 class _Call:
     """A call with the cuts of its arguments."""
@@ -141,7 +137,7 @@ class _Call:
     def __init__(self, call: TracedCall, cut: CutOf, batch: int) -> None:
         self.call, self.args, self.cut, self.batch = call, call.args, cut, batch
         self.name: str = call.func._opname
-        self.results = _results(call)
+        self.results = listed(call.results)
 
     def labelled(
         self,

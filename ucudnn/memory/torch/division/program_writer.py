@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 from ucudnn.memory.torch.subject.step_program import StepProgram
-from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, tensors_in
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, listed, tensors_in, unused_name
 from ucudnn.memory.torch.tracing.real_geometry import noted_layouts
 
 aten = torch.ops.aten
@@ -88,7 +87,7 @@ class ProgramWriter:
     def storage(self, like: int, size: int) -> int:
         """Return a new storage, named after one of the step as it is."""
         named = self._storages[-like - 1] if like < 0 else self._graph.storages[like]
-        name = self._unused(named.name)
+        name = unused_name(named.name, self._names)
         self._storages.append(Storage(name=name, role=Role.ACTIVATION, size=Affine(size)))
         return -len(self._storages)
 
@@ -119,7 +118,7 @@ class ProgramWriter:
         What an earlier step found to lie otherwise than expected is copied.
         """
         phase, copies = self.phase or call.phase, list[tuple[TracedTensor, TracedTensor]]()
-        results = [*call.results] if isinstance(call.results, (tuple, list)) else [call.results]
+        results = listed(call.results)
         for position, found in noted_layouts(call.func, call.args, call.kwargs).items():
             expected = results[position]
             if found.shape == expected.shape and found.device == self.of.device.type:
@@ -132,16 +131,10 @@ class ProgramWriter:
             operation = replace(operation, writes=tuple(moved.get(each, each) for each in operation.writes))
         self.calls.append(replace(call, phase=phase, index=self._index))
         self._index += 1
-        self._operations.append(replace(operation, name=self._unused(operation.name), phase=phase))
+        self._operations.append(replace(operation, name=unused_name(operation.name, self._names), phase=phase))
         self.origins.append(self.origin(index, share))
         for copied in copies:
             self.add(index, aten.copy_.default, copied, copied[0])
-
-    def _unused(self, name: str) -> str:
-        """Return a name with a number behind it that says which part it is of."""
-        found = next(each for each in (f"{name}.{number}" for number in count(1)) if each not in self._names)
-        self._names.add(found)
-        return found
 
     def program(self, positions: Sequence[int]) -> StepProgram:
         """Return the program; the position of each call of the step as it is is given, and behind them their end."""

@@ -6,7 +6,7 @@ from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.division.batch_norms import split_norms
 from ucudnn.memory.torch.division.part_rules import Cut, PartRule, part_rule
 from ucudnn.memory.torch.subject.step_program import StepProgram
-from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, listed
 
 
 @final
@@ -47,13 +47,11 @@ class SampleAxes:
     def _rule(self, call: TracedCall) -> PartRule | None:
         shows = all(self._lies(each) for each in call.inputs if each.storage in self._cut)
         rule = part_rule(call, self.cut, self.batch) if shows else None
-        results = call.results if isinstance(call.results, (tuple, list)) else (call.results,)
         if rule is not None:
-            pairs = [
-                (each, kind) for each, kind in zip(results, rule.results, strict=True) if isinstance(each, TracedTensor)
-            ]
-            if all(self._lies(each) == kind for each, kind in pairs if isinstance(kind, Cut)):
-                self._cut.update(each.storage for each, kind in pairs if isinstance(kind, Cut))
+            pairs = zip(listed(call.results), rule.results, strict=True)
+            made = [(each, kind) for each, kind in pairs if isinstance(each, TracedTensor) and isinstance(kind, Cut)]
+            if all(self._lies(each) == kind for each, kind in made):
+                self._cut.update(each.storage for each, _ in made)
                 return rule
         if any(each.storage in self._cut for each in call.inputs):  # it is whole, and may be cut by those that read it
             self._cut.update(each.storage for each in call.outputs if self._lies(each, first=True))

@@ -18,7 +18,7 @@ import torch
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.torch.division.part_rules import OWN, SUM, Cut, PartRule
 from ucudnn.memory.torch.division.sample_axes import SampleAxes
-from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, listed
 from ucudnn.memory.torch.tracing.assemble import writes
 
 _CONVERTS = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
@@ -54,8 +54,7 @@ class StepSegment:
 
 def results_of(call: TracedCall, rule: PartRule) -> Iterator[tuple[TracedTensor, Cut | str | None]]:
     """Yield each tensor that a call makes, with what becomes of it in parts."""
-    results = call.results if isinstance(call.results, (tuple, list)) else (call.results,)
-    for each, kind in zip(results, rule.results, strict=True):
+    for each, kind in zip(listed(call.results), rule.results, strict=True):
         if isinstance(each, TracedTensor):
             yield each, kind
 

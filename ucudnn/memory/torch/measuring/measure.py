@@ -5,9 +5,9 @@ the queue. Scratch is what an operator allocates beyond what it returns, the wor
 """
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
+from itertools import accumulate, count
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar, final
@@ -23,8 +23,10 @@ from ucudnn.memory.torch.measuring.training_step import TrainingStep
 from ucudnn.memory.torch.tracing.assemble import TracedStep
 from ucudnn.memory.torch.tracing.tracer import IGNORED
 
-_Run = Callable[[], object]
 _Found = TypeVar("_Found")
+_Run = Callable[[], Any]
+_Measured = Callable[[_Run], tuple[Any, Any]]
+"""Returns what an operator returns, and what was measured of it."""
 EventPair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
@@ -44,11 +46,11 @@ def measure(step: TrainingStep, traced: TracedStep, *, repeats: int = 5) -> Cost
     device = step.input_tensors()[0].device
     on_gpu = device.type == "cuda"
     step.clear()
-    scratch = _of_operations(_gpu_scratch(step.run) if on_gpu else _cpu_scratch(step.run), traced)
+    scratch = _of_operations(step, traced, gpu_scratch) if on_gpu else _cpu_scratch(step, traced)
     times = []
     for _ in range(repeats):
         step.clear()
-        times.append(_of_operations(_gpu_times(step.run) if on_gpu else _cpu_times(step.run), traced))
+        times.append(_gpu_times(step, traced) if on_gpu else _of_operations(step, traced, _cpu_time))
     return Costs(
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
         time_ms=tuple(map(median, zip(*times, strict=True))),
@@ -62,93 +64,88 @@ def measure(step: TrainingStep, traced: TracedStep, *, repeats: int = 5) -> Cost
 
 @final
 class _Watch(TorchDispatchMode):
-    """Hands every operator to a function that runs and measures it; both parts of a convolution's backward apart.
+    """Measures every operator; both parts of a convolution's backward apart.
 
     Attributes:
-        parts: for each of them, how many parts it ran in.
+        found: what was measured of each operator, or of both its parts.
     """
 
-    def __init__(self, watched: Callable[[_Run], Any]) -> None:
+    def __init__(self, measured: _Measured) -> None:
         super().__init__()
         self.funcs: list[Any] = []
-        self.parts: list[int] = []
-        self._watched = watched
-
-    def over(self, run: _Run) -> "_Watch":
-        """Run a step while it is entered, and return it."""
-        with self:
-            run()
-        return self
+        self.found: list[list[Any]] = []
+        self._measured = measured
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace in IGNORED:
             return func(*args, **kwargs)
         self.funcs.append(func)
-        self.parts.append(1)
+        self.found.append([])
         if func is not _CONVOLUTION_BACKWARD or not (args[-1][0] and any(args[-1][1:])):
-            return self._watched(lambda: func(*args, **kwargs))
+            return self._noted(lambda: func(*args, **kwargs))
         *rest, mask = args
-        self.parts[-1] = 2
-        (to_input, _, _) = self._watched(lambda: func(*rest, [True, False, False]))
-        (_, to_weight, to_bias) = self._watched(lambda: func(*rest, [False, *mask[1:]]))
+        (to_input, _, _) = self._noted(lambda: func(*rest, [True, False, False]))
+        (_, to_weight, to_bias) = self._noted(lambda: func(*rest, [False, *mask[1:]]))
         return to_input, to_weight, to_bias
 
-
-_Measured = tuple[_Watch, Sequence[float]]
-"""What watched a step, and a number for each part that it ran."""
-
-
-def _gpu_scratch(run: _Run) -> _Measured:
-    found: list[float] = []
-
-    def watched(operator: _Run) -> object:
-        torch.cuda.reset_peak_memory_stats()
-        result = operator()
-        found.append(torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+    def _noted(self, operator: _Run) -> Any:
+        result, measured = self._measured(operator)
+        self.found[-1].append(measured)
         return result
 
-    return _Watch(watched).over(run), found
+
+def _of_operations(step: TrainingStep, traced: TracedStep, measured: _Measured) -> list[Any]:
+    """Take a step, and return what is measured of the operations of its trace."""
+    watch = _Watch(measured)
+    with watch:
+        step.run()
+    if tuple(watch.funcs) != traced.dispatched:
+        raise MeasurementError(
+            f"{traced.graph.name} ran {len(watch.funcs)} operators and then {len(traced.dispatched)}, or others: a step"
+            " that changes cannot be measured"
+        )
+    return [watch.found[call.index].pop(0) for call in traced.calls]
 
 
-def _cpu_scratch(run: _Run) -> _Measured:
-    count = 0
+def gpu_scratch(operator: Callable[[], _Found]) -> tuple[_Found, int]:
+    """Return what an operator on a GPU returns, and the bytes that it takes beyond that."""
+    torch.cuda.reset_peak_memory_stats()
+    result = operator()
+    return result, torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
 
-    def watched(operator: _Run) -> object:
-        nonlocal count
-        count += 1
-        with record_function(f"{_MARK}{count - 1}"):
-            return operator()
 
-    watch = _Watch(watched)
-    events = profiled(partial(watch.over, run))
-    found = [0.0] * count
-    for event in descendants(events):
-        if event.name.startswith(_MARK):
-            found[int(event.name.removeprefix(_MARK))] = _above_its_end(event)
-    return watch, found
+def _cpu_scratch(step: TrainingStep, traced: TracedStep) -> list[int]:
+    """Return the bytes above those at the end of each operation, as PyTorch's profiler sees them by marks."""
+    numbers, marked = count(), list[int]()
+
+    def measured(operator: _Run) -> tuple[Any, int]:
+        number = next(numbers)
+        with record_function(f"{_MARK}{number}"):
+            return operator(), number
+
+    events = profiled(lambda: marked.extend(_of_operations(step, traced, measured)))
+    marks = (event for event in descendants(events) if event.name.startswith(_MARK))
+    scratch = {int(event.name.removeprefix(_MARK)): _above_its_end(event) for event in marks}
+    return [scratch[number] for number in marked]
 
 
 def _above_its_end(event: Any) -> int:
     """Return how many bytes more than at its end were allocated at some time of an event."""
-    level = highest = 0
-    for each in allocations([*descendants([event])]):
-        level += each.extra_fields.alloc_size
-        highest = max(highest, level)
-    return highest - max(level, 0)
+    levels = [0, *accumulate(each.extra_fields.alloc_size for each in allocations([*descendants([event])]))]
+    return max(levels) - max(levels[-1], 0)
 
 
-def _gpu_times(run: _Run) -> _Measured:
-    events: list[EventPair] = []
-
-    def watched(operator: _Run) -> object:
-        result, pair = queued(operator)
-        events.append(pair)
-        return result
-
-    watch = _Watch(watched).over(run)
+def _gpu_times(step: TrainingStep, traced: TracedStep) -> list[float]:
+    pairs = _of_operations(step, traced, queued)
     torch.cuda.synchronize()
-    return watch, [between_ms(*pair) for pair in events]
+    return [between_ms(*pair) for pair in pairs]
+
+
+def _cpu_time(operator: _Run) -> tuple[Any, float]:
+    begin = perf_counter()
+    result = operator()
+    return result, (perf_counter() - begin) * 1e3
 
 
 def queued(call: Callable[[], _Found]) -> tuple[_Found, EventPair]:
@@ -175,33 +172,6 @@ def _events_ms(_: int) -> float:
     events = [queued(lambda: None)[1] for _ in range(_EMPTY_PAIRS)]
     torch.cuda.synchronize()
     return float(median(begin.elapsed_time(end) for begin, end in events))
-
-
-def _cpu_times(run: _Run) -> _Measured:
-    found: list[float] = []
-
-    def watched(operator: _Run) -> object:
-        begin = perf_counter()
-        result = operator()
-        found.append((perf_counter() - begin) * 1e3)
-        return result
-
-    return _Watch(watched).over(run), found
-
-
-def _of_operations(measured: _Measured, traced: TracedStep) -> list[float]:
-    """Return the numbers of the operations of a trace, of which the parts of a backward are some."""
-    watch, numbers = measured
-    if tuple(watch.funcs) != traced.dispatched:
-        raise MeasurementError(
-            f"{traced.graph.name} ran {len(watch.funcs)} operators and then {len(traced.dispatched)}, or others: a step"
-            " that changes cannot be measured"
-        )
-    by_index: dict[int, list[float]] = defaultdict(list)
-    left = iter(numbers)
-    for index, parts in enumerate(watch.parts):
-        by_index[index] = [next(left) for _ in range(parts)]
-    return [by_index[call.index].pop(0) for call in traced.calls]
 
 
 def bandwidth(source: torch.device, target: torch.device, size: int = COPIED_BYTES) -> float:

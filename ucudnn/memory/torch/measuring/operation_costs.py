@@ -41,6 +41,7 @@ from ucudnn.memory.torch.measuring.measure import (
     GRANULARITY,
     bandwidth,
     between_ms,
+    gpu_scratch,
     memory_bytes,
     queued,
 )
@@ -371,9 +372,7 @@ def _with_scratch(operator: _Operator, again: Callable[[], _Found]) -> tuple[_Fo
     """Return what a second call of an operator on a GPU returns, and the bytes that it takes beyond that."""
     operator()  # chooses kernels, and may try several
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    result = again()
-    return result, torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    return gpu_scratch(again)
 
 
 def _on_cpu(operator: _Operator, repeats: int) -> OperatorCost:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Any, final
 
 import torch
@@ -222,6 +223,14 @@ def tensors_in(value: Any) -> Iterator[TracedTensor]:
     elif isinstance(value, (tuple, list, dict)):
         for each in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(each)
+
+
+def unused_name(name: str, used: set[str]) -> str:
+    """Return a name that is not used yet, with a number behind it if need be, and note it as used."""
+    names = chain([name], (f"{name}.{number}" for number in count(1)))
+    found = next(each for each in names if each not in used)
+    used.add(found)
+    return found
 
 
 def generator_id(generator: Any) -> int:

@@ -12,13 +12,18 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count
 from typing import Any, final
 
 import torch
 
 from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
-from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, tensors_in
+from ucudnn.memory.torch.subject.traced_values import (
+    Trace,
+    TracedCall,
+    TracedTensor,
+    tensors_in,
+    unused_name,
+)
 from ucudnn.memory.torch.tracing.in_place import written_in_place
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.calls.problem import convolution_of, memory_format_of
@@ -357,7 +362,4 @@ class _Names:
 
     def unique(self, name: str) -> str:
         """Return a name, with a number behind it if it was given before."""
-        names = chain([name], (f"{name}.{number}" for number in count(1)))
-        found = next(each for each in names if each not in self._given)
-        self._given.add(found)
-        return found
+        return unused_name(name, self._given)

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain
 from typing import Any, final
 
 import torch
@@ -23,7 +23,7 @@ from ucudnn.memory.torch.subject.model_state import hooks_of, modules_of
 from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
 from ucudnn.memory.torch.subject.output_tree import OutputTree
 from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject
-from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, unused_name
 from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.tracing.averaging import with_groups
 from ucudnn.memory.torch.tracing.executable_graph import executable
@@ -365,10 +365,7 @@ class StepTracing:
     def _meet(self, role: Role, label: str, tensor: Tensor) -> None:
         storage = self._tracer.meet(tensor)
         if storage not in self._roles:
-            names = chain([label], (f"{label}.{number}" for number in count(1)))
-            name = next(name for name in names if name not in self._names)
-            self._roles[storage] = role, name
-            self._names.add(name)
+            self._roles[storage] = role, unused_name(label, self._names)
 
     def _note_constant(self, tensor: Tensor, storage: int) -> None:
         if isinstance(tensor, FakeTensor):
