@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import Any
 
 from bench.caffe.net import alexnet, small, solver, write_patterns
-from bench.tools.results import RESULTS, ROOT, json_text, save
+from bench.tools.results import RESULTS, ROOT, save
 from bench.tools.script import command_line, run_main
 from ucudnn.backends import open_backend
 
@@ -182,7 +182,7 @@ def layer_times(text: str) -> dict[str, float]:
 
 
 def run_times(runner: Runner, caffe: str, folder: Path, iterations: int, rounds: int) -> Iterator[dict[str, object]]:
-    """Time AlexNet 256, all ways in turn; yield the medians and ratios so far, after each run."""
+    """Time AlexNet 256, all ways in turn; yield the medians so far, after each run."""
     net = folder / "alexnet.prototxt"
     net.write_text(alexnet(256))
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in TIMES}
@@ -196,8 +196,7 @@ def run_times(runner: Runner, caffe: str, folder: Path, iterations: int, rounds:
             if "Average Forward-Backward" in times:
                 samples[name].append(times)
             print(name, status, f"{took:.0f} s", times.get("Average Forward-Backward"), flush=True)
-            medians = median_times(samples, said)
-            yield {"ratios": verdicts(medians), "times": medians}
+            yield {"times": median_times(samples, said)}
 
 
 def median_times(samples: dict[str, list[dict[str, float]]], said: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
@@ -263,25 +262,6 @@ def train_in_turn(
         yield {"train": found}
 
 
-def verdicts(times: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Return the speedups beside their aims (the paper has 1.63 and 1.40 at 64 MiB on a P100)."""
-
-    def ratio(plain: str, ours: str, what: str) -> float | None:
-        if plain in times and ours in times:
-            return round(times[plain][what] / times[ours][what], 3)
-        return None
-
-    answers = {
-        "convolutions, 64 MiB (at least 2.7)": ratio("plain, 64 MiB", "powerOfTwo, 64 MiB", "convolutions ms"),
-        "iteration, 64 MiB (at least 2.0)": ratio("plain, 64 MiB", "powerOfTwo, 64 MiB", "iteration ms"),
-        "convolutions, 8 MiB (at least 1.25)": ratio("plain, 8 MiB", "powerOfTwo, 8 MiB", "convolutions ms"),
-        "iteration, undivided legacy (at least 0.98)": ratio(
-            "plain, 64 MiB", "legacy undivided, 64 MiB", "iteration ms"
-        ),
-    }
-    return {name: value for name, value in answers.items() if value is not None}
-
-
 def main() -> None:
     """Run all parts, or those of --only."""
     parser = command_line(__doc__, __spec__.name)
@@ -310,8 +290,6 @@ def main() -> None:
                 answers = run_trainings(runner, options.caffe, folder, 200)
             for found in answers:
                 save(options.out / f"{what}.json", {"conditions": conditions, **found})
-            if what == "time":
-                print(json_text(found["ratios"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Planning on a GPU: how long it takes, how well it repeats, and what policies and bounds gain and lose.
+"""Planning on a GPU: how long it takes, and what policies and bounds gain and lose.
 
     python -m bench.gpu.benchmarking                  AlexNet 256, about five minutes
 
@@ -25,24 +25,18 @@ from ucudnn.planning.decision import Decisions, decide
 from ucudnn.reporting.plan_timing import times_in_turn
 from ucudnn.settings import Settings
 
-Case = tuple[str, str, str, str]
-"""Name, policy, limit and database of one planning."""
+Case = tuple[str, str, str]
+"""Name, policy and database of one planning."""
 
-LIMITS = ("64MiB", "16MiB", "8MiB")
+LIMIT = "64MiB"
 POLICIES = ("powerOfTwo", "adaptive", "all")
-EXECUTE = ("--execute",)
 
 
 def planned(
-    backend: ComputeBackend, arguments: Namespace, policy: str, limit: str, database: str
+    backend: ComputeBackend, arguments: Namespace, policy: str, database: str
 ) -> tuple[Decisions, dict[str, object]]:
     """Plan the network; return the decisions and the row of the results."""
-    settings = Settings.load(
-        {},
-        policy=policy,
-        workspace_limit_bytes=limit,
-        database=database,
-    )
+    settings = Settings.load({}, policy=policy, workspace_limit_bytes=LIMIT, database=database)
     benchmark = open_benchmark(backend, settings, exhaustive=arguments.exhaustive)
     benchmark.ready()  # the start of processes is not part of the comparison
     kernels = load_network(arguments.network, arguments.batch).kernels()
@@ -51,7 +45,7 @@ def planned(
     seconds = perf_counter() - begin
     return decisions, {
         "policy": policy,
-        "limit": limit,
+        "limit": LIMIT,
         "seconds": seconds,
         "measured": benchmark.measured,
         "solver_seconds": decisions.solver_seconds,
@@ -80,8 +74,8 @@ def plan_here(arguments: Namespace) -> None:
     backend = open_computing(arguments.backend)
     decided = {}
     answer = {}
-    for name, policy, limit, database in (each.split("|") for each in arguments.case):
-        decided[name], answer[name] = planned(backend, arguments, policy, limit, database)
+    for name, policy, database in (each.split("|") for each in arguments.case):
+        decided[name], answer[name] = planned(backend, arguments, policy, database)
     if arguments.execute:
         for name, kernels in executed(backend, decided, arguments.repeats).items():
             counts = {str(each.kernel): each.kernel.count for each in decided[name].kernels}
@@ -112,36 +106,21 @@ def plan_elsewhere(arguments: Namespace, *cases: Case, options: tuple[str, ...] 
 
 def measure(arguments: Namespace, out: Path | None, folder: Path) -> None:
     """Plan all cases, with databases in a folder, and write the results after each."""
-
-    def file(name: str) -> str:
-        return str(folder / f"{name}.db")
-
     answers: dict[str, Any] = {}
 
-    def keep(name: str, *cases: Case, options: tuple[str, ...] = ()) -> dict[str, Any]:
-        answer = answers[name] = plan_elsewhere(arguments, *cases, options=options)
+    def keep(name: str, *cases: Case, options: tuple[str, ...] = ()) -> None:
+        answers[name] = plan_elsewhere(arguments, *cases, options=options)
         save(out, answers)
-        return answer
 
-    def record(number: int) -> None:
-        name, own = f"recording {number}", file(f"recording{number}")
-        cases = [(f"{name}, {text} MiB", "powerOfTwo", f"{text}MiB", own) for text in (64, 16)]
-        keep(name, *cases, options=EXECUTE)
+    def case(name: str, policy: str, database: str) -> Case:
+        return name, policy, str(folder / f"{database}.db")
 
-    # The first process reads cuDNN's libraries from a disk.
-    keep("first process", ("first process", "powerOfTwo", "64MiB", file("cold")))
-    record(1)
+    # The first process reads cuDNN's libraries from a disk, so its time does not count.
+    keep("first process", case("first process", "powerOfTwo", "first"))
     for policy in POLICIES:
-        for limit in LIMITS:
-            kind = f"{policy}, {limit}"
-            keep(kind, (kind, policy, limit, file(policy)))
-        keep(f"{policy} warm", ("again, warm", policy, "64MiB", file(policy)))
-    for limit in LIMITS:
-        cases = [(policy, policy, limit, file(policy)) for policy in POLICIES]
-        keep(f"executed {limit}", *cases, options=EXECUTE)
-    record(2)
-    last = "exhaustive, 64 MiB", "powerOfTwo", "64MiB", file("exhaustive")
-    keep("exhaustive", last, options=("--exhaustive",))
+        keep(f"{policy}, {LIMIT}", case(f"{policy}, {LIMIT}", policy, policy))
+    keep(f"executed {LIMIT}", *(case(policy, policy, policy) for policy in POLICIES), options=("--execute",))
+    keep("exhaustive", case("exhaustive, 64 MiB", "powerOfTwo", "exhaustive"), options=("--exhaustive",))
 
 
 def main() -> None:

@@ -21,8 +21,7 @@ class StepByStepAttention(nn.Module):
 
     def keys(self, memory: Tensor) -> Tensor:
         """Return what all decoder steps share."""
-        projected: Tensor = self.key(memory)
-        return projected
+        return self.key(memory)
 
     def forward(
         self, query: Tensor, memory: Tensor, *, padding: Tensor | None = None, keys: Tensor | None = None

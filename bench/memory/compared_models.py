@@ -41,8 +41,7 @@ def efficientnet_v2_s() -> nn.Module:
     """Return torchvision's EfficientNetV2-S (Tan and Le, 2021), without dropout and without dropped paths."""
     from torchvision.models import efficientnet_v2_s as made
 
-    model: nn.Module = made(dropout=0.0, stochastic_depth_prob=0.0)
-    return model
+    return made(dropout=0.0, stochastic_depth_prob=0.0)
 
 
 def vnet() -> nn.Module:

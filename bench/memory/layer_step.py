@@ -10,7 +10,7 @@ of the parameters alone. `LayerStep` writes such a step down layer by layer, for
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -79,19 +79,8 @@ class LayerStep:
         y = self._map("y", filters, out)
         weights, gradient = self._parameter(filters * x.channels * prod(sides))
 
-        def call(operation: Operation, reads: Sequence[int], written: int) -> None:
-            problem = ConvolutionProblem(
-                operation=operation,
-                batch=1,
-                channels=x.channels,
-                spatial=x.spatial,
-                filters=filters,
-                kernel=sides,
-                padding=around,
-                stride=steps,
-            )
-            flops = 2 * y.numbers * x.channels * prod(sides)
-            self._call(f"convolution {operation.value}", reads, [written], flops, problem)
+        shape: dict[str, Any] = {"channels": x.channels, "spatial": x.spatial, "filters": filters, "kernel": sides}
+        call = self._convolution(2 * y.numbers * x.channels * prod(sides), padding=around, stride=steps, **shape)
 
         def back() -> None:
             dy = self._gradients.pop(y)
@@ -111,20 +100,9 @@ class LayerStep:
         y = self._map("y", channels, out)
         weights, gradient = self._parameter(channels * x.channels * kernel**2)
 
-        def call(operation: Operation, reads: Sequence[int], written: int) -> None:
-            problem = ConvolutionProblem(
-                operation=operation,
-                batch=1,
-                channels=channels,
-                spatial=out,
-                filters=x.channels,
-                kernel=(kernel, kernel),
-                padding=(padding, padding),
-                stride=(stride, stride),
-            )
-            self._call(
-                f"convolution {operation.value}", reads, [written], 2 * x.numbers * channels * kernel**2, problem
-            )
+        sides, around, steps = (kernel, kernel), (padding, padding), (stride, stride)
+        shape: dict[str, Any] = {"channels": channels, "spatial": out, "filters": x.channels, "kernel": sides}
+        call = self._convolution(2 * x.numbers * channels * kernel**2, padding=around, stride=steps, **shape)
 
         def back() -> None:
             dy = self._gradients.pop(y)
@@ -273,6 +251,15 @@ class LayerStep:
             storages=tuple(self._storages),
             recorded=(1, 2),
         )
+
+    def _convolution(self, flops: int, **shape: Any) -> Callable[[Operation, Sequence[int], int], None]:
+        """Return what adds a call of an operation of a convolution: what it reads, and the storage that it writes."""
+
+        def call(operation: Operation, reads: Sequence[int], written: int) -> None:
+            problem = ConvolutionProblem(operation=operation, batch=1, **shape)
+            self._call(f"convolution {operation.value}", reads, [written], flops, problem)
+
+        return call
 
     def _update(self, weights: int, gradient: int, y: FeatureMap) -> None:
         """Update parameters at the end of a layer's backward, up to which the layer's output may stay."""

@@ -83,8 +83,7 @@ def plan(checkout: Path, step: str, share: float, arguments: Namespace) -> dict[
         return {"reason": f"more than {most_s} s", "more_than_s": most_s}
     if done.returncode:
         return {"reason": (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(arguments: Namespace, out: Path, folder: Path) -> None:

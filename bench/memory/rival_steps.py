@@ -273,8 +273,7 @@ def compile_whole(module: nn.Module, before_running: Callable[[], None]) -> nn.M
 
         return running
 
-    compiled: nn.Module = torch.compile(module, backend=backend)  # type: ignore[assignment]
-    return compiled
+    return torch.compile(module, backend=backend)  # type: ignore[assignment]
 
 
 def _inductor(graph: Any, inputs: Any) -> Callable[..., Any]:
@@ -302,8 +301,7 @@ def _compiling(cell: names.Cell) -> AbstractContextManager[Any]:
             raise InvalidValueError(f"this PyTorch has no torch._functorch.config.{missing[0]}")
         beside = bool(cell.setting)
         wanted |= {**needed, "activation_offload_separate_stream": beside, "activation_reload_prefetch": beside}
-    context: AbstractContextManager[Any] = known.patch({key: to for key, to in wanted.items() if hasattr(known, key)})
-    return context
+    return known.patch({key: to for key, to in wanted.items() if hasattr(known, key)})
 
 
 def _mark_all(graph: Any, inputs: Any) -> Any:

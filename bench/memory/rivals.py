@@ -211,8 +211,7 @@ def _signal(pids: Sequence[int], what: signal.Signals) -> None:
 
 def kept_cells(path: Path) -> Mapping[str, Any]:
     """Return the cells that are kept."""
-    found: Mapping[str, Any] = load(path)["cases"] if path.exists() else {}
-    return found
+    return load(path)["cases"] if path.exists() else {}
 
 
 def show(path: Path, networks: Sequence[str], pictures: Path | None) -> None:

@@ -1,7 +1,7 @@
 """Steps of translators (NMT), written down operator by operator: LSTM cells, and additive attention.
 
 A step of 400 time steps has 80,000 operators, which take long to trace. What is written here is what PyTorch traces of
-`bench.memory.cellwise_translator`, but for views and for what is as small as a score; tests compare both. Nothing
+`bench.memory.translator`, but for views and for what is as small as a score; tests compare both. Nothing
 updates parameters, as in TensorFlow's tutorial, whose gradient descent has no state. Gradients of embeddings are dense.
 """
 

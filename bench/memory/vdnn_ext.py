@@ -78,81 +78,60 @@ def graph_of(network: str, batch: int) -> StepGraph:
     return NETWORKS[network](LayerRules()).with_batch(batch)
 
 
-def milliseconds(policy: str) -> Figure:
-    """Return what gives the time of a policy."""
+def figure_of(value: Callable[..., float], *cases: tuple[str, bool]) -> Figure:
+    """Return what gives a value of one or several policies, each with whether it takes the smallest workspaces."""
 
     def figure(network: str, batch: int) -> float | None:
-        found = run(network, batch, policy)
-        return None if found is None else found.time_ms
+        found = [run(network, batch, policy, smallest=smallest) for policy, smallest in cases]
+        return None if None in found else value(*found)
 
     return figure
+
+
+def milliseconds(policy: str) -> Figure:
+    """Return what gives the time of a policy."""
+    return figure_of(lambda found: found.time_ms, (policy, False))
 
 
 def mebibytes(policy: str, *, smallest: bool = False) -> Figure:
     """Return what gives the peak of a policy."""
-
-    def figure(network: str, batch: int) -> float | None:
-        found = run(network, batch, policy, smallest=smallest)
-        return None if found is None else found.peak_bytes / MIB
-
-    return figure
+    return figure_of(lambda found: found.peak_bytes / MIB, (policy, smallest))
 
 
 def placed(policy: str) -> Figure:
     """Return what gives the bytes of a policy in a best-fit pool (CNMeM), all that stays included."""
 
-    def figure(network: str, batch: int) -> float | None:
-        found = run(network, batch, policy)
-        if found is None:
-            return None
+    def placed_mib(found: Simulation) -> float:
         pool = BestFitPool().place(found.lifetimes)
         return (found.peak_bytes - pool.live_bytes + pool.extent_bytes) / MIB
 
-    return figure
+    return figure_of(placed_mib, (policy, False))
 
 
 def more_than_base(policy: str) -> Figure:
     """Return what gives the milliseconds that a policy takes beyond base without workspace."""
-
-    def figure(network: str, batch: int) -> float | None:
-        found, base = run(network, batch, policy), run(network, batch, "base", smallest=True)
-        return None if found is None or base is None else found.time_ms - base.time_ms
-
-    return figure
+    return figure_of(lambda found, base: found.time_ms - base.time_ms, (policy, False), ("base", True))
 
 
 def speed(policy: str, *, smallest: bool) -> Figure:
     """Return what gives the speed of a policy in percent of that of base with the same algorithms."""
-
-    def figure(network: str, batch: int) -> float | None:
-        found, base = run(network, batch, policy), run(network, batch, "base", smallest=smallest)
-        return None if found is None or base is None else 100 * base.time_ms / found.time_ms
-
-    return figure
+    return figure_of(lambda found, base: 100 * base.time_ms / found.time_ms, (policy, False), ("base", smallest))
 
 
 def less_than_base(policy: str, *, smallest: bool) -> Figure:
     """Return what gives by how much the peak of a policy is below base with the same algorithms, in percent."""
-
-    def figure(network: str, batch: int) -> float | None:
-        found, base = run(network, batch, policy), run(network, batch, "base", smallest=smallest)
-        return None if found is None or base is None else 100 * (1 - found.peak_bytes / base.peak_bytes)
-
-    return figure
+    return figure_of(
+        lambda found, base: 100 * (1 - found.peak_bytes / base.peak_bytes), (policy, False), ("base", smallest)
+    )
 
 
 def regained(suffix: str) -> Figure:
     """Return which part of the time that vDNN all loses vDNNExt wins back, in percent."""
-
-    def figure(network: str, batch: int) -> float | None:
-        base = run(network, batch, "base", smallest=suffix == "m")
-        slow, fast = (run(network, batch, f"{policy}-all-{suffix}") for policy in ("vdnn", "vdnn-ext"))
-        assert base is not None
-        assert slow is not None
-        assert fast is not None
-        return 100 * (slow.time_ms - fast.time_ms) / (slow.time_ms - base.time_ms)
-
-    return figure
+    return figure_of(
+        lambda base, slow, fast: 100 * (slow.time_ms - fast.time_ms) / (slow.time_ms - base.time_ms),
+        ("base", suffix == "m"),
+        *((f"{policy}-all-{suffix}", False) for policy in ("vdnn", "vdnn-ext")),
+    )
 
 
 def row(
@@ -164,63 +143,24 @@ def row(
 
 def memory_rows() -> list[PaperRow]:
     """Return tables 1 and 2, and figure 9."""
-    found = [
-        row(
-            "AlexNet 512, base (m)",
-            "3443 MB",
-            ALEXNETS,
-            512,
-            mebibytes("base", smallest=True),
-            "That of 2012 without normalization takes 2869 MiB. The study does not name its AlexNet.",
-            "{:.0f} MiB",
-        ),
-        row(
-            "AlexNet 512, dynamic",
-            "2113 MB",
-            ALEXNETS,
-            512,
-            mebibytes("vdnn-dynamic"),
-            "**Another choice.** The study takes conv (m), ours faster algorithms without offloads.",
-            "{:.0f} MiB",
-        ),
-        row(
-            "AlexNet 512, conv (m)",
-            "2113 MB",
-            ALEXNETS,
-            512,
-            mebibytes("vdnn-conv-m"),
-            "That of 2012 without normalization takes 2142 MiB.",
-            "{:.0f} MiB",
-        ),
-        row(
-            "AlexNet 512, all (m)",
-            "1947 MB",
-            ALEXNETS,
-            512,
-            mebibytes("vdnn-all-m"),
-            "That of 2012 without normalization takes 2112 MiB: its dropout keeps masks.",
-            "{:.0f} MiB",
-        ),
-        row(
-            "VGG-16 42, dynamic",
-            "2617 MB",
-            VGG,
-            42,
-            mebibytes("vdnn-dynamic"),
-            "Both take conv. Ours fills the 3.5 GiB with workspace, the study's stays below.",
-            "{:.0f} MiB",
-        ),
-        row(
-            "VGG-16 42, conv (m)",
-            "2612 MB",
-            VGG,
-            42,
-            mebibytes("vdnn-conv-m"),
-            "The same: parameters and X, Y, dX, dY of the second convolution.",
-            "{:.0f} MiB",
-        ),
-        row("VGG-16 42, all (m)", "2612 MB", VGG, 42, mebibytes("vdnn-all-m"), "The same.", "{:.0f} MiB"),
-    ]
+    unnamed = "That of 2012 without normalization takes 2869 MiB. The study does not name its AlexNet."
+    another = "**Another choice.** The study takes conv (m), ours faster algorithms without offloads."
+    cases = (
+        (ALEXNETS, "base", "3443 MB", unnamed),
+        (ALEXNETS, "dynamic", "2113 MB", another),
+        (ALEXNETS, "conv-m", "2113 MB", "That of 2012 without normalization takes 2142 MiB."),
+        (ALEXNETS, "all-m", "1947 MB", "That of 2012 without normalization takes 2112 MiB: its dropout keeps masks."),
+        (VGG, "dynamic", "2617 MB", "Both take conv. Ours fills the 3.5 GiB with workspace, the study's stays below."),
+        (VGG, "conv-m", "2612 MB", "The same: parameters and X, Y, dX, dY of the second convolution."),
+        (VGG, "all-m", "2612 MB", "The same."),
+    )
+    found = []
+    for networks, policy, paper, why in cases:
+        base = policy == "base"
+        name, batch = ("VGG-16", 42) if networks is VGG else ("AlexNet", 512)
+        title = {"base": "base (m)", "conv-m": "conv (m)", "all-m": "all (m)"}.get(policy, policy)
+        figure = mebibytes(policy if base else f"vdnn-{policy}", smallest=base)
+        found.append(row(f"{name} {batch}, {title}", paper, networks, batch, figure, why, "{:.0f} MiB"))
     for suffix, paper in (("m", "53 to 60 %"), ("p", "34 to 50 %")):
         both = ALEXNETS | VGG
         sizes = {name: 16 if network == "vgg16" else 128 for name, network in both.items()}
@@ -318,11 +258,12 @@ def requirements() -> list[dict[str, object]]:
     cases = [(name, batch) for name in networks for batch in ((16, 42) if "vgg16" in name else (128, 512))]
     met = []
     for name, batch in cases:
+        everything = run(name, batch, "vdnn-all-m")
         for policy in ("all-m", "all-p", "conv-m", "conv-p", "dynamic"):
             slow, fast = run(name, batch, f"vdnn-{policy}"), run(name, batch, f"vdnn-ext-{policy}")
-            if slow is None or fast is None:
+            if slow is None or fast is None or everything is None:
                 continue
-            all_leave = slow.offloaded_bytes == run_of_all(name, batch).offloaded_bytes
+            all_leave = slow.offloaded_bytes == everything.offloaded_bytes
             what = f"{name} {batch} {policy}{', which takes all' if policy == 'dynamic' and all_leave else ''}"
             met.append(verdict(f"{what}: peak of vDNNExt over vDNN's", fast.peak_bytes / slow.peak_bytes, 1))
             ratio = fast.time_ms / slow.time_ms
@@ -331,13 +272,6 @@ def requirements() -> list[dict[str, object]]:
             else:
                 met.append(verdict(f"{what}: vDNNExt apart from vDNN in percent", 100 * abs(1 - ratio), 1, " %"))
     return met
-
-
-def run_of_all(network: str, batch: int) -> Simulation:
-    """Return what vDNN all (m) takes, which moves what every plan of all moves."""
-    found = run(network, batch, "vdnn-all-m")
-    assert found is not None
-    return found
 
 
 def main() -> None:

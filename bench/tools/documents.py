@@ -196,8 +196,7 @@ def ideas() -> Iterable[Row]:
 
 
 def _step(name: str, policy: str, way: str) -> dict[str, Any]:
-    found: dict[str, Any] = results("torch/step.json")["cases"][f"{name}, {policy}"]["ways"][way]
-    return found
+    return results("torch/step.json")["cases"][f"{name}, {policy}"]["ways"][way]
 
 
 def _took(found: Mapping[str, Any]) -> str:
@@ -235,8 +234,7 @@ CAPS = {0: "no cap", 44 * 2**30: "44 GiB", 36 * 2**30: "36 GiB", 34 * 2**30: "34
 
 
 def _capped(way: str, cap: int) -> dict[str, Any]:
-    found: dict[str, Any] = results("torch/memory.json")["trials"][f"{way} batch 4 cap {cap}"]
-    return found
+    return results("torch/memory.json")["trials"][f"{way} batch 4 cap {cap}"]
 
 
 def caps() -> Iterable[Row]:
@@ -252,8 +250,7 @@ def caps() -> Iterable[Row]:
 
 
 def _caffe(way: str) -> dict[str, Any]:
-    found: dict[str, Any] = results("caffe/time.json")["times"][way]
-    return found
+    return results("caffe/time.json")["times"][way]
 
 
 def caffe() -> Iterable[Row]:
@@ -535,16 +532,6 @@ def papers(name: str) -> Iterable[Row]:
     return merged(load_rows(results(f"memory/{name}.json")))
 
 
-def policy_table() -> Iterable[Row]:
-    """Yield the papers' policies on today's link."""
-    return policy_rows(results("memory/link.json"))
-
-
-def balance_table() -> Iterable[Row]:
-    """Yield what the link of two devices can take."""
-    return balance_rows(results("memory/link.json"))
-
-
 # --- public models: memory/coverage.json
 
 KINDS = {"to the bit": (70, 85, 100, 120), "by hooks": (70, 85, 100), "refused": (), "too slow": (), "failed": ()}
@@ -663,11 +650,15 @@ TABLES = (
         " refused | too slow | failed",
         coverage,
     ),
-    Table(PAPERS_PAGE, "policy | " + " | ".join(f"{step} {batch}" for step, batch in LINK_STEPS.items()), policy_table),
+    Table(
+        PAPERS_PAGE,
+        "policy | " + " | ".join(f"{step} {batch}" for step, batch in LINK_STEPS.items()),
+        lambda: policy_rows(results("memory/link.json")),
+    ),
     Table(
         PAPERS_PAGE,
         "step | operations for a byte, Titan X | H200 | leaves during forward, Titan X | H200",
-        balance_table,
+        lambda: balance_rows(results("memory/link.json")),
     ),
 )
 

@@ -77,8 +77,7 @@ def apart(module: str, options: list[str]) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]}
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def run(arguments: Namespace, out: Path) -> None:

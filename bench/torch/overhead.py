@@ -1,4 +1,4 @@
-"""The host's cost of an enabled convolution call over PyTorch's own call: eager, after disable(), and in CUDA graphs.
+"""The host's cost of a convolution call that is enabled, and of one after disable(), over PyTorch's own call.
 
     python -m bench.torch.overhead                  ten seconds on a GPU; adds a run to the results
     python -m bench.torch.overhead --backend cpu    a trial of the script; NumPy computes, so its figures mean little
@@ -6,8 +6,8 @@
 The convolution is so small that the host limits its speed. All is planned before the clock starts, and the script waits
 for the threads that compile. PyTorch, ucudnn, and PyTorch after disable() take turns. Each sample is a loop of calls,
 and the host waits for the GPU between samples only. The results are medians, in microseconds of one call. A backward
-call computes the gradients of input and weight. A graph holds 50 convolutions, and its replay is timed. The results
-name the chosen algorithms, because an algorithm may be one launch or several.
+call computes the gradients of input and weight. The results name the chosen algorithms, because an algorithm may be one
+launch or several.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,6 @@ from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.summary import summarize
 
 CALLS = 100
-IN_GRAPH = 50
 MOST_US = 15.0
 """Most microseconds over PyTorch's call that were aimed at."""
 
@@ -101,32 +100,6 @@ def eager(interceptor: Interceptor, device: torch.device, samples: int) -> dict[
     return found
 
 
-def graphs(interceptor: Interceptor, device: torch.device, samples: int) -> dict[str, float]:
-    """Return the host's microseconds of a replay, each way."""
-    x, w = torch.randn(8, 16, 14, 14, device=device), torch.randn(16, 16, 3, 3, device=device)
-    captured = {}
-    for way, each in {"pytorch": None, "ucudnn": interceptor}.items():
-        process_overrides.use(each)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.no_grad(), torch.cuda.stream(side):
-            for _ in range(3):
-                torch.nn.functional.conv2d(x, w, padding=1)
-        torch.cuda.current_stream().wait_stream(side)
-        captured[way] = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(captured[way]):
-            for _ in range(IN_GRAPH):
-                torch.nn.functional.conv2d(x, w, padding=1)
-    process_overrides.use(None)
-    taken: dict[str, list[float]] = {way: [] for way in captured}
-    for _ in range(samples):
-        for way, graph in captured.items():
-            taken[way].append(sample_us(graph.replay, 5, device))
-    found = {way: median(values) for way, values in taken.items()}
-    print(f"replay of {IN_GRAPH:3} convolutions" + "".join(f"{way:>15} {us:6.1f} us" for way, us in found.items()))
-    return found
-
-
 def main() -> None:
     """Measure, print and write."""
     parser = torch_command_line(__doc__, __spec__.name)
@@ -136,23 +109,14 @@ def main() -> None:
     interceptor = interceptor_for(arguments, "64MiB")
     prepare(interceptor, device)
     found = eager(interceptor, device, arguments.samples)
-    replayed = graphs(interceptor, device, arguments.samples) if device.type == "cuda" else {}
     required = []
     for name, (_, count) in cases(device).items():
         over = (found[name]["ucudnn"] - found[name]["pytorch"]) / count
         required.append(verdict(f"{name}: each, over PyTorch's", over, MOST_US, " us"))
         after = found[name]["after disable"] / found[name]["pytorch"]
         required.append(verdict(f"{name}: after disable(), of PyTorch's", after, 1.03))
-    if replayed:
-        over = (replayed["ucudnn"] - replayed["pytorch"]) / IN_GRAPH
-        required.append(verdict("replay: each convolution, over PyTorch's", over, 0.1, " us"))
     chosen = {each.problem: each.configuration for each in summarize([interceptor]).layers}
-    answer = {
-        "conditions": conditions(device),
-        "eager_us": found,
-        "replay_us": replayed,
-        "required": required,
-    }
+    answer = {"conditions": conditions(device), "eager_us": found, "required": required}
     save_run(out_of(arguments), {**answer, "configurations": chosen})
 
 

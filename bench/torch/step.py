@@ -18,7 +18,9 @@ from statistics import median
 from time import perf_counter
 
 import torch
+from torch import nn
 
+from bench.memory import models as own
 from bench.tools.results import save_case
 from bench.tools.script import out_of, run_main, verdict
 from bench.torch.measuring import (
@@ -31,7 +33,7 @@ from bench.torch.measuring import (
     torch_command_line,
     training_step,
 )
-from bench.torch.models import image_model, small_resnet
+from bench.torch.training import small_resnet
 from ucudnn.settings import Settings
 from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.overrides import process_overrides
@@ -41,6 +43,15 @@ from ucudnn.units import parse_bytes
 NO_LIMIT = "100GiB"
 MOST_SLOWER = {"64MiB": 1.03, "16MiB": 1.15}
 """Largest ratio to PyTorch's time that was aimed at, by limit."""
+
+
+def image_model(name: str) -> tuple[nn.Module, str]:
+    """Return ResNet-50 or AlexNet, from torchvision if it is installed, and the name of its source."""
+    try:
+        from torchvision import __version__, models
+    except (ImportError, RuntimeError):  # RuntimeError if it was built for another PyTorch
+        return getattr(own, name)(), own.__name__
+    return getattr(models, name)(), f"torchvision {__version__}"
 
 
 def ways_of(arguments: Namespace) -> dict[str, Interceptor | None]:

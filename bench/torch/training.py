@@ -13,7 +13,6 @@ from torch import nn
 
 import ucudnn.torch
 from bench.memory import models as own
-from bench.torch.models import small_resnet
 from ucudnn.torch.overrides import process_overrides
 
 CLASSES = 1000
@@ -46,18 +45,42 @@ _TURNS_S = 6.0
 """Seconds after which no turn begins beyond the least ones."""
 
 
+def small_resnet(width: int = 16, blocks: int = 3) -> nn.Module:
+    """Return a ResNet for images of CIFAR's size: 6 n + 2 layers (He et al., 2016, section 4.2)."""
+
+    class Basic(nn.Module):
+        def __init__(self, channels: int, out: int, stride: int) -> None:
+            super().__init__()
+            self.body = nn.Sequential(
+                nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(True),
+                nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
+            )  # fmt: skip
+            same = stride == 1 and channels == out
+            self.short = nn.Identity() if same else nn.Conv2d(channels, out, 1, stride, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.body(x) + self.short(x))
+
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(True)]
+    channels = width
+    for stage in range(3):
+        for index in range(blocks):
+            out = width * 2**stage
+            layers.append(Basic(channels, out, 2 if stage and not index else 1))
+            channels = out
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
 def model_of(name: str) -> nn.Module:
     """Return a network with random weights, the same each time."""
     torch.manual_seed(0)
     if name == "small":
         return small_resnet(4, 1)
     if NETWORKS[name][0] == "own":
-        model: nn.Module = getattr(own, name)()
-        return model
+        return getattr(own, name)()
     import timm
 
-    made: nn.Module = timm.create_model(name, num_classes=CLASSES)
-    return made
+    return timm.create_model(name, num_classes=CLASSES)
 
 
 def loss_of(outputs: Any, labels: torch.Tensor) -> torch.Tensor:

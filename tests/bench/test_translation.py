@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from bench.memory.cellwise_translator import CellwiseLstm  # noqa: E402
 from bench.memory.translation import attention_rows, largest_batch, swapping_of  # noqa: E402
 from bench.memory.translation_step import TranslatorSizes, translator_step  # noqa: E402
+from bench.memory.translator import CellwiseLstm  # noqa: E402
 from ucudnn.memory.devices.profile import load_device  # noqa: E402
 from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
 from ucudnn.memory.policies.catalog import find_policy  # noqa: E402
@@ -53,7 +53,7 @@ def taken(graph, batch):
 def test_the_step_is_what_pytorch_traces(name, again):
     steps = 3
     recipe = TrainingRecipe(
-        model=f"bench.memory.cellwise_translator:{name}", batch=2, shape=(2, steps), tokens=True, optimizer="none"
+        model=f"bench.memory.translator:{name}", batch=2, shape=(2, steps), tokens=True, optimizer="none"
     )
     traced, written = record(recipe), translator_step(TranslatorSizes(steps), again=again)
     for batch in (64, 4096):
