@@ -28,9 +28,11 @@ def test_the_plan_is_what_the_command_prints(call):
 
     shown = [block for block in blocks("text") if "NVIDIA H200" in block]
     assert shown
-    printed = call(*PLAN)[1]
+    printed = stable(call(*PLAN)[1])
     for block in shown:
-        assert stable(printed) == stable(block)
+        first, last = map(stable, block.split("...\n"))
+        assert printed[: len(first)] == first
+        assert printed[-len(last) :] == last
 
 
 def test_there_is_one_picture_and_its_words_are_those_of_the_plan(call):
