@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from tests.conftest import MARKED, pytest_collection_modifyitems, pytest_itemcollected
 from tests.support.skips import skip_line
 
@@ -64,6 +66,7 @@ def test_slow_tests_come_first_where_processes_share_the_tests():
         assert "".join(each.name for each in items) == expected
 
 
+@pytest.mark.slow
 def test_a_suite_in_the_background_takes_ctrl_c_and_says_what_it_draws_and_skips(
     tmp_path,
 ):

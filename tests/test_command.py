@@ -43,6 +43,7 @@ def test_the_installed_command_is_the_one_that_takes_ctrl_c_first():
     assert scripts == {"ucudnn": "ucudnn.__main__:main"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "module", "words"),
     [
@@ -59,6 +60,7 @@ def test_ctrl_c_during_any_import_ends_the_command_without_a_word(tmp_path, way,
     assert run(tmp_path, way, module, words) == (130, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "needs", "does_without"),
     [

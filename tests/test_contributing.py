@@ -38,6 +38,7 @@ def test_ci_checks_what_a_developer_checks():
     assert "scripts/check" in (ROOT / ".ci" / "run").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (Path(sys.prefix) / "bin" / "python").exists(), reason="this Python is in no environment")
 def test_the_script_for_tests_gives_its_arguments_to_pytest(tmp_path):
     (tmp_path / "scripts").mkdir()

@@ -113,6 +113,7 @@ TESTS = """
 """
 
 
+@pytest.mark.slow
 def test_the_suite_gives_turns_to_tests_that_need_a_gpu(tmp_path):
     (tmp_path / "test_one.py").write_text(textwrap.dedent(TESTS))
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_runtest_protocol\n")

@@ -399,10 +399,13 @@ RULES = {
             "test_b.py": "PROGRAM = 'from tests.test_a import x'",
             "test_c.py": "from tests.support.reference import make\nfrom tests.low.conftest import y",
             "low/test_d.py": "def f():\n    import tests.test_c",
+            "low/test_e.py": "from tests.low import (\n    conftest,\n    test_d,\n)\nfrom tests import test_a as b",
         },
         structure.borrowed_tests,
         [
             "low.test_d imports tests.test_c",
+            "low.test_e imports tests.low.test_d",
+            "low.test_e imports tests.test_a",
             "test_a imports tests.low.test_b",
             "test_b imports tests.test_a",
         ],

@@ -240,6 +240,7 @@ def test_a_snapshot_never_takes_the_place_of_what_the_command_reads(call, tmp_pa
     assert step.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_auto_is_the_best_plan_so_far_when_its_seconds_are_over(memory):
     arguments = ["plan", "resnet50", "--policy", "auto", "--budget", "16GiB", "--json", "--plan-seconds"]
     first, best = (answer(memory(*arguments, seconds))["policies"][0] for seconds in ("0", "inf"))

@@ -11,9 +11,13 @@ from ucudnn.backends.candidates import Candidates
 
 
 def pytest_collection_modifyitems(items):
+    """Mark the tests of this folder; those of modules that import PyTorch need a GPU that PyTorch sees."""
     for item in items:
         if Path(__file__).parent in Path(item.path).parents:
             item.add_marker(pytest.mark.gpu)
+            torch = getattr(getattr(item, "module", None), "torch", None)
+            if torch is not None and not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="PyTorch has no GPU"))
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +47,19 @@ def cupy():
     return cupy
 
 
-@pytest.fixture
-def torch_as_before():
-    """Seed PyTorch, and restore its operators after the test."""
+@pytest.fixture(scope="session")
+def torch_gpu():
+    """Return PyTorch, or skip where it sees no GPU."""
     torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch has no GPU")
+    return torch
+
+
+@pytest.fixture
+def torch_as_before(torch_gpu):
+    """Seed PyTorch, and restore its operators after the test."""
+    torch = torch_gpu
     from ucudnn.torch.overrides import process_overrides
 
     torch.manual_seed(0)

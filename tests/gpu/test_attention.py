@@ -6,8 +6,6 @@ torch = pytest.importorskip("torch")
 
 from bench.memory.attention import Sizes, compare_layers  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
-
 
 @pytest.mark.parametrize("steps", [50, 200])
 def test_bits_are_equal_and_the_peak_is_linear_in_the_decoder_steps(steps):

@@ -11,8 +11,6 @@ from tests.support.torch_cases import default_flags  # noqa: E402
 from ucudnn import Effort  # noqa: E402
 from ucudnn.problem import WITH_BIAS  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")]
-
 QUICK = Effort(warmup=1, repeats=1, time_limit_ms=5)
 
 

@@ -8,11 +8,9 @@ from tests.support.reader_programs import TRAIN
 
 
 @pytest.mark.parametrize("page", at("gpu"))
-def test_the_commands_of_a_page_run_in_turn(cupy, page, tmp_path):
+def test_the_commands_of_a_page_run_in_turn(cupy, page, tmp_path, request):
     if page == "pytorch":
-        torch = pytest.importorskip("torch")
-        if not torch.cuda.is_available():
-            pytest.skip("PyTorch has no GPU")
+        request.getfixturevalue("torch_gpu")
     (tmp_path / "train.py").write_text(TRAIN)
     reader = Reader(tmp_path, UCUDNN_DATABASE=str(tmp_path / "measurements.sqlite"))
     columns = next(line for line in masked(README) if line.startswith("layer operation x"))

@@ -15,10 +15,8 @@ def test_the_handle_is_swapped(cupy):
     assert len(printed) == 4
 
 
+@pytest.mark.usefixtures("torch_gpu")
 def test_workspaces_are_bounded():
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch has no GPU")
     rows = re.findall(r"^(\d+)MiB +(\d+) KiB +\d+ of 5 +(\S+)$", run_example("bound_workspace").stdout, re.MULTILINE)
     assert [int(limit) for limit, *_ in rows] == [16, 4, 1]
     for limit, kib, difference in rows:

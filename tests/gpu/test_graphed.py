@@ -10,7 +10,6 @@ from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),
     pytest.mark.usefixtures("torch_as_before"),
     # PyTorch warns of its own convolutions, too.
     pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match"),

@@ -10,10 +10,7 @@ from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.benchmarking.measurer import Measurer  # noqa: E402
 from ucudnn.torch.trials.candidate import WRONG, CandidateState  # noqa: E402
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),
-    pytest.mark.usefixtures("torch_as_before"),
-]
+pytestmark = pytest.mark.usefixtures("torch_as_before")
 
 MIB = 1 << 20
 LIMIT = 4 * MIB

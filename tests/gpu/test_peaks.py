@@ -10,8 +10,6 @@ torch = pytest.importorskip("torch")
 
 from tests.support.paths import ROOT  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
-
 RESERVED_MORE = 20 << 20
 """A segment of PyTorch's allocator."""
 

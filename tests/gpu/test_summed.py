@@ -179,12 +179,10 @@ def test_what_a_handle_chooses_rounds_once_or_a_limited_number_of_times(cupy, cu
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda each: each.value)
 @pytest.mark.parametrize("count", [2, 16, 64])
-def test_gradients_of_pytorch_have_the_error_of_the_undivided_kernel(count, dtype):
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch has no GPU")
+def test_gradients_of_pytorch_have_the_error_of_the_undivided_kernel(torch_gpu, count, dtype):
     import ucudnn.torch
 
+    torch = torch_gpu
     torch.manual_seed(count)
     theirs = {DataType.FLOAT16: torch.float16, DataType.BFLOAT16: torch.bfloat16}[dtype]
     x, out = ((torch.rand(64, each, 14, 14, device="cuda") - 0.5).to(theirs) for each in (32, 48))
@@ -248,18 +246,15 @@ def test_slabs_of_one_sample_have_the_error_of_the_undivided_kernel(cupy, cudnn,
     assert found <= SHARE[WIDENED] * undivided[1.0, 0.0]
 
 
-def test_a_thread_that_has_only_chosen_its_gpu_loads_the_kernels():
+def test_a_thread_that_has_only_chosen_its_gpu_loads_the_kernels(torch_gpu):
     """Threads that build candidates of PyTorch's programs do nothing else with the GPU before."""
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch has no GPU")
     from ucudnn.torch.device.gpu import TorchGpu
 
-    torch.zeros(1, device="cuda")
+    torch_gpu.zeros(1, device="cuda")
     found = []
 
     def load():
-        with torch.cuda.device(0):
+        with torch_gpu.cuda.device(0):
             device = TorchGpu(0)
             found.extend([device.sum_kernels, device.copier, device.can_delay])
 

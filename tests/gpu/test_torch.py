@@ -23,10 +23,7 @@ from ucudnn.torch.calls.aten_kernels import held_bytes  # noqa: E402
 from ucudnn.torch.calls.kernel_call import IN_CAPTURE  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),
-    pytest.mark.usefixtures("torch_as_before"),
-]
+pytestmark = pytest.mark.usefixtures("torch_as_before")
 
 QUICK = Effort(warmup=1, repeats=1, time_limit_ms=5)
 MIB = 2**20

@@ -15,10 +15,7 @@ from ucudnn.torch.calls.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.device.timed_device import TimedGpu  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),
-    pytest.mark.usefixtures("torch_as_before"),
-]
+pytestmark = pytest.mark.usefixtures("torch_as_before")
 
 
 CAN_DELAY = TimedGpu.can_delay

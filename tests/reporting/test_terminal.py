@@ -23,6 +23,7 @@ PLAN = [sys.executable, "-m", "ucudnn", "plan", "alexnet", "--profile", "h200"]
 FULL = ("> /dev/full", "No space left on device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "target", "reason"),
     [

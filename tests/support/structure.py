@@ -27,16 +27,20 @@ class Module:
         self.name = ".".join(self.folder if self.folder and self.stem == "__init__" else (*self.folder, self.stem))
 
     @cached_property
+    def text(self):
+        return self.path.read_text()
+
+    @cached_property
     def tree(self):
-        return ast.parse(self.path.read_text())
+        return ast.parse(self.text)
 
     @cached_property
     def nodes(self):
         return tuple(ast.walk(self.tree))
 
-    @cached_property
+    @property
     def lines(self):
-        return self.path.read_text().splitlines()
+        return self.text.splitlines()
 
     @cached_property
     def imports(self):
@@ -218,14 +222,19 @@ def misplaced_packages(modules, places):
 
 
 def borrowed_tests(modules):
-    """Return the test modules that other modules of the tests import, in programs that they write as well."""
-    pattern = re.compile(r"\btests(?:\.\w+)*\.test_\w+")
+    """Return the test modules that other modules of the tests import, in programs that they write as well.
+
+    Texts are searched, because to parse all tests takes seconds.
+    """
+    dotted = re.compile(r"\btests(?:\.\w+)*\.test_\w+")
+    listed = re.compile(r"\bfrom (tests(?:\.\w+)*) import (\([^)]*\)|.*)")
     found = set()
     for module in modules.values():
-        texts = [node.value for node in module.nodes if isinstance(node, ast.Constant)]
-        named = {name for text in texts if isinstance(text, str) for name in pattern.findall(text)}
-        imported = {name for each in module.imports for name in pattern.findall(each)}
-        found |= {f"{module.name} imports {name}" for name in named | imported}
+        names = {*dotted.findall(module.text)}
+        names |= {
+            f"{at}.{name}" for at, rest in listed.findall(module.text) for name in re.findall(r"\btest_\w+", rest)
+        }
+        found |= {f"{module.name} imports {name}" for name in names}
     return sorted(found)
 
 

@@ -26,7 +26,6 @@ from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),
     pytest.mark.filterwarnings("ignore:.*deterministic:UserWarning"),  # PyTorch names what may not repeat itself
     pytest.mark.filterwarnings("default:PyTorch's own:UserWarning"),
 ]

@@ -12,7 +12,6 @@ from ucudnn.memory.torch.measuring.measure import bandwidth  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU"),
     pytest.mark.alone,  # other processes' copies share the link
 ]
 

@@ -10,21 +10,16 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from bench.memory import models  # noqa: E402
+from tests.gpu.memory.trials import trial  # noqa: E402
 from tests.support.plain_training import fit_plan  # noqa: E402
 from ucudnn.memory.planner.planner import make_plan  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
-from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
-from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E402
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices  # noqa: E402
 from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
-from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
 from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
-
-UNET = TrainingRecipe(model="bench.memory.models:unet2d", batch=2, shape=(3, 256, 256))
 STEPS = 3
 
 
@@ -100,17 +95,8 @@ def test_recomputation_runs_the_same_configuration_to_the_bit():
         assert all(torch.equal(*pair) for pair in zip(trained[0], other, strict=True))
 
 
-def trial(policy, budget=None, capped=False):
-    settings = TrialSettings(
-        recipe=UNET, policy=policy, budget=budget, device="cuda", capped=capped, convolutions="undivided"
-    )
-    result = run_apart(settings)
-    assert result.figures is not None, result.reason
-    return result.figures
-
-
 def test_workspaces_are_counted_in_the_peak():
-    fastest, smallest = trial("vdnn-all-p"), trial("vdnn-all-m")
+    fastest, smallest = (trial(policy, convolutions="undivided") for policy in ("vdnn-all-p", "vdnn-all-m"))
     for figures in (fastest, smallest):
         assert figures.configured > 20
         assert figures.predicted_peak == pytest.approx(figures.allocated, rel=0.02)

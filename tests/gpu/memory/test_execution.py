@@ -12,14 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.gpu.memory.trials import outcome, trial  # noqa: E402
 from tests.support.training_steps import training_step  # noqa: E402
 from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory.pools.host_slots import HostSlots  # noqa: E402
 from ucudnn.memory.simulation.result import Queue  # noqa: E402
 from ucudnn.memory.simulation.simulator import predicted_bytes, simulate  # noqa: E402
 from ucudnn.memory.torch.comparison.device_timeline import measure_timeline  # noqa: E402
-from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
-from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E402
 from ucudnn.memory.torch.device.host_block import HostBlock  # noqa: E402
 from ucudnn.memory.torch.device.nvml import process_bytes  # noqa: E402
 from ucudnn.memory.torch.device.stated_budget import (  # noqa: E402
@@ -28,24 +27,15 @@ from ucudnn.memory.torch.device.stated_budget import (  # noqa: E402
     reserve_bytes,
 )
 from ucudnn.memory.torch.measuring.operation_costs import measure_operator  # noqa: E402
-from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 from ucudnn.memory.torch.running.transfers import Transfers  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+pytestmark = pytest.mark.usefixtures("fixed_plans")
 ALONE = pytest.mark.alone  # others' memory may count as ours, and their work changes which algorithms trials choose
 
 MIB = 2**20
-UNET = TrainingRecipe(model="bench.memory.models:unet2d", batch=2, shape=(3, 256, 256))
 STEPS = 5
 LARGEST = 256 * MIB  # more than any tensor of UNET has, and any scratch
-
-
-@pytest.fixture(autouse=True)
-def fixed_plans(monkeypatch):
-    """Let cuDNN compute the same bits each time."""
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
 
 
 def model_and_data(name):
@@ -115,16 +105,15 @@ def test_plans_train_to_the_bits_of_pytorch(name, policy, stock):
     fitted.close()
 
 
-def transfers_of_two(size):
-    """Return transfers of two storages of a size, and the device that they leave."""
-    device = torch.device("cuda", torch.cuda.current_device())
+def transfers_of_two(size, device):
+    """Return transfers of two storages of a size."""
     slots = HostSlots(sizes={0: size, 1: size}, addresses={0: 0, 1: size}, extent_bytes=2 * size)
-    return Transfers(slots, device), device
+    return Transfers(slots, device)
 
 
-def test_bytes_come_back_while_compute_goes_on():
+def test_bytes_come_back_while_compute_goes_on(device):
     size = 64 * MIB
-    transfers, device = transfers_of_two(size)
+    transfers = transfers_of_two(size, device)
     weights = torch.randn(4096, 4096, device=device)
     for step in range(3):
         for number in (0, 1):
@@ -145,9 +134,9 @@ def test_bytes_come_back_while_compute_goes_on():
     transfers.close()
 
 
-def test_copies_both_ways_run_beside_a_long_product():
+def test_copies_both_ways_run_beside_a_long_product(device):
     size = 256 * MIB  # 5 ms on a fast link: longer than the host takes to launch the product
-    transfers, device = transfers_of_two(size)
+    transfers = transfers_of_two(size, device)
     weights, sent = torch.randn(8192, 8192, device=device), torch.ones(size // 4, device=device)
     back = torch.empty(size // 4, device=device)
 
@@ -178,10 +167,10 @@ def test_the_block_is_pinned_until_it_is_released():
     assert not memory.is_pinned()
 
 
-def test_the_block_is_released_with_its_step_and_after_an_error():
+def test_the_block_is_released_with_its_step_and_after_an_error(device):
     slots = HostSlots(sizes={0: MIB}, addresses={0: 0}, extent_bytes=MIB)
     for end in ("collected", "abandoned"):
-        transfers = Transfers(slots, torch.device("cuda", torch.cuda.current_device()))
+        transfers = Transfers(slots, device)
         memory = transfers._block.memory
         transfers.offload(0, torch.zeros(MIB, dtype=torch.uint8, device="cuda"))
         assert memory.is_pinned()
@@ -216,15 +205,13 @@ def test_an_error_in_a_step_leaves_the_next_one_right():
 
 
 @ALONE
-def test_the_clocks_own_events_count_as_nothing():
-    device = torch.device("cuda", torch.cuda.current_device())
+def test_the_clocks_own_events_count_as_nothing(device):
     assert measure_operator(lambda: None, device, 5).time_ms < 0.001
     assert measure_operator(lambda: torch.ones(2**28, device=device), device, 5).time_ms > 0.1
 
 
 @ALONE
-def test_the_hosts_time_to_issue_an_operator_is_not_the_devices():
-    device = torch.device("cuda", torch.cuda.current_device())
+def test_the_hosts_time_to_issue_an_operator_is_not_the_devices(device):
 
     def slowly():
         sleep(0.003)
@@ -233,18 +220,6 @@ def test_the_hosts_time_to_issue_an_operator_is_not_the_devices():
     quick, slow = (measure_operator(each, device, 5) for each in (lambda: torch.ones(2**28, device=device), slowly))
     assert quick.issue_ms < quick.time_ms
     assert slow.issue_ms > 3 > slow.time_ms
-
-
-def outcome(policy, budget=None, capped=False):
-    settings = TrialSettings(recipe=UNET, policy=policy, budget=budget, device="cuda", capped=capped)
-    torch.cuda.empty_cache()  # what this process keeps might count as the trial's
-    return run_apart(settings)
-
-
-def trial(policy, budget=None, capped=False):
-    result = outcome(policy, budget, capped)
-    assert result.figures is not None, result.reason
-    return result.figures
 
 
 @ALONE
@@ -291,13 +266,12 @@ def test_the_allocator_takes_what_the_replay_says():
 
 @ALONE
 @pytest.mark.parametrize("trials", [False, True])
-def test_the_first_step_within_a_budget_takes_less_than_the_others(monkeypatch, trials):
+def test_the_first_step_within_a_budget_takes_less_than_the_others(monkeypatch, trials, device):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", trials)
     model, loss, (x, y) = model_and_data("resnet18")
     sample = x.repeat(16, 1, 1, 1), y.repeat(16)  # activations are most of it
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     peak = fit(model, sample, loss=loss, optimizer=optimizer).simulation.peak_bytes
-    device = torch.device("cuda", torch.cuda.current_device())
     beside = beside_plans(device)  # before what is outside is measured, because it loads kernels
     fitted = fit(model, sample, loss=loss, optimizer=optimizer, budget=int(0.9 * peak) + beside + outside_bytes(device))
     taken, plans = [], []
@@ -335,8 +309,7 @@ def test_a_budget_lets_segments_grow_while_the_program_runs():
 
 
 @ALONE
-def test_what_the_process_has_beside_the_allocator_is_measured():
-    device = torch.device("cuda", torch.cuda.current_device())
+def test_what_the_process_has_beside_the_allocator_is_measured(device):
     torch.zeros(1, device=device)
     before = outside_bytes(device)
     assert 100 * MIB < before < 4096 * MIB
@@ -347,7 +320,7 @@ def test_what_the_process_has_beside_the_allocator_is_measured():
 
 
 @ALONE
-def test_measuring_operations_keeps_the_budget():
+def test_measuring_operations_keeps_the_budget(device):
     model, loss, sample = model_and_data("resnet18")
     gc.collect()
     torch.cuda.empty_cache()
@@ -355,7 +328,6 @@ def test_measuring_operations_keeps_the_budget():
     others = torch.cuda.memory_reserved() - sum(each.nbytes for each in model.state_dict().values())
     torch.cuda.reset_peak_memory_stats()
     floor = fit(model, sample, loss=loss, policy="checkpoint").simulation.peak_bytes
-    device = torch.device("cuda", torch.cuda.current_device())
     inside = int(1.3 * floor) + beside_plans(device)
     torch.cuda.reset_peak_memory_stats()
     fitted = fit(model, sample, loss=loss, budget=inside + outside_bytes(device), policy="checkpoint")

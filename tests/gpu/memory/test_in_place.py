@@ -7,7 +7,6 @@ torch = pytest.importorskip("torch")
 from tests.support.in_place import KINDS, race, written_over  # noqa: E402
 from ucudnn.memory.torch.tracing import in_place  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 aten = torch.ops.aten
 
 

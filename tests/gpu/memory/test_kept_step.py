@@ -4,31 +4,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.gpu.memory.trials import trial  # noqa: E402
 from tests.support.large_unet import RECIPE  # noqa: E402
 from ucudnn.benchmarking.storage.step_files import StepFiles  # noqa: E402
-from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
-from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialSettings  # noqa: E402
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
-
-
-def measured(policy, budget=None):
-    settings = TrialSettings(recipe=RECIPE, policy=policy, budget=budget, device="cuda", steps=3, capped=True)
-    result = run_apart(settings)
-    assert result.figures is not None, result.reason
-    return result.figures
+from ucudnn.memory.torch.comparison.trial_result import PYTORCH  # noqa: E402
 
 
 @pytest.mark.alone
 def test_a_second_process_keeps_its_budget_by_what_the_first_one_found(tmp_path, monkeypatch):
     monkeypatch.setenv("UCUDNN_DATABASE", str(tmp_path / "measurements.db"))
-    stock = measured(PYTORCH)
+    how = {"recipe": RECIPE, "steps": 3, "capped": True}
+    stock = trial(PYTORCH, **how)
     budget = int(0.7 * stock.allocated) + stock.outside
-    first = measured("auto", budget)
+    first = trial("auto", budget, **how)
     folder = StepFiles(str(tmp_path / "measurements.db")).folder
     kept = {path: (path.stat().st_mtime_ns, path.read_text()) for path in folder.glob("*.json")}
     assert len(kept) >= 3  # costs, the plan of the first step, and the plan
-    second = measured("auto", budget)
+    second = trial("auto", budget, **how)
     for each in (first, second):
         assert each.reserved + each.outside <= budget
     count = min(map(len, (first.losses, second.losses)))  # steps are timed again where their plan changes

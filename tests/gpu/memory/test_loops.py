@@ -15,16 +15,9 @@ from tests.support.training_steps import training_step  # noqa: E402
 from ucudnn.errors import StepGraphError  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+pytestmark = pytest.mark.usefixtures("fixed_plans")
 
 POLICIES = ["checkpoint", "vdnn-ext-all-p"]
-
-
-@pytest.fixture(autouse=True)
-def fixed_plans(monkeypatch):
-    """Let cuDNN compute the same bits each time."""
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
 
 
 def race(model, loop, made):

@@ -8,29 +8,22 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench.memory.record_steps import RECIPES  # noqa: E402
+from tests.gpu.memory.trials import trial  # noqa: E402
 from tests.support.large_unet import RECIPE  # noqa: E402
 from tests.support.moving_plans import shaken  # noqa: E402
 from tests.support.plain_training import Race, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.memory.planner.planner import make_plan  # noqa: E402
 from ucudnn.memory.torch.codegen.code_support import arrive, leave  # noqa: E402
-from ucudnn.memory.torch.comparison.trial import run_apart  # noqa: E402
-from ucudnn.memory.torch.comparison.trial_result import PYTORCH, TrialSettings  # noqa: E402
+from ucudnn.memory.torch.comparison.trial_result import PYTORCH  # noqa: E402
 from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter, _Addresses, drop, pads  # noqa: E402
 from ucudnn.memory.torch.device.stated_budget import library_workspace_bytes, outside_bytes  # noqa: E402
 from ucudnn.memory.torch.device.stream_copies import slide  # noqa: E402
 from ucudnn.memory.torch.running.fit import FitOptions, fit, fit_subject  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+pytestmark = pytest.mark.usefixtures("fixed_plans")
 
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def fixed_plans(monkeypatch):
-    """Let cuDNN compute the same bits each time."""
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
 
 
 @pytest.mark.parametrize("policy", ["checkpoint", "vdnn-ext-all-p"])
@@ -82,11 +75,10 @@ def test_bytes_slide_in_both_directions(distance, up):
     assert torch.equal(target.cpu(), expected)
 
 
-def test_a_budget_takes_its_block_before_the_first_step_and_keeps_bytes_for_the_state_no_longer_than_the_update():
+def test_a_budget_takes_its_block_before_the_first_step_and_keeps_bytes_for_the_state_no_longer_than_the_update(device):
     torch.manual_seed(0)
     trained = Race(small_network("resnet18"), steps=1, device="cuda")
     trained.model.zero_grad()
-    device = torch.device("cuda", torch.cuda.current_device())
     budget = 2**30 + torch.cuda.memory_allocated() + outside_bytes(device)
     step = fit_subject(trained.subject, FitOptions(budget=budget, policy="checkpoint", measured=True))
     assert step._block is not None
@@ -101,8 +93,7 @@ def test_a_budget_takes_its_block_before_the_first_step_and_keeps_bytes_for_the_
 
 
 @pytest.mark.alone
-def test_what_fills_holes_counts_for_no_step_and_goes_back_after_an_error():
-    device = torch.device("cuda", torch.cuda.current_device())
+def test_what_fills_holes_counts_for_no_step_and_goes_back_after_an_error(device):
     before, meter = torch.cuda.memory_allocated(), AllocatorMeter(device)
     meter.begin()
     filling = pads((30 * MIB, 20 * MIB, 10 * MIB), device, (1,))
@@ -123,28 +114,23 @@ def test_what_fills_holes_counts_for_no_step_and_goes_back_after_an_error():
     assert torch.cuda.memory_allocated() == before
 
 
-def measured(recipe, policy, budget=None):
-    """Return the figures of a trial, which may take no more than its budget."""
-    settings = TrialSettings(
-        recipe=recipe, policy=policy, budget=budget, device="cuda", steps=3, warmup=1, capped=budget is not None
+def beside_stock(recipe, share):
+    """Return the budget of a share of PyTorch's peak, the figures of `auto` within it, and what they tell."""
+    stock = trial(PYTORCH, recipe=recipe, steps=3, warmup=1)
+    budget = int(share * stock.allocated) + stock.outside
+    figures = trial("auto", budget, recipe, steps=3, warmup=1, capped=True)
+    told = (
+        f"moved {figures.moved}, reserved {figures.reserved}, predicted {figures.predicted_reserved}, allocated"
+        f" {figures.allocated}, predicted {figures.predicted_peak}, {figures.step_ms} ms, predicted"
+        f" {figures.predicted_ms}, given back {figures.predicted_returned}, retries {figures.retries}"
     )
-    torch.cuda.empty_cache()
-    result = run_apart(settings)
-    assert result.figures is not None, result.reason
-    return result.figures
+    return budget, figures, told
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("recipe", [RECIPE, replace(RECIPES["vgg16_bn"], batch=64)], ids=["unet", "vgg"])
 def test_a_plan_near_the_budget_gives_no_page_back(recipe):
-    stock = measured(recipe, PYTORCH)
-    budget = int(0.7 * stock.allocated) + stock.outside
-    figures = measured(recipe, "auto", budget)
-    told = (
-        f"moved {figures.moved}, reserved {figures.reserved}, predicted {figures.predicted_reserved}, allocated"
-        f" {figures.allocated}, predicted {figures.predicted_peak}, {figures.step_ms} ms, predicted"
-        f" {figures.predicted_ms}, given back {figures.predicted_returned}"
-    )
+    budget, figures, told = beside_stock(recipe, 0.7)
     assert figures.reserved + figures.outside <= budget, told
     if figures.predicted_returned == 0:
         assert figures.retries == 0, f"a tensor lies elsewhere than in the replay: {told}"
@@ -153,12 +139,11 @@ def test_a_plan_near_the_budget_gives_no_page_back(recipe):
 
 
 @pytest.mark.alone
-def test_a_block_is_whole_again_after_a_smaller_last_mini_batch():
+def test_a_block_is_whole_again_after_a_smaller_last_mini_batch(device):
     model, (x, y), loss = small_network("resnet18")
     model.cuda()
     sample = x.repeat(16, 1, 1, 1).cuda(), y.repeat(16).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    device = torch.device("cuda", torch.cuda.current_device())
     peak = fit(model, sample, loss=loss, optimizer=optimizer).simulation.peak_bytes
     budget = peak + outside_bytes(device) + library_workspace_bytes(device) + 160 * MIB  # pages have 20 MiB
     step = fit(model, sample, loss=loss, optimizer=optimizer, budget=budget)
@@ -187,13 +172,7 @@ def test_a_block_is_whole_again_after_a_smaller_last_mini_batch():
     ids=["unet2d-50", "unet3d-70", "unet3d-50", "vgg-50"],
 )
 def test_the_allocator_takes_at_most_a_twentieth_more_than_tensors_have(recipe, share):
-    stock = measured(recipe, PYTORCH)
-    figures = measured(recipe, "auto", int(share * stock.allocated) + stock.outside)
-    told = (
-        f"moved {figures.moved}, reserved {figures.reserved}, predicted {figures.predicted_reserved}, allocated"
-        f" {figures.allocated}, predicted {figures.predicted_peak}, {figures.step_ms} ms, predicted"
-        f" {figures.predicted_ms}, given back {figures.predicted_returned}, retries {figures.retries}"
-    )
+    _, figures, told = beside_stock(recipe, share)
     assert figures.predicted_returned == 0, told
     assert figures.retries == 0, told
     assert figures.reserved <= 1.05 * figures.allocated, told

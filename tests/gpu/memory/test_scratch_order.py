@@ -14,14 +14,7 @@ from ucudnn.memory.torch.measuring.scratch_order import with_scratch_pieces  # n
 from ucudnn.memory.torch.subject.step_program import StepSubject  # noqa: E402
 from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
-
 MIB = 2**20
-
-
-@pytest.fixture
-def device():
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def backward_of_a_transposed_convolution(contiguous):

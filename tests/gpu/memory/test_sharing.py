@@ -12,8 +12,6 @@ from tests.support.training_steps import training_step  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
 from ucudnn.memory.torch.device.stated_budget import outside_bytes, read_outside  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
-
 MIB = 2**20
 OTHER = """
 import sys
@@ -43,8 +41,7 @@ def other():
         pass
 
 
-def test_what_another_process_takes_is_not_this_ones(other):
-    device = torch.device("cuda", torch.cuda.current_device())
+def test_what_another_process_takes_is_not_this_ones(other, device):
     held = torch.zeros(64 * MIB, dtype=torch.uint8, device=device)
     before = read_outside(device)
     other(4096 * MIB)
@@ -56,14 +53,13 @@ def test_what_another_process_takes_is_not_this_ones(other):
     assert held.is_cuda
 
 
-def test_what_another_process_takes_while_a_plan_runs_leaves_it(other):
+def test_what_another_process_takes_while_a_plan_runs_leaves_it(other, device):
     torch.manual_seed(0)
     step = training_step("resnet18")
     model = step.model.cuda().train()
     x, y = step.inputs[0].cuda().repeat(16, 1, 1, 1), step.targets[0].cuda().repeat(16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     peak = fit(model, (x, y), loss=step.loss, optimizer=optimizer).simulation.peak_bytes
-    device = torch.device("cuda", torch.cuda.current_device())
     budget = peak + outside_bytes(device) + 512 * MIB  # room for workspaces, the reserve and kernels that come late
     fitted = fit(model, (x, y), loss=step.loss, optimizer=optimizer, budget=budget)
     plans = []

@@ -79,6 +79,7 @@ def test_a_plan_is_laid_into_a_room_once_whatever_its_budget_and_moves_and_anew_
     assert len(laid) == many + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.6, 0.9])
 def test_joint_competes_where_the_best_other_plan_copies_nothing(unet, monkeypatch, share):
     graph, costs, _ = unet
@@ -222,6 +223,7 @@ def test_a_fast_plan_that_fits_with_empty_pages_given_back_is_better_than_a_slow
     assert simulate(chosen, costs).time_ms <= 1.2 * simulate(plain, costs).time_ms
 
 
+@pytest.mark.slow
 def test_a_plan_with_which_pages_go_back_competes_with_their_time(unet, monkeypatch):
     graph, costs, budget = unet
     room = AllocatorRoom(tensor_bytes=budget, in_one_block=False)
@@ -330,6 +332,7 @@ def test_a_step_that_fits_computes_its_convolutions_as_is_fastest(budget):
 SPILLING = ("spill", "joint")  # any storage leaves, with nothing that runs again and beside it
 
 
+@pytest.mark.slow
 def test_at_the_floor_storages_spill_because_no_other_policy_keeps_it(unet):
     graph, costs, _ = unet
     floor = measure_liveness(graph, costs).floor_bytes
@@ -366,6 +369,7 @@ def test_a_step_spills_where_that_is_faster_than_other_policies_that_keep_the_bu
     assert make_plan(graph, costs, budget, "vdnn-ext-dynamic").policy == "vdnn-ext-dynamic"
 
 
+@pytest.mark.slow
 def test_storages_spill_where_no_other_policy_finds_room(unet):
     graph, costs, _ = unet
     least = min(_room_of(graph, costs, name) for name in POLICIES if name not in SPILLING)

@@ -28,6 +28,7 @@ def planned(batch):
     return done.peak_bytes, done.step_ms
 
 
+@pytest.mark.slow
 def test_each_way_has_its_largest_mini_batch_and_what_it_costs():
     found = largest_batches(STEP, costs_of, BUDGET)
     plain, some, more, most = found.rows

@@ -1,0 +1,15 @@
+"""What tests of training steps on a GPU share."""
+
+import pytest
+
+
+@pytest.fixture
+def fixed_plans(torch_gpu, monkeypatch):
+    """Let cuDNN compute the same bits each time."""
+    monkeypatch.setattr(torch_gpu.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch_gpu.backends.cudnn, "benchmark", False)
+
+
+@pytest.fixture
+def device(torch_gpu):
+    return torch_gpu.device("cuda", torch_gpu.cuda.current_device())
