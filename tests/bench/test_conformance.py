@@ -44,7 +44,6 @@ def test_only_whole_mini_batches_get_worse_and_only_once(tmp_path):
 
 
 def passed(count=1, **other):
-    """Return runs of all modes and policies."""
     run = {"passed": 1, "failed": [], "status": 0, "plain": [], DIVIDED: {"0.TestSetupCuDNN": 0, "0.Test": count}}
     return [{**run, "mode": mode, "policy": policy, **other} for mode in MODES for policy in POLICIES]
 

@@ -59,7 +59,6 @@ COMMANDS = list(commands(typer.main.get_command(app)))
 
 @st.composite
 def command_lines(draw):
-    """Draw a command, some of its options, and values for them."""
     path, parameters = draw(st.sampled_from(COMMANDS))
     words = list(path)
     for names, flag in parameters:

@@ -51,7 +51,6 @@ def step_files(draw):
 
 @st.composite
 def step_lines(draw):
-    """Draw a command line about the file own.json."""
     command = draw(st.sampled_from(["why", "plan", "plan", "front"]))
     words = ["memory", command.replace("front", "plan"), "own.json"]
     if command != "why":

@@ -65,7 +65,6 @@ MOST_SECONDS = 90
 
 @st.composite
 def subjects(draw):
-    """Draw a model, and options that say how it is trained."""
     model = draw(st.one_of(GOODS, GOODS, GOODS, st.sampled_from(BAD)))
     words = [model, *GOOD.get(model, ["--shape", "3x8x8"])]
     if draw(st.integers(0, 4)) == 0:
@@ -134,7 +133,6 @@ def series(draw):
 
 @st.composite
 def interrupted(draw):
-    """Draw a command line that ends well, and when Ctrl-C comes."""
     model = draw(GOODS)
     words = ["memory", draw(st.sampled_from(["record", "why", "plan", "run"])), model, *GOOD[model], "--batch", "2"]
     words += {
@@ -205,7 +203,6 @@ FIT = {
 
 @st.composite
 def fits(draw):
-    """Draw arguments of `fit`, one or several of them odd."""
     given = draw(st.lists(st.sampled_from([*FIT]), max_size=3, unique=True))
     options = {name: draw(FIT[name]) for name in given}
     options.setdefault("policy", "stock")

@@ -38,7 +38,6 @@ def cudnn():
 
 @pytest.fixture(scope="session")
 def cupy():
-    """Return CuPy, or skip without a GPU."""
     cupy = pytest.importorskip("cupy")
     try:
         cupy.cuda.runtime.getDeviceCount()
@@ -49,7 +48,6 @@ def cupy():
 
 @pytest.fixture(scope="session")
 def torch_gpu():
-    """Return PyTorch, or skip where it sees no GPU."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch has no GPU")
@@ -80,7 +78,6 @@ def settle(program, on, seconds=90):
 
 
 def gradients(program):
-    """Return the gradients of a program's parameters."""
     program.optimizer.zero_grad(set_to_none=True)
     program.model(program.x).square().mean().backward()
     return [each.grad.clone() for each in program.model.parameters()]

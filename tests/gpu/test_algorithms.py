@@ -4,37 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.gpu import MODES, SHAPES, Guarded, Operands, tolerance
+from tests.support.gpu import MODES, SHAPES, Guarded, Operands, measured, tolerance
 from tests.support.problems import LAYOUTS
 from ucudnn.backends.base import Scaling
 from ucudnn.backends.cudnn.algorithms.legacy_call import HALF
 from ucudnn.errors import BackendError
 from ucudnn.networks.tables import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
-from ucudnn.profiles.measurement import Effort, MeasurementStatus
 
 SCALINGS = [(1.0, 0.0), (1.0, 1.0), (-0.75, 0.5)]
 
 
-QUICK = Effort(warmup=1, repeats=1, time_limit_ms=1)
-
-
-def candidates(cudnn, problem):
-    """Return the algorithms that the benchmark measures, because they run and pass its short check."""
-    with cudnn.bench(problem) as bench:
-        return [
-            each
-            for each in cudnn.algorithms(problem)
-            if bench.measure(problem.batch, each, QUICK).status is MeasurementStatus.MEASURED
-        ]
-
-
 def wrong(cupy, cudnn, problem, algorithm, operands, alpha, beta, expected):
     """Run one algorithm; return its fault, '' if it has none, or None if cuDNN cannot run it."""
-    if beta:
-        operands.restore(cupy)
-    else:
-        operands.poison()
+    operands.prepare(cupy, beta)
     guarded = Guarded(cupy, cudnn, algorithm.workspace_bytes, offset=256)
     try:
         call = cudnn.prepare(problem, algorithm.name)
@@ -51,7 +34,7 @@ def wrong(cupy, cudnn, problem, algorithm, operands, alpha, beta, expected):
 
 
 def check(cupy, cudnn, problem, scalings):
-    algorithms = candidates(cudnn, problem)
+    algorithms = measured(cudnn, problem)
     operands = Operands.random(cupy, problem)
     found = []
     for alpha, beta in scalings:
@@ -80,7 +63,7 @@ def test_legacy_algorithms_that_sum_in_16_bits_are_among_those_that_are_exact_en
     ran = set()
     for operation in Operation:
         problem = ConvolutionProblem(operation=operation, batch=2, dtype=DataType.FLOAT16, **SHAPES["2-D"])
-        halves = [each for each in candidates(cudnn, problem) if each.name.endswith(HALF)]
+        halves = [each for each in measured(cudnn, problem) if each.name.endswith(HALF)]
         assert all("REDUCED_PRECISION_REDUCTION" in each.notes for each in halves)
         operands = Operands.random(cupy, problem)
         for alpha, beta in SCALINGS:

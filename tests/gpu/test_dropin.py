@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 import pytest
 
-from tests.support.gpu import Operands, open_or_skip, tolerance
+from tests.support.gpu import Operands, captured, open_or_skip, tolerance
 from ucudnn import cudnn
 from ucudnn.backends.candidates import Candidates
 from ucudnn.cudnn.loading import library
@@ -29,6 +29,15 @@ def handle(request, cupy, monkeypatch):
     cudnn.destroy(address)
 
 
+def in_order(operation, x, w, y):
+    """Return what an operation reads, and what it writes, in the order of cuDNN's arguments."""
+    return {
+        Operation.FORWARD: (x, w, y),
+        Operation.BACKWARD_DATA: (w, y, x),
+        Operation.BACKWARD_FILTER: (x, y, w),
+    }[operation]
+
+
 class Described:
     """A problem described by descriptors."""
 
@@ -49,41 +58,18 @@ class Described:
         cudnn.setConvolutionMathType(self.convolution, math)
 
     def functions(self):
-        """Return find, findEx, get, size and compute of the operation, and its descriptors in their order."""
-        x, w, y, c = self.x, self.w, self.y, self.convolution
-        name = f"Convolution{self.problem.operation.value}"
-        order = {
-            Operation.FORWARD: (x, w, c, y),
-            Operation.BACKWARD_DATA: (w, y, c, x),
-            Operation.BACKWARD_FILTER: (x, y, c, w),
-        }
-        return name, order[self.problem.operation]
+        """Return what the names of the operation's functions have in common, and its descriptors in their order."""
+        operation = self.problem.operation
+        first, second, out = in_order(operation, self.x, self.w, self.y)
+        return f"Convolution{operation.value}", (first, second, self.convolution, out)
 
     def run(self, handle, algorithm, workspace, size, alpha, beta, addresses):
-        x, w, y = addresses
         name, (first, second, convolution, out) = self.functions()
-        a, b, c = {
-            Operation.FORWARD: (x, w, y),
-            Operation.BACKWARD_DATA: (w, y, x),
-            Operation.BACKWARD_FILTER: (x, y, w),
-        }[self.problem.operation]
+        a, b, c = in_order(self.problem.operation, *addresses)
         suffix = "" if self.problem.operation is Operation.FORWARD else "_v3"
         function = getattr(cudnn, name[0].lower() + name[1:] + suffix)
-        function(
-            handle,
-            alpha.ctypes.data,
-            first,
-            a,
-            second,
-            b,
-            convolution,
-            algorithm,
-            workspace,
-            size,
-            beta.ctypes.data,
-            out,
-            c,
-        )
+        read = alpha.ctypes.data, first, a, second, b
+        function(handle, *read, convolution, algorithm, workspace, size, beta.ctypes.data, out, c)
 
 
 def problem_of(operation, **values):
@@ -125,10 +111,7 @@ def test_all_ways_to_an_algorithm(cupy, handle, operation):
     described = Described(problem)
     name, (first, second, convolution, out) = described.functions()
     operands = Operands.random(cupy, problem)
-    x, w, y = operands.addresses()
-    a, b, c = {Operation.FORWARD: (x, w, y), Operation.BACKWARD_DATA: (w, y, x), Operation.BACKWARD_FILTER: (x, y, w)}[
-        operation
-    ]
+    a, b, c = in_order(operation, *operands.addresses())
     workspace = cupy.empty(2**20, cupy.uint8)
     own = cudnn.handles.micro_handle(handle) is not None
     answers = [
@@ -160,10 +143,7 @@ def test_a_call_is_captured_and_replayed(cupy, handle):
     described, operands = Described(problem), Operands.random(cupy, problem)
     described.run(handle, 0, 0, 0, ONE, ZERO, operands.addresses())
     stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        stream.begin_capture()
-        described.run(handle, 0, 0, 0, ONE, ZERO, operands.addresses())
-        graph = stream.end_capture()
+    graph = captured(stream, lambda: described.run(handle, 0, 0, 0, ONE, ZERO, operands.addresses()))
     operands.poison()
     cupy.cuda.Device().synchronize()
     graph.launch(stream)

@@ -6,16 +6,24 @@ import numpy as np
 import pytest
 
 import ucudnn
-from tests.support.gpu import SHAPES, Guarded, Operands, element_type, open_or_skip, tolerance
+from tests.support.gpu import (
+    QUICK,
+    SHAPES,
+    Guarded,
+    Operands,
+    element_type,
+    measured,
+    micro,
+    open_or_skip,
+    tolerance,
+)
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
-from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.configuration import Configuration
 from ucudnn.execution.plan import make_plan
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
-from ucudnn.profiles.measurement import Effort, MeasurementStatus
 
-QUICK = Effort(warmup=1, repeats=1, time_limit_ms=1)
 MODES = [
     *[(dtype, MathMode.TF32) for dtype in (DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16)],
     (DataType.FLOAT32, MathMode.FMA),
@@ -43,13 +51,6 @@ def bias_for(cupy, problem):
     return cupy.asarray(host), cupy.asarray(host.astype(np.float64)).reshape(-1, *[1] * len(problem.spatial))
 
 
-def measured(cudnn, problem, size):
-    """Return the algorithms of a size that pass the check of their output."""
-    with cudnn.bench(problem) as bench:
-        found = [(each, bench.measure(size, each, QUICK)) for each in cudnn.algorithms(problem.part(size))]
-    return [each for each, measurement in found if measurement.status is MeasurementStatus.MEASURED]
-
-
 @pytest.mark.parametrize(("dtype", "math"), MODES, ids=lambda each: each.value)
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("shape", CASES)
@@ -62,8 +63,7 @@ def test_each_algorithm_adds_it_in_micro_batches(cupy, cudnn, shape, last, dtype
     algorithms = measured(cudnn, problem, 4)
     assert any(each.name.endswith(ADDED) for each in algorithms)
     for each in algorithms:
-        part = MicroConfiguration(size=4, algorithm=each.name, time_ms=1.0, workspace_bytes=each.workspace_bytes)
-        plan = make_plan(problem, Configuration(parts=(part,) * 3), cudnn)
+        plan = make_plan(problem, Configuration(parts=(micro(4, each),) * 3), cudnn)
         operands.poison()
         workspace = Guarded(cupy, cudnn, plan.workspace_bytes)
         plan.launch(x, BiasedFilters(w, bias.data.ptr), y, workspace.buffer)

@@ -2,17 +2,15 @@
 
 import pytest
 
-from tests.support.gpu import Operands, open_or_skip, tolerance
+from tests.support.gpu import Operands, captured, measured, micro, open_or_skip, tolerance
 from ucudnn.backends.base import Scaling
 from ucudnn.backends.candidates import GATHERED, Candidates
-from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.configuration import Configuration
 from ucudnn.errors import StepError
 from ucudnn.execution.plan import make_plan
 from ucudnn.networks.tables import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
-from ucudnn.profiles.measurement import Effort, MeasurementStatus
 
-QUICK = Effort(warmup=1, repeats=1, time_limit_ms=1)
 MODES = [
     *[(dtype, MathMode.TF32) for dtype in (DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16)],
     *[(dtype, MathMode.FMA) for dtype in (DataType.FLOAT32, DataType.FLOAT64)],
@@ -35,17 +33,10 @@ def cudnn():
 
 def gathered_plans(cudnn, problem, size):
     """Return plans of micro-batches of one size, one for each algorithm that convolves a copy and can be measured."""
-    part = problem.part(size)
-    with cudnn.bench(problem) as bench:
-        found = [
-            each
-            for each in cudnn.algorithms(part)
-            if each.name.endswith(GATHERED) and bench.measure(size, each, QUICK).status is MeasurementStatus.MEASURED
-        ]
-    for each in found:
-        micro = dict(size=size, algorithm=each.name, time_ms=1.0, workspace_bytes=each.workspace_bytes)
-        parts = (MicroConfiguration(**micro),) * (problem.batch // size)
-        yield each, make_plan(problem, Configuration(parts=parts), cudnn)
+    for each in measured(cudnn, problem, size):
+        if each.name.endswith(GATHERED):
+            parts = (micro(size, each),) * (problem.batch // size)
+            yield each, make_plan(problem, Configuration(parts=parts), cudnn)
 
 
 @pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)
@@ -59,7 +50,7 @@ def test_micro_batches_of_copies(cupy, cudnn, shape, dtype, math, operation):
     for beta in (0.0, 1.0):
         expected = operands.expected(1.0, beta)
         for each, plan in plans:
-            operands.restore(cupy) if beta else operands.poison()
+            operands.prepare(cupy, beta)
             workspace = cudnn.allocate(plan.workspace_bytes)
             cudnn.queue()
             try:
@@ -86,9 +77,8 @@ def test_copies_are_replayed_in_graphs(cupy, cudnn, operation):
 
     with stream:
         launch()
-        stream.begin_capture()
-        launch()
-        graph = stream.end_capture()
+    graph = captured(stream, launch)
+    with stream:
         operands.poison()
         graph.launch(stream)
         stream.synchronize()

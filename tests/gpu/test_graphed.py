@@ -31,7 +31,6 @@ class GraphedProgram(TrainedProgram):
         super().__init__(torch.nn.Sequential(body, head).cuda(), torch.randn(32, 32, 64, 64, device="cuda"))
 
     def graph(self):
-        """Let the first part replay a graph."""
         torch.cuda.make_graphed_callables(self.model[0], (torch.randn_like(self.x),))
 
 

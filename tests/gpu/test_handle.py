@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import ucudnn
-from tests.support.gpu import Operands, open_or_skip, tolerance
-from ucudnn import Effort
+from tests.support.gpu import QUICK, Operands, captured, open_or_skip, tolerance
 from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
@@ -20,15 +19,8 @@ from ucudnn.planning.decision import Decision
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 
 ALONE = pytest.mark.alone  # they ask how much of the whole GPU is free
-QUICK = Effort(warmup=1, repeats=1, time_limit_ms=5)
 PROBLEM = ConvolutionProblem(
-    operation=Operation.FORWARD,
-    batch=7,
-    channels=32,
-    spatial=(20, 20),
-    filters=48,
-    kernel=(3, 3),
-    padding=(1, 1),
+    operation=Operation.FORWARD, batch=7, channels=32, spatial=(20, 20), filters=48, kernel=(3, 3), padding=(1, 1)
 )
 
 
@@ -51,10 +43,10 @@ def run(each, operands, alpha=1.0, beta=0.0):
 
 @pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)
 @pytest.mark.parametrize("candidates", [Candidates.BEST, Candidates.LEGACY])
-@pytest.mark.parametrize("policy", ["undivided", "powerOfTwo", "all"])
+@pytest.mark.parametrize(("policy", "batch"), [("undivided", 7), ("powerOfTwo", 7), ("all", 7), ("adaptive", 50)])
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (1.0, 1.0), (0.5, -0.25)])
-def test_plans_of_every_kind(cupy, operation, candidates, policy, alpha, beta):
-    operands = Operands.random(cupy, PROBLEM.with_operation(operation))
+def test_plans_of_every_kind(cupy, operation, candidates, policy, batch, alpha, beta):
+    operands = Operands.random(cupy, replace(PROBLEM, operation=operation, batch=batch))
     each = handle(candidates, policy=policy, workspace_limit="1MiB")
     if beta == 0:
         operands.poison()
@@ -196,9 +188,8 @@ def test_a_plan_is_captured_and_replayed(cupy, operation, candidates):
     with stream:
         operands.poison()
         stream.synchronize()
-        stream.begin_capture()
-        run(each, operands)
-        graph = stream.end_capture()
+    graph = captured(stream, lambda: run(each, operands))
+    with stream:
         run(each, other)  # may need a larger workspace, but the graph's must stay
     cupy.cuda.Device().synchronize()
     for _ in range(2):
@@ -222,9 +213,8 @@ def test_the_first_call_that_adds_may_be_captured(cupy):
     with stream:
         operands.restore(cupy)
         stream.synchronize()
-        stream.begin_capture()
-        run(each, operands, beta=1.0)
-        graph = stream.end_capture()
+    graph = captured(stream, lambda: run(each, operands, beta=1.0))
+    with stream:
         operands.restore(cupy)
     cupy.cuda.Device().synchronize()
     graph.launch(stream)
@@ -420,17 +410,6 @@ def test_a_temporary_array_is_not_overwritten_by_the_workspace(cupy):
     each.convolve(problem, cupy.asarray(host), operands.memory["w"], operands.memory["y"])
     cupy.cuda.Device().synchronize()
     assert operands.error(cupy, expected) <= tolerance(problem)
-
-
-def test_plans_of_adaptive_are_right(cupy):
-    for operation in Operation:
-        problem = replace(PROBLEM, operation=operation, batch=50)
-        operands = Operands.random(cupy, problem)
-        each = handle(policy="adaptive", workspace_limit="2MiB")
-        operands.poison()
-        run(each, operands)
-        assert operands.error(cupy, operands.expected()) <= tolerance(problem)
-        assert each.workspace_bytes <= 2 * 2**20
 
 
 @pytest.mark.parametrize("operation", Operation)

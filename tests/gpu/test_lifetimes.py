@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.gpu import Operands, open_or_skip, tolerance
+from tests.support.gpu import Operands, captured, open_or_skip, tolerance
 from ucudnn import Effort, Handle
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.gpu.driver import stream_id
@@ -102,10 +102,7 @@ def test_a_graph_is_replayed_after_a_hundred_other_factors(cupy, operation):
     handle.convolve(problem, *operands.addresses())
     handle.convolve(problem, *other.addresses(), alpha=0.5)
     stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        stream.begin_capture()
-        handle.convolve(problem, *operands.addresses(), alpha=0.5)
-        graph = stream.end_capture()
+    graph = captured(stream, lambda: handle.convolve(problem, *operands.addresses(), alpha=0.5))
     for number in range(100):
         handle.convolve(problem, *other.addresses(), alpha=1 + number / 128)
     gc.collect()

@@ -6,19 +6,15 @@ from math import sqrt
 import pytest
 
 import ucudnn
-from tests.support.gpu import MODES, SHAPES, Guarded, Operands, open_or_skip, tolerance
+from tests.support.gpu import MODES, QUICK, SHAPES, Guarded, Operands, open_or_skip, tolerance
 from tests.support.problems import LAYOUTS
-from ucudnn import Effort
 from ucudnn.backends.base import Scaling
 from ucudnn.backends.candidates import Candidates
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError
 from ucudnn.execution.plan import make_plan
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
-from ucudnn.profiles.measurement import MeasurementStatus
 from ucudnn.slabs import is_divisible, row_count, row_unit, slabs_by_problem
-
-QUICK = Effort(warmup=1, repeats=1, time_limit_ms=1)
 
 
 def offers(cudnn, problem, size, rows):
@@ -29,7 +25,7 @@ def offers(cudnn, problem, size, rows):
             usable = {
                 each.name: each
                 for each in cudnn.algorithms(part)
-                if bench.measure(size, each, QUICK, slabs=slabs).status is MeasurementStatus.MEASURED
+                if bench.measure(size, each, QUICK, slabs=slabs).measured
             }
             found.append((slabs, usable))
     return found
@@ -58,10 +54,7 @@ def configurations(cudnn, problem, rows):
 
 def error_of(cupy, cudnn, configuration, operands, beta, expected):
     """Return the error of a configuration, infinity if it writes outside of its workspace."""
-    if beta:
-        operands.restore(cupy)
-    else:
-        operands.poison()
+    operands.prepare(cupy, beta)
     guarded = Guarded(cupy, cudnn, configuration.workspace_bytes, offset=256)
     plan = make_plan(operands.problem, configuration, cudnn)
     cudnn.queue()

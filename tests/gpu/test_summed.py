@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ucudnn
-from tests.support.gpu import Guarded, Operands, open_or_skip
+from tests.support.gpu import QUICK, Guarded, Operands, captured, measured, micro, open_or_skip
 from ucudnn.backends.base import Scaling
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.summed import FLOAT32, ROUNDED, WIDENED
@@ -18,10 +18,8 @@ from ucudnn.execution.plan import make_plan
 from ucudnn.planning.decision import Decision
 from ucudnn.planning.float32_sums import rounds_often, summed
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
-from ucudnn.profiles.measurement import Effort, MeasurementStatus
 from ucudnn.slabs import slabs_by_problem
 
-QUICK = Effort(warmup=1, repeats=1, time_limit_ms=5)
 SHARE = {FLOAT32: 1.1, WIDENED: 1.1, ROUNDED: 1.6}
 """The largest error, divided by that of the undivided kernel. Parts that are rounded add up to 1.4, see `summed`."""
 
@@ -48,22 +46,9 @@ def cudnn():
     return open_or_skip(Candidates.BEST)
 
 
-def measured(cudnn, problem, size):
-    """Return the algorithms of a problem that run at a micro-batch size and pass their check."""
-    with cudnn.bench(problem) as bench:
-        return [
-            each
-            for each in cudnn.algorithms(problem.part(size))
-            if bench.measure(size, each, QUICK).status is MeasurementStatus.MEASURED
-        ]
-
-
 def divided(cudnn, problem, size, algorithm, *, with_sum):
-    part = MicroConfiguration(
-        size=size, algorithm=algorithm.name, time_ms=1.0, workspace_bytes=algorithm.workspace_bytes
-    )
     total = cudnn.float32_sum(problem) if with_sum else None
-    return Configuration(parts=(part,) * (problem.batch // size), float32_sum=total)
+    return Configuration(parts=(micro(size, algorithm),) * (problem.batch // size), float32_sum=total)
 
 
 def end_of(name):
@@ -73,7 +58,7 @@ def end_of(name):
 
 def error_of(cupy, cudnn, configuration, operands, alpha, beta):
     """Launch a plan on a poisoned output and workspace, and return its error."""
-    operands.restore(cupy) if beta else operands.poison()
+    operands.prepare(cupy, beta)
     plan = make_plan(operands.problem, configuration, cudnn)
     assert len(plan.steps) == len(configuration.parts)
     guarded = Guarded(cupy, cudnn, plan.workspace_bytes, offset=256)
@@ -140,7 +125,7 @@ def test_a_handle_launches_a_sum_and_a_graph_replays_it(cupy, cudnn, dtype, coun
     parts = divided(cudnn, problem, size, each, with_sum=True)
     entry.decide(Decision(kernel=entry.kernel, configuration=parts, undivided=None))
     for alpha, beta in SCALINGS:
-        operands.restore(cupy) if beta else operands.poison()
+        operands.prepare(cupy, beta)
         handle.convolve(problem, *operands.addresses(), alpha=alpha, beta=beta)
         found = operands.error(cupy, operands.expected(alpha, beta))
         assert found <= SHARE[WIDENED] * undivided[alpha, beta]
@@ -151,9 +136,8 @@ def test_a_handle_launches_a_sum_and_a_graph_replays_it(cupy, cudnn, dtype, coun
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         handle.convolve(problem, *operands.addresses())
-        stream.begin_capture()
-        handle.convolve(problem, *operands.addresses())
-        graph = stream.end_capture()
+    graph = captured(stream, lambda: handle.convolve(problem, *operands.addresses()))
+    with stream:
         operands.poison()
         graph.launch()
         stream.synchronize()
@@ -232,8 +216,7 @@ def test_slabs_of_one_sample_have_the_error_of_the_undivided_kernel(cupy, cudnn,
                 for one in cudnn.algorithms(piece)
                 if one.name.endswith(WIDENED) and bench.measure(1, one, QUICK, slabs=same).measured
             )
-        micro = MicroConfiguration(size=1, algorithm=each.name, time_ms=1.0, workspace_bytes=each.workspace_bytes)
-        slabs += [micro.on(slab) for slab in same]
+        slabs += [micro(1, each).on(slab) for slab in same]
     part = MicroConfiguration.of_slabs(1, sorted(slabs, key=lambda one: one.slab))
     configuration = Configuration(parts=(part,), float32_sum=cudnn.float32_sum(problem))
     assert configuration.calls == 16

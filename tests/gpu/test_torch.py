@@ -380,7 +380,6 @@ def test_a_training_step_may_run_on_another_stream():
 
 
 def captured(run):
-    """Return the graph of a call, and its output."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = run()

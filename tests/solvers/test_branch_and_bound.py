@@ -84,7 +84,6 @@ def test_an_enumeration_proves_what_it_says(drawn, most_sums, goal, work):
 
 
 def random_sizes(random, number):
-    """Yield a scale and rising bytes of each front."""
     for _ in range(number):
         scale = float(random.uniform(0.05, 2))
         yield scale, (0, *sorted({int(each) for each in random.integers(1, 2**26, 12)}))

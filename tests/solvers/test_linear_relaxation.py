@@ -28,7 +28,6 @@ def test_its_division_fits_and_none_is_faster_than_its_bound(drawn):
 
 @st.composite
 def divisions_with_any_other(draw):
-    """Draw a division, and for each of its kernels any point."""
     fronts, counts, total = draw(divisions(counts=st.integers(1, 3)))
     picks = [
         draw(st.lists(st.integers(0, len(sizes) - 1), min_size=count, max_size=count))
@@ -102,7 +101,6 @@ def test_changes_that_cost_nothing_are_open_without_a_gap():
 
 
 def steps(*sizes_and_costs, price):
-    """Return the reach of steps, whose ranks are their places."""
     sizes, costs = (np.array(values) for values in zip(*sizes_and_costs, strict=True))
     return Reach(sizes.astype(np.int64), costs.astype(np.float64), np.arange(len(sizes)), price)
 

@@ -53,7 +53,6 @@ def micro(draw):
 
 
 def exhaustive(candidates, left, room):
-    """Return the least time of what is left, trying everything."""
     if not left:
         return 0.0
     best = inf

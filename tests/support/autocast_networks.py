@@ -16,13 +16,11 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight):
-        """Return x times the weight."""
         ctx.save_for_backward(x, weight)
         return x @ weight
 
     @staticmethod
     def backward(ctx, grad):
-        """Return both gradients."""
         x, weight = ctx.saved_tensors
         given = grad.to(weight.dtype)
         return (given @ weight.t()).to(x.dtype), x.flatten(0, 1).t().to(weight.dtype) @ given.flatten(0, 1)
@@ -36,7 +34,6 @@ class CastProduct(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx, grad):
-        """Return both gradients."""
         x, weight = ctx.saved_tensors
         return grad @ weight.t(), x.flatten(0, 1).t() @ grad.flatten(0, 1)
 
@@ -75,7 +72,6 @@ class AutocastNetwork(nn.Module):
         self.parts = [(dice.choice(PARTS), dice.randrange(1 << 30)) for _ in range(dice.randint(2, 7))]
 
     def forward(self, x):
-        """Return the last part's output."""
         for name, roll in self.parts:
             x = getattr(self, f"part_{name}")(x, random.Random(roll))
         return x
@@ -134,5 +130,4 @@ AROUND = {
 
 
 def loss(output, target):
-    """Return the loss in float32."""
     return functional.mse_loss(output.float(), target)

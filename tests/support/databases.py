@@ -36,7 +36,6 @@ def fill(path, time_ms=1.25):
 
 
 def edit(path, statements):
-    """Change the rows of a file by hand."""
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(f"PRAGMA writable_schema = ON; {statements}")
 

@@ -42,7 +42,6 @@ class DirectCall(GateCall):
         return ([rule], []) if self.problem.operation is Operation.FORWARD else ([], [rule])
 
     def run(self):
-        """Return the output."""
         if self.problem.operation is Operation.FORWARD:
             return self.forward(bias=self.bias)
         return self.backward(self.grad, MASK)[int(self.problem.operation is Operation.BACKWARD_FILTER)]

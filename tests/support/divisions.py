@@ -125,7 +125,6 @@ def totals_of(given_fronts, counts, found):
 
 
 def is_installed(name):
-    """Return whether a solver can be used on this machine."""
     try:
         return name in (SolverName.AUTO, SolverName.HIGHS) or bool(integer_program._engine(name))
     except SolverUnavailableError:

@@ -71,12 +71,10 @@ class Command:
 
     @property
     def place(self):
-        """Where the command is run by the tests."""
         return place_of(self.runs, self.installs)
 
 
 def place_of(command, installs=""):
-    """Return the place where tests run a command."""
     for place, pattern in _NAMES:
         if re.search(pattern, command) or (place in ("gpu", "torch") and re.search(pattern, installs)):
             return place
@@ -84,14 +82,12 @@ def place_of(command, installs=""):
 
 
 def example_place(example):
-    """Return the place where tests run an example in Python."""
     if re.search(r"^(import cupy|from ucudnn import cudnn)", example, re.M):
         return "gpu"
     return "torch" if "import torch" in example else "here"
 
 
 def fenced(page, text):
-    """Return all fenced blocks of a page, in order."""
     found, last = [], None
     for match in re.finditer(r"^```([a-z]*)\n(.*?)^```$", text, re.M | re.S):
         above = last if last and not text[last.end() : match.start()].strip() and last[1] == "sh" else None
@@ -102,7 +98,6 @@ def fenced(page, text):
 
 
 def all_blocks():
-    """Return all fenced blocks of README and the handbook."""
     return [block for page, text in PAGES.items() for block in fenced(page, text)]
 
 
@@ -112,7 +107,6 @@ def blocks(kind):
 
 
 def commands(page=None):
-    """Return the commands of a page, or of all pages, in order."""
     shown = {(each.page, each.follows): each.text for each in all_blocks() if each.follows}
     found = []
     for block in all_blocks():
@@ -127,7 +121,6 @@ def commands(page=None):
 
 
 def at(place):
-    """Return the commands that run at a place, by page."""
     found = {}
     for command in commands():
         if command.place == place:
@@ -136,7 +129,6 @@ def at(place):
 
 
 def examples_at(place):
-    """Return the examples in Python that run at a place."""
     return [each for each in blocks("python") if example_place(each) == place]
 
 
@@ -167,7 +159,6 @@ class Reader:
         self.environment = {**clean, "PATH": path, "PYTHONPATH": str(ROOT), **environment}
 
     def types(self, command):
-        """Run a command; return what it prints. It must succeed."""
         done = subprocess.run(
             ["bash", "-c", command],
             capture_output=True,

@@ -76,7 +76,6 @@ def set_variables(monkeypatch, given):
 
 
 def arguments(given):
-    """Return some fields as arguments of `Handle`."""
     return {name.removesuffix("_bytes").removesuffix("_seconds"): TEXTS[name] for name in given}
 
 

@@ -17,5 +17,4 @@ def shown(name):
 
 
 def run_example(name, *, check=True):
-    """Run a program as its own process, as a reader would."""
     return subprocess.run([sys.executable, EXAMPLES[name]], capture_output=True, text=True, check=check)

@@ -69,7 +69,6 @@ class Example:
 
 
 def stdout_of(kind):
-    """Return a standard output."""
     if kind == "closed":
         return None
     if kind == "full":
@@ -135,7 +134,6 @@ def refuse(name):
 
 
 def wrong_data(example, status, out):
-    """Return what is wrong with the data of --json, or nothing."""
     if status or "--json" not in example.arguments or not isinstance(out, io.StringIO):
         return ""
     try:
@@ -236,7 +234,6 @@ def forked(example, errors):
 
 
 def serve():
-    """Answer requests until there are none."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     end_in_time()
     answers = os.fdopen(os.dup(1), "w")

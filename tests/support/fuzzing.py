@@ -25,7 +25,6 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def texts(text):
-    """Return the words of a text."""
     return text.split()
 
 

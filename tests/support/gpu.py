@@ -8,8 +8,10 @@ import pytest
 
 from tests.support.reference import WRITTEN, reference_convolution, terms
 from ucudnn.backends import open_backend
+from ucudnn.configuration import MicroConfiguration
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.problem import DataType, MathMode
+from ucudnn.profiles.measurement import Effort
 
 SHAPES = {
     "1-D": dict(channels=8, spatial=(41,), filters=16, kernel=(5,), padding=(2,)),
@@ -31,6 +33,7 @@ MODES = [(dtype, MathMode.TF32) for dtype in DataType] + [(DataType.FLOAT32, Mat
 
 
 GUARD_BYTES = 512
+QUICK = Effort(warmup=1, repeats=1, time_limit_ms=5)
 
 
 TOLERANCE = {DataType.FLOAT16: 2e-3, DataType.BFLOAT16: 1e-2, DataType.FLOAT64: 1e-12, DataType.FLOAT32: 2e-3}
@@ -54,12 +57,10 @@ def tolerance(problem, algorithm=""):
 
 @cache
 def opened(candidates):
-    """Open cuDNN once."""
     return open_backend("cudnn", candidates=candidates)
 
 
 def open_or_skip(candidates):
-    """Return the cuDNN backend, or skip with the reason."""
     try:
         return opened(candidates)
     except BackendUnavailableError as error:
@@ -67,10 +68,31 @@ def open_or_skip(candidates):
 
 
 def element_type(dtype):
-    """Return the NumPy type of a DataType."""
     if dtype is DataType.BFLOAT16:
         return np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     return np.dtype(dtype.value)
+
+
+def measured(cudnn, problem, size=None):
+    """Return the algorithms of a problem that run at a micro-batch size and pass their check."""
+    size = size or problem.batch
+    with cudnn.bench(problem) as bench:
+        return [each for each in cudnn.algorithms(problem.part(size)) if bench.measure(size, each, QUICK).measured]
+
+
+def micro(size, algorithm):
+    """Return a micro-batch of a size by an algorithm, whose time nobody asks for."""
+    return MicroConfiguration(
+        size=size, algorithm=algorithm.name, time_ms=1.0, workspace_bytes=algorithm.workspace_bytes
+    )
+
+
+def captured(stream, run):
+    """Return the graph of what a function launches on a stream."""
+    with stream:
+        stream.begin_capture()
+        run()
+        return stream.end_capture()
 
 
 @dataclass
@@ -103,11 +125,9 @@ class Operands:
 
     @property
     def written(self):
-        """Return the name of the output."""
         return WRITTEN[self.problem.operation]
 
     def addresses(self):
-        """Return the addresses of x, w and y."""
         return tuple(self.memory[name].data.ptr for name in "xwy")
 
     def expected(self, alpha=1.0, beta=0.0):
@@ -126,6 +146,10 @@ class Operands:
         value = cupy.moveaxis(exact, 1, -1) if self.problem.layout.channels_last else exact
         flat = value.reshape(value.shape[0], -1)
         self.memory[name][:, : flat.shape[1]] = flat.astype(self.memory[name].dtype)
+
+    def prepare(self, cupy, beta):
+        """Poison an output that is not read, or give it its first contents again."""
+        self.restore(cupy) if beta else self.poison()
 
     def result(self, cupy):
         """Return the output in float64, channels first."""
@@ -152,6 +176,5 @@ class Guarded:
         self.buffer = buffer_type(self._memory.data.ptr + self._before, size_bytes) if size_bytes else buffer_type(0, 0)
 
     def intact(self):
-        """Return whether all guard bytes are as they were."""
         before, after = self._memory[: self._before], self._memory[self._before + self._size :]
         return bool((before == 0xFF).all()) and bool((after == 0xFF).all())

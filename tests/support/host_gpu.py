@@ -198,7 +198,6 @@ def enable_on_host(host, **options):
 
 
 def image_and_filters():
-    """Return the operands of PROBLEM."""
     torch.manual_seed(0)
     return torch.randn(8, 4, 7, 6), torch.randn(6, 4, 3, 3)
 

@@ -12,7 +12,6 @@ def lives(*pieces):
 
 @st.composite
 def random_lifetimes(draw, most=25):
-    """Draw lifetimes of memory."""
     pieces = []
     for _ in range(draw(st.integers(0, most))):
         begin = draw(st.integers(0, 20))

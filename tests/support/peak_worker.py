@@ -36,7 +36,6 @@ class Residual(nn.Module):
         self.block, self.shortcut = block, shortcut
 
     def forward(self, x):
-        """Return the sum."""
         return self.block(x) + self.shortcut(x)
 
 
@@ -49,7 +48,6 @@ class Excited(nn.Module):
         self.scale = nn.Sequential(nn.AdaptiveAvgPool2d(1), *inner)
 
     def forward(self, x):
-        """Return the weighed channels."""
         return x * self.scale(x)
 
 
@@ -101,7 +99,6 @@ def program_of(name, device):
 
 
 def main(name, setting):
-    """Take steps, and print the peaks."""
     tuner._MOST_SECONDS = TRYING_SECONDS
     TimedGpu.can_delay = False  # its host bounds it
     on = ucudnn.torch.enable(workspace_limit="auto", trial_share=0.9, database="off") if setting == "on" else None

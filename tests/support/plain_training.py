@@ -97,7 +97,6 @@ class Pair:
         self.fit(**options, **({"optimizer": make(self.model.parameters())} if make else {}))
 
     def fit(self, **options):
-        """Fit the copy, or fit it again."""
         given = {"loss": self.loss, "policy": "vdnn-ext-all-p", "debug": True, **options}
         self.step = fit(self.model, self.data, **given)
 
@@ -118,7 +117,6 @@ class Pair:
         assert_same_bits(*found)
 
     def steps(self, model, call, count=3):
-        """Yield the losses of some steps, and what they leave."""
         optimizer = self.make(model.parameters())
         for _ in range(count):
             optimizer.zero_grad()
@@ -182,11 +180,9 @@ class Race:
         return called
 
     def plan(self, policy, budget=None):
-        """Return the plan of a policy."""
         return make_plan(self.program.graph, self.costs, budget, policy)
 
     def fitted(self, policy, budget=None, *, debug=True):
-        """Return the step by a policy's plan, or by a plan."""
         plan = policy if hasattr(policy, "actions") else self.plan(policy, budget)
         return fit_plan(self.subject, self.program, plan, self.costs, debug=debug)
 

@@ -109,7 +109,6 @@ def divisible(draw, dtype=DataType.FLOAT64, symmetric=False):
 
 @st.composite
 def divided(draw, **options):
-    """Draw a problem and how many rows its slabs have."""
     problem = draw(divisible(**options))
     unit = row_unit(problem)
     return problem, unit * draw(st.integers(1, -(-row_count(problem) // unit)))

@@ -40,7 +40,6 @@ class Interpreted:
 
 @contextmanager
 def interpreted(module):
-    """Let a module's kernels be interpreted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "Function", Interpreted)
         yield

@@ -15,7 +15,6 @@ class Doubling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, scale):
-        """Return a number times x."""
         y = x.exp()
         ctx.save_for_backward(x, y)
         ctx.scale = scale
@@ -23,7 +22,6 @@ class Doubling(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        """Return the gradient of x."""
         x, y = ctx.saved_tensors
         return (grad * y * ctx.scale).where(x < 1, 0.0), None
 
@@ -56,7 +54,6 @@ class RandomNetwork(nn.Module):
         self.ends = dice.randint(1, 3)
 
     def forward(self, x, rows):
-        """Return one to three outputs."""
         there = [self.layers[0](x)]
         for name, roll in zip(self.names, self.rolls, strict=True):
             dice = random.Random(roll)

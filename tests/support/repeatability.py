@@ -93,7 +93,6 @@ def distance(one, other):
 
 
 def largest_distance(runs):
-    """Return the distance of those two runs that differ most."""
     return max(distance(*pair) for pair in combinations(runs, 2))
 
 

@@ -33,12 +33,10 @@ CASES = range(len(modules()))
 
 
 def drawn(shape):
-    """Return a random tensor in float64 that wants a gradient."""
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
 def outcome(module, x):
-    """Return the output of a module and all gradients of a loss."""
     module.zero_grad()
     x.grad = None
     out = module(x)

@@ -16,7 +16,6 @@ class TrainedProgram:
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def step(self):
-        """Take a step; return its loss."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.model(self.x).square().mean()
         loss.backward()

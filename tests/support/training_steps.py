@@ -39,7 +39,6 @@ def training_step(name, optimizer="sgd", **options):
 
 
 def step_of(model, x, loss=torch.sum, **options):
-    """Return a step of any model, without an optimizer."""
     return TrainingStep(model=model, inputs=(x,), loss=loss, **options)
 
 
@@ -70,12 +69,10 @@ class Remembering(nn.Module):
 
 
 def small_densenet():
-    """Return a DenseNet of two blocks."""
     return models.DenseNet(8, (3, 2), 16)
 
 
 def small_unet():
-    """Return a U-Net of two levels."""
     return models.UNet(2, [(4, 4), (8, 8)], 3, 5)
 
 

@@ -246,11 +246,9 @@ class TunedProgram:
 
     @property
     def handle(self):
-        """The handle of heuristic plans."""
         return self.planned.handle(0)
 
     def check(self):
-        """Take a step, and check the output and the gradients."""
         assert_near(self.step(), self.expected)
 
     def computed(self, take=None):
@@ -268,7 +266,6 @@ class TunedProgram:
         raise AssertionError(f"it does not hold after {most} steps, in {self.phase}")
 
     def settle(self, take=None):
-        """Take and check steps until nothing is tried any more."""
         self.until(lambda: self.phase is TuningPhase.SETTLED, take=take)
 
     def tuned(self):
@@ -344,7 +341,6 @@ def python_calls(monkeypatch, interceptor=Interceptor):
 
 
 def taken(items):
-    """Return what a list has, and empty it."""
     found = list(items)
     items.clear()
     return found

@@ -5,7 +5,6 @@ import pytest
 
 @pytest.fixture
 def fixed_plans(torch_gpu, monkeypatch):
-    """Let cuDNN compute the same bits each time."""
     monkeypatch.setattr(torch_gpu.backends.cudnn, "deterministic", True)
     monkeypatch.setattr(torch_gpu.backends.cudnn, "benchmark", False)
 

@@ -106,7 +106,6 @@ def test_plans_train_to_the_bits_of_pytorch(name, policy, stock):
 
 
 def transfers_of_two(size, device):
-    """Return transfers of two storages of a size."""
     slots = HostSlots(sizes={0: size, 1: size}, addresses={0: 0, 1: size}, extent_bytes=2 * size)
     return Transfers(slots, device)
 

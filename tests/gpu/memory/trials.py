@@ -10,13 +10,11 @@ UNET = TrainingRecipe(model="bench.memory.models:unet2d", batch=2, shape=(3, 256
 
 
 def outcome(policy, budget=None, recipe=UNET, **options):
-    """Return the result of a trial."""
     torch.cuda.empty_cache()  # what this process keeps might count as the trial's
     return run_apart(TrialSettings(recipe=recipe, policy=policy, budget=budget, device="cuda", **options))
 
 
 def trial(policy, budget=None, recipe=UNET, **options):
-    """Return the figures of a trial, which must end well."""
     result = outcome(policy, budget, recipe, **options)
     assert result.figures is not None, result.reason
     return result.figures
