@@ -123,7 +123,7 @@ class LayerStep:
             dy = self._gradients.pop(y)
             self._contribute_in_place(x, dy, "relu_backward", [y.storage])
 
-        self._backward.append(self._as_layer(back))
+        self._end(back)
         return y
 
     def normalize(self, x: FeatureMap) -> FeatureMap:
@@ -274,16 +274,13 @@ class LayerStep:
         self._layer = f"{kind}{self._layers}"
 
     def _end(self, back: Callable[[], None]) -> None:
-        self._backward.append(self._as_layer(back))
-
-    def _as_layer(self, back: Callable[[], None]) -> Callable[[], None]:
         layer = self._layer
 
         def named() -> None:
             self._layer = layer
             back()
 
-        return named
+        self._backward.append(named)
 
     def _contribute(self, x: FeatureMap, write: Callable[[int], None]) -> None:
         """Let a call write a gradient map, and add it to the gradient that is there."""

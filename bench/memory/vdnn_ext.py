@@ -35,7 +35,6 @@ FETCHING = " with a classifier that fetches"
 """What the name of a network ends with in the other reading."""
 
 WORKSPACES = "The workspaces of the profile's fastest algorithms are not those of the study's cuDNN."
-
 Figure = Callable[[str, int], float | None]
 
 
@@ -204,8 +203,7 @@ def time_rows() -> list[PaperRow]:
             figure = speed(f"{kind}-all-{suffix}", smallest=suffix == "m")
             what = f"AlexNet 128, {title} all ({suffix}): speed of base"
             rows.append(row(what, f"{percent} %", both_readings(ALEXNETS), 128, figure, why, "{:.0f} %"))
-    both = [("p", "46 to 65 %"), ("m", "42 to 64 %")]
-    for suffix, part in both:
+    for suffix, part in (("p", "46 to 65 %"), ("m", "42 to 64 %")):
         values = {name: regained(suffix)(network, 128) for name, network in both_readings(ALEXNETS).items()}
         values |= {name: regained(suffix)(network, 16) for name, network in both_readings(VGG).items()}
         what = f"part of the loss of all ({suffix}) that vDNNExt wins back"

@@ -1,1 +1,1 @@
-"""Parts that several benchmarks share, and the script that runs all of them."""
+"""Parts that several benchmarks share, and the script that makes the tables of documents."""

@@ -112,11 +112,6 @@ def ms(time_ms: float | None) -> str:
     return UNKNOWN if time_ms is None else f"{milliseconds(time_ms)} ms"
 
 
-def spread_of_several(samples_ms: Sequence[float]) -> str:
-    """Return the spread of samples behind a space; '' for one sample."""
-    return f" {spread(samples_ms)}" if len(samples_ms) > 1 else ""
-
-
 def spread(samples_ms: Sequence[float]) -> str:
     """Return the least and the most of samples in square brackets, with three digits behind the leading ones."""
     return f"[{min(samples_ms):.4g}, {max(samples_ms):.4g}]"
@@ -259,8 +254,8 @@ def caffe() -> Iterable[Row]:
         found = [_caffe(f"{way}, {limit}") for way in ("plain", "undivided", "powerOfTwo")]
         cells, ratios = [], []
         for each in found:
-            runs = each["iterations of each run ms"]
-            cells.append(f"{ms(each['convolutions ms'])}, {ms(each['iteration ms'])}{spread_of_several(runs)}")
+            runs = spread(each["iterations of each run ms"])
+            cells.append(f"{ms(each['convolutions ms'])}, {ms(each['iteration ms'])} {runs}")
         for what in ("convolutions ms", "iteration ms"):
             ratios.append(f"{found[0][what] / found[2][what]:.2f}")
         yield [title, *cells, ", ".join(ratios)]
