@@ -18,6 +18,9 @@ from ucudnn.solvers.branch_and_bound import search
 from ucudnn.solvers.knapsack import knapsack_of
 from ucudnn.solvers.linear_relaxation import relax
 
+OPEN = [((0, 10, 15, 21), (3.0, 2.0, 1.65, 1.4)), ((0, 10), (3.0, 2.0))], [5, 1], 54
+"""A division whose relaxation leaves points open."""
+
 HIGHS_1_16 = [((0,), (0.002,)), ((0, 1), (0.002, 0.001)), ((3, 12, 19), (0.02, 0.009, 0.001))], [1, 1, 4], 73
 
 
@@ -103,9 +106,8 @@ class SilentFour(Silent):
 
 
 def unsolved(monkeypatch, engine, limit):
-    fronts = [((0, 10, 15, 21), (3.0, 2.0, 1.65, 1.4)), ((0, 10), (3.0, 2.0))]
     monkeypatch.setattr(integer_program, "_engine", lambda *_: ("silent", engine))
-    relaxation, found = relaxed((fronts, [5, 1], 54))
+    relaxation, found = relaxed(OPEN)
     return integer_program.solve(relaxation, found, SolverName.CBC, time_limit_seconds=limit)
 
 
@@ -124,11 +126,10 @@ def two_threads():
 
 @pytest.mark.usefixtures("two_threads")
 def test_the_threads_of_another_user_of_highs_do_no_harm():
-    fronts, counts, total = ([((0, 10, 15, 21), (3.0, 2.0, 1.65, 1.4)), ((0, 10), (3.0, 2.0))], [5, 1], 54)
-    relaxation, found = relaxed((fronts, counts, total))
+    relaxation, found = relaxed(OPEN)
     answer = integer_program.solve(relaxation, found, SolverName.HIGHS)
     assert answer.ended
-    assert totals_of(fronts, counts, answer.counts) == optimum(fronts, counts, total)
+    assert totals_of(*OPEN[:2], answer.counts) == optimum(*OPEN)
 
 
 @pytest.mark.parametrize("engine", [*map(Silent, [None, 0.0, -1.0, 0.5]), SilentFour()])
@@ -167,7 +168,7 @@ def test_no_solver_stops_before_the_optimum_or_writes_to_standard_output(capfd):
             assert options["msg"] is False
     ((_, options),) = integer_program._ENGINES[SolverName.CBC]
     assert options["gapRel"] == options["gapAbs"] == 0.0
-    relaxation, found = relaxed(([((0, 10, 15, 21), (3.0, 2.0, 1.65, 1.4)), ((0, 10), (3.0, 2.0))], [5, 1], 54))
+    relaxation, found = relaxed(OPEN)
     assert integer_program.solve(relaxation, found, SolverName.HIGHS).ended
     assert capfd.readouterr() == ("", "")
 
@@ -205,17 +206,18 @@ def test_an_engine_gets_its_time_limit_and_what_lacks_is_advised(monkeypatch):
     limits = [integer_program._engine(SolverName.CBC, seconds)[1].timeLimit for seconds in (2.5, None)]
     assert limits == [2.5, None]
     monkeypatch.setattr(pulp, "listSolvers", list)
+
+    def lacks(name, advice):
+        message = rf"'{name}' is not installed: pip install {re.escape(advice)}"
+        return pytest.raises(SolverUnavailableError, match=message)
+
     for name, advice in (("cplex", "'ucudnn[solvers]' cplex"), ("gurobi", "'ucudnn[solvers]' gurobipy")):
-        with pytest.raises(
-            SolverUnavailableError, match=rf"'{name}' is not installed: pip install {re.escape(advice)}"
-        ):
+        with lacks(name, advice):
             integer_program._engine(SolverName(name))
     monkeypatch.setattr(integer_program, "find_spec", lambda _: None)
     relaxation, found = relaxed(([((0, 10), (3.0, 2.0))], [2], 10))
     for name, advice in (("auto", "highspy"), ("highs", "highspy"), ("cbc", "'ucudnn[solvers]' 'pulp[cbc]'")):
-        with pytest.raises(
-            SolverUnavailableError, match=rf"'{name}' is not installed: pip install {re.escape(advice)}"
-        ):
+        with lacks(name, advice):
             integer_program.solve(relaxation, found, SolverName(name))
 
 

@@ -106,13 +106,12 @@ def blocks(kind):
     return list(dict.fromkeys(block.text for block in all_blocks() if block.kind == kind))
 
 
-def commands(page=None):
+def commands():
+    """Return the commands of all pages, in order."""
     shown = {(each.page, each.follows): each.text for each in all_blocks() if each.follows}
     found = []
     for block in all_blocks():
-        if block.kind != "sh" or page not in (None, block.page):
-            continue
-        for line in block.text.strip().splitlines():
+        for line in block.text.strip().splitlines() if block.kind == "sh" else ():
             plain = re.sub(r"\s+#.*$", "", line)
             match = _VENV.fullmatch(plain)
             installs, runs = (shlex.split(match[1])[-1], match[2]) if match else ("", plain)

@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 
@@ -106,40 +107,25 @@ def run_by(modules, module):
 
 
 def import_circles(modules):
-    """Return the circles that a search through all imports meets."""
-    circles, done, path = [], set(), []
-
-    def visit(name):
-        if name in path:
-            circles.append(" -> ".join([*path[path.index(name) :], name]))
-        elif name not in done:
-            path.append(name)
-            for target in sorted(run_by(modules, modules[name])):
-                visit(target)
-            done.add(path.pop())
-
-    for name in modules:
-        visit(name)
-    return circles
+    """Return a circle of imports, or nothing."""
+    try:
+        TopologicalSorter({name: {*run_by(modules, module)} for name, module in modules.items()}).prepare()
+    except CycleError as error:
+        *circle, _ = reversed(error.args[1])
+        first = circle.index(min(circle))
+        return [" -> ".join([*circle[first:], *circle[: first + 1]])]
+    return []
 
 
 def reachable(below):
     """Return all rooms under each room; `below` maps a room to those directly under it.
 
     Raises:
-        ValueError: if a room is under itself.
+        CycleError: if a room is under itself.
     """
     found = {}
-
-    def visit(room, above):
-        if room in above:
-            raise ValueError(f"a circle of rooms: {' -> '.join([*above, room])}")
-        if room not in found:
-            found[room] = set(below[room]).union(*(visit(under, [*above, room]) for under in below[room]))
-        return found[room]
-
-    for room in below:
-        visit(room, [])
+    for room in TopologicalSorter(below).static_order():
+        found[room] = {*below[room]}.union(*(found[under] for under in below[room]))
     return found
 
 
