@@ -273,7 +273,7 @@ def compile_whole(module: nn.Module, before_running: Callable[[], None]) -> nn.M
 
         return running
 
-    return torch.compile(module, backend=backend)  # type: ignore[assignment]
+    return torch.compile(module, backend=backend)  # type: ignore[return-value]
 
 
 def _inductor(graph: Any, inputs: Any) -> Callable[..., Any]:

@@ -59,7 +59,6 @@ _RULES = (
     NoEffect(options=("--divide",), without=("a model, MODULE:CALLABLE",)),
     NoEffect(options=("--write",), without=("a plans file of nnU-Net",)),
 )
-_ONLY_AUTO = NoEffect(options=("--plan-seconds",), without=("--policy auto",))
 
 _StepArgument = Annotated[
     str,
@@ -184,7 +183,7 @@ def plan_step(
     """
     names = named_policies(policy)
     if AUTO not in names:
-        _ONLY_AUTO.refuse(typed_options(context), {})
+        NoEffect(options=("--plan-seconds",), without=("--policy auto",)).refuse(typed_options(context), {})
     pictures.check(names, [step, options.device or ""])
     graph, costs_of, limit = _opened(context, step, options, budget)
     costs = costs_of(graph)

@@ -132,7 +132,7 @@ def _cpu_scratch(step: TrainingStep, traced: TracedStep) -> list[int]:
 
 def _above_its_end(event: Any) -> int:
     """Return how many bytes more than at its end were allocated at some time of an event."""
-    levels = [0, *accumulate(each.extra_fields.alloc_size for each in allocations([*descendants([event])]))]
+    levels: list[int] = [0, *accumulate(each.extra_fields.alloc_size for each in allocations([*descendants([event])]))]
     return max(levels) - max(levels[-1], 0)
 
 
