@@ -15,7 +15,7 @@ from tests.support.moving_plans import shaken  # noqa: E402
 from tests.support.plain_training import Race, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.errors import BudgetError  # noqa: E402
-from ucudnn.memory.allocator import block, block_steps, compaction, placing  # noqa: E402
+from ucudnn.memory.allocator import block, block_steps, compaction, placing, replay  # noqa: E402
 from ucudnn.memory.allocator.headroom import AllocatorRoom  # noqa: E402
 from ucudnn.memory.planner.least import least_plan  # noqa: E402
 from ucudnn.memory.planner.planner import make_plan  # noqa: E402
@@ -97,7 +97,7 @@ def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy,
     for module in (block, compaction):
         monkeypatch.setattr(module, "END_BYTES", END)
         monkeypatch.setattr(module, "DIVIDER_BYTES", 2 * SMALL)
-    monkeypatch.setattr(block_steps, "PAGE_BYTES", (PAGE, PAGE))
+    monkeypatch.setattr(replay, "PAGE_BYTES", (PAGE, PAGE))
     if way != "placed":
         monkeypatch.setattr(compaction, "WAYS", (compaction.WAYS[0], compaction.WAYS[-1]))
     if way == "slides":  # wherever room is needed
