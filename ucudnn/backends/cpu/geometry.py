@@ -49,36 +49,22 @@ def span(size: int, offset: int, stride: int, count: int) -> tuple[slice, slice]
 
 def taps(problem: ConvolutionProblem) -> tuple[Tap, ...]:
     """Return every tap of the kernel, in row-major order; output o meets input o * stride + tap * dilation - pad."""
-    return _taps(problem.spatial, problem.output, problem.kernel, problem.padding, problem.stride, problem.dilation)
+    sizes = problem.kernel, problem.spatial, problem.output, problem.padding, problem.stride, problem.dilation
+    return _taps(tuple(zip(*sizes, strict=True)))
 
 
 @lru_cache(maxsize=256)  # a layer is prepared at many micro-batch sizes, and its taps are the same at all of them
-def _taps(
-    spatial: tuple[int, ...],
-    output: tuple[int, ...],
-    kernel: tuple[int, ...],
-    padding: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-) -> tuple[Tap, ...]:
+def _taps(sides: tuple[tuple[int, ...], ...]) -> tuple[Tap, ...]:
     found = []
-    for index in product(*map(range, kernel)):
+    for index in product(*(range(taps) for taps, *_ in sides)):
         spans = [
-            span(size, tap * spread - pad, step, count)
-            for size, tap, spread, pad, step, count in zip(
-                spatial, index, dilation, padding, stride, output, strict=True
-            )
+            span(size, tap * dilation - pad, stride, count)
+            for tap, (_, size, count, pad, stride, dilation) in zip(index, sides, strict=True)
         ]
-        counts = [outputs.stop - outputs.start for outputs, _ in spans]
-        found.append(
-            Tap(
-                index,
-                tuple(outputs for outputs, _ in spans),
-                tuple(inputs for _, inputs in spans),
-                empty=0 in counts,
-                complete=counts == list(output),
-            )
-        )
+        outputs, inputs = zip(*spans, strict=True)
+        counts = [each.stop - each.start for each in outputs]
+        complete = counts == [count for _, _, count, *_ in sides]
+        found.append(Tap(index, outputs, inputs, empty=0 in counts, complete=complete))
     return tuple(found)
 
 

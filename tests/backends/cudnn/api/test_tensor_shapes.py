@@ -24,20 +24,19 @@ def test_strides_are_those_of_arrays(problem):
     for name in "xwy":
         array = getattr(problem, f"{name}_shape")
         expected = strides_of(array, problem.layout)
-        found = getattr(shapes, f"{name}_strides")
-        sizes = getattr(shapes, name)
+        sizes, found = getattr(shapes, name)
         if flat:  # a 2-D convolution of height 1
             assert sizes[2] == 1
             found = (*found[:2], *found[3:])
             sizes = (*sizes[:2], *sizes[3:])
         assert found == expected
         assert np.prod(sizes) == np.prod(array)
-    assert len(shapes.padding) == len(shapes.stride) == len(shapes.dilation) == len(shapes.x) - 2 >= 2
+    assert len(shapes.padding) == len(shapes.stride) == len(shapes.dilation) == len(shapes.x[0]) - 2 >= 2
 
 
 @given(problems(), st.integers(0, 9), st.integers(0, 9))
 def test_batch_strides_are_the_problems_own(problem, x_gap, y_gap):
     wide = replace(problem, x_batch_stride=problem.x_sample + x_gap, y_batch_stride=problem.y_sample + y_gap)
     shapes = shapes_of(wide)
-    assert (shapes.x_strides[0], shapes.y_strides[0]) == (problem.x_sample + x_gap, problem.y_sample + y_gap)
-    assert shapes.x_strides[1:] == shapes_of(problem).x_strides[1:]
+    assert (shapes.x[1][0], shapes.y[1][0]) == (problem.x_sample + x_gap, problem.y_sample + y_gap)
+    assert shapes.x[1][1:] == shapes_of(problem).x[1][1:]

@@ -237,12 +237,12 @@ class AheadCompiler:
         # Threads keep their initializer alive. It must not refer to this object, which ends the threads when it is
         # deleted.
         begin = partial(_prepare, self._library, self._device, self._local)
-        return _threads(_MOST_LISTING, begin), _threads(_MOST_BUILDING, relax)
-
-
-def _threads(most: int, initializer: Callable[[], None]) -> ThreadPoolExecutor:
-    """Return at most this many threads; they start when there is work."""
-    return ThreadPoolExecutor(min(most, os.cpu_count() or 1), thread_name_prefix="ucudnn", initializer=initializer)
+        threads = partial(ThreadPoolExecutor, thread_name_prefix="ucudnn")  # they start when there is work
+        count = os.cpu_count() or 1
+        return (
+            threads(min(_MOST_LISTING, count), initializer=begin),
+            threads(min(_MOST_BUILDING, count), initializer=relax),
+        )
 
 
 def _prepare(library: Library, device: Gpu, own: local) -> None:

@@ -123,11 +123,11 @@ class LegacyDescriptors:
         if shapes.post_padding != shapes.padding:
             raise UnsupportedProblemError(f"the legacy API pads both sides alike: {problem}")
         dtype = DATA_TYPES[problem.dtype]
-        self.x = own.tensor(dtype, shapes.x, shapes.x_strides)
-        self.y = own.tensor(dtype, shapes.y, shapes.y_strides)
+        self.x = own.tensor(dtype, *shapes.x)
+        self.y = own.tensor(dtype, *shapes.y)
         self.w = own.create("Filter")
         last = int(problem.layout.channels_last)
-        sizes = array("i", shapes.w)
+        sizes = array("i", shapes.w[0])
         library.call("cudnnSetFilterNdDescriptor", self.w, dtype, last, len(sizes), sizes.buffer_info()[0])
         self.convolution = own.create("Convolution")
         wide = DataType.FLOAT64 if problem.dtype is DataType.FLOAT64 else DataType.FLOAT32
@@ -261,8 +261,8 @@ class AddedBiasCall(WrappedCall):
         self._handle = handle
         self._own = own = _OwnedDescriptors(library)
         shapes, dtype = shapes_of(problem), DATA_TYPES[problem.dtype]
-        self._bias = own.tensor(dtype, shapes.bias, shapes.bias_strides)
-        self._y = own.tensor(dtype, shapes.y, shapes.y_strides)
+        self._bias = own.tensor(dtype, *shapes.bias)
+        self._y = own.tensor(dtype, *shapes.y)
         self._add: Callable[..., int] = library.function("cudnnAddTensor")
         self._one = HostScalar(1.0, double=problem.dtype is DataType.FLOAT64)
 

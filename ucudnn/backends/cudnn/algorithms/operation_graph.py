@@ -29,7 +29,7 @@ from ucudnn.backends.cudnn.api.enums import (
 )
 from ucudnn.backends.cudnn.api.graph_parts import Given, GraphParts
 from ucudnn.backends.cudnn.api.library import Library
-from ucudnn.backends.cudnn.api.tensor_shapes import TensorShapes, shapes_of
+from ucudnn.backends.cudnn.api.tensor_shapes import Dimensions, TensorShapes, shapes_of
 from ucudnn.errors import CudnnError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, DataType, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
@@ -209,9 +209,9 @@ class OperationGraph:
             (Attribute.CONVOLUTION_FILTER_STRIDES, Type.INT64, shapes.stride),
             (Attribute.CONVOLUTION_DILATIONS, Type.INT64, shapes.dilation),
         )
-        x = self._tensor(X, shapes.x, shapes.x_strides)
-        w = self._tensor(W, shapes.w, shapes.w_strides, sums=problem.float32_sum)
-        y = self._tensor(Y, shapes.y, shapes.y_strides)
+        x = self._tensor(X, shapes.x)
+        w = self._tensor(W, shapes.w, sums=problem.float32_sum)
+        y = self._tensor(Y, shapes.y)
         written = self._sum_before_bias(shapes, scaling) if problem.biased else y
         # The numbers of an operation's six attributes follow each other: alpha, beta, convolution, w, x, y.
         kind, first = {
@@ -234,7 +234,7 @@ class OperationGraph:
         """Return the output of the convolution in front of the addition of a bias. It has no memory."""
         if scaling.beta:
             raise UnsupportedProblemError(f"a graph with a bias does not add to what the output holds: {self.problem}")
-        return self._tensor(_SUM_BEFORE_BIAS, shapes.y, shapes.y_strides, sums=True, virtual=True)
+        return self._tensor(_SUM_BEFORE_BIAS, shapes.y, sums=True, virtual=True)
 
     def _addition(self, shapes: TensorShapes, total: BackendDescriptor, y: BackendDescriptor) -> BackendDescriptor:
         what = self._parts.part(
@@ -242,7 +242,7 @@ class OperationGraph:
             (Attribute.POINTWISE_MODE, Type.POINTWISE_MODE, POINTWISE_ADD),
             (Attribute.POINTWISE_MATH_PREC, Type.DATA_TYPE, DATA_TYPES[_sum_type(self.problem)]),
         )
-        bias = self._tensor(BIAS, shapes.bias, shapes.bias_strides)
+        bias = self._tensor(BIAS, shapes.bias)
         return (
             self._new(DescriptorType.OPERATION_POINTWISE)
             .set(Attribute.OPERATION_POINTWISE_PW_DESCRIPTOR, Type.DESCRIPTOR, what)
@@ -255,13 +255,13 @@ class OperationGraph:
     def _tensor(
         self,
         identity: int,
-        sizes: tuple[int, ...],
-        strides: tuple[int, ...],
+        dimensions: Dimensions,
         *,
         sums: bool = False,
         virtual: bool = False,
     ) -> BackendDescriptor:
         dtype = _sum_type(self.problem) if sums else self.problem.dtype
+        sizes, strides = dimensions
         given: tuple[Given, ...] = (
             (Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, DATA_TYPES[dtype]),
             (Attribute.TENSOR_DIMENSIONS, Type.INT64, sizes),

@@ -7,6 +7,9 @@ from operator import mul
 
 from ucudnn.problem import ConvolutionProblem
 
+Dimensions = tuple[tuple[int, ...], tuple[int, ...]]
+"""Sizes and strides of a tensor."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorShapes:
@@ -17,14 +20,10 @@ class TensorShapes:
     are dense and in the layout of y. There is zero padding before x and, as post_padding, after it.
     """
 
-    x: tuple[int, ...]
-    x_strides: tuple[int, ...]
-    w: tuple[int, ...]
-    w_strides: tuple[int, ...]
-    y: tuple[int, ...]
-    y_strides: tuple[int, ...]
-    bias: tuple[int, ...]
-    bias_strides: tuple[int, ...]
+    x: Dimensions
+    w: Dimensions
+    y: Dimensions
+    bias: Dimensions
     padding: tuple[int, ...]
     post_padding: tuple[int, ...]
     stride: tuple[int, ...]
@@ -41,14 +40,10 @@ def shapes_of(problem: ConvolutionProblem) -> TensorShapes:
     y = (problem.batch, problem.filters, *one, *problem.output)
     bias = (1, problem.filters, *(1,) * (len(y) - 2))
     return TensorShapes(
-        x=x,
-        x_strides=(problem.x_batch_stride, *_inner_strides(x[1:], last, problem.x_channel_stride)),
-        w=w,
-        w_strides=(problem.w_sample, *_inner_strides(w[1:], last)),
-        y=y,
-        y_strides=(problem.y_batch_stride, *_inner_strides(y[1:], last, problem.y_channel_stride)),
-        bias=bias,
-        bias_strides=(problem.filters, *_inner_strides(bias[1:], last)),
+        x=(x, (problem.x_batch_stride, *_inner_strides(x[1:], last, problem.x_channel_stride))),
+        w=(w, (problem.w_sample, *_inner_strides(w[1:], last))),
+        y=(y, (problem.y_batch_stride, *_inner_strides(y[1:], last, problem.y_channel_stride))),
+        bias=(bias, (problem.filters, *_inner_strides(bias[1:], last))),
         padding=(*zero, *problem.padding),
         post_padding=(*zero, *(after for _, after in problem.paddings)),
         stride=(*one, *problem.stride),
