@@ -12,12 +12,9 @@ from ucudnn.benchmarking.exploration.schedule import Round, Schedule
 from ucudnn.benchmarking.exploration.slab_explorer import SlabExplorer
 from ucudnn.benchmarking.exploration.state import State
 from ucudnn.benchmarking.request import Exploration, SlabDivision
-from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
-from ucudnn.solvers.desirable import fastest
+from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 
 _ROUGH = 3  # samples of the fastest undivided algorithm if micro-batches are much faster
-_FEW_SIZES = 12
-_MOST_CONFIRMATIONS = 6
 _ANNOUNCED_AFTER = 4  # the best time of a size is about known after so many of its most promising algorithms
 
 
@@ -69,34 +66,11 @@ class Explorer:
                 if self._state.offered is not None:
                     sizes = [size for size in sizes if size in self._state.offered]
                 self._measure(Round(sizes, each.names, each.chain))
-            if not self._request.whole and not self._state.exhaustive:
-                self._confirm()
             sizes = sorted(self._state.tried)
             divisions: list[SlabDivision] = []
             if self._request.rows and sizes:
                 divisions = SlabExplorer(self._state, sizes[0]).run()
         return Exploration(names=self._state.names, sizes=tuple(sizes), divisions=tuple(divisions))
-
-    def _confirm(self) -> None:
-        """Measure the parts of the fastest configuration again, until its parts are all confirmed.
-
-        The least of many measurements is too low by chance; a second measurement is not. If only a few sizes were
-        measured, the choice is too small to be misleading.
-        """
-        if len(self._state.tried) <= _FEW_SIZES:
-            return
-        confirmed: set[tuple[int, str]] = set()
-        effort = replace(self._state.effort, repeats=self._state.effort.repeats * 2)
-        for _ in range(_MOST_CONFIRMATIONS):
-            best = fastest(self._state.micros.values(), self._request.problem.batch)
-            parts = {(part.size, part.algorithm) for part in best.parts} if best is not None else set()
-            if parts <= confirmed:
-                return
-            for size, name in sorted(parts - confirmed):
-                algorithm = self._state.algorithm(self._request.problem.part(size), name)
-                if algorithm is not None:
-                    self._take(size, algorithm, effort, inf)
-            confirmed |= parts
 
     def _measure(self, group: Round) -> None:
         """Measure those micro-configurations of a round that can matter."""
@@ -187,12 +161,6 @@ class Explorer:
         if not self._request.whole and self._state.pruning.is_outdone(size, about_ms):
             effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
         self._state.progress(self._state.considered, self._state.total)
-        self._take(size, candidate.algorithm, effort, candidate.worth_ms, following)
-
-    def _take(
-        self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float, following: Following | None = None
-    ) -> None:
-        """Measure an algorithm at a size, and take the measurement into account."""
-        found = self._state.measure(size, algorithm, effort, worth_ms, following=following)
+        found = self._state.measure(size, candidate.algorithm, effort, candidate.worth_ms, following=following)
         if found.measured:
             self._state.add(size, found)
