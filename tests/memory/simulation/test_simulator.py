@@ -112,6 +112,18 @@ def test_a_free_waits_for_the_last_offload_of_its_storage_where_two_are_queued()
     assert (26.0, 60) in result.memory
 
 
+def test_what_a_recomputation_makes_beside_the_bytes_that_are_there_passes():
+    builder = StepBuilder(default=10).run("0", "", "a b").run("1", "a b", "c")
+    memory = simulated(builder, run(0), free(1), recompute(0), run(1)).memory
+    assert memory[:6] == ((0.0, 0), (0.0, 20), (1.0, 10), (1.0, 30), (2.0, 20), (2.0, 30))
+
+
+def test_a_recomputation_does_not_write_running_statistics_again():
+    builder = StepBuilder(default=10).storage("r", 5, Role.BUFFER).run("norm", "r", "r y").run("use", "y", "z")
+    memory = simulated(builder, run(0), free(1), recompute(0), run(1)).memory
+    assert memory[:5] == ((0.0, 5), (0.0, 15), (1.0, 5), (1.0, 15), (2.0, 25))
+
+
 def test_a_chosen_configuration_gives_time_and_workspace_of_its_convolution_also_when_it_runs_again():
     part = MicroConfiguration(size=1, algorithm="FFT", time_ms=7.0, workspace_bytes=100)
     builder = StepBuilder(default=10).run("conv", "", "y", time=2.0, scratch=50).run("use", "y", "z", time=1.0)

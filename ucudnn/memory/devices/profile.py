@@ -52,25 +52,9 @@ Shares = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
-    """What is known of a device. Times are in milliseconds; rates are per second, as they are published.
+    """What is known of a device: what the keys of its file say, those of `link` among them.
 
-    Attributes:
-        name: name it is asked for by.
-        title: the device, and the version of cuDNN.
-        memory_bytes: its memory.
-        granularity: bytes of which its allocator hands out multiples.
-        to_host: bytes per second from the device to pinned memory.
-        from_host: bytes per second back.
-        duplex: share of that which each direction keeps while both copy.
-        contention: how many times as long an operation takes beside a copy.
-        flops_per_second: peak of float32.
-        bytes_per_second: bandwidth of memory that kernels reach.
-        launch_ms: least time of a kernel.
-        matrix: share of the peak by arithmetic.
-        convolution: share of the peak: by algorithm and operation, or by arithmetic and layout.
-        recorded: name of the profile with measured convolutions; None without one.
-        sources: where each figure is from.
-        published: times that others measured.
+    Times are in milliseconds; rates are per second, as they are published.
     """
 
     name: str
