@@ -2,9 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
@@ -22,28 +20,6 @@ class _ProcessInfo(ctypes.Structure):
         ("gpu_instance", ctypes.c_uint),
         ("compute_instance", ctypes.c_uint),
     )
-
-
-@contextmanager
-def driver_of(uuid: str) -> Iterator[tuple[Any, ctypes.c_void_p] | None]:
-    """Open NVML for a block, and yield the library and its handle of a GPU by its uuid, which begins with 'GPU-'.
-
-    It yields None where NVML is not there or refuses.
-    """
-    try:
-        library = ctypes.CDLL(_LIBRARY)
-    except OSError:
-        yield None
-        return
-    if library.nvmlInit_v2():
-        yield None
-        return
-    try:
-        handle = ctypes.c_void_p()
-        refused = library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
-        yield None if refused else (library, handle)
-    finally:
-        library.nvmlShutdown()
 
 
 def process_bytes(device: torch.device, least: int) -> int | None:
@@ -68,12 +44,19 @@ def own_bytes(found: Mapping[int, int], process: int, least: int) -> int | None:
 
 def _bytes_by_process(uuid: object) -> dict[int, int]:
     """Return the bytes of each process on a GPU; nothing where NVML is not there, is too old, or refuses."""
-    with driver_of(f"GPU-{uuid}") as driver:
-        if driver is None:
-            return {}
-        library, handle = driver
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return {}
+    if library.nvmlInit_v2():
+        return {}
+    try:
+        handle, count, processes = ctypes.c_void_p(), ctypes.c_uint(_MOST), (_ProcessInfo * _MOST)()
         running = getattr(library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
-        count, processes = ctypes.c_uint(_MOST), (_ProcessInfo * _MOST)()
-        if running is None or running(handle, ctypes.byref(count), processes):
+        if running is None or library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle)):
+            return {}
+        if running(handle, ctypes.byref(count), processes):
             return {}
         return {each.pid: each.used for each in processes[: count.value]}
+    finally:
+        library.nvmlShutdown()

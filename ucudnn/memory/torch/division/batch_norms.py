@@ -5,24 +5,28 @@
     backward   sums of grad and of grad * normalized over all samples; then the gradient of each sample's input
 
 What is computed of all samples waits for all parts of a segment, so a norm takes a pass of its own over the parts.
+Slices of gradients that are read long after the rest of them are copied here, too, because both add calls to a step.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple, final
 
 import torch
 
-from ucudnn.memory.torch.division.kept_slices import alone, kept_slices
+from ucudnn.memory.step.graph import Role
 from ucudnn.memory.torch.division.program_writer import ProgramWriter
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, mapped
+from ucudnn.memory.torch.tracing.assemble import writes
 
 aten = torch.ops.aten
 _FORWARD = ("native_batch_norm", "cudnn_batch_norm")
 _BACKWARD = ("native_batch_norm_backward", "cudnn_batch_norm_backward")
+_FAR = 4  # calls between a slice that is copied and the rest of it
+_GAIN = 2  # times the bytes of the slice that the whole has at least
 _OF_CHANNELS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
 
 
@@ -47,7 +51,7 @@ class SplitNorms(NamedTuple):
 def split_norms(program: StepProgram) -> SplitNorms:
     """Return a program with its batch norms as several calls each, where these compute the same."""
     writer, positions, slices = _Writer(program), list[int](), defaultdict[int, list[Any]](list)
-    for before, part, readers in kept_slices(program):
+    for before, part, readers in _late_slices(program):
         if not any(_is_split(program.calls[each], program.graph.batch) for each in readers):
             slices[before + 1].append((part, readers))
     norms, saved, backward_of = list[range](), dict[int, int](), dict[int, int]()
@@ -88,6 +92,41 @@ def _is_split(call: TracedCall, batch: int) -> bool:
     return x.is_dense and like and all(each is None or each.dtype is wide for each in given)
 
 
+def _late_slices(program: StepProgram) -> Iterator[tuple[int, TracedTensor, list[int]]]:
+    """Yield slices that are read long after the rest, each with the call behind which it is copied, and its readers.
+
+    The gradient of a concatenation is one tensor, of which the skip of a U-Net reads its channels at the end of
+    backward. With a copy of these the rest can go.
+    """
+    graph, calls = program.graph, program.calls
+    ends = (*program.outputs, *program.grad_outputs, *program.gradients)
+    others = {each.storage for each in ends if each is not None}
+    others |= {each.storage for _, call in program.uncounted for each in (*call.inputs, *call.outputs)}
+    for storage, readers in enumerate(graph.readers):
+        if graph.storages[storage].role is not Role.ACTIVATION or storage in others or not readers:
+            continue
+        reads = [{each for each in calls[at].inputs if each.storage == storage} for at in readers]
+        first = reads.index(reads[-1])
+        late = readers[first:]
+        before = max((each for each in graph.accesses[storage] if each < late[0]), default=-1)
+        changed = {each.storage for at in late for each in (*writes(calls[at]), *calls[at].outputs)}
+        is_far = graph.backward_begins <= before < late[0] - _FAR and late[-1] < graph.optimizer_begins
+        if is_far and len(reads[-1]) == 1 and all(each == reads[-1] for each in reads[first:]):
+            (part,) = reads[-1]
+            is_small = 0 not in part.stride and part.bytes_touched * _GAIN <= program.sizes[storage]
+            if part.is_plain and is_small and storage not in changed:
+                yield before, part, [*late]
+
+
+def _alone(part: TracedTensor, storage: int) -> TracedTensor:
+    """Return how a slice lies in a storage of its own, with its dimensions in the same order."""
+    stride, step = [0] * len(part.shape), 1
+    for dim in sorted(range(len(part.shape)), key=lambda each: (part.stride[each], part.shape[each])):
+        stride[dim] = step
+        step *= part.shape[dim]
+    return replace(part, storage=storage, stride=tuple(stride), offset=0)
+
+
 def _either(call: TracedCall, *names: str) -> Any:
     """Return an argument that operators name differently."""
     return next(filter(lambda each: each is not None, map(call.argument, names)))
@@ -104,7 +143,7 @@ class _Writer(ProgramWriter):
 
     def keep(self, index: int, part: TracedTensor, readers: Iterable[int]) -> None:
         """Write a copy of a slice behind a call, for those that read it."""
-        own = alone(part, self.storage(part.storage, prod(part.shape) * part.dtype.itemsize))
+        own = _alone(part, self.storage(part.storage, prod(part.shape) * part.dtype.itemsize))
         self.add(index, aten.clone.default, (part,), own)
         for reader in readers:
             self._kept[reader][part] = own

@@ -120,17 +120,13 @@ class SegmentOrder:
         while todo:
             call = todo.pop()
             for storage in self._reads_inner(call):
-                writers = {*self.writers_before(storage, call)}
+                writers = {each for each in self.inner[storage] if each < call}
                 if self.last_writer(storage, call) in writers and (
                     writers <= found or not self.is_whole(storage, call, phase, level)
                 ):
                     todo += writers - found
                     found |= writers
         return sorted(found), found - {*direct}
-
-    def writers_before(self, storage: int, call: int) -> list[int]:
-        """Return the calls in parts that write a storage of parts before a call."""
-        return [each for each in self.inner[storage] if each < call]
 
     def last_writer(self, storage: int, reader: int) -> int:
         """Return the call, of the segment or not, that made the version of a storage that a call reads."""

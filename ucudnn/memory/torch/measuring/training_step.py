@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
 from itertools import chain
 from typing import Any, final
@@ -24,8 +25,13 @@ from ucudnn.problem import DataType, MathMode
 from ucudnn.torch.calls.problem import DTYPES
 from ucudnn.torch.model_timing import called, find_factory, running
 
-LOSSES = ("cross-entropy", "mse")
-OPTIMIZERS = ("sgd", "adam", "adamw", "none")
+LOSSES: dict[str, Callable[..., Tensor]] = {"cross-entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer] | None] = {
+    "sgd": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=1e-4),
+    "adamw": partial(torch.optim.AdamW, lr=1e-4),
+    "none": None,
+}
 AUTOCASTS = (DataType.FLOAT16, DataType.BFLOAT16)
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -307,29 +313,16 @@ def _find_loss(name: str) -> Callable[..., Tensor]:
         return find_model(name)
     if name not in LOSSES:
         raise InvalidValueError(f"--loss={name!r} is not known: give {', '.join(LOSSES)} or module:callable")
-    return _mean_squared_error if name == "mse" else _cross_entropy
-
-
-def _cross_entropy(output: Any, labels: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(_first(output), labels)
-
-
-def _mean_squared_error(output: Any, target: Tensor) -> Tensor:
-    return nn.functional.mse_loss(_first(output), target)
+    return lambda output, target: LOSSES[name](_first(output), target)
 
 
 def _make_optimizer(recipe: TrainingRecipe, model: nn.Module, foreach: bool | None) -> torch.optim.Optimizer | None:
-    name = recipe.optimizer
-    _check_optimizer(name)
+    _check_optimizer(recipe.optimizer)
     parameters = [each for each in model.parameters() if each.requires_grad]
     if not parameters:
         raise InvalidNetworkError(f"{recipe.model} has no parameter that needs a gradient: there is nothing to train")
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, foreach=foreach)
-    if name in ("adam", "adamw"):
-        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-        return kind(parameters, lr=1e-4, foreach=foreach)
-    return None
+    make = OPTIMIZERS[recipe.optimizer]
+    return make and make(parameters, foreach=foreach)
 
 
 def _check_optimizer(name: str) -> None:

@@ -66,44 +66,44 @@ def replayed(
 
 
 @final
-class _Kept:
-    """What forward left for backward. If backward never ends, its copies must end before its memory is reused.
-
-    A later forward has waited for these copies before its own, and has the place on the host that they went to.
-    """
-
-    __slots__ = ("ended", "number", "part", "persistent", "run", "state", "taken")
-
-    def __init__(self, run: PlannedRun, persistent: tuple[Tensor, ...], state: list[Any], number: int) -> None:
-        self.run, self.persistent, self.state, self.number = run, persistent, state, number
-        self.taken = self.ended = False  # the state may be empty where all that backward needs is on the host
-        self.part: Callable[[], _Gradients] | None = None
-
-    @never_compiled
-    def __del__(self) -> None:
-        if not self.ended and self.run.copying and self.number == self.run.forwards:
-            self.run.transfers.abandon()
-
-
-@final
 class _Turn:
-    """Where backward is: shared by its nodes, of which each has some sources."""
+    """What forward left for backward, and where backward is: shared by its nodes, of which each has some sources.
+
+    If backward never ends, copies must end before their memory is reused. A later forward has waited for these copies
+    before its own, and has the place on the host that they went to.
+    """
 
     def __init__(self, parts: Sequence[Sequence[int]], again: Again | None) -> None:
         self._parts, self._again = parts, again
-        self.kept: _Kept
-        self._next = 0
+        self.run: PlannedRun
+        self._persistent: tuple[Tensor, ...] = ()
+        self._state: list[Any] = []
+        self._number = self._next = 0
+        self._taken = False  # the state may be empty where all that backward needs is on the host
+        self._ended = True  # until forward has begun
         self._used: dict[int, Tensor] = {}
+        self._part: Callable[[], _Gradients] | None = None
         self._left: list[tuple[int, ...]] = []
         self._found: dict[int, Tensor | None] = {}
 
+    @never_compiled
+    def __del__(self) -> None:
+        if not self._ended and self.run.copying and self._number == self.run.forwards:
+            self.run.transfers.abandon()
+
+    def forward(self, run: PlannedRun, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Run forward, keep what it leaves, and return its outputs."""
+        persistent = run.persistent
+        outputs, self._state, self._number = run.forward(inputs)
+        self.run, self._persistent, self._ended = run, persistent, False
+        return outputs
+
     def begin(self, grad_outputs: Sequence[Tensor | None]) -> None:
         """Begin backward with the gradients of the outputs, once."""
-        kept = self.kept
-        if kept.taken:
+        if self._taken:
             raise FittedStepError("backward of a fitted step runs once: it frees activations on its way")
-        kept.taken = True
-        program = kept.run.program
+        self._taken = True
+        program = self.run.program
         given = ((index, grad_outputs[index]) for index in program.differentiable)
         self._used = {index: tensor for index, tensor in given if tensor is not None}
         pairs = zip(program.used, program.grad_outputs, strict=True)
@@ -114,41 +114,40 @@ class _Turn:
             self._run_again(None)
 
     def _start(self) -> None:
-        kept, program = self.kept, self.kept.run.program
+        run, program = self.run, self.run.program
         pairs = zip(program.used, program.grad_outputs, strict=True)
         given = [_lying_as(self._used[index], traced) for index, traced in pairs]
-        kept.part = kept.run.backward(kept.number, kept.state, given, kept.persistent)
-        self._left = [*kept.run.code.parts]
+        self._part = run.backward(self._number, self._state, given, self._persistent)
+        self._left = [*run.code.parts]
 
     def _run_again(self, error: LayoutError | None) -> None:
         """Begin anew under another plan."""
-        kept = self.kept
-        kept.state.clear()
+        self._state.clear()
         if self._again is None:
             raise error or FittedStepError(
                 f"backward has gradients of the outputs {[*self._used]}, and the step was planned for those of"
-                f" {[*kept.run.program.used]}: fit the step again"
+                f" {[*self.run.program.used]}: fit the step again"
             )
         used = frozenset((index, _own_stride(each)) for index, each in self._used.items())
-        kept.run, kept.state, kept.number = self._again(used, error)
-        kept.persistent = kept.run.persistent
+        self.run, self._state, self._number = self._again(used, error)
+        self._persistent = self.run.persistent
         self._start()
 
     def gradients(self) -> _Gradients:
         """Run the part of the next node, and return the gradients of its sources."""
-        kept, wanted = self.kept, self._parts[self._next]
+        wanted = self._parts[self._next]
         self._next += 1
         ends = self._next == len(self._parts)
         while self._left and (ends or not self._found.keys() >= {*wanted}):
-            assert kept.part is not None
+            assert self._part is not None
             try:
-                gradients = kept.part()
+                gradients = self._part()
             except LayoutError as error:
                 self._run_again(error)
                 continue
             self._found.update(zip(self._left.pop(0), gradients, strict=True))
         if ends:
-            kept.ended, kept.part, self._again, self._used = True, None, None, {}
+            self._ended, self._part, self._again, self._used = True, None, None, {}
         return tuple(self._found.pop(source) for source in wanted)
 
 
@@ -180,8 +179,7 @@ class _Replay(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """Run the code of forward; `sources` are the tensors that need gradients, which autograd must see."""
         persistent = run.persistent
-        outputs, state, number = run.forward(inputs)
-        turn.kept = _Kept(run, persistent, state, number)
+        outputs = turn.forward(run, inputs)
         ctx.turn, ctx.token = turn, token is not None
         ctx.set_materialize_grads(False)
         differentiable = {*run.program.differentiable}
@@ -194,7 +192,7 @@ class _Replay(torch.autograd.Function):
         _check_order(grad_outputs)
         _check(ctx)
         ctx.turn.begin(grad_outputs)
-        return None, None, None, _token(ctx.turn.kept.run) if ctx.token else None, *ctx.turn.gradients()
+        return None, None, None, _token(ctx.turn.run) if ctx.token else None, *ctx.turn.gradients()
 
 
 class _Following(torch.autograd.Function):
@@ -219,7 +217,7 @@ class _Following(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
         _check(ctx)
-        return None, None, None, None, _token(ctx.turn.kept.run) if ctx.token else None, *ctx.turn.gradients()
+        return None, None, None, None, _token(ctx.turn.run) if ctx.token else None, *ctx.turn.gradients()
 
 
 def _check_order(grad_outputs: Sequence[Tensor | None]) -> None:
@@ -269,7 +267,7 @@ def _check(ctx: Any) -> None:
     Autograd checks what it has saved. It does not where hooks of saved tensors keep copies, and the code reads the
     tensors themselves.
     """
-    ctx.turn.kept.run.program.modes.check_backward()
+    ctx.turn.run.program.modes.check_backward()
     _ = ctx.saved_tensors
     guarded, versions = ctx.guarded, ctx.versions
     ctx.guarded, ctx.versions = [], []  # a loss that is kept after backward keeps none of them

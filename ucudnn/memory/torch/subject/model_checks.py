@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -107,13 +107,3 @@ INSTEAD_OF_REPLICAS = "use DistributedDataParallel, with a process for each GPU"
 def _ranks() -> int:
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-
-
-def gradient_bytes(model: nn.Module) -> int:
-    """Return the bytes of all gradients of a model, as PyTorch's allocator of their device rounds them."""
-    return sum(_rounded(parameter) for parameter in model.parameters() if parameter.requires_grad)
-
-
-def _rounded(tensor: Tensor) -> int:
-    unit = 512 if tensor.is_cuda else 1
-    return -(-tensor.nbytes // unit) * unit

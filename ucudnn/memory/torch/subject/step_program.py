@@ -16,7 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 from ucudnn.errors import FittedStepError, InvalidValueError
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.torch.subject.call_modes import CallModes
-from ucudnn.memory.torch.subject.model_checks import check_arguments, check_model, gradient_bytes
+from ucudnn.memory.torch.subject.model_checks import check_arguments, check_model
 from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
 from ucudnn.memory.torch.subject.output_tree import OutputTree
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
@@ -101,7 +101,7 @@ def step_subject(
         raise InvalidValueError("with a loss the sample is a tuple of the model's arguments and the loss's target")
     check_arguments(loss, optimizer, (args, kwargs))
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
-    size = gradient_bytes(model)
+    size = _gradient_bytes(model)
     beside = {_KEPT: size} if keep_gradients else {}
     for each in optimizers:
         if isinstance(each, torch.optim.LBFGS):
@@ -120,6 +120,12 @@ def step_subject(
         beside=beside,
         gradients_kept=keep_gradients,
     )
+
+
+def _gradient_bytes(model: nn.Module) -> int:
+    """Return the bytes of all gradients, as PyTorch's allocator of their device rounds them."""
+    trained = (each for each in model.parameters() if each.requires_grad)
+    return sum(-(-each.nbytes // unit) * unit for each in trained for unit in [512 if each.is_cuda else 1])
 
 
 def _quasi_newton_bytes(optimizer: torch.optim.LBFGS) -> int:

@@ -347,6 +347,36 @@ def _storage(trace: Trace, storage: int, role: Role, name: str) -> Storage:
     return Storage(name=name, role=role, size=Affine(trace.storages[storage].size))
 
 
+def executable(
+    graph: StepGraph, calls: Sequence[TracedCall], outside: Mapping[int, int], beside: Mapping[str, int]
+) -> StepGraph:
+    """Return a step as code runs it: operations read all that their calls are given, and the caller's part runs once.
+
+    PyTorch's gradient of a convolution's input is given the input, too, of which it needs only the geometry. Operations
+    that draw random numbers stay in the program's order, whatever a plan does: they read and write one storage of no
+    bytes, which stands for the generator.
+
+    Args:
+        graph: the step.
+        calls: the call of each operation.
+        outside: operations that are the caller's part.
+        beside: bytes of storages that no operation accesses and that are there all the time, by name.
+    """
+    generator = len(graph.storages)
+    operations = []
+    for index, (operation, call) in enumerate(zip(graph.operations, calls, strict=True)):
+        given = {each.storage for each in call.inputs if each.storage < generator}
+        drawn = () if operation.repeatable else (generator,)
+        reads = {*operation.reads, *drawn} | (given - {*operation.writes})
+        repeatable = operation.repeatable and index not in outside
+        operations.append(
+            replace(operation, reads=tuple(sorted(reads)), writes=(*operation.writes, *drawn), repeatable=repeatable)
+        )
+    sizes = {"random number generator": 0, **beside}
+    found = tuple(Storage(name=name, role=Role.BUFFER, size=Affine(size)) for name, size in sizes.items())
+    return replace(graph, operations=tuple(operations), storages=(*graph.storages, *found))
+
+
 @final
 class _Names:
     """Gives names that do not occur twice."""

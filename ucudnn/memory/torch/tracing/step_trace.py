@@ -24,9 +24,8 @@ from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
 from ucudnn.memory.torch.subject.output_tree import OutputTree
 from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, unused_name
-from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble
+from ucudnn.memory.torch.tracing.assemble import TracedStep, TracedSubject, assemble, executable
 from ucudnn.memory.torch.tracing.averaging import with_groups
-from ucudnn.memory.torch.tracing.executable_graph import executable
 from ucudnn.memory.torch.tracing.kept_tensors import BufferTables, check_kept, check_stays
 from ucudnn.memory.torch.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.tracing.provenance import Provenance
