@@ -17,3 +17,12 @@ def fakes_log(caplog):
     logger.addHandler(caplog.handler)
     yield lambda: [each.getMessage() for each in caplog.records if each.name == logger.name]
     logger.removeHandler(caplog.handler)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """Be the only rank of a process group."""
+    distributed = pytest.importorskip("torch.distributed")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()

@@ -145,40 +145,6 @@ class Packed(nn.Module):
         return loss.expand(len(x), 4)
 
 
-class Graph(nn.Module):
-    """A graph network whose edges depend on values, with means over the edges of each node."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers, self.head = layers(), nn.Linear(WIDTH, 4)
-
-    def forward(self, x):
-        nodes = (x[:, 0] > -1.0).nonzero()[:, 0]
-        source, target = nodes, nodes.roll(3) % len(x)
-        degree = torch.bincount(target, minlength=len(x)).clamp(min=1)[:, None]
-        for each in self.layers:
-            message = each(x[source] - x[target])
-            x = x + torch.zeros_like(x).scatter_add(0, target[:, None].expand_as(message), message) / degree
-        return self.head(x)
-
-
-class Detector(nn.Module):
-    """Boxes that are chosen by their scores and matched to what is there, as many as match."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers, self.score, self.box, self.head = layers(), nn.Linear(WIDTH, 1), nn.Linear(WIDTH, 4), Graph()
-
-    def forward(self, x):
-        h = self.layers(x)
-        best = self.score(h)[:, 0].topk(len(x) // 2).indices
-        boxes = self.box(h[best]).sigmoid()
-        overlap = (boxes[:, None, :2] - x[None, :40, :2].sigmoid()).abs().sum(2)
-        found, match = (overlap.min(1).values < 0.3).nonzero()[:, 0], overlap.min(1).indices
-        loss = functional.smooth_l1_loss(boxes[found], x[match[found], :4]) if len(found) else boxes.sum() * 0
-        return self.head(h) + loss
-
-
 MODELS = {
     "values": lambda: Wrapped(by_value),
     "dropout": lambda: Wrapped(lambda inner, x: inner(x), nn.Dropout(0.3)),
@@ -193,8 +159,6 @@ MODELS = {
     "compiled": lambda: Wrapped(compiled),
     "experts": Experts,
     "packed": Packed,
-    "graph": Graph,
-    "detector": Detector,
 }
 SHARES = {
     "packed": 0.85,
@@ -203,8 +167,6 @@ SHARES = {
     "checkpoint": 0.75,
     "reentrant": 0.75,
     "experts": 0.75,
-    "detector": 0.75,
-    "graph": 0.75,
 }
 
 
@@ -313,7 +275,7 @@ def test_models_train_within_a_budget(name):
     assert told(compare(MODELS[name], share=SHARES.get(name, 0.6)), "offloaded") != "0"
 
 
-@pytest.mark.parametrize("name", ["dropout", "norm", "convolutions", "detector"])
+@pytest.mark.parametrize("name", ["dropout", "norm", "convolutions"])
 def test_cheap_parts_are_recomputed(name, dear_copies):
     assert told(compare(MODELS[name], share=0.75), "recomputed") != "0"
 

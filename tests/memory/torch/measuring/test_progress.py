@@ -4,7 +4,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ucudnn.errors import InvalidValueError
 from ucudnn.memory.torch.measuring.progress import Stages
 
 
@@ -17,14 +16,3 @@ def test_each_stage_is_told_and_how_far_it_is_every_five_seconds():
     assert told == ["measuring", "measuring: 2 of 8", "measuring: 4 of 8"]
     stages.begin("planning")
     assert told[-1] == "planning"
-
-
-def test_without_a_function_nothing_is_told():
-    stages = Stages()
-    stages.begin("measuring")
-    stages.done(1, 2)
-
-
-def test_what_cannot_be_called_is_refused():
-    with pytest.raises(InvalidValueError, match=r"progress=True is no function: give one that takes a text, as print"):
-        Stages(True)

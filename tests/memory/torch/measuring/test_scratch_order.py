@@ -24,39 +24,28 @@ def events(*given):
     return found
 
 
-def test_a_copy_that_is_made_first_lies_before_what_is_returned():
-    found = scratch_pieces(events((1, 40), (2, 10), (3, 7), 3, 1), {2})
-    assert found == ScratchPieces((40 * MIB,), (7 * MIB,))
+CASES = {  # events, what is returned, and in MiB the pieces before, after and later
+    "a copy that is made first": (((1, 40), (2, 10), (3, 7), 3, 1), {2}, ((40,), (7,))),
+    "one piece behind what is returned": (((2, 10), (3, 7), 3), {2}, None),
+    "nothing beside what is returned": (((2, 10),), {2}, None),
+    "nothing": ((), set(), None),
+    "a call that returns little": (((1, 40), (3, 7), (2, 0.5), 3, 1), {2}, ((), (40, 7))),
+    "little, which lies elsewhere anyway": (((1, 40), (2, 0.5), 1), {2}, None),
+    "returned when less is left": (((1, 40), (2, 10), (3, 7), 3, 1, (4, 0.25)), {2, 4}, ((40,), (7,), (0.25,))),
+    "returned when nothing is left": (((2, 10), (3, 7), 3, (4, 0.25)), {2, 4}, ((), (7,), (0.25,))),
+    "all is there with the piece": (((2, 10), (4, 0.25), (3, 7), 3), {2, 4}, None),
+    "one after another": (((1, 40), 1, (4, 5), (2, 10), (3, 60), 3, (3, 8), 3, 4), {2}, ((5,), (60,))),
+    "an address that was scratch before": (
+        ((1, 40), (2, 20), 2, (2, 10), (3, 7), 3, 1),
+        {2},
+        ((40, 20), (), (10,)),  # the most is there before anything is returned
+    ),
+    "the same, and the most behind it": (((1, 40), (2, 5), 2, (2, 10), (3, 7), 3, 1), {2}, ((40,), (7,))),
+}
 
 
-def test_one_piece_after_what_is_returned_is_not_told_apart():
-    assert scratch_pieces(events((2, 10), (3, 7), 3), {2}) is None
-    assert scratch_pieces(events((2, 10)), {2}) is None
-    assert scratch_pieces([], set()) is None
-
-
-def test_pieces_of_a_call_that_returns_little_are_told_apart():
-    assert scratch_pieces(events((1, 40), (3, 7), (2, 0.5), 3, 1), {2}) == ScratchPieces((), (40 * MIB, 7 * MIB))
-    assert scratch_pieces(events((1, 40), (2, 0.5), 1), {2}) is None, "a small tensor lies elsewhere anyway"
-
-
-def test_what_is_returned_when_less_is_left_does_not_count_with_the_pieces():
-    later = int(0.25 * MIB)
-    assert scratch_pieces(events((1, 40), (2, 10), (3, 7), 3, 1, (4, 0.25)), {2, 4}) == ScratchPieces(
-        (40 * MIB,), (7 * MIB,), (later,)
-    )
-    assert scratch_pieces(events((2, 10), (3, 7), 3, (4, 0.25)), {2, 4}) == ScratchPieces((), (7 * MIB,), (later,))
-    assert scratch_pieces(events((2, 10), (4, 0.25), (3, 7), 3), {2, 4}) is None, "all of it is there"
-
-
-def test_pieces_one_after_another_are_those_of_the_peak():
-    found = scratch_pieces(events((1, 40), 1, (4, 5), (2, 10), (3, 60), 3, (3, 8), 3, 4), {2})
-    assert found == ScratchPieces((5 * MIB,), (60 * MIB,))
-
-
-def test_an_address_that_was_scratch_before_it_is_returned_counts_as_what_it_was():
-    found = scratch_pieces(events((1, 40), (2, 20), 2, (2, 10), (3, 7), 3, 1), {2})
-    assert found.before == (40 * MIB, 20 * MIB), "the most is there before anything is returned"
-    assert scratch_pieces(events((1, 40), (2, 5), 2, (2, 10), (3, 7), 3, 1), {2}) == ScratchPieces(
-        (40 * MIB,), (7 * MIB,)
-    )
+@pytest.mark.parametrize(("given", "returned", "expected"), CASES.values(), ids=CASES)
+def test_pieces_are_those_of_the_peak_before_and_behind_what_is_returned(given, returned, expected):
+    if expected is not None:
+        expected = ScratchPieces(*(tuple(int(size * MIB) for size in sizes) for sizes in expected))
+    assert scratch_pieces(events(*given), returned) == expected

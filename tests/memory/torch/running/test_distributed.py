@@ -97,14 +97,6 @@ def test_a_sharded_step_trains_to_the_bits_of_a_sharded_model(tmp_path):
         assert "module 'first.1' is a SyncBatchNorm, which waits for other processes" in output
 
 
-@pytest.fixture
-def alone(tmp_path):
-    """Be the only rank of a process group."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.usefixtures("alone")
 def test_a_model_in_distributed_data_parallel_is_evaluated_and_planned_as_one(monkeypatch):
     torch.manual_seed(0)

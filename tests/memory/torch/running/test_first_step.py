@@ -83,12 +83,6 @@ def test_the_first_step_takes_least_and_the_next_ones_what_the_budget_allows(tra
     assert simulate(frugal, trained.costs).time_ms > step.simulation.time_ms
 
 
-def test_the_bits_are_those_of_the_plain_loop(trained, budget):
-    step = fitted(trained, budget, CountingMeter())
-    trained.check(step)
-    assert step._first is None, "the later plan did not run"
-
-
 def test_what_the_first_step_takes_beyond_its_prediction_is_taken_from_the_later_plan(trained, budget):
     plain = fitted(trained, budget, None)
     more = budget - plain.simulation.peak_bytes + budget // 50

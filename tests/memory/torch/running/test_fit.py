@@ -12,12 +12,11 @@ from torch import nn  # noqa: E402
 
 from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
-from tests.support.plain_training import CountedCopies, Race, fit_plan, train  # noqa: E402
+from tests.support.plain_training import CountedCopies, Race, train  # noqa: E402
 from tests.support.repeatability import (  # noqa: E402
     differing_operation,
     differing_tensor,
     distance,
-    lacking_operation,
     largest_distance,
     same,
 )
@@ -173,27 +172,6 @@ def test_the_operation_that_does_not_repeat_itself_is_named():
     assert differing_operation(lambda: torch.relu(x) + 1) == ""
     assert differing_operation(lambda: torch.relu(torch.rand_like(x)) + 1) == "aten.rand_like.default"
     assert differing_operation(lambda: torch.full((3,), torch.nan)) == ""
-
-
-class _SpoiledGelu:
-    """GELU of other numbers; generated code calls it by its text."""
-
-    def __str__(self):
-        return "spoiled_gelu"
-
-    def __call__(self, x):
-        return aten.gelu.default(x * 1.001)
-
-
-def test_the_operation_of_a_plan_that_differs_from_the_plain_loops_is_named():
-    trained = race("shared", steps=2)
-    step = trained.fitted("checkpoint")
-    assert lacking_operation(trained.plain, lambda: trained.trained(step)) == ""
-    gelu = next(number for number, call in enumerate(trained.program.calls) if call.func is aten.gelu.default)
-    spoiled = fit_plan(
-        trained.subject, replace(trained.program, functions={gelu: _SpoiledGelu()}), step.plan, trained.costs
-    )
-    assert lacking_operation(trained.plain, lambda: trained.trained(spoiled)).startswith("aten.gelu.default, ")
 
 
 def test_the_tensor_that_differs_first_is_named():

@@ -38,19 +38,6 @@ def test_outputs_without_a_loss_train_to_the_bits_of_the_plain_loop(policy):
     assert outputs["best"].dtype is torch.int64
 
 
-def first_head_loss(outputs, target):
-    return functional.cross_entropy(outputs["heads"][0], target)
-
-
-@pytest.mark.parametrize("policy", ["stock", "checkpoint"])
-def test_outputs_that_the_loss_does_not_use_give_no_gradient(policy):
-    trained = Race((*small("several")[:2], first_head_loss), outside=True)
-    step = fit(trained.model, trained.inputs[:-1], optimizer=trained.optimizer, policy=policy)
-    trained.check(step)
-    assert all(parameter.grad is None for parameter in step.model.heads[1].parameters())
-    assert all(parameter.grad is not None for parameter in step.model.body.parameters() if parameter.requires_grad)
-
-
 def test_fit_itself_computes_nothing_and_says_what_it_does():
     model, inputs, loss = small()
     before, state, told = copy.deepcopy(model.state_dict()), torch.get_rng_state(), []
@@ -60,11 +47,6 @@ def test_fit_itself_computes_nothing_and_says_what_it_does():
     assert all(parameter.grad is None for parameter in model.parameters())
     step(inputs[0][:1], inputs[1][:1]).backward()
     assert len(told) == 4  # a smaller mini-batch has a plan of its own
-
-
-def test_gradients_accumulate_over_steps():
-    pair = Pair(small())
-    pair.check(lambda model, call: [*pair.backward(model, call), *pair.backward(model, call)])
 
 
 def test_a_larger_input_or_one_of_another_type_is_refused_with_the_size_that_was_traced():
@@ -173,24 +155,6 @@ def test_two_forwards_may_not_share_the_host():
     second.backward()
 
 
-def test_two_forwards_without_copies_have_gradients_of_their_own():
-    pair = Pair(small(), policy="checkpoint")
-    (pair.step(*pair.data) + pair.step(*pair.data)).backward()
-    (pair.called(*pair.data) + pair.called(*pair.data)).backward()
-    for ours, plain in zip(gradients_of(pair.model), gradients_of(pair.plain), strict=True):
-        torch.testing.assert_close(ours, plain)
-
-
-def test_two_fitted_models_train_side_by_side():
-    first, second = Race(small(), steps=3), Race(small("unet"), steps=3)
-    steps = [each.fitted("vdnn-ext-all-p") for each in (first, second)]
-    for each, step in zip((first, second), steps, strict=True):
-        each.check(step)
-    first.check(steps[0])
-    steps[1].close()
-    first.check(steps[0])
-
-
 def test_a_budget_below_the_floor_is_refused_before_anything_runs_with_what_would_help():
     model, inputs, loss = small()
     inputs = tuple(each.repeat(8, *[1] * (each.dim() - 1)) for each in inputs)
@@ -215,35 +179,6 @@ def test_auto_takes_the_fastest_plan_that_keeps_the_budget():
     assert step.plan.policy != "stock"
     assert step.simulation.peak_bytes <= stock.peak_bytes * 0.9
     trained.check(step)
-
-
-class Constants(nn.Module):
-    """Tensors that are no parameters: made anew, kept outside of the buffers, and buffers that are replaced."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.kept = [torch.arange(4.0)]
-        self.register_buffer("mean", torch.zeros(4))
-
-    def forward(self, x):
-        y = self.linear(x) * self.kept[0] + torch.tensor([1.0, 2.0, 3.0, 4.0]).add_(1)
-        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
-        return (y + torch.randn(4) + self.mean).sum(), torch.complex(y, y).abs().square()
-
-
-@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])
-def test_constants_random_numbers_and_replaced_buffers_are_those_of_the_model(policy):
-    torch.manual_seed(0)
-    pair = Pair((Constants(), (torch.randn(3, 4),), None), policy=policy)
-    pair.check(lambda model, call: pair.steps(model, lambda x: sum(each.sum() for each in call(x)), count=5))
-
-
-def test_gradients_of_inputs_are_those_of_the_model():
-    torch.manual_seed(0)
-    x = torch.randn(3, 4, requires_grad=True)
-    pair = Pair((nn.Sequential(nn.Linear(4, 4), nn.Tanh()), x, None), policy="stock")
-    pair.check(lambda _, call: torch.autograd.grad(call(x).sum(), x))
 
 
 def test_poison_shows_a_storage_that_somebody_still_holds():
@@ -431,7 +366,7 @@ def test_a_step_that_was_fitted_already_is_refused_with_the_way_out(wrapped):
     assert torch.equal(fit(step.model, (x,))(x), model(x))
 
 
-@pytest.mark.parametrize("kind", ["Rprop", "SGD", "Adam", "Adagrad", "RMSprop", "Adamax", "NAdam"])
+@pytest.mark.parametrize("kind", ["Rprop", "Adam", "Adagrad"])
 def test_the_floor_that_a_refusal_names_is_enough_for_each_optimizer(kind):
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1)

@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import ucudnn.memory  # noqa: E402
+from tests.support.plain_training import Pair  # noqa: E402
 from ucudnn.errors import InvalidValueError  # noqa: E402
 
 POLICY = "vdnn-ext-all-p"
@@ -89,34 +90,10 @@ class Network(nn.Module):
         return self.head(x)
 
 
-class Fitted:
-    """A network, a fitted copy of it, and its sample."""
-
-    def __init__(self, loss=functional.cross_entropy, policy=POLICY):
-        torch.manual_seed(0)
-        self.plain, self.loss, self.policy = Network(), loss, policy
-        self.model = copy.deepcopy(self.plain)
-        self.data = torch.randn(4, 6), torch.randint(5, (4,))
-        self.fit()
-
-    def fit(self):
-        """Fit the model as it is now."""
-        self.step = ucudnn.memory.fit(self.model, self.data, loss=self.loss, policy=self.policy, debug=True)
-
-    def check(self, steps=2):
-        """Compare some steps with the plain loop's, to the bit."""
-        for model, call in ((self.plain, self.plain_loss), (self.model, self.step)):
-            torch.manual_seed(1)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-            for _ in range(steps):
-                optimizer.zero_grad()
-                call(*self.data).backward()
-                optimizer.step()
-        assert all(map(torch.equal, self.model.parameters(), self.plain.parameters()))
-
-    def plain_loss(self, x, y):
-        """Return the plain model's loss."""
-        return self.loss(self.plain(x), y)
+def fitted_network(loss=functional.cross_entropy, **options):
+    """Return a network, and a fitted copy of it."""
+    torch.manual_seed(0)
+    return Pair((Network(), (torch.randn(4, 6), torch.randint(5, (4,))), loss), **options)
 
 
 def put(name, value):
@@ -155,7 +132,7 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def shared():
     """Fit a step once for many tests, each of which puts back what it changes."""
-    return Fitted()
+    return fitted_network()
 
 
 @pytest.fixture
@@ -184,7 +161,7 @@ def test_an_attribute_that_forward_read_and_that_changed_is_refused_by_name(fitt
 
 
 def test_what_was_changed_trains_to_the_same_bits_after_another_fit():
-    fitted = Fitted()
+    fitted = fitted_network()
     fitted.check()
     for model in (fitted.model, fitted.plain):
         for kind in CHANGES.keys() - {"tuple", "deleted", "forward", "inner dict", "shorter list"}:
@@ -195,7 +172,7 @@ def test_what_was_changed_trains_to_the_same_bits_after_another_fit():
 
 def test_an_attribute_of_the_loss_that_changed_is_refused():
     loss = nn.CrossEntropyLoss(label_smoothing=0.1)
-    fitted = Fitted(loss)
+    fitted = fitted_network(loss)
     fitted.check()
     loss.label_smoothing = 0.2
     with pytest.raises(InvalidValueError, match=r"^loss\.label_smoothing is 0.2 now, and was 0.1 when .*"):
@@ -211,12 +188,12 @@ def test_a_parameter_in_the_place_of_none_is_refused():
 
 
 def test_what_forward_writes_or_never_reads_may_change():
-    fitted = Fitted()
+    fitted = fitted_network()
     for model in (fitted.model, fitted.plain):
         block = model.blocks[0]
         block.unread, block.epoch, block.last_width = 5.0, 1, None
         model.notes = {"epoch": 3}
-    fitted.check(3)
+    fitted.check()
     assert fitted.model.blocks[0].last_width is None, "forward itself ran in a step"
     fitted.model.eval()
     with torch.no_grad():
@@ -226,21 +203,21 @@ def test_what_forward_writes_or_never_reads_may_change():
 
 
 def test_equal_values_that_are_set_anew_are_the_same_values():
-    fitted = Fitted()
+    fitted = fitted_network()
     for number in range(3):
         block = fitted.model.blocks[0]
         block.drop_prob, block.mode = float(f"{number}") * 0, "".join(["wi", "de"])
         block.weights, block.options = copy.deepcopy(block.weights), copy.deepcopy(block.options)
         block.settings, block.schedule, block.allowed = Settings(), Schedule(), {"wide"}
         block.shape = tuple([-1, 6])
-        fitted.check(1)
+        fitted.check()
     fitted.model.blocks[0].weights[1][0] = 7.0  # of the list that was set last
     with pytest.raises(InvalidValueError, match=r"weights\[1\]\[0\] is 7.0 now, and was 0.5"):
         fitted.step(*fitted.data)
 
 
 def test_a_value_that_is_no_number_has_not_changed():
-    fitted = Fitted()
+    fitted = fitted_network()
     for model in (fitted.model, fitted.plain):
         model.blocks[0].schedule.factor = float("nan")
     fitted.fit()
@@ -249,7 +226,7 @@ def test_a_value_that_is_no_number_has_not_changed():
 
 
 def test_an_attribute_that_was_changed_back_is_right_again_and_smaller_arguments_have_those_of_their_own_plan():
-    fitted = Fitted()
+    fitted = fitted_network()
     fitted.model.blocks[0].scale = 3
     for _ in range(2):
         with pytest.raises(InvalidValueError, match=r"^blocks\.0\.scale is 3 now"):
@@ -264,7 +241,7 @@ def test_an_attribute_that_was_changed_back_is_right_again_and_smaller_arguments
 
 
 def test_a_long_list_is_compared_by_its_length_and_an_object_that_holds_itself_ends():
-    fitted = Fitted()
+    fitted = fitted_network()
     block = fitted.model.blocks[0]
     block.weights = [1.0, [0.5], *range(100_000)]
     block.schedule.inner.outer, block.options["self"] = block.schedule, block.options
@@ -278,7 +255,7 @@ def test_a_long_list_is_compared_by_its_length_and_an_object_that_holds_itself_e
 
 def test_modules_are_as_before_after_a_fit():
     found = nn.Module.__setattr__, "__getattribute__" in vars(nn.Module)
-    Fitted()
+    fitted_network()
     model = nn.Sequential(nn.Linear(6, 5), nn.Flatten(7))
     with pytest.raises(Exception, match="Dimension"):
         ucudnn.memory.fit(model, torch.randn(4, 6))
@@ -293,7 +270,7 @@ def test_steps_that_are_fitted_at_once_know_their_own_attributes():
 
     def work(number):
         try:
-            found[number] = Fitted(policy="stock")
+            found[number] = fitted_network(policy="stock")
         except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
             faults.append(error)
 

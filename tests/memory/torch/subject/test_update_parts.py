@@ -15,16 +15,10 @@ from ucudnn.memory.torch.subject.update_parts import has_parts, in_parts, update
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2, foreach=True),
-    "amsgrad": lambda params: torch.optim.Adam(params, lr=1e-2, amsgrad=True, weight_decay=0.1, foreach=True),
     "sgd": lambda params: torch.optim.SGD(params, lr=1e-2, momentum=0.9, weight_decay=0.1, foreach=True),
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=1e-3, centered=True, momentum=0.9, foreach=True),
-    "adagrad": lambda params: torch.optim.Adagrad(params, lr=1e-2, foreach=True),
-    "nadam": lambda params: torch.optim.NAdam(params, lr=1e-2, foreach=True),
     "adadelta": lambda params: torch.optim.Adadelta(params, foreach=True),
-    "adamax": lambda params: torch.optim.Adamax(params, foreach=True),
-    "radam": lambda params: torch.optim.RAdam(params, lr=1e-2, foreach=True),
     "asgd": lambda params: torch.optim.ASGD(params, lr=1e-2, foreach=True),
-    "rprop": lambda params: torch.optim.Rprop(params, foreach=True),
 }
 
 

@@ -12,14 +12,6 @@ from ucudnn.memory.torch.tracing import averaging  # noqa: E402
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 
 
-@pytest.fixture
-def alone(tmp_path):
-    """Be the only rank of a process group."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("unused", [False, True])
 def test_buckets_hold_what_is_trained_and_not_ignored(unused):

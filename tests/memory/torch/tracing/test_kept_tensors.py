@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
-from tests.support.plain_training import assert_trained_alike, state_of, train  # noqa: E402
+from tests.support.plain_training import Pair, assert_trained_alike, state_of, train  # noqa: E402
 from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
 
@@ -69,18 +69,16 @@ def test_a_tensor_that_an_attribute_keeps_for_the_next_call_is_refused_by_name(l
 @pytest.mark.parametrize("lines", MADE_ONCE)
 def test_a_tensor_of_constants_that_is_made_once_trains_and_is_left_to_the_model(lines):
     torch.manual_seed(0)
-    model, plain = (Keeping(lines, torch.ones(6)) for _ in range(2))
-    plain.load_state_dict(model.state_dict())
-    step = fit(model, DATA, loss=functional.cross_entropy, policy="checkpoint", debug=True)
-    assert not any(isinstance(each, FakeTensor) for each in (model.kept, *model.table.values()))
-    found = []
-    for each, call in ((plain, lambda x, y: functional.cross_entropy(plain(x), y)), (model, step)):
-        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
-        losses = train(call, optimizer, DATA)
-        outputs = each.eval()(DATA[0])
-        each.train()
-        found.append([*losses, outputs, *train(call, optimizer, DATA), *state_of(each, None)])
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    pair = Pair((Keeping(lines, torch.ones(6)), DATA, functional.cross_entropy), policy="checkpoint")
+    assert not any(isinstance(each, FakeTensor) for each in (pair.model.kept, *pair.model.table.values()))
+
+    def loop(model, call):
+        yield from pair.steps(model, call)
+        yield model.eval()(DATA[0])
+        model.train()
+        yield from pair.steps(model, call)
+
+    pair.check(loop)
 
 
 class Centered(nn.Module):

@@ -21,17 +21,10 @@ from ucudnn.memory.torch.subject.update_parts import at_once  # noqa: E402
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
     "adam, all at once": lambda parameters: torch.optim.Adam(parameters, lr=0.01, foreach=True),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
-    "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
     "adagrad": torch.optim.Adagrad,  # has its state before the first step
-    "asgd": torch.optim.ASGD,
     "rprop": torch.optim.Rprop,
-    "adamax": torch.optim.Adamax,
-    "adadelta": torch.optim.Adadelta,
-    "rmsprop": torch.optim.RMSprop,
     "adafactor": torch.optim.Adafactor,
     "asgd, one by one": lambda parameters: torch.optim.ASGD(parameters, foreach=False),
     "sgd whose rate is a tensor": lambda parameters: torch.optim.SGD(parameters, lr=torch.tensor(0.1)),
