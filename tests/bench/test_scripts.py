@@ -1,5 +1,6 @@
 """Every script of bench/ runs as a module from the repository's root, and its help says so."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -127,8 +128,19 @@ def test_networks_are_measured_once_each_in_a_process_of_its_own(run, capsys, tm
     assert capsys.readouterr().err.count("small nchw") == 1
 
 
-def test_image_sizes_are_the_same_for_all_settings(run, tmp_path):
+def test_image_sizes_are_the_same_for_all_settings(run, tmp_path, monkeypatch, capsys):
+    """Settings are taken in turn in this process, which has imported PyTorch."""
     pytest.importorskip("torch")
+    from bench.torch import image_sizes
+    from ucudnn.torch.overrides import process_overrides
+
+    def here(module, options):
+        capsys.readouterr()
+        run(module, "--here", *options)
+        process_overrides.use(None)
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    monkeypatch.setattr(image_sizes, "apart", here)
     out = tmp_path / "image_sizes.json"
     command = ["bench.torch.image_sizes", "--backend", "cpu", "--network", "small", "--batch", "2", "--sizes", "2"]
     run(*command, "--steps", "3", "--setting", "64KiB-off", "--out", str(out))  # NumPy is slower, which it says
