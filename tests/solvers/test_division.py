@@ -4,14 +4,12 @@ A new solver adds a member of SolverName and no test.
 """
 
 from dataclasses import dataclass, replace
-from itertools import product
 
 import pulp
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.configurations import micro_configurations
 from tests.support.divisions import divisions, is_installed, optimum, scaled_divisions, ticks_of
 from tests.support.grouped_programs import glpk_division
 from ucudnn.configuration import MicroConfiguration
@@ -33,26 +31,6 @@ def solver(request):
     if not is_installed(request.param):
         pytest.skip(f"{request.param.value} is not installed")
     return request.param
-
-
-@st.composite
-def choices(draw):
-    found = []
-    for _ in range(draw(st.integers(1, 3))):
-        front = desirable_set(draw(micro_configurations(largest=3, most=6)), draw(st.integers(1, 4)))
-        if front:
-            found.append(Choice(desirable=front, count=draw(st.integers(1, 2))))
-    return found
-
-
-def best_by_force(given_choices, total):
-    fronts = [choice.desirable for choice in given_choices for _ in range(choice.count)]
-    times = [
-        sum(each.time_ms for each in taken)
-        for taken in product(*fronts)
-        if sum(each.workspace_bytes for each in taken) <= total
-    ]
-    return min(times, default=None)
 
 
 def check(division, given_choices, total):
@@ -92,16 +70,18 @@ def test_every_solver_is_exact_at_any_scale_and_for_many_copies(solver, drawn):
     assert (ticks, division.workspace_bytes) == optimum(fronts, counts, total)
 
 
-@given(given_choices=choices(), total=st.integers(0, 120))
-def test_every_solver_equals_exhaustive_search(solver, given_choices, total):
-    expected = best_by_force(given_choices, total)
-    division = divide(given_choices, total, solver)
-    if expected is None:
-        assert division.status is DivisionStatus.INFEASIBLE
-        assert division.selected == ()
-    else:
+@given(drawn=divisions())
+def test_every_solver_refuses_one_byte_too_few_and_needs_no_more_than_all(solver, drawn):
+    fronts, counts, _ = drawn
+    given_choices = choices_of(fronts, counts)
+    least, most = (sum(sizes[end] * count for (sizes, _), count in zip(fronts, counts, strict=True)) for end in (0, -1))
+    refused = divide(given_choices, least - 1, solver)
+    assert (refused.status, refused.selected) == (DivisionStatus.INFEASIBLE, ())
+    for total, end in ((least, 0), (most, -1), (most + 1, -1)):
+        division = divide(given_choices, total, solver)
         check(division, given_choices, total)
-        assert division.time_ms == pytest.approx(expected, abs=1e-9)
+        wanted = sum(times[end] * count for (_, times), count in zip(fronts, counts, strict=True))
+        assert division.time_ms == pytest.approx(wanted, abs=1e-9)
 
 
 def hard_choices():
