@@ -19,7 +19,7 @@ from tests.support.printed import assert_prints, masked
 
 
 def test_every_example_is_run_by_the_command_that_the_handbook_shows():
-    run = {match[1] for each in commands("examples") if (match := re.search(r"examples/(\w+)\.py$", each.runs))}
+    run = {match[1] for each in commands() if (match := re.search(r"examples/(\w+)\.py$", each.runs))}
     assert set(EXAMPLES) == run
 
 
