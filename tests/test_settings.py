@@ -153,11 +153,6 @@ def test_a_handle_with_other_settings_measures_as_the_first_one_does():
     assert heard
 
 
-def test_groups_of_settings_need_a_total():
-    with pytest.raises(SettingsError, match="groups"):
-        Handle.from_settings(Settings(backend="cpu", database="off"), groups=[["a", "b"]])
-
-
 def test_paths_and_numbers_of_devices_are_accepted():
     assert Settings.load({}, database=Path("folder") / "file").database == str(Path("folder") / "file")
     for value, devices in (("all", "all"), ("Ranks", "ranks"), (None, None), (0, (0,)), ([0, 1], (0, 1))):

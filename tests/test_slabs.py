@@ -82,19 +82,6 @@ def test_addresses_of_slabs_keep_their_alignment(case):
         assert all(offset % piece.problem.alignment == 0 for offset in offsets)
 
 
-@given(divided())
-def test_strides_are_those_of_the_whole(case):
-    problem, rows = case
-    piece = piece_of(problem, slabs_of(problem, rows)[-1])
-    whole = np.empty(problem.x_shape)
-    axis = 1 if problem.layout.channels_last else 2
-    view = whole[(slice(None),) * axis + (slice(0, piece.problem.spatial[0]),)]
-    channel = -1 if problem.layout.channels_last else 1
-    if piece.problem.x_channel_stride and whole.shape[channel] > 1:
-        assert view.strides[channel] == piece.problem.x_channel_stride * whole.itemsize
-    assert piece.problem.x_sample <= problem.x_sample
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

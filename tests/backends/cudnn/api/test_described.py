@@ -136,6 +136,10 @@ INEXPRESSIBLE = {
     "filters in another format": (changed(w={"format": 1}), "with filters of format 1"),
     "a broadcast sample": (changed(x={"strides": (0, 72, 9, 1)}), r"strides \(0, 72, 9, 1\) of x"),
     "rows with gaps": (changed(x={"strides": (960, 160, 16, 1)}), r"strides \(960, 160, 16, 1\) of x"),
+    "two channels with a gap": (
+        changed(x={"sizes": (4, 2, 8, 9), "strides": (160, 80, 9, 1)}, w={"sizes": (10, 2, 3, 3)}),
+        r"strides \(160, 80, 9, 1\) of x",
+    ),
     "overlapping samples": (changed(y={"strides": (719, 72, 9, 1)}), r"\(719, 72, 9, 1\) of y"),
     "another output": (changed(y={"sizes": (4, 10, 8, 8), "strides": (999, 64, 8, 1)}), "is not what x"),
     "another batch": (changed(y={"sizes": (3, 10, 8, 9)}), "is not what x"),

@@ -25,15 +25,13 @@ def library():
         pytest.skip(f"libcudnn is not installed: {str(error)[:60]}")
 
 
-def test_a_missing_library_names_the_extra_and_the_variable(tmp_path):
-    with pytest.raises(BackendUnavailableError, match=r"pip install 'ucudnn\[cuda13\]'.*UCUDNN_CUDNN_LIBRARY"):
-        Library(str(tmp_path / "libcudnn.so.9"))
-
-
-def test_a_file_that_is_no_library_is_named(tmp_path):
+@pytest.mark.parametrize("content", [None, b"no library"])
+def test_a_library_that_cannot_be_loaded_is_named_with_the_extra_and_the_variable(tmp_path, content):
     file = tmp_path / "libcudnn.so.9"
-    file.write_bytes(b"no library")
-    with pytest.raises(BackendUnavailableError, match=str(file)):
+    if content is not None:
+        file.write_bytes(content)
+    message = rf"pip install 'ucudnn\[cuda13\]'.*UCUDNN_CUDNN_LIBRARY.*{file}"
+    with pytest.raises(BackendUnavailableError, match=message):
         Library(str(file))
 
 
