@@ -23,7 +23,7 @@ from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.summary import summarize
 from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
-from ucudnn.torch.tuning.plan_owner import PlanOwner, Stated
+from ucudnn.torch.tuning.plan_owner import PlanOwner
 from ucudnn.torch.tuning.tuner import Tuner
 
 LIMIT = 3000
@@ -185,17 +185,17 @@ class TunedProgram:
         )
         self._host = host
         self.memory = None if memory_bytes is None else MemoryLimit(memory_bytes, self.program.live_bytes)
-        aten, self.planned, stated, waited = StatedAten(self.program), None, None, lambda: 0.0
+        aten, self.planned, owner, waited = StatedAten(self.program), None, None, lambda: 0.0
         if limit_bytes is not None:
             loaded = Settings(workspace_limit_bytes=limit_bytes, database=database, **settings)
             self.planned = Interceptor(
                 lambda ordinal: Handle.from_settings(loaded, backend=self._opened(), measures=False), "cpu", aten
             )
-            owner = PlanOwner(lambda: self.planned.handle(0))
-            stated, waited = Stated(StatedHeadroom(limit_bytes, self.memory), owner), owner.planned_seconds
+            owner = PlanOwner(lambda: self.planned.handle(0), StatedHeadroom(limit_bytes, self.memory))
+            waited = owner.planned_seconds
         self.ledger = TrialLedger(share, lambda: self.program.now_ms() / 1e3, waited)
         self.made = AutoInterceptor(
-            lambda ordinal: Tuner(self.program, self.source, self.ledger, stated, self.program.host_seconds),
+            lambda ordinal: Tuner(self.program, self.source, self.ledger, owner, self.program.host_seconds),
             "cpu",
             aten,
             process_overrides.refresh,

@@ -37,7 +37,7 @@ from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.trials.candidate_list import MOST_DIVIDED
 from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
-from ucudnn.torch.tuning.plan_owner import PlanOwner, Stated
+from ucudnn.torch.tuning.plan_owner import PlanOwner
 from ucudnn.torch.tuning.tuner import Tuner
 from ucudnn.units import parse_limit
 
@@ -238,9 +238,8 @@ def _tuned(
             return Tuner(TimedGpu(ordinal), source, TrialLedger(share))
         memory = None if memory_limit_bytes is None else _memory_of(memory_limit_bytes, ordinal)
         headroom = StatedHeadroom(settings.workspace_limit_bytes, memory)
-        owner = PlanOwner(partial(planned.handle, ordinal))
-        ledger = TrialLedger(share, planned=owner.planned_seconds)
-        return Tuner(TimedGpu(ordinal), source, ledger, Stated(headroom, owner))
+        owner = PlanOwner(partial(planned.handle, ordinal), headroom)
+        return Tuner(TimedGpu(ordinal), source, TrialLedger(share, planned=owner.planned_seconds), owner)
 
     aten = process_overrides.aten_kernels("cuda")
     return AutoInterceptor(open_tuner, "cuda", aten, process_overrides.refresh, GateLibrary(), planned)

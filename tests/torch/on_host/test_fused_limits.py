@@ -192,4 +192,5 @@ def test_the_gate_computes_by_engines_that_add_the_bias(stated, gate_library, mo
             handle.plans.adopt(site.problem, site.adopted.configuration)
         assert additions(one) == 0
         assert len(in_python) == 1, "a changed plan is seen at once"
+        one.until(lambda: not taken(in_python))
         assert one.program.baseline_calls == 0

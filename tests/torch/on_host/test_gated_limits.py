@@ -13,7 +13,6 @@ from tests.support.tuned_program import LATER, LIMIT, HostProgram, python_calls,
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
 from ucudnn.problem import WITH_BIAS, Operation
 from ucudnn.torch.calls.direct_kernel import direct_kernel
-from ucudnn.torch.calls.fused_choice import is_fused
 from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.overrides import Overrides, process_overrides
@@ -246,23 +245,6 @@ def test_converted_modules_keep_the_gate_closed_whatever_is_new(gated, in_python
         gated.planned.has_unlent = True
         gated.check()
     assert not registered
-
-
-def test_a_plan_that_adds_the_bias_is_computed_by_the_gate_once_it_was_opened_again(gated, in_python):
-    handle = gated.handle
-    problem, site = next(each for each in gated.tuner.sites.items() if each[0].biased)
-    fused = next(each.configuration for each in site.candidates if is_fused(each.configuration))
-    for _ in range(2):  # the second time, the same plan is only made anew
-        with handle.backend.lock:
-            handle.plans.adopt(problem, fused)
-        gated.check()
-        assert len(in_python) == 1
-        until_open(gated, in_python)
-        (call,) = gated.planned._fused_calls.values()
-        before = call.native_calls[0]
-        gated.check()
-        assert not in_python
-        assert call.native_calls[0] == before + 1
 
 
 @pytest.mark.parametrize("updates", [False, True], ids=["inference", "manual updates"])

@@ -98,14 +98,6 @@ def test_nothing_is_delayed_without_a_share_of_the_time():
     assert not check.is_over
 
 
-def test_a_device_that_cannot_be_delayed_is_not_asked():
-    program = Waiting(10.0, 0.0, 1)
-    program.can_delay = False
-    check, *_ = checked(program)
-    assert check.is_over
-    assert not check.is_bound
-
-
 @pytest.mark.parametrize("further", [1, 3, 7, 12])
 def test_what_is_given_up_is_charged_and_delays_no_more(further):
     program = Waiting(10.0, 10.0, 1)

@@ -8,6 +8,7 @@ import torch
 
 from tests.support.problems import make_problem
 from ucudnn.configuration import Configuration, Float32Sum, MicroConfiguration
+from ucudnn.torch.device.memory_limit import StatedHeadroom
 from ucudnn.torch.tuning.plan_owner import PlanOwner
 
 
@@ -25,7 +26,7 @@ def owner_of(*plans, groups=1):
     ]
     backend = SimpleNamespace(lock=nullcontext())
     handle = SimpleNamespace(backend=backend, plans=SimpleNamespace(entries=dict(enumerate(entries))))
-    return PlanOwner(lambda: handle)
+    return PlanOwner(lambda: handle, StatedHeadroom(0))
 
 
 @pytest.mark.parametrize(

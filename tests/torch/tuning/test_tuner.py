@@ -210,8 +210,7 @@ class Course:
                         tuner.measured(site, trial.candidate, middle, program.mark(), lambda: 0.0)
         program.spend(self.idle(program.step))
         program.step += 1
-        tuner.counted(len(self.problems))
-        tuner.step_ended()
+        tuner.step_ended(len(self.problems))
 
     def run(self, most=5000):
         for _ in range(most):

@@ -30,11 +30,6 @@ class HostBoundCheck:
 
     The share of the time that trials may lose covers the delays.
 
-    Args:
-        program: the device.
-        times: reads the times of steps.
-        ledger: bounds the time that is lost.
-
     Attributes:
         is_bound: whether the host bounds the program: the device waits for it in a sixteenth of a step at least.
         is_over: whether that is known, or cannot be found out.

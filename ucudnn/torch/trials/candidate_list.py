@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 from math import inf
+from typing import NamedTuple, final
 
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
@@ -53,16 +54,13 @@ def candidates_within(
     Raises:
         UnsupportedProblemError: if the backend cannot compute the problem at all.
     """
-    first = backend.leading(problem, _MOST_LISTED)
+    asked = _Asked(backend, problem, headroom_bytes)
     most = times * (_MOST_WHOLE + _MOST_FUSED if problem.biased else _MOST_WHOLE), times * most_divided
-    found = list(_fitting(backend, problem, headroom_bytes, first, *most))
+    found = list(asked.fitting(backend.leading(problem, _MOST_LISTED), *most))
     if not found or (times > 1 and sum(len(each.parts) == 1 for _, each in found) < _MOST_WHOLE):
-        found = list(_fitting(backend, problem, headroom_bytes, backend.algorithms(problem), *most))
+        found = list(asked.fitting(backend.algorithms(problem), *most))
     if times > 1:
-        found = [
-            *_and_in_equal_parts(problem, found),
-            *_offered_in_parts(backend, problem, headroom_bytes, found, most[1] // 2),
-        ]
+        found = [*_and_in_equal_parts(problem, found), *asked.offered_in_parts(found, most[1] // 2)]
     least_ms = min((each.time_ms for algorithm, each in found if uses_tensor_cores(algorithm)), default=inf)
     for algorithm, configuration in found:
         if 0 < now_ms < direct_ms(problem, algorithm):
@@ -71,29 +69,77 @@ def candidates_within(
             yield algorithm, configuration
 
 
-def _fitting(
-    backend: ComputeBackend,
-    problem: ConvolutionProblem,
-    headroom_bytes: int,
-    algorithms: Sequence[Algorithm],
-    most_whole: int,
-    most_divided: int,
-) -> Iterator[tuple[Algorithm, Configuration]]:
-    """Yield some algorithms with their configurations, at most so many undivided and divided ones."""
-    whole = divided = 0
-    for each in _in_turn(algorithms):
-        if each.workspace_bytes <= headroom_bytes:
-            if whole < most_whole:
-                whole += 1
-                yield each, equal_parts(problem, problem.batch, each)
-                single = _single_samples(backend, problem, each.name, headroom_bytes) if whole == 1 else None
-                if single is not None:
-                    yield each, single
-        elif divided < most_divided:
-            found = _divided(backend, problem, each.name, headroom_bytes)
+@final
+class _Asked(NamedTuple):
+    """A problem, and the bytes into which the workspace of its candidates must fit."""
+
+    backend: ComputeBackend
+    problem: ConvolutionProblem
+    headroom_bytes: int
+
+    def fitting(
+        self, algorithms: Sequence[Algorithm], most_whole: int, most_divided: int
+    ) -> Iterator[tuple[Algorithm, Configuration]]:
+        """Yield some algorithms with their configurations, at most so many undivided and divided ones."""
+        whole = divided = 0
+        for each in _in_turn(algorithms):
+            if each.workspace_bytes <= self.headroom_bytes:
+                if whole < most_whole:
+                    whole += 1
+                    yield each, equal_parts(self.problem, self.problem.batch, each)
+                    single = self.single_samples(each.name) if whole == 1 else None
+                    if single is not None:
+                        yield each, single
+            elif divided < most_divided:
+                found = self.divided(each.name)
+                if found is not None:
+                    divided += 1
+                    yield each, found
+
+    def offered_in_parts(
+        self, found: Sequence[tuple[Algorithm, Configuration]], most: int
+    ) -> Iterator[tuple[Algorithm, Configuration]]:
+        """Yield equal micro-batches by algorithms that heuristics offer for one of them, and not for the whole.
+
+        Their size is the most frequent one of the divided configurations that were found.
+        """
+        problem = self.problem
+        if problem.biased or problem.is_rounded_gradient:  # all modes would be asked, or each part would round
+            return
+        firsts = [each.parts[0] for _, each in found if len(each.parts) > 1]
+        sizes, names = [each.size for each in firsts], {each.algorithm for each in firsts}
+        size = max(sizes, key=sizes.count, default=0)
+        if not size or problem.batch % size:
+            return
+        offered = self.backend.leading(problem.part(size), _MOST_LISTED)
+        fitting = (each for each in offered if each.name not in names and each.workspace_bytes <= self.headroom_bytes)
+        for each in islice(fitting, most):
+            yield each, equal_parts(problem, size, each)
+
+    def single_samples(self, name: str) -> Configuration | None:
+        """Return a filter gradient sample by sample where there are few, as in mini-batches of volumes; else None.
+
+        An engine may take far less time so, because it divides long sums by the size of its mini-batch.
+        """
+        problem = self.problem
+        if problem.operation is not Operation.BACKWARD_FILTER or not 1 < problem.batch <= _FEW_SAMPLES:
+            return None
+        if problem.is_rounded_gradient:  # each part would round
+            return None
+        found = self.backend.algorithm(problem.part(1), name)
+        return None if found is None or found.workspace_bytes > self.headroom_bytes else equal_parts(problem, 1, found)
+
+    def divided(self, name: str) -> Configuration | None:
+        """Return a division that fits, or None; of a filter gradient of 16 bits, one that rounds once if any does."""
+        backend, problem, limit_bytes = self
+        total = backend.float32_sum(problem) if problem.is_rounded_gradient else None
+        if total is not None and total.size_bytes <= limit_bytes:
+            request = request_of(summed(problem), _DIVISIONS, limit_bytes - total.size_bytes)
+            # Of cuDNN's ways to add to a float32 sum, the one comes first that needs no other list of engines.
+            found = divided_by(backend, request, name + ROUNDED) or divided_by(backend, request, name)
             if found is not None:
-                divided += 1
-                yield each, found
+                return replace(found, float32_sum=total)
+        return divided_by(backend, request_of(problem, _DIVISIONS, limit_bytes), name)
 
 
 def _and_in_equal_parts(
@@ -112,30 +158,6 @@ def _and_in_equal_parts(
             yield algorithm, Configuration(parts=(last,) * (problem.batch // last.size))
 
 
-def _offered_in_parts(
-    backend: ComputeBackend,
-    problem: ConvolutionProblem,
-    headroom_bytes: int,
-    found: Sequence[tuple[Algorithm, Configuration]],
-    most: int,
-) -> Iterator[tuple[Algorithm, Configuration]]:
-    """Yield equal micro-batches by algorithms that heuristics offer for one of them, and not for the whole.
-
-    Their size is the most frequent one of the divided configurations that were found.
-    """
-    if problem.biased or problem.is_rounded_gradient:  # all modes would be asked, or each part would round
-        return
-    firsts = [each.parts[0] for _, each in found if len(each.parts) > 1]
-    sizes, names = [each.size for each in firsts], {each.algorithm for each in firsts}
-    size = max(sizes, key=sizes.count, default=0)
-    if not size or problem.batch % size:
-        return
-    offered = backend.leading(problem.part(size), _MOST_LISTED)
-    fitting = (each for each in offered if each.name not in names and each.workspace_bytes <= headroom_bytes)
-    for each in islice(fitting, most):
-        yield each, equal_parts(problem, size, each)
-
-
 def _in_turn(algorithms: Sequence[Algorithm]) -> Iterator[Algorithm]:
     """Yield algorithms; those after which a kernel adds a bias take turns with a few that add it themselves."""
     others = [each for each in algorithms if each.name.endswith(ADDED)]
@@ -145,32 +167,3 @@ def _in_turn(algorithms: Sequence[Algorithm]) -> Iterator[Algorithm]:
     fused = [each for each in algorithms if not each.name.endswith(ADDED)][:_MOST_FUSED]
     for pair in zip_longest(others, fused):
         yield from (each for each in pair if each is not None)
-
-
-def _single_samples(
-    backend: ComputeBackend, problem: ConvolutionProblem, name: str, headroom_bytes: int
-) -> Configuration | None:
-    """Return a filter gradient sample by sample where there are few, as in mini-batches of volumes; else None.
-
-    An engine may take far less time so, because it divides long sums by the size of its mini-batch.
-    """
-    if problem.operation is not Operation.BACKWARD_FILTER or not 1 < problem.batch <= _FEW_SAMPLES:
-        return None
-    if problem.is_rounded_gradient:  # each part would round
-        return None
-    found = backend.algorithm(problem.part(1), name)
-    return None if found is None or found.workspace_bytes > headroom_bytes else equal_parts(problem, 1, found)
-
-
-def _divided(
-    backend: ComputeBackend, problem: ConvolutionProblem, name: str, headroom_bytes: int
-) -> Configuration | None:
-    """Return a division whose workspace fits, or None; of a filter gradient of 16 bits, one that rounds once if any."""
-    total = backend.float32_sum(problem) if problem.is_rounded_gradient else None
-    if total is not None and total.size_bytes <= headroom_bytes:
-        request = request_of(summed(problem), _DIVISIONS, headroom_bytes - total.size_bytes)
-        # Of cuDNN's ways to add to a float32 sum, the one comes first that needs no other list of engines.
-        found = divided_by(backend, request, name + ROUNDED) or divided_by(backend, request, name)
-        if found is not None:
-            return replace(found, float32_sum=total)
-    return divided_by(backend, request_of(problem, _DIVISIONS, headroom_bytes), name)

@@ -220,8 +220,7 @@ class AutoInterceptor:
             return False
         forward, backward = self._forward_calls, self._backward_calls
         for tuner in list(self._tuners.values()):
-            tuner.counted(len(forward.calls) + len(backward.calls))
-            tuner.step_ended()
+            tuner.step_ended(len(forward.calls) + len(backward.calls))
             if others:
                 tuner.begin_anew(trains=self._by_optimizer)
         quiet = all(tuner.is_quiet for tuner in self._tuners.values())

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
-from typing import NamedTuple, TypeVar, final
+from typing import TypeVar, final
 
 import torch
 
@@ -39,10 +39,12 @@ class PlanOwner:
     """Tells a tuner which plans of a handle are final, and takes what the tuner has chosen.
 
     Attributes:
+        headroom: says how much workspace a call may have within the limits.
         changes: how often plans were changed for a while.
     """
 
-    def __init__(self, handle: Callable[[], Handle]) -> None:
+    def __init__(self, handle: Callable[[], Handle], headroom: StatedHeadroom) -> None:
+        self.headroom = headroom
         self.changes = 0
         self._handle = handle
         self._known_plans = 0
@@ -129,13 +131,6 @@ class PlanOwner:
             except UcudnnError as error:
                 _LOG.warning("%s: %s", problem, error)
         return found
-
-
-class Stated(NamedTuple):
-    """Stated limits: the headroom of each call, and who computes within them and adopts what is chosen in the end."""
-
-    headroom: StatedHeadroom
-    owner: PlanOwner
 
 
 def _is_one_launch(problem: ConvolutionProblem, plan: Configuration) -> bool:

@@ -210,14 +210,15 @@ class Router:
             return Routes(forward=True, backward=True)
         forward, backward = (each.replaces for each in self._calls)
         kernels: list[int] = []
+        gates = self._gate is not None
         if self._planned is None:
-            gates = (forward or backward) and all(each.phase in _COMPARED_OR_SETTLED for each in tuners)
+            gates &= (forward or backward) and all(each.phase in _COMPARED_OR_SETTLED for each in tuners)
             kernels = [id(kernel) for each in tuners for kernel in each.replaced.values()]
         else:
-            gates = self._gate is not None and self._gates_plans()
-            forward |= self._needs_steps()  # calls by plans come to Python anyway, and may end steps there
+            gates &= self._gates_plans()
+            forward |= self._needs_steps(self._planned)  # calls by plans come to Python anyway, and may end steps there
             backward |= gates and self._tries  # what is tried changes from step to step
-        return Routes(forward, backward, (self._edition, *kernels) if gates and self._gate is not None else None)
+        return Routes(forward, backward, (self._edition, *kernels) if gates else None)
 
     def _is_stale(self) -> bool:
         """Return whether the gate would compute more without Python if it had another table.
@@ -228,9 +229,8 @@ class Router:
         """
         misses = self._made_elsewhere if self._planned is None else self._planned.has_unlent or self._has_changed
         gate = self._gate
-        if not misses or self._tracker.steps < self._renews_at or gate is None or not gate.is_open:
-            return False
-        if not self._on_default_streams():
+        may_renew = self._tracker.steps >= self._renews_at and gate is not None and gate.is_open
+        if not (misses and may_renew and self._on_default_streams()):
             return False
         self._renewed += not self._has_changed
         return True
@@ -255,14 +255,14 @@ class Router:
         tried = [item for table in self._calls for item in list(table.calls.items())] if self._tries else []
         return plan_rules(calls, {key: call.bypass for key, call in tried})
 
-    def _needs_steps(self) -> bool:
+    def _needs_steps(self, planned: Interceptor) -> bool:
         """Return whether forward calls by plans must tell steps: until all is settled, and the gate is open after it.
 
         An optimizer tells the gate when to open without them.
         """
-        if self._planned is None or not self.is_settled:
-            return self._planned is not None
-        if self._library is None or self._planned.names.any or self._tracker.by_optimizer:
+        if not self.is_settled:
+            return True
+        if self._library is None or planned.names.any or self._tracker.by_optimizer:
             return False
         return self._library.is_pending or (self._gate is not None and not self._gates_plans())
 

@@ -20,7 +20,7 @@ from ucudnn.torch.trials.candidate import Candidate, Trial
 from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.trials.kernel_maker import KernelMaker
 from ucudnn.torch.trials.readings import Reading, Readings
-from ucudnn.torch.tuning.plan_owner import UNSTEADY_STEPS, Stated
+from ucudnn.torch.tuning.plan_owner import UNSTEADY_STEPS, PlanOwner
 from ucudnn.units import bytes_down, bytes_up
 from ucudnn.workspace.spare import own_bytes
 
@@ -48,7 +48,7 @@ class Tuner:
         program: the device.
         source: finds candidates.
         ledger: bounds the time that is lost.
-        stated: limits that are stated, and who computes within them; None where PyTorch computes what is not tried.
+        owner: of the plans within a stated limit; None where PyTorch computes what is not tried.
         clock: the host's, in seconds.
 
     Attributes:
@@ -68,7 +68,7 @@ class Tuner:
         program: TimedGpu,
         source: CandidateSource,
         ledger: TrialLedger,
-        stated: Stated | None = None,
+        owner: PlanOwner | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.program = program
@@ -76,8 +76,8 @@ class Tuner:
         self.ledger = ledger
         self.phase = TuningPhase.WARMING
         self.sites: dict[ConvolutionProblem, CallSite] = {}
-        self.watch: MemoryWatch | StatedHeadroom = MemoryWatch() if stated is None else stated.headroom
-        self.owner = None if stated is None else stated.owner
+        self.watch: MemoryWatch | StatedHeadroom = MemoryWatch() if owner is None else owner.headroom
+        self.owner = owner
         self.uses_adopted = False
         self.trials: dict[ConvolutionProblem, Trial] = {}
         self.kernels: KernelSet = {}
@@ -89,7 +89,7 @@ class Tuner:
         self._trains = self._watched_training = False
         self._times = StepTimes(program, ledger, lambda: sum(map(self.host_seconds.__getitem__, _WORK)))
         self._readings = Readings(program, self._times.ran)
-        unsteady, certain = (1, True) if stated is None else (UNSTEADY_STEPS, False)
+        unsteady, certain = (1, True) if owner is None else (UNSTEADY_STEPS, False)
         self._new_comparison = partial(StepComparison, self._times, must_be_certain=certain, unsteady_steps=unsteady)
         self._comparison = self._new_comparison()
         self.host_check = HostBoundCheck(program, self._times, ledger)
@@ -120,10 +120,6 @@ class Tuner:
                 self.sites[problem] = found
         return found
 
-    def counted(self, calls: int) -> None:
-        """Note how many kinds of calls the program has, before they are watched."""
-        self._calls = calls
-
     def watched(self, site: CallSite, live_bytes: int, begin: Any, end: Any) -> None:
         """Note a call of PyTorch's own kernel: the live bytes with its output, and the marks around it."""
         self.watch.called(live_bytes)
@@ -144,10 +140,15 @@ class Tuner:
             site.issued(candidate, self.program.issue_ms(begin, end))
         self._readings.add(Reading(site, candidate, begin, end, distance))
 
-    def step_ended(self) -> None:
-        """End a step: read what has been measured by now, and decide what the next one does."""
+    def step_ended(self, calls: int) -> None:
+        """End a step: read what has been measured by now, and decide what the next one does.
+
+        Args:
+            calls: number of kinds of calls that the program has.
+        """
         if self.phase is TuningPhase.SETTLED:  # another device is still at work, or the peak has grown
             return
+        self._calls = calls
         self._phase_steps += 1
         away = self.program.was_away()
         self._away_steps += away
