@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.step_graphs import StepBuilder, random_steps
+from tests.support.step_graphs import StepBuilder, chain, random_steps, small_line
 from tests.support.strategies import examples
 from ucudnn.errors import BudgetError, InvalidValueError
 from ucudnn.memory.plans.actions import ActionKind
@@ -47,6 +47,32 @@ def test_plans_keep_their_budget(name, step, data):
     assert simulate(plan, costs, cap_bytes=budget).memory_stall_ms == 0
     runs = Counter(target for kind, target in plan.actions if kind is ActionKind.RUN)
     assert runs == Counter(range(len(graph.operations)))
+
+
+NEEDS = {  # bytes of a line whose loss has 15 bytes of scratch in backward; all others keep its floor
+    **dict.fromkeys(POLICIES, 60),
+    **dict.fromkeys(("stock", "dymem", "dymem-skip"), 85),
+    **dict.fromkeys(("checkpoint", "swap", "swap-hidden"), 75),
+    **dict.fromkeys((name for name in POLICIES if "-conv-" in name), 75),
+    **dict.fromkeys((name for name in POLICIES if "-all-" in name or "-dynamic" in name), 65),
+    "base": 105,
+}
+
+
+def test_a_refusal_names_the_least_budget_and_every_larger_one_is_kept():
+    line = small_line()
+    line.scratch[[each.name for each in line.operations].index("dloss")] = 15
+    for builder, needs in ((line, NEEDS), (chain(9), {"checkpoint": 80, "checkpoint-selective": 60})):
+        graph, costs = builder.graph(), builder.costs()
+        floor = measure_liveness(graph, costs).floor_bytes
+        for name, least in needs.items():
+            for budget in range(floor, least + 20):
+                if budget < least:
+                    with pytest.raises(BudgetError, match=rf"policy \S+ needs {least} bytes") as refused:
+                        POLICIES[name].plan(graph, costs, budget)
+                    assert refused.value.required_bytes == least
+                else:
+                    assert simulate(POLICIES[name].plan(graph, costs, budget), costs).peak_bytes <= budget, name
 
 
 def test_a_budget_below_the_floor_names_the_floor():
