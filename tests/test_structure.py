@@ -73,7 +73,9 @@ ROOMS = {  # each room: the rooms directly under it; imports go down only
     "memory/torch/division": ("memory/planner", "memory/torch/tracing"),
     "memory/torch/codegen": ("memory/torch/tracing", "memory/torch/device", "memory/plans"),
     "memory/torch/hooks": ("memory/torch/device",),
+    "memory/torch/sharding": ("memory/torch/device",),
     "memory/torch/running": (
+        "memory/torch/sharding",
         "memory/torch/convolutions",
         "memory/torch/codegen",
         "memory/torch/division",

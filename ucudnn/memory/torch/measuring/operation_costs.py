@@ -50,6 +50,7 @@ from ucudnn.memory.torch.measuring.scratch_order import with_scratch_pieces
 from ucudnn.memory.torch.subject.left_as_found import Snapshot
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
+from ucudnn.memory.torch.tracing.known_values import COLLECTIVE
 
 _PROFILE = "h200"
 _MOST_CONTENDED = 16  # kinds of operations that run beside copies
@@ -202,7 +203,7 @@ def _of_made_up(
     """Return what is found of an operation on made-up operands; None if they do not fit or it does not run on them."""
     call = program.calls[operation]
     storages = operand_storages(call)
-    if room is not None and sum(storages.sizes.values()) > room:
+    if call.func.namespace in COLLECTIVE or (room is not None and sum(storages.sizes.values()) > room):
         return None
     try:
         return measure(operator_on_made_up(call, storages, program.device, len(program.graph.storages)))

@@ -1,9 +1,9 @@
 """fit: a training step within a memory budget, in one line."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
 from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device.allocator import expand_segments, settings_restorer
 from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter, step_meter
@@ -39,14 +38,18 @@ from ucudnn.memory.torch.running.kept_step import KeptPlans, kept_costs
 from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.running.refusals import check_floor
 from ucudnn.memory.torch.running.step_nodes import Used
+from ucudnn.memory.torch.sharding.agreement import Agreement
 from ucudnn.memory.torch.subject.call_modes import check_transforms
 from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found, only_new_collected
 from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject, step_subject
-from ucudnn.memory.torch.subject.update_parts import has_parts
-from ucudnn.memory.torch.tracing.in_place import IN_PIECES
+from ucudnn.memory.torch.subject.update_parts import has_large_update
+from ucudnn.memory.torch.tracing.in_place import has_pieces
 from ucudnn.memory.torch.tracing.traced_program import trace_program
 from ucudnn.settings import Settings
 from ucudnn.units import parse_budget, parse_bytes
+
+if TYPE_CHECKING:
+    from ucudnn.memory.torch.sharding.sharded_step import ShardedStep
 
 __all__ = ["fit"]
 
@@ -68,7 +71,9 @@ def fit(
     progress: Progress | None = None,
     plan_seconds: float | None = PLAN_SECONDS,
     divide: bool = False,
-) -> FittedStep | HookedStep:
+    mesh: Any = None,
+    mixed_precision: Any = None,
+) -> "FittedStep | HookedStep | ShardedStep":
     """Return a model that trains within a memory budget; the training loop stays as it is.
 
         step = fit(model, (x, y), loss=F.cross_entropy, optimizer=optimizer, budget="12GiB")
@@ -110,6 +115,9 @@ def fit(
         divide: lets segments of the step be computed for a part of the mini-batch at a time, forward and backward,
             where no plan keeps the budget otherwise, or where that is faster. Sums over samples, as of losses and
             gradients, are added part by part then, and differ from those of the plain loop in the last bits.
+        mesh: a device mesh, along whose first dimension parameters, gradients and optimizer state are divided as by
+            FSDP2: parameters become DTensors. All ranks call fit, with samples of one form; each has the budget.
+        mixed_precision: with `mesh`, a MixedPrecisionPolicy of torch.distributed.fsdp; None keeps all types.
 
     Raises:
         BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
@@ -122,18 +130,14 @@ def fit(
     device = next((each.device for each in parameters if each.is_cuda), torch.device("cpu"))
     total = None if budget is None else parse_budget(budget, memory_bytes(device))
     host = None if host_memory is None else parse_bytes(host_memory)
+    if mesh is not None and (policy == HOOKS or divide or convolutions is not None):
+        raise InvalidValueError("mesh= wants a plan of PyTorch's operators: leave 'hooks', divide=, convolutions= out")
     if policy == HOOKS:
         if convolutions is not None:
             raise InvalidValueError("policy='hooks' leaves convolutions to PyTorch: leave convolutions= out")
         if divide:
             raise InvalidValueError("policy='hooks' makes no plan that could divide the step: leave divide= out")
         return hooked_step(model, sample, loss, optimizer, total, host)
-    subject = step_subject(model, sample, loss, optimizer, keep_gradients=keep_gradients)
-    if any(isinstance(each, FittedStep) for each in model.modules()):
-        raise InvalidValueError(
-            "the model is a step that fit returned, or holds one, and follows the plan of that: give fit the model"
-            " itself, which is the step's attribute `model`"
-        )
     options = FitOptions(
         budget=total,
         policy=policy,
@@ -145,7 +149,17 @@ def fit(
         plan_seconds=plan_seconds,
         divide=divide,
     )
-    return fit_subject(subject, options)
+
+    def make(model: nn.Module, loss: Any, optimizer: Any, ranks: Agreement = options.ranks) -> FittedStep:
+        given = model, sample, loss, optimizer
+        subject = ranks.all(partial(step_subject, *given, keep_gradients=keep_gradients))
+        return fit_subject(subject, replace(options, ranks=ranks))
+
+    if mesh is None and mixed_precision is None:
+        return make(model, loss, optimizer)
+    from ucudnn.memory.torch.sharding.sharded_step import Sharding  # torch.distributed.tensor takes long to import
+
+    return Sharding(model, loss, optimizer, mesh, mixed_precision).fitted(make)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +169,7 @@ class FitOptions:
     Attributes:
         measured: whether each operation runs by itself before the plan is made, which gives its time, and on a GPU its
             scratch. Otherwise times are those of a device profile, and operations have no scratch.
+        ranks: decides together with other ranks.
     """
 
     budget: int | None = None
@@ -166,6 +181,7 @@ class FitOptions:
     progress: Progress | None = None
     plan_seconds: float | None = PLAN_SECONDS
     divide: bool = False
+    ranks: Agreement = field(default_factory=Agreement)
 
 
 def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
@@ -196,28 +212,18 @@ def _fitted(subject: StepSubject, options: FitOptions, others: list[StepSubject]
     with only_new_collected(snapshot):
         stages, name = Stages(options.progress), type(subject.model).__name__
         stages.begin(f"tracing {name}")
-        program = trace_program(subject, name, _batch(subject))
-        stated = stated_budget(options.budget, program.device, options.host_bytes)
+        program = options.ranks.all(partial(trace_program, subject, name, subject.batch))
+        stated = options.ranks.stated(stated_budget(options.budget, program.device, options.host_bytes))
         costs = step_costs(program.graph, program.device)
-        if not subject.in_pieces and (_has_pieces(program) or _has_large_update(subject, program, costs, stated)):
+        if not subject.in_pieces and (
+            has_pieces(program.calls) or has_large_update(subject.optimizers, program.graph, costs, stated.tensor_bytes)
+        ):
             others.append(replace(subject, in_pieces=True))
         snapshot.undo_after_errors(settings_restorer(program.device))
         planning, plan = _planned(subject, program, costs, stated, options, stages, is_last=not others)
         snapshot.restore_modes()  # made-up operands may have drawn random numbers
         refit = partial(_fit_others, subject.without_sample(), options)
-        return planning.fitted(plan, subject, refit, step_meter(program.device))
-
-
-def _has_pieces(program: StepProgram) -> bool:
-    return any(call.func in IN_PIECES for call in program.calls)
-
-
-def _has_large_update(subject: StepSubject, program: StepProgram, costs: Costs, stated: StatedBudget) -> bool:
-    """Whether the update alone exceeds the budget, and may run in parts."""
-    if stated.tensor_bytes is None or not any(map(has_parts, subject.optimizers)):
-        return False
-    updates = measure_liveness(program.graph, costs).floors[program.graph.optimizer_begins :]
-    return max(updates, default=0) > stated.tensor_bytes
+        return options.ranks.all(partial(planning.fitted, plan, subject, refit, step_meter(program.device)))
 
 
 def _planned(
@@ -288,12 +294,13 @@ class _Planning:
         within = stated.with_libraries(device)
         if options.measured:
             measure = partial(measure_operations, program, costs, tensor_bytes=within.tensor_bytes, stages=stages)
-            costs = kept_costs(files, program, lambda known: measure(known=known))
+            costs = options.ranks.all(lambda: kept_costs(files, program, lambda known: measure(known=known)))
         asked = options.convolutions
         choices = None if asked is None else ConvolutionChoices.asked(program, asked)
         if choices is not None:
             costs = choices.measured(costs, within.tensor_bytes, stages)
-        stated = replace(within.with_loaded_kernels(device, since=stated), fixed_segments=fixed)
+        costs, within = options.ranks.costs(program.graph, costs), within.with_loaded_kernels(device, since=stated)
+        stated = options.ranks.stated(replace(within, fixed_segments=fixed))
         stated_so = options.budget, options.host_bytes, options.plan_seconds
         kept = KeptPlans(files, program, costs, options.policy, stated_so)
         room = allocator_room(program, stated, subject.optimizers, kept.least)
@@ -317,7 +324,8 @@ class _Planning:
         stages = Stages(self.options.progress)
         stages.begin(f"planning {len(self.program.graph.operations)} operations")
         search = partial(PlanSearch, self.options.plan_seconds, stages.reached)
-        plan = self.kept.plan((budget, room, host), search, less)
+        make = partial(self.kept.plan, (budget, room, host), search, less)
+        plan = self.options.ranks.plan(make, self.program.graph)
         if self.kept.is_earlier(plan):
             stages.begin("plan of an earlier process")
         return plan
@@ -342,7 +350,8 @@ class _Planning:
         if self.stated.tensor_bytes is None or measure is None:
             return None
         counted = self.stated.outside_bytes + self.stated.reserve_bytes
-        return GrowthGuard(measure, counted, partial(self._within_growth, first))
+        largest = self.options.ranks.largest  # of all ranks, so that their plans change together
+        return GrowthGuard(lambda: largest(measure() or 0), counted, partial(self._within_growth, first))
 
     def _within_growth(self, first: FirstStep | None, grown: int, run: PlannedRun) -> PlannedRun | None:
         """Return the code that runs when kernels have grown beyond their reserve; None where no plan takes less."""
@@ -367,9 +376,8 @@ class _Planning:
             frugal = least and replace(least, budget=step.plan.budget, moves=layout.first_moves)
         if frugal is None or self.stated.tensor_bytes is None:
             return None
-        return FirstStep(
-            self._run(frugal), self.costs, self._spare(step.plan), meter, partial(self._faster_for_less, frugal)
-        )
+        for_less, spare = partial(self._faster_for_less, frugal), self._spare(step.plan)
+        return FirstStep(self._run(frugal), self.costs, spare, meter, for_less, self.options.ranks.largest)
 
     def _faster_for_less(self, frugal: MemoryPlan, less: int) -> PlannedRun | None:
         """Return the code of the plan for some bytes less; None where that is not faster than the frugal one."""
@@ -390,10 +398,3 @@ class _Planning:
     def _run(self, plan: MemoryPlan) -> PlannedRun:
         program = self.program if self.choices is None else self.choices.applied(plan.configurations)
         return PlannedRun(program, plan, self.costs, debug=self.options.debug, host_bytes=self.stated.host_bytes)
-
-
-def _batch(subject: StepSubject) -> int:
-    """Return the first dimension of the first tensor of the sample, 1 if there is none."""
-    leaves, _ = subject.leaves()
-    sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
-    return sizes[0] if sizes and sizes[0] else 1

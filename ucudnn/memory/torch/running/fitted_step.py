@@ -27,7 +27,7 @@ from ucudnn.memory.torch.subject.argument_form import ArgumentForm
 from ucudnn.memory.torch.subject.left_as_found import Snapshot
 from ucudnn.memory.torch.subject.model_checks import INSTEAD_OF_REPLICAS
 from ucudnn.memory.torch.subject.model_state import ModelState
-from ucudnn.memory.torch.subject.step_program import StepSubject
+from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.subject.update_parts import update_in_parts
 from ucudnn.memory.torch.tracing.real_geometry import note_layout
 
@@ -110,6 +110,11 @@ class FittedStep(nn.Module):
         return self._run.plan
 
     @property
+    def program(self) -> StepProgram:
+        """The operators of the step."""
+        return self._run.program
+
+    @property
     def simulation(self) -> Simulation:
         """What the plan takes by its costs."""
         return self._run.simulation
@@ -164,7 +169,7 @@ class FittedStep(nn.Module):
             args, kwargs = self._arguments.arranged(args, kwargs)  # type: ignore[assignment]
             leaves = self._arguments.match(args, kwargs)
         if leaves is None:
-            return self._other(args, kwargs)._planned(*args, **kwargs)
+            return self.other(args, kwargs)._planned(*args, **kwargs)
         run = self._current()
         run.persistent = self._state.tensors()
         if self._first_trained is not None and run.persistent[self._first_trained].grad is not None:
@@ -312,12 +317,20 @@ class FittedStep(nn.Module):
         self._run, self.stated = run, stated
         before.transfers.close()
 
-    def _other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep":
-        """Return the step of smaller arguments, or of others that need other gradients."""
+    def step_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep | None":
+        """Return the step that runs with arguments: this one or one of others; None where it is not planned yet."""
+        for given in ((args, kwargs), self._arguments.arranged(args, kwargs)):
+            for step in (self, *self._others):
+                if step._arguments.match(*given) is not None:
+                    return step
+        return None
+
+    def other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep":
+        """Return the step of smaller arguments, or of others that need other gradients; it is planned where need be."""
+        if (step := self.step_of(args, kwargs)) is not None:
+            return step
+        args, kwargs = self._arguments.arranged(args, kwargs)
         self._arguments.check_smaller(args, kwargs)
-        for step in self._others:
-            if step._arguments.match(args, kwargs) is not None:
-                return step
         if self._refit is None:
             raise InvalidValueError(self._arguments.difference(args, kwargs))
         if len(self._others) == _MOST_OTHERS:

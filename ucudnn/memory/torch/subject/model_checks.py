@@ -15,8 +15,10 @@ from ucudnn.units import shortened
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module, *, sharded: bool = False) -> None:
     """Check that a model, or the one in a DistributedDataParallel, can be trained by a plan.
+
+    A model that is sharded may have DTensors.
 
     Raises:
         InvalidValueError: if it is none, in evaluation mode, compiled, scripted, sharded or replicated, or waits for
@@ -41,7 +43,7 @@ def check_model(model: nn.Module) -> None:
             raise InvalidValueError(
                 f"parameter {name} has no shape before the model is called: call the model once before fit"
             )
-        if is_traceable_wrapper_subclass(parameter):
+        if is_traceable_wrapper_subclass(parameter) and not (sharded and type(parameter).__name__ == "DTensor"):
             raise InvalidValueError(
                 f"parameter {name} is a {type(parameter).__name__}, which stands for parts of a tensor, and a plan"
                 " needs plain tensors: fit the model before its parameters are distributed"
@@ -74,6 +76,11 @@ def is_numpy_array(leaf: Any) -> bool:
 
 
 def _check_module(what: str, module: nn.Module) -> None:
+    if type(module).__name__ in ("FittedStep", "ShardedStep"):
+        raise InvalidValueError(
+            "the model is a step that fit returned, or holds one, and follows the plan of that: give fit the model"
+            " itself, which is the step's attribute `model`"
+        )
     if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
         raise InvalidValueError(
             f"{what} is compiled, and a plan runs PyTorch's operators one by one: fit the model without torch.compile"

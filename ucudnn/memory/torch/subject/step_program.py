@@ -56,6 +56,12 @@ class StepSubject:
     used: frozenset[tuple[int, tuple[int, ...] | None]] | None = None
     in_pieces: bool = False
 
+    @property
+    def batch(self) -> int:
+        """The first dimension of the first tensor of the sample, 1 if there is none."""
+        sizes = [leaf.shape[0] for leaf in self.leaves()[0] if isinstance(leaf, Tensor) and leaf.dim()]
+        return sizes[0] if sizes and sizes[0] else 1
+
     def without_sample(self) -> "StepSubject":
         """Return the same without arguments, whose memory would stay."""
         return replace(self, args=(), kwargs={})

@@ -15,6 +15,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
+
 PARTS = 8
 """Parts of the parameters, if none of these is larger."""
 _ASKED: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
@@ -27,6 +31,15 @@ def has_parts(optimizer: torch.optim.Optimizer) -> bool:
     groups = optimizer.param_groups
     own = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)
     return own and any(len(group["params"]) > 1 and at_once(group) for group in groups)
+
+
+def has_large_update(
+    optimizers: Sequence[torch.optim.Optimizer], graph: StepGraph, costs: Costs, budget: int | None
+) -> bool:
+    """Whether the update alone exceeds a budget in bytes, and may run in parts; None bounds nothing."""
+    if budget is None or not any(map(has_parts, optimizers)):
+        return False
+    return max(measure_liveness(graph, costs).floors[graph.optimizer_begins :], default=0) > budget
 
 
 def at_once(group: Mapping[str, Any]) -> bool:

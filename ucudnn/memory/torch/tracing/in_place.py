@@ -11,7 +11,7 @@ In a trial on small operands they must give the same bits. Operators that write 
 backward of batch and layer normalization, stay as they are.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -38,10 +38,15 @@ _ROWS = frozenset({"_log_softmax_backward_data", "_softmax_backward_data"})
 _PRELU = aten._prelu_kernel_backward.default
 _MOST_ENTRIES, _MOST_ROWS, _MOST_ELEMENTS = 12, 3, 1 << 20  # of operands in a trial
 _PIECES = 16
-IN_PIECES = frozenset({_PRELU})
+_TO_PIECES = frozenset({_PRELU})
 """Operators that may run in pieces, which takes them longer."""
 _TRIED: dict[Any, bool] = {}
 """Whether operators gave the same bits in place, by operator, operands and device."""
+
+
+def has_pieces(calls: Iterable[TracedCall]) -> bool:
+    """Whether some of a step's calls may run piece by piece."""
+    return any(call.func in _TO_PIECES for call in calls)
 
 
 def written_in_place(

@@ -30,7 +30,7 @@ from ucudnn.memory.torch.subject.traced_values import (
     tensors_in,
 )
 from ucudnn.memory.torch.tracing.assemble import writes
-from ucudnn.memory.torch.tracing.known_values import UNKNOWN, KnownValues, without_error
+from ucudnn.memory.torch.tracing.known_values import COLLECTIVE, UNKNOWN, KnownValues, without_error
 from ucudnn.memory.torch.tracing.provenance import Provenance, told
 from ucudnn.memory.torch.tracing.real_geometry import as_computed, computed_whole
 
@@ -42,7 +42,6 @@ _LIFTS = {"lift", "lift_fresh", "lift_fresh_copy"}
 _DEVICE = torch.ops.prim.device.default
 _ITEM, _INDEX, _SELECT = aten._local_scalar_dense.default, aten.index.Tensor, aten.masked_select.default
 _CTC = aten._ctc_loss.Tensor
-_COLLECTIVE = ("c10d", "_c10d_functional")
 _WITHOUT_MEMORY, _WITH_MEMORY = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
 """An operator that returns no memory, which code could neither view nor copy, and the one in its place."""
 
@@ -247,7 +246,7 @@ class Tracer(TorchDispatchMode):
                 raise
             return found, True
         except Exception:
-            found = None if func.namespace in _COLLECTIVE else computed_whole(func, given, named, self._device_of)
+            found = None if func.namespace in COLLECTIVE else computed_whole(func, given, named, self._device_of)
             if found is None:
                 raise
             return found, True

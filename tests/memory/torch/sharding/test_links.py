@@ -1,0 +1,62 @@
+"""What collectives take in a plan, and what a report says of them."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.support.step_graphs import StepBuilder
+from ucudnn.memory.plans.actions import Action, ActionKind
+from ucudnn.memory.policies.stock import StockPolicy
+from ucudnn.memory.step.graph import Role
+from ucudnn.memory.torch.sharding.links import NAMESPACE, RankLink, gathered_bytes, sharded_lines, slowest
+from ucudnn.units import format_ms
+
+
+def gathered_step():
+    """Return a builder of a step that gathers a weight of 40 bytes from four ranks, and averages its gradient."""
+    builder = StepBuilder(default=10).storage("shard", 10, Role.PARAMETER).storage("whole", 40)
+    builder.storage("x", 10, Role.INPUT).storage("loss", 10, Role.OUTPUT).storage("dwhole", 40)
+    builder.storage("mean", 10, Role.GRADIENT)
+    builder.run("gather", "shard", "whole", kind=f"{NAMESPACE}.all_gather", time=0.0)
+    builder.run("mm", "x whole", "y", time=1.0).run("relu", "y", "z").run("loss", "z", "loss")
+    builder.backward("dloss", "z loss", "dz").backward("dmm", "x whole dz", "dwhole")
+    builder.backward("scatter", "dwhole", "mean", kind=f"{NAMESPACE}.reduce_scatter", time=0.0)
+    return builder.modules()
+
+
+def test_a_collective_takes_its_latency_and_the_bytes_of_the_other_ranks():
+    builder = gathered_step()
+    graph, costs = builder.graph(), builder.costs()
+    link = RankLink(ranks=4, latency_ms=0.5, bytes_per_ms=10.0)
+    assert [gathered_bytes(graph, index) for index in range(7)] == [40, 0, 0, 0, 0, 0, 40]
+    found = link.costs(graph, costs)
+    assert found.time_ms == (0.5 * 3 + 3 / 4 * 40 / 10, *costs.time_ms[1:6], 4.5)
+    assert replace(found, time_ms=costs.time_ms) == costs
+    assert RankLink(ranks=1).time_ms(10**9) == 0
+
+
+def test_the_slowest_link_of_all_ranks_counts():
+    links = [RankLink(ranks=2, latency_ms=1.0, bytes_per_ms=5.0), RankLink(ranks=2, latency_ms=2.0, bytes_per_ms=7.0)]
+    assert slowest(links) == RankLink(ranks=2, latency_ms=2.0, bytes_per_ms=5.0)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_report_says_what_is_gathered_when(again):
+    builder = gathered_step()
+    graph = builder.graph()
+    plan = StockPolicy().plan(graph, builder.costs(), None)
+    if again:
+        whole = next(index for index, each in enumerate(graph.storages) if each.name == "whole")
+        actions = [*plan.actions]
+        actions.insert(actions.index(Action(ActionKind.RUN, 5)), Action(ActionKind.RECOMPUTE, 0))
+        actions.insert(actions.index(Action(ActionKind.RUN, 1)) + 1, Action(ActionKind.FREE, whole))
+        plan = replace(plan, actions=tuple(actions))
+    first, gathers, moved, averaged, how = sharded_lines(plan, RankLink(ranks=4, latency_ms=0.5, bytes_per_ms=10.0))
+    assert first == "sharded over 4 ranks"
+    count = 2 if again else 1
+    assert gathers.startswith(f"gathered {'again for backward' if again else 'once'}: 1 parameters, 40 B: ")
+    assert moved == f"all_gather: {count} in a step, {30 * count} B over each link, {format_ms(4.5 * count)} apart"
+    assert averaged == "reduce_scatter: 1 in a step, 30 B over each link, 4.50 ms apart"
+    assert how.startswith("link: assumed, 0.5 ms from rank to rank")

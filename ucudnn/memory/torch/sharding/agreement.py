@@ -1,0 +1,185 @@
+"""Agreement: what the ranks of a sharded step decide together, so that no collective meets another one.
+
+Ranks measure other times, and have other rooms. So the largest times and the least rooms of all count, one rank plans,
+and what one of them refuses all refuse. Arguments may be smaller on some ranks, as in a last mini-batch: these run the
+actions of the plan of all on a step of their own, so the order of collectives is the same.
+"""
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, TypeVar, final
+
+from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.memory.plans.actions import COMPUTES
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.torch.device.stated_budget import StatedBudget
+from ucudnn.memory.torch.sharding.links import NAMESPACE, RankLink
+
+_Found = TypeVar("_Found")
+Exchange = Callable[[Any], list[Any]]
+"""Returns what all ranks give it, in their order."""
+
+
+@final
+class Agreement:
+    """Decides with other ranks, or alone where there are none.
+
+    Args:
+        exchange: passes values between the ranks; None where there are no others.
+        rank: the number of this one.
+        link: tells how long collectives take; None where there are none.
+    """
+
+    def __init__(self, exchange: Exchange | None = None, rank: int = 0, link: RankLink | None = None) -> None:
+        self._exchange, self._rank, self.link = exchange, rank, link
+        self._follows: MemoryPlan | None = None
+
+    @contextmanager
+    def following(self, plan: MemoryPlan) -> Iterator[None]:
+        """Decide nothing with others inside, and plan as a plan of all does."""
+        self._follows = plan
+        try:
+            yield
+        finally:
+            self._follows = None
+
+    def all(self, work: Callable[[], _Found]) -> _Found:
+        """Return what a function returns, when it has ended on all ranks.
+
+        Raises:
+            Exception: what a rank has raised, on all of them; its message names the rank.
+        """
+        exchange = self._exchange_now
+        if exchange is None:
+            return work()
+        found: _Found
+        failed: Exception | None = None
+        try:
+            found = work()
+        except Exception as error:  # noqa: BLE001  # the others wait
+            failed = error
+        errors = exchange(None if failed is None else _sent(failed))
+        if failed is not None:
+            raise failed
+        for rank, other in enumerate(errors):
+            if other is not None:
+                raise _received(rank, other)
+        return found
+
+    def costs(self, graph: StepGraph, costs: Costs) -> Costs:
+        """Return the costs by which all ranks plan a step: the largest of all ranks.
+
+        Raises:
+            InvalidValueError: if a rank has another step.
+        """
+        costs = costs if self.link is None else self.link.costs(graph, costs)
+        if (exchange := self._exchange_now) is None:
+            return costs
+        self.check_same(structure(graph), "step")
+        every: list[Costs] = exchange(costs)
+        own = every[0]
+        return replace(
+            own,
+            time_ms=tuple(map(max, zip(*(each.time_ms for each in every), strict=True))),
+            scratch_bytes=tuple(map(max, zip(*(each.scratch_bytes for each in every), strict=True))),
+            issue_ms=tuple(map(max, zip(*(each.issue_ms for each in every), strict=True))),
+            offload_bytes_per_ms=min(each.offload_bytes_per_ms for each in every),
+            prefetch_bytes_per_ms=min(each.prefetch_bytes_per_ms for each in every),
+            memory_bytes=min(each.memory_bytes for each in every),
+            contention=max(each.contention for each in every),
+            scratch_pieces=own.scratch_pieces
+            if all(each.scratch_pieces == own.scratch_pieces for each in every)
+            else {},
+        )
+
+    def stated(self, stated: StatedBudget) -> StatedBudget:
+        """Return the budget of the rank that it leaves the fewest bytes for tensors."""
+        if (exchange := self._exchange_now) is None or stated.budget is None:
+            return stated
+        every: list[StatedBudget] = exchange(stated)
+        return min(every, key=lambda each: each.tensor_bytes or 0)
+
+    def largest(self, number: int) -> int:
+        """Return the largest number of all ranks."""
+        exchange = self._exchange_now
+        return number if exchange is None else max(exchange(number))
+
+    def plan(self, make: Callable[[], MemoryPlan], graph: StepGraph) -> MemoryPlan:
+        """Return the plan that the first rank makes, or for smaller arguments one that does what the plan of all does.
+
+        Raises:
+            BudgetError: likewise.
+            InvalidValueError: if smaller arguments make a step of other operations.
+        """
+        if self._follows is not None:
+            if structure(graph) != structure(self._follows.graph):
+                raise InvalidValueError(
+                    "these arguments make a step of other operations than the sample, whose plan all ranks follow: give"
+                    " all ranks mini-batches of one size, as by DataLoader(drop_last=True)"
+                )
+            return replace(self._follows, graph=graph, moves={})
+        if (exchange := self._exchange_now) is None:
+            return make()
+        own = self.all(make if self._rank == 0 else lambda: None)
+        told = exchange(None if own is None else _told(own))[0]
+        return own if own is not None else MemoryPlan(graph=graph, **told)
+
+    def check_same(self, value: str, what: str) -> None:
+        """Check that all ranks have the same text.
+
+        Raises:
+            InvalidValueError: on all ranks, which names those that differ from the first one.
+        """
+        if (exchange := self._exchange_now) is None:
+            return
+        every = exchange(_digest(value))
+        if others := [str(rank) for rank, each in enumerate(every) if each != every[0]]:
+            raise InvalidValueError(
+                f"rank {' and '.join(others)}: another {what} than rank 0, so collectives would not meet: give all"
+                " ranks the same model, and samples and optimizers of one form"
+            )
+
+    @property
+    def _exchange_now(self) -> Exchange | None:
+        return self._exchange if self._follows is None else None
+
+
+def structure(graph: StepGraph) -> str:
+    """Return what is the same in steps whose arguments differ in sizes alone."""
+    rows = [(each.kind, each.phase, each.reads, each.writes, each.repeatable) for each in graph.operations]
+    return str([*rows, *(each.role for each in graph.storages)])
+
+
+def collectives_of(plan: MemoryPlan) -> int:
+    """Return a number that stands for the collectives of a plan in order, which must be the same on all ranks."""
+    kinds = [each.kind for each in plan.graph.operations]
+    order = [target for kind, target in plan.actions if kind in COMPUTES and kinds[target].startswith(NAMESPACE)]
+    return 1 + int(_digest(str(order))[:15], 16)
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def _told(plan: MemoryPlan) -> Mapping[str, Any]:
+    """Return what another rank needs of a plan: it has the graph."""
+    names = ("policy", "actions", "budget", "configurations", "buffers", "scratch_buffer", "moves")
+    return {name: getattr(plan, name) for name in names}
+
+
+def _sent(error: Exception) -> Any:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  # an error of somebody else, which only this process can make
+        return StepGraphError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _received(rank: int, error: Exception) -> Exception:
+    error.args = (f"rank {rank}: {error}", *error.args[1:])
+    return error

@@ -1,0 +1,166 @@
+"""Collectives as operators of a step, in a namespace of their own: `all_gather`, `reduce_scatter` and `all_reduce`.
+
+Each returns memory of its own, and ends on the current stream before what follows it. So a plan may free what one has
+returned and run it again, as any other operation. All ranks do so at the same place, because they have one plan.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from time import monotonic, sleep
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from ucudnn.errors import FittedStepError
+from ucudnn.memory.torch.sharding.links import NAMESPACE
+
+SILENCE = timedelta(seconds=55)
+"""How long a rank waits for the others in a step; with what follows, a failing rank ends all within 60 seconds."""
+PATIENCE = timedelta(minutes=30)
+"""How long it waits for those that trace, measure or plan."""
+_ROLL_CALL, _LINGERING = 3.0, 1.0  # seconds
+
+_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # another name since PyTorch 2.13
+_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_RESOLVE: Any = vars(distributed_c10d)["_resolve_process_group"]
+_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+
+
+@final
+class RollCall:
+    """Finds out which rank has failed, in the store in which the ranks have met."""
+
+    def __init__(self) -> None:
+        store = distributed_c10d._get_default_store()
+        self._store: Any = torch._C._distributed_c10d.PrefixStore(f"ucudnn/{next(_NUMBERS)}", store)
+        self._round = 0
+
+    def begin_round(self) -> None:
+        """Begin a step, as all ranks do: what failed before is over."""
+        self._round += 1
+
+    def note_failure(self, error: BaseException) -> None:
+        """Let the ranks that wait for this one know why it does not come, unless it has waited for them itself."""
+        if isinstance(error, FittedStepError) and isinstance(error.__cause__, RuntimeError):
+            return
+        line, *_ = str(error).splitlines() or [""]
+        with suppress(RuntimeError):  # the process that has the store may have ended
+            told = f"rank {dist.get_rank()} has failed: {type(error).__name__}: {line}"
+            self._store.set(f"{self._round}/failed", told)
+
+    def missing(self, ranks: Sequence[int]) -> str:
+        """Return which of some ranks has failed, as it said itself, or by its absence where others answer."""
+        silent = [*ranks]
+        failed = [f"{each}/failed" for each in (self._round, self._round - 1)]
+        try:
+            self._store.set(f"{self._round}/waits/{dist.get_rank()}", "")
+            until = monotonic() + _ROLL_CALL
+            while silent and monotonic() < until:
+                silent = [each for each in ranks if not self._store.check([f"{self._round}/waits/{each}"])]
+                for key in failed:
+                    if self._store.check([key]):
+                        return str(self._store.get(key).decode())
+                sleep(0.05)
+        except RuntimeError:  # the store ended with the process that has it
+            return "the process with the ranks' store, as a rule that of rank 0, has ended"
+        return f"rank {' and '.join(map(str, silent)) or 'unknown'} has ended, or does not come"
+
+
+_GROUPS: dict[str, RollCall] = {}
+"""What finds out of each group that was made here which of its ranks has failed, by its name."""
+_NUMBERS = count()
+
+
+def group_of(mesh: DeviceMesh, timeout: timedelta, roll: RollCall, backend: str | None = None) -> Any:
+    """Return a new group of the ranks of a one-dimensional mesh, with a timeout of its own."""
+    ranks = dist.get_process_group_ranks(mesh.get_group())
+    group = dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
+    _GROUPS[group.group_name] = roll
+    return group
+
+
+def numbers(group: Any, number: int) -> list[int]:
+    """Return what number each rank of a group of CPUs gives, in their order, with the same errors as `exchanged`."""
+    found = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
+    together(group, _GATHER, found, torch.tensor([number]))
+    return [*map(int, found)]
+
+
+def exchanged(group: Any, value: Any) -> list[Any]:
+    """Return what all ranks of a group of CPUs give, in their order.
+
+    Raises:
+        FittedStepError: if a rank has not taken part; it names the rank in one line.
+    """
+    found = [None] * dist.get_world_size(group)
+    together(group, lambda group: dist.all_gather_object(found, value, group=group))
+    return found
+
+
+def together(group: Any, collective: Callable[..., Any], *tensors: Tensor, **options: Any) -> None:
+    """Run a collective of `torch.distributed`, and return when nothing but the caller holds the tensors.
+
+    Raises:
+        FittedStepError: if a rank has not taken part; it names the rank in one line.
+    """
+    before = [*map(_holders, tensors)]
+    try:
+        collective(*tensors, group=group, **options)
+    except RuntimeError as error:
+        missing = _GROUPS[group.group_name].missing(dist.get_process_group_ranks(group))
+        raise FittedStepError(f"{missing}, and a sharded step needs all ranks") from error
+    # Gloo's thread drops tensors a moment after it has told that they are ready, and a plan frees some at once.
+    until = monotonic() + _LINGERING
+    while [*map(_holders, tensors)] > before and monotonic() < until:
+        sleep(0)
+
+
+def _holders(tensor: Tensor) -> int:
+    storage = tensor.untyped_storage()
+    return 0 if tensor.device.type != "cpu" else torch._C._storage_Use_Count(storage._cdata)
+
+
+def _all_gather(shard: Tensor, ranks: int, group: str) -> Tensor:
+    full = shard.new_empty((shard.shape[0] * ranks, *shard.shape[1:]))
+    process_group = _RESOLVE(group)
+    together(process_group, _GATHER, full, shard.contiguous())
+    return full
+
+
+def _reduce_scatter(full: Tensor, ranks: int, group: str) -> Tensor:
+    shard = full.new_empty((full.shape[0] // ranks, *full.shape[1:]))
+    process_group = _RESOLVE(group)
+    together(process_group, _SCATTER, shard, full.contiguous(), op=dist.ReduceOp.AVG)
+    return shard
+
+
+def _all_reduce(tensor: Tensor, ranks: int, group: str) -> Tensor:
+    mean = tensor.clone(memory_format=torch.contiguous_format)
+    process_group = _RESOLVE(group)
+    together(process_group, dist.all_reduce, mean, op=dist.ReduceOp.AVG)
+    return mean
+
+
+def _define() -> None:
+    forms: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+        "all_gather": (_all_gather, lambda x, ranks, group: x.new_empty((x.shape[0] * ranks, *x.shape[1:]))),
+        "reduce_scatter": (_reduce_scatter, lambda x, ranks, group: x.new_empty((x.shape[0] // ranks, *x.shape[1:]))),
+        "all_reduce": (_all_reduce, lambda x, ranks, group: x.new_empty(x.shape)),
+    }
+    for name, (function, fake) in forms.items():
+        _LIBRARY.define(f"{name}(Tensor x, int ranks, str group) -> Tensor")
+        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+
+
+_define()
+_OPERATORS: Any = getattr(torch.ops, NAMESPACE)
+ALL_GATHER, REDUCE_SCATTER = _OPERATORS.all_gather.default, _OPERATORS.reduce_scatter.default
+ALL_REDUCE = _OPERATORS.all_reduce.default
+COLLECTIVES = frozenset({ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE})

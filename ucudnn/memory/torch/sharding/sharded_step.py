@@ -1,0 +1,209 @@
+"""ShardedStep: a fitted step whose parameters, gradients and optimizer state are divided among ranks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.checkpoint import CheckpointError
+
+from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.sharding.agreement import Agreement, collectives_of
+from ucudnn.memory.torch.sharding.collectives import (
+    ALL_GATHER,
+    COLLECTIVES,
+    PATIENCE,
+    SILENCE,
+    RollCall,
+    exchanged,
+    group_of,
+    numbers,
+)
+from ucudnn.memory.torch.sharding.gathered_model import GatheredModel, planned_optimizer
+from ucudnn.memory.torch.sharding.links import measured_link, sharded_lines, slowest
+from ucudnn.memory.torch.sharding.shards import placed_inside, shard_parameters
+from ucudnn.memory.torch.subject.model_checks import check_model
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.subject.update_parts import update_in_parts
+from ucudnn.units import shortened
+
+_INSTEAD_OF_CHECKPOINTS = (
+    "parameters are gathered in the model's forward and in the loss alone, and torch.utils.checkpoint reads them in"
+    " backward once more: fit the model without it; plans recompute on their own"
+)
+
+
+@final
+class Sharding:
+    """Divides a model and its optimizers among the ranks of a device mesh.
+
+    Attributes:
+        model: what `fit` trains in the place of the model.
+        loss: likewise, of the loss.
+        optimizers: likewise.
+
+    Args:
+        mesh: a device mesh, of whose first dimension the ranks are.
+        precision: FSDP2's policy of mixed precision; None keeps all types.
+
+    Raises:
+        InvalidValueError: if the mesh or the model is not one that can be sharded.
+    """
+
+    def __init__(self, model: nn.Module, loss: Any, optimizer: Any, mesh: Any, precision: Any = None) -> None:
+        if not dist.is_available() or not isinstance(mesh, DeviceMesh):
+            raise InvalidValueError(
+                f"mesh={shortened(mesh)} is no DeviceMesh: make one by torch.distributed.init_device_mesh"
+            )
+        if mesh.ndim > 1:
+            if mesh.mesh_dim_names is None:
+                raise InvalidValueError("the mesh has several dimensions without names: give mesh_dim_names=")
+            mesh = mesh[mesh.mesh_dim_names[0]]
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise InvalidValueError("the model is a DistributedDataParallel: give fit(..., mesh=) the model in it")
+        check_model(model, sharded=True)
+        precision = MixedPrecisionPolicy() if precision is None else precision
+        if not isinstance(precision, MixedPrecisionPolicy) or torch.float16 in (
+            precision.param_dtype,
+            precision.reduce_dtype,
+        ):
+            raise InvalidValueError(
+                f"mixed_precision={shortened(precision)} is no MixedPrecisionPolicy of torch.distributed.fsdp, or one"
+                " of float16, in which sums over ranks overflow: take bfloat16 or float32"
+            )
+        self._dtype = precision.param_dtype
+        given: Sequence[torch.optim.Optimizer]
+        given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*(optimizer or ())]
+        self.roll = RollCall()
+        self.group = group_of(mesh, SILENCE, self.roll)
+        self.exchange = partial(numbers, group_of(mesh, SILENCE, self.roll, "gloo"))
+        self._model, self._given = model, given
+        self.shards = shard_parameters(model, given, mesh)
+        exchange = partial(exchanged, group_of(mesh, PATIENCE, self.roll, "gloo"))
+        gather = partial(ALL_GATHER, ranks=mesh.size(), group=self.group.group_name)
+        device = self.shards[0].inside.device if self.shards else torch.device("cpu")
+        link = measured_link(gather, mesh.size(), device)
+        self.ranks = Agreement(exchange, mesh.get_local_rank(), slowest(exchange(link)))
+        self.model = GatheredModel(model, self.shards, self.group, precision)
+        self.loss: Callable[..., Tensor] | None = self.model.reading(loss)
+        self.optimizers = [planned_optimizer(each, self.shards) for each in given]
+
+    def fitted(self, make: Callable[..., Any]) -> "ShardedStep":
+        """Return the step that a function fits to what stands in the place of model, loss and optimizers."""
+        with placed_inside(self.shards):
+            try:
+                step = make(self.model, self.loss, self.optimizers, self.ranks)
+            except CheckpointError as error:
+                raise StepGraphError(f"the step calls torch.utils.checkpoint: {_INSTEAD_OF_CHECKPOINTS}") from error
+        self.ranks.all(partial(self._check, step.program))
+        self.ranks.check_same(step.code, "code")
+        # Where the update is planned in parts, the optimizer of the loop updates in parts, too.
+        pairs = zip(self._given, self.optimizers, strict=True)
+        ends = [update_in_parts(given) for given, planned in pairs if "step" in vars(planned)]
+        return ShardedStep(self._model, self, step, ends)
+
+    def _check(self, program: StepProgram) -> None:
+        """Check that ranks compute alike, and that nothing but collectives reads parts of parameters.
+
+        Raises:
+            StepGraphError: if something else does: it would compute with some rows as if they were all.
+        """
+        for _, place, is_branch in program.supposed:
+            if is_branch:
+                raise StepGraphError(
+                    f"{place} goes one of two ways by the values of a tensor, which may differ between ranks, and all"
+                    " must run the same collectives: compute both, and choose by torch.where"
+                )
+        split = {id(each.inside): each.name for each in self.shards if each.is_split}
+        storages = {traced.storage: split[id(real)] for real, traced in program.persistent if id(real) in split}
+        for call in program.every_call():
+            casts = call.func is torch.ops.aten._to_copy.default and call.kwargs.get("dtype") is self._dtype
+            if call.phase is Phase.OPTIMIZER or call.func in COLLECTIVES or (casts and self._dtype is not None):
+                continue
+            for name in (storages[each.storage] for each in call.inputs if each.storage in storages):
+                raise StepGraphError(
+                    f"{call.module or 'the step'} reads {name} where it is not gathered ({call.func}):"
+                    f" {_INSTEAD_OF_CHECKPOINTS}"
+                )
+
+
+@final
+class ShardedStep(nn.Module):
+    """A model whose training follows a plan, with parameters divided among ranks; all ranks call it together.
+
+    It has the attributes of `FittedStep`, too. `backward` leaves each rank its rows of the mean of all gradients, as
+    FSDP2 does. In evaluation mode and without gradients it gathers parameters and runs the model as it is.
+
+    Attributes:
+        model: the model, whose parameters are DTensors; torch.distributed.checkpoint saves and loads its `state_dict`.
+    """
+
+    def __init__(
+        self, model: nn.Module, sharding: Sharding, step: Any, ends: Sequence[Callable[[], object]] = ()
+    ) -> None:
+        super().__init__()
+        self.model, self._ends = model, [*ends]
+        object.__setattr__(self, "_step", step)  # no submodule, because its parameters are those of the model
+        object.__setattr__(self, "_sharding", sharding)
+        object.__setattr__(self, "_known", (None, 0))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model returns, or the loss of it, as `FittedStep.forward` does, with the same errors."""
+        sharding, step = self._sharding, self._step
+        sharding.model.training = self.model.training
+        sharding.roll.begin_round()
+        with placed_inside(sharding.shards):
+            if self.model.training and torch.is_grad_enabled():
+                self._agree(args, kwargs)
+            try:
+                return step(*args, **kwargs)
+            except Exception as error:
+                sharding.roll.note_failure(error)
+                raise
+
+    def _agree(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Let all ranks run the same collectives, or none; smaller arguments of some get their plan before.
+
+        Raises:
+            InvalidValueError: on all ranks, if one refuses its arguments, or would run other collectives.
+        """
+        sharding, main = self._sharding, self._step
+        found = main.step_of(args, kwargs)
+        begins = sharding.exchange(0 if found is None else self._signature(found))
+        if 0 in begins:
+
+            def plan_smaller() -> None:
+                with sharding.ranks.following(main.plan):
+                    main.other(args, kwargs)
+
+            sharding.ranks.all(plan_smaller if found is None else list)
+            begins = sharding.exchange(self._signature(main.step_of(args, kwargs)))
+        if others := [str(rank) for rank, each in enumerate(begins) if each != begins[0]]:
+            raise InvalidValueError(f"rank {' and '.join(others)}: other collectives than those of rank 0 would run")
+
+    def _signature(self, step: Any) -> int:
+        if step.plan is not self._known[0]:
+            object.__setattr__(self, "_known", (step.plan, collectives_of(step.plan)))
+        return int(self._known[1])
+
+    def report(self) -> str:
+        """Return what the plan does and takes, as `FittedStep.report` does, and what is gathered when."""
+        return "\n".join([self._step.report(), *sharded_lines(self._step.plan, self._sharding.ranks.link)])
+
+    def close(self) -> None:
+        """Give the host's memory back; the step cannot run its plan after that."""
+        self._step.close()
+        while self._ends:
+            self._ends.pop()()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_step"], name)
