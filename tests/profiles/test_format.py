@@ -1,3 +1,4 @@
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -153,7 +154,8 @@ def test_a_name_of_no_profile_is_refused(name, message):
 @pytest.mark.parametrize(
     "damaged",
     [
-        *("", "\x1f\x8b\x08\x00cut off", "[1, 2]", "{", "\xff\xfe", "[" * 100_000),
+        *("", "\x1f\x8b\x08\x00no gzip", "[1, 2]", "{", "\xff\xfe", "[" * 100_000),
+        gzip.compress(b"{}")[:-9].decode("latin-1"),  # cut off
         lambda text: text.replace("0.5,", "1e308,"),
         lambda text: text.replace("0.5,", "1e999,"),
         lambda text: text.replace('"eng1"', '["eng1"]'),
