@@ -39,6 +39,14 @@ class Recorder:
             self.measured_marks.append((begin, end, distance()))
 
 
+def check_of(tuner, site, out):
+    """Return a check whose candidates write one output."""
+    form = SimpleNamespace(size_bytes=16, new=lambda: out)
+    return CandidateCheck(
+        tuner, site, form, lambda sizes, after: True, lambda _: (out, out, out, None), lambda found: found
+    )
+
+
 @pytest.mark.parametrize(
     ("baseline_ms", "was_slow", "runs"),
     [
@@ -61,13 +69,20 @@ def test_a_run_that_loads_code_is_not_timed_where_kernels_are_short_or_a_check_i
         out.fill_(7.0)
         return True
 
-    form = SimpleNamespace(size_bytes=16, new=lambda: out)
-    check = CandidateCheck(
-        tuner, site, form, lambda sizes, after: True, lambda _: (out, out, out, None), lambda found: found
-    )
+    check = check_of(tuner, site, out)
     kernel = SimpleNamespace(workspace_bytes=0, run=run)
     trial, expected = Trial(candidate=candidate, in_place=False, estimate_ms=1.0, kernel=kernel), torch.full((4,), 7.0)
     assert check.output(trial, lambda: expected) is expected
     assert trial.is_over
     assert tuner.events == ["poison", *runs]
     assert tuner.measured_marks == [(len(runs) - 1, len(runs) + 1, 0.0)]
+
+
+def test_a_candidate_that_fails_in_place_is_not_run_again_in_the_step():
+    candidate, expected = Candidate(in_parts("a"), 0), torch.ones(4)
+    kernel = SimpleNamespace(workspace_bytes=0, run=lambda *_: False)
+    trial = Trial(candidate=candidate, in_place=True, estimate_ms=1.0, kernel=kernel)
+    check = check_of(Recorder(), CallSite(PROBLEM), torch.empty(4))
+    assert check.output(trial, lambda: expected) is expected
+    assert trial.is_over
+    assert candidate.failures == 1
