@@ -104,21 +104,6 @@ def test_least_moves_among_the_blocks_that_are_tight_enough():
     assert (found.block_bytes, found.moves) == (200 * MIB, {})
 
 
-def test_a_smaller_block_is_tried_where_no_moves_are_found_in_the_largest_one(monkeypatch):
-    builder = two_holes()
-    tried, run_in = [], compaction._Trial.run
-
-    def run_below(trial, block_bytes, *ways):
-        tried.append(block_bytes // MIB)
-        return None if block_bytes > 120 * MIB else run_in(trial, block_bytes, *ways)
-
-    monkeypatch.setattr(compaction._Trial, "run", run_below)
-    found = compacted(builder, plan_of(builder), 140)
-    assert tried == [140, 120]
-    assert (found.block_bytes, found.must_move) == (120 * MIB, True)
-    assert compacted(builder, plan_of(builder), 119) is None
-
-
 def test_what_somebody_else_holds_stays_and_holes_beside_the_next_one_are_padded():
     builder = two_holes(48, 10)
     found = compacted(builder, plan_of(builder), 140, fixed={1})

@@ -31,6 +31,16 @@ def test_bytes_are_used_again_after_the_wait_for_the_prefetch():
     assert slots.extent_bytes == 1024
 
 
+def test_what_is_offloaded_right_before_the_wait_gets_other_bytes():
+    slots = plan_host_slots(
+        plan_of(
+            *(run(0), run(2), offload(0), wait(0), free(0), prefetch(0)),
+            *(offload(1), wait(0), run(1), free(1), prefetch(1), wait(1), run(3)),
+        )
+    )
+    assert slots.extent_bytes == 2048
+
+
 def test_what_does_not_come_back_keeps_its_bytes():
     slots = plan_host_slots(
         plan_of(run(0), offload(0), wait(0), run(1), run(2), offload(1), free(1), prefetch(1), wait(1), run(3))

@@ -12,7 +12,7 @@ alive than at the plan's peak. Where that leaves no room for two copies of a sto
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, product
 from typing import final
@@ -58,7 +58,6 @@ class Compaction:
             optimizer's state, so that the state lies there. Else it would lie between activations.
         top: end of the highest tensor in the block.
         first_moves: what moves in the first step, if that follows another plan.
-        must_move: whether something would move in the largest block that there may be, too.
     """
 
     block_bytes: int
@@ -68,7 +67,6 @@ class Compaction:
     moves: Moves
     moved_bytes: int
     first_moves: Moves
-    must_move: bool = False
     copies: int = 0
 
     @property
@@ -78,16 +76,14 @@ class Compaction:
 
 
 def compact(steps: BlockSteps, limits: BlockLimits) -> Compaction | None:
-    """Return how a plan runs in the largest block; None if it does not run in any, although storages move."""
-    trial = _Trial(steps, limits)
-    wide = trial.run(whole_pages(limits.most_bytes - steps.small_bytes))
-    return _smaller(trial, limits) if wide is None else wide
+    """Return how a plan runs in the largest block; None if it does not, although storages move."""
+    return _Trial(steps, limits).run(whole_pages(limits.most_bytes - steps.small_bytes))
 
 
 def smallest(steps: BlockSteps, limits: BlockLimits) -> Compaction | None:
-    """Return how a plan runs in a block that ends behind planned places, or in a tight one; None if in neither."""
+    """Return how a plan runs in a block that ends behind planned places; None if it does not."""
     trial, most = _Trial(steps, limits), whole_pages(2**62)
-    return trial.run(most, (_Way.PLACED,)) or trial.run(most, (_Way.COARSE,)) or _smaller(trial, limits)
+    return trial.run(most, (_Way.PLACED,)) or trial.run(most, (_Way.COARSE,))
 
 
 def tightened(wide: Compaction, steps: BlockSteps, limits: BlockLimits) -> Compaction:
@@ -109,7 +105,7 @@ def tightened(wide: Compaction, steps: BlockSteps, limits: BlockLimits) -> Compa
             break
     if best is None:
         best = _near_top(trial, wide, wide.moved_bytes + int(_WORTH_OF_TOP * limits.worth_bytes))
-    return wide if best is None else replace(best, must_move=wide.must_move)
+    return best or wide
 
 
 def _near_top(trial: "_Trial", wide: Compaction, most_moved: int) -> Compaction | None:
@@ -123,20 +119,6 @@ def _near_top(trial: "_Trial", wide: Compaction, most_moved: int) -> Compaction 
         if found is not None and found.moved_bytes <= most_moved:
             return found
         more = 2 * more or LARGE_PAGE
-    return None
-
-
-def _smaller(trial: "_Trial", limits: BlockLimits) -> Compaction | None:
-    """Return how a plan runs in a block that is smaller than the largest one, in which the search has found no moves.
-
-    Tensors lie elsewhere in a smaller block, so there it may find some.
-    """
-    small = trial.steps.small_bytes
-    for most in (limits.tight_bytes(multiple) for multiple in (*TIGHT, *_TIGHTER[:1])):
-        block = min(whole_pages(most), whole_pages(limits.most_bytes - small) - LARGE_PAGE)
-        found = trial.run(block, WAYS[-1:])
-        if found is not None:
-            return replace(found, must_move=True)
     return None
 
 
@@ -246,7 +228,6 @@ class _Trial:
             moved_bytes=running.moved_bytes - moved,
             copies=running.copies - copies,
             first_moves=before if steps.follows_other else {},
-            must_move=running.moved_bytes > moved,
         )
 
     def _replay(self, block_bytes: int, kept: Sequence[int]) -> BlockReplay:

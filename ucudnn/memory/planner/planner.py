@@ -228,7 +228,7 @@ class _Choice:
             return True
         found = self._room.widest(candidate.plan, self._costs)
         if found is not None:
-            return not found.must_move
+            return not found.moved_bytes
         return not self._over(candidate.plan) and not self._returns_ms(candidate.plan)
 
     def best(self) -> MemoryPlan:
