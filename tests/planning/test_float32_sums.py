@@ -27,6 +27,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.networks.variants import Variant
 from ucudnn.planning.decision import decide
 from ucudnn.planning.float32_sums import WORTH_ROUNDING, preferred, rounds_often, summed
+from ucudnn.planning.replanning import Replanner
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType, Layout, Operation
 from ucudnn.settings import Settings
@@ -139,6 +140,15 @@ def test_a_division_rounds_often_if_that_buys_a_tenth_of_the_time():
     found = decide(kernels, Benchmark(Known(0.1, 10, 1.2)), settings)
     assert all(rounds_often(each.configuration) for each in found.kernels)
     assert all(each.configuration.calls <= MOST_ROUNDINGS for each in found.kernels)
+
+
+def test_a_kernel_that_is_decided_again_has_a_sum_unless_ranks_would_wait_for_its_measurement(monkeypatch):
+    settings = Settings(policy=BatchSizePolicy.POWER_OF_TWO, workspace_limit_bytes=1400)
+    replanner = Replanner(Benchmark(Known(0.1, 10)), settings)
+    kernel = Kernel(layer="conv", problem=gradient())
+    assert str(replanner.decide(kernel, 1400).configuration) == "64x4 LARGE, summed in float32"
+    monkeypatch.setattr(Benchmark, "collective", True)
+    assert str(replanner.decide(kernel, 1400).configuration) == "32x8 LARGE"
 
 
 @pytest.mark.parametrize("limit", [1400, 1700])
