@@ -134,30 +134,59 @@ def run_compared(function, *tensors):
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 WEIGHTED = {
     "layer norm": (lambda x, w: functional.layer_norm(x, [8], w, w), "native_layer_norm_backward"),
+    "layer norm without bias": (lambda x, w: functional.layer_norm(x, [8], w), "native_layer_norm_backward"),
+    "group norm": (lambda x, w: functional.group_norm(x, 2, w, w), "native_group_norm_backward"),
+    "batch norm": (
+        lambda x, w: functional.batch_norm(x, None, None, w, w, training=True),
+        "native_batch_norm_backward",
+    ),
     "batch norm with statistics": (
         lambda x, w: functional.batch_norm(x, w.detach() * 0, w.detach(), w, w, training=True),
         "native_batch_norm_backward",
     ),
+    "batch norm in evaluation": (
+        lambda x, w: functional.batch_norm(x, w.detach() * 0, w.detach(), w, w),
+        "native_batch_norm_backward",
+    ),
+    "batch norm without weights": (
+        lambda x, w: functional.batch_norm(x, w.detach() * 0, w.detach(), training=True),
+        "native_batch_norm_backward",
+    ),
+    "instance norm": (lambda x, w: functional.instance_norm(x, weight=w, bias=w), "native_batch_norm_backward"),
+    "mean square norm": (lambda x, w: functional.rms_norm(x, [8], w), "mul"),
     "weight norm": (lambda x, w: torch._weight_norm(x, w[:4].view(4, 1, 1)), "_weight_norm_interface_backward"),
     "negative log-likelihood": (
         lambda x, w: functional.nll_loss(x, torch.zeros(4, 8, dtype=torch.long), w.detach()),
         "nll_loss2d_backward",
     ),
+    "huber": (lambda x, w: functional.huber_loss(x, w.detach().expand(4, 8, 8)), "huber_loss_backward"),
     "soft margin": (
         lambda x, w: functional.soft_margin_loss(x, w.detach().expand(4, 8, 8)),
         "soft_margin_loss_backward",
     ),
+    "squares": (lambda x, w: functional.mse_loss(x, w.detach().expand(4, 8, 8)), "mse_loss_backward"),
     "softmax": (lambda x, w: (x.softmax(1, dtype=w.dtype), x.log_softmax(1, dtype=w.dtype)), "_softmax_backward_data"),
     "sums": (lambda x, w: (x.sum(1, dtype=w.dtype), x.mean(dtype=w.dtype), x.cumsum(1, dtype=w.dtype)), "cumsum"),
 }
 PLAIN = {
+    "attention": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None]),
     "attention with dropout": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None], None, 0.5),
+    "attention with a mask": lambda x: functional.scaled_dot_product_attention(
+        x[None], x[None], x[None], x[0].detach()
+    ),
+    "dropout": lambda x: functional.dropout(x, 0.5),
     "dropout with a mask": lambda x: torch.native_dropout(x, 0.5, True),
     "pooling": lambda x: (functional.max_pool2d(x[None], 2), functional.adaptive_max_pool2d(x[None], 2)),
+    "moments": lambda x: (torch.std_mean(x, 1), torch.var_mean(x, 2)),
     "orders": lambda x: (x.sort(1)[0], x.topk(2)[0], x.median(1)[0], x.cummax(1)[0], x.kthvalue(2)[0], x.mode()[0]),
+    "log sigmoid": functional.logsigmoid,
+    "noisy ReLU": lambda x: functional.rrelu(x, training=True),
     "bag of sums": lambda x: functional.embedding_bag(torch.arange(4), x[0], torch.tensor([0, 2]), mode="sum"),
-    "solutions": lambda x: (torch.linalg.solve(x, x), torch.linalg.inv(x), torch.linalg.vector_norm(x, dim=1)),
+    "bag of means": lambda x: functional.embedding_bag(torch.arange(4), x[0], torch.tensor([0, 2])),
+    "bag of maxima": lambda x: functional.embedding_bag(torch.arange(4), x[0], torch.tensor([0, 2]), mode="max"),
+    "margins": lambda x: functional.multilabel_margin_loss(x[0], torch.zeros(8, 8, dtype=torch.long)),
     "linear algebra": lambda x: (torch.linalg.qr(x), torch.linalg.svd(x)[1], torch.linalg.slogdet(x)[1]),
+    "solutions": lambda x: (torch.linalg.solve(x, x), torch.linalg.inv(x), torch.linalg.vector_norm(x, dim=1)),
 }
 
 
