@@ -43,7 +43,6 @@ class FirstStep:
         spare_bytes: bytes by which the later plan stays below the budget.
         meter: measures the first step.
         for_less: returns the code of another plan for so many bytes less; None where there is none.
-        largest: returns the largest number of all ranks that run the step together.
     """
 
     def __init__(
@@ -53,9 +52,8 @@ class FirstStep:
         spare_bytes: int,
         meter: AllocatorMeter,
         for_less: Callable[[int], PlannedRun | None],
-        largest: Callable[[int], int] = int,
     ) -> None:
-        self.run, self._largest = run, largest
+        self.run = run
         self._meter, self._for_less, self._spare = meter, for_less, spare_bytes
         self._predicted = predicted_bytes(run.plan, costs, run.simulation)
         self._excess: int | None = None
@@ -86,7 +84,7 @@ class FirstStep:
 
     def _end(self) -> None:
         if self._excess is None:
-            self._excess = self._largest(max(0, self._meter.taken_bytes() - self._predicted))
+            self._excess = max(0, self._meter.taken_bytes() - self._predicted)
 
 
 @final

@@ -151,8 +151,7 @@ def fit(
     )
 
     def make(model: nn.Module, loss: Any, optimizer: Any, ranks: Agreement = options.ranks) -> FittedStep:
-        given = model, sample, loss, optimizer
-        subject = ranks.all(partial(step_subject, *given, keep_gradients=keep_gradients))
+        subject = ranks.all(partial(step_subject, model, sample, loss, optimizer, keep_gradients=keep_gradients))
         return fit_subject(subject, replace(options, ranks=ranks))
 
     if mesh is None and mixed_precision is None:
@@ -223,7 +222,8 @@ def _fitted(subject: StepSubject, options: FitOptions, others: list[StepSubject]
         planning, plan = _planned(subject, program, costs, stated, options, stages, is_last=not others)
         snapshot.restore_modes()  # made-up operands may have drawn random numbers
         refit = partial(_fit_others, subject.without_sample(), options)
-        return options.ranks.all(partial(planning.fitted, plan, subject, refit, step_meter(program.device)))
+        meter = step_meter(program.device) if options.ranks.alone else None  # plans of ranks change only together
+        return options.ranks.all(partial(planning.fitted, plan, subject, refit, meter))
 
 
 def _planned(
@@ -347,11 +347,10 @@ class _Planning:
     def _guard(self, first: FirstStep | None) -> GrowthGuard | None:
         """Return what looks at the bytes beside PyTorch's allocator; None where no budget counts them."""
         measure = outside_meter(self.program.device)
-        if self.stated.tensor_bytes is None or measure is None:
+        if self.stated.tensor_bytes is None or measure is None or not self.options.ranks.alone:
             return None
         counted = self.stated.outside_bytes + self.stated.reserve_bytes
-        largest = self.options.ranks.largest  # of all ranks, so that their plans change together
-        return GrowthGuard(lambda: largest(measure() or 0), counted, partial(self._within_growth, first))
+        return GrowthGuard(measure, counted, partial(self._within_growth, first))
 
     def _within_growth(self, first: FirstStep | None, grown: int, run: PlannedRun) -> PlannedRun | None:
         """Return the code that runs when kernels have grown beyond their reserve; None where no plan takes less."""
@@ -376,8 +375,9 @@ class _Planning:
             frugal = least and replace(least, budget=step.plan.budget, moves=layout.first_moves)
         if frugal is None or self.stated.tensor_bytes is None:
             return None
-        for_less, spare = partial(self._faster_for_less, frugal), self._spare(step.plan)
-        return FirstStep(self._run(frugal), self.costs, spare, meter, for_less, self.options.ranks.largest)
+        return FirstStep(
+            self._run(frugal), self.costs, self._spare(step.plan), meter, partial(self._faster_for_less, frugal)
+        )
 
     def _faster_for_less(self, frugal: MemoryPlan, less: int) -> PlannedRun | None:
         """Return the code of the plan for some bytes less; None where that is not faster than the frugal one."""

@@ -6,8 +6,7 @@ actions of the plan of all on a step of their own, so the order of collectives i
 """
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, TypeVar, final
@@ -29,24 +28,25 @@ Exchange = Callable[[Any], list[Any]]
 class Agreement:
     """Decides with other ranks, or alone where there are none.
 
+    Attributes:
+        link: how long collectives take; None where there are none.
+        follows: the plan of all ranks while this one plans or runs smaller arguments than others: nothing is decided
+            together then, and what is planned does what that plan does. None otherwise.
+
     Args:
         exchange: passes values between the ranks; None where there are no others.
         rank: the number of this one.
-        link: tells how long collectives take; None where there are none.
+        link: as above.
     """
 
     def __init__(self, exchange: Exchange | None = None, rank: int = 0, link: RankLink | None = None) -> None:
         self._exchange, self._rank, self.link = exchange, rank, link
-        self._follows: MemoryPlan | None = None
+        self.follows: MemoryPlan | None = None
 
-    @contextmanager
-    def following(self, plan: MemoryPlan) -> Iterator[None]:
-        """Decide nothing with others inside, and plan as a plan of all does."""
-        self._follows = plan
-        try:
-            yield
-        finally:
-            self._follows = None
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self._exchange is None
 
     def all(self, work: Callable[[], _Found]) -> _Found:
         """Return what a function returns, when it has ended on all ranks.
@@ -104,11 +104,6 @@ class Agreement:
         every: list[StatedBudget] = exchange(stated)
         return min(every, key=lambda each: each.tensor_bytes or 0)
 
-    def largest(self, number: int) -> int:
-        """Return the largest number of all ranks."""
-        exchange = self._exchange_now
-        return number if exchange is None else max(exchange(number))
-
     def plan(self, make: Callable[[], MemoryPlan], graph: StepGraph) -> MemoryPlan:
         """Return the plan that the first rank makes, or for smaller arguments one that does what the plan of all does.
 
@@ -116,13 +111,13 @@ class Agreement:
             BudgetError: likewise.
             InvalidValueError: if smaller arguments make a step of other operations.
         """
-        if self._follows is not None:
-            if structure(graph) != structure(self._follows.graph):
+        if self.follows is not None:
+            if structure(graph) != structure(self.follows.graph):
                 raise InvalidValueError(
                     "these arguments make a step of other operations than the sample, whose plan all ranks follow: give"
                     " all ranks mini-batches of one size, as by DataLoader(drop_last=True)"
                 )
-            return replace(self._follows, graph=graph, moves={})
+            return replace(self.follows, graph=graph, moves={})
         if (exchange := self._exchange_now) is None:
             return make()
         own = self.all(make if self._rank == 0 else lambda: None)
@@ -146,7 +141,7 @@ class Agreement:
 
     @property
     def _exchange_now(self) -> Exchange | None:
-        return self._exchange if self._follows is None else None
+        return self._exchange if self.follows is None else None
 
 
 def structure(graph: StepGraph) -> str:

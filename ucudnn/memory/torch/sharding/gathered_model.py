@@ -23,7 +23,6 @@ from ucudnn.memory.torch.sharding.shards import ParameterShard
 from ucudnn.memory.torch.subject.update_parts import at_once
 
 
-@final
 class GatheredModel(nn.Module):
     """Runs a model on whole parameters. Its modules must have shards as a plan sees them meanwhile.
 

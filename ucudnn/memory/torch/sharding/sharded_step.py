@@ -12,6 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import CheckpointError
 
 from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.sharding.agreement import Agreement, collectives_of
 from ucudnn.memory.torch.sharding.collectives import (
@@ -89,7 +90,8 @@ class Sharding:
         device = self.shards[0].inside.device if self.shards else torch.device("cpu")
         link = measured_link(gather, mesh.size(), device)
         self.ranks = Agreement(exchange, mesh.get_local_rank(), slowest(exchange(link)))
-        self.model = GatheredModel(model, self.shards, self.group, precision)
+        named = type(type(model).__name__, (GatheredModel,), {})  # reports name the step by its class
+        self.model: GatheredModel = named(model, self.shards, self.group, precision)
         self.loss: Callable[..., Tensor] | None = self.model.reading(loss)
         self.optimizers = [planned_optimizer(each, self.shards) for each in given]
 
@@ -148,9 +150,10 @@ class ShardedStep(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self._ends = model, [*ends]
+        self._began = False
+        self._known: tuple[MemoryPlan | None, int] = None, 0
         object.__setattr__(self, "_step", step)  # no submodule, because its parameters are those of the model
         object.__setattr__(self, "_sharding", sharding)
-        object.__setattr__(self, "_known", (None, 0))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,23 +177,36 @@ class ShardedStep(nn.Module):
             InvalidValueError: on all ranks, if one refuses its arguments, or would run other collectives.
         """
         sharding, main = self._sharding, self._step
-        found = main.step_of(args, kwargs)
-        begins = sharding.exchange(0 if found is None else self._signature(found))
+        ranks, found = sharding.ranks, main.step_of(args, kwargs)
+        ranks.follows = None
+        begins = sharding.exchange(self._signature(found))
+        if not self._began and min(begins) <= 0:
+            raise InvalidValueError("in its first step a sharded step takes arguments like the sample on all ranks")
         if 0 in begins:
 
             def plan_smaller() -> None:
-                with sharding.ranks.following(main.plan):
+                try:
+                    ranks.follows = main.plan
                     main.other(args, kwargs)
+                finally:
+                    ranks.follows = None
 
-            sharding.ranks.all(plan_smaller if found is None else list)
-            begins = sharding.exchange(self._signature(main.step_of(args, kwargs)))
-        if others := [str(rank) for rank, each in enumerate(begins) if each != begins[0]]:
+            ranks.all(plan_smaller if found is None else list)
+            found = main.step_of(args, kwargs)
+            begins = sharding.exchange(self._signature(found))
+        if others := [str(rank) for rank, each in enumerate(begins) if abs(each) != abs(begins[0])]:
             raise InvalidValueError(f"rank {' and '.join(others)}: other collectives than those of rank 0 would run")
+        # A smaller step may be planned anew in backward, too, and no other rank knows of that.
+        ranks.follows = None if found is main else main.plan
+        self._began = True
 
     def _signature(self, step: Any) -> int:
+        """Return a number of the collectives of a step; below 0 for a smaller one, and 0 where there is none yet."""
+        if step is None:
+            return 0
         if step.plan is not self._known[0]:
-            object.__setattr__(self, "_known", (step.plan, collectives_of(step.plan)))
-        return int(self._known[1])
+            self._known = step.plan, collectives_of(step.plan)
+        return self._known[1] if step is self._step else -self._known[1]
 
     def report(self) -> str:
         """Return what the plan does and takes, as `FittedStep.report` does, and what is gathered when."""
