@@ -1,0 +1,1 @@
+"""Runs of operations between heavy ones as regions that PyTorch's Inductor compiles."""

@@ -1,0 +1,201 @@
+"""The program of a step with runs of its operations as regions: fewer operations, and no storages inside of regions."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, final
+
+import torch
+
+from ucudnn.memory.step.graph import Affine, StepOperation
+from ucudnn.memory.torch.compiling.fusible_calls import out_of_place, takes_memory
+from ucudnn.memory.torch.compiling.region import FusedRegion
+from ucudnn.memory.torch.compiling.region_graph import RegionForm, region_form
+from ucudnn.memory.torch.compiling.runs import Runs
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
+from ucudnn.memory.torch.tracing.assemble import writes
+
+SHARE = 2.0
+"""How many times the bytes that the largest operation accesses a region may access."""
+
+
+@final
+class RegionKinds:
+    """Regions that are alike are one operator: it is made, and compiled, once."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, FusedRegion] = {}
+
+    def of(self, calls: Sequence[TracedCall], form: RegionForm, device: str) -> FusedRegion:
+        """Return the region of calls."""
+        numbered, own = form.numbered(calls)
+        key = repr((device, numbered, [(str(each.func), each.args, dict(each.kwargs), each.results) for each in own]))
+        if key not in self.kinds:
+            self.kinds[key] = FusedRegion(key, own, numbered)
+        return self.kinds[key]
+
+
+class _Fused(NamedTuple):
+    """An operation of the step with regions: its call, and those of the step as it is that it stands for."""
+
+    members: tuple[int, ...]
+    operation: StepOperation
+    call: TracedCall
+
+
+def fused_program(program: StepProgram, kinds: RegionKinds, share: float = SHARE) -> StepProgram:
+    """Return a step whose runs of fusible operations are regions, which run their calls one after another.
+
+    Args:
+        program: the step.
+        kinds: the regions that are known, to which those of this step are added.
+        share: how many times the bytes that the step's largest operation accesses a region may access.
+    """
+    program = _without_models(program)
+    runs = Runs(program, share)
+    parts = [members for run in runs.find() for members in _expressible(program, runs, run)]
+    alone = {*range(len(program.calls))} - {each for members in parts for each in members}
+    found: list[_Fused] = []
+    begin = 0
+    for members in [*parts, [len(program.calls)]]:
+        found += (_as_it_is(program, each) for each in range(begin, members[-1]) if each in alone)
+        begin = members[-1] + 1
+        if members[0] < len(program.calls):
+            found.append(_region(program, runs, members, kinds))
+    return _written(program, found)
+
+
+def _without_models(program: StepProgram) -> StepProgram:
+    """Return the program with memory that is taken by its size, rather than like that of a tensor that must be there.
+
+    So masks of dropout can be drawn before the operations whose results they are for.
+    """
+    calls, operations = [*program.calls], [*program.graph.operations]
+    for index, call in enumerate(calls):
+        own = call.results
+        if takes_memory(call) and isinstance(own, TracedTensor) and index not in program.outside:
+            taken = {"dtype": own.dtype, "device": program.device}
+            args = [*own.shape], [*own.stride]
+            calls[index] = replace(call, func=torch.ops.aten.empty_strided.default, args=args, kwargs=taken)
+            operations[index] = replace(operations[index], reads=(), kind="aten.empty_strided")
+    return replace(program, calls=tuple(calls), graph=replace(program.graph, operations=tuple(operations)))
+
+
+def _as_it_is(program: StepProgram, index: int) -> _Fused:
+    return _Fused((index,), program.graph.operations[index], program.calls[index])
+
+
+def _expressible(program: StepProgram, runs: Runs, run: Sequence[int]) -> Iterable[list[int]]:
+    """Yield the longest parts of a run, of two operations at least, whose views are all known."""
+    begin = 0
+    while begin < len(run) - 1:
+        end = len(run)
+        while end - begin > 1 and _form(program, runs, run[begin:end]) is None:
+            end -= 1
+        if end - begin > 1:
+            yield [*run[begin:end]]
+        begin = max(end, begin + 1)
+
+
+def _form(program: StepProgram, runs: Runs, members: Sequence[int]) -> RegionForm | None:
+    return region_form(_calls(program, runs, members)[0], runs.inner(members))
+
+
+def _calls(program: StepProgram, runs: Runs, members: Sequence[int]) -> tuple[list[TracedCall], frozenset[int]]:
+    """Return the calls of a region, and the storages that it leaves as they are though one of its calls writes them.
+
+    Operators of backward write over operands that nobody else reads. A kernel would write these bytes for nobody, so
+    the calls make tensors of their own, which a kernel never does.
+    """
+    found: list[TracedCall] = []
+    renamed: dict[int, int] = {}
+    spared = runs.last_read(members)
+    for index in members:
+        call = program.calls[index].with_storages(renamed)
+        for tensor in writes(program.calls[index]):
+            whole = tensor.is_dense and tensor.bytes_touched == program.sizes[tensor.storage]
+            new = -1 - len(found)
+            other = out_of_place(call, renamed.get(tensor.storage, tensor.storage), new) if whole else None
+            if tensor.storage in spared and other is not None:
+                renamed[tensor.storage], call = new, other
+        found.append(call)
+    written = {each.storage for call in found for each in writes(call)}
+    return found, frozenset(renamed.keys() - written)
+
+
+def _region(program: StepProgram, runs: Runs, members: Sequence[int], kinds: RegionKinds) -> _Fused:
+    operations, inner = [program.graph.operations[each] for each in members], runs.inner(members)
+    calls, spared = _calls(program, runs, members)
+    form = region_form(calls, inner)
+    assert form is not None
+    region = kinds.of(calls, form, program.device.type)
+    call = replace(
+        calls[0], func=region, args=form.arguments, kwargs={}, results=form.results, flops=sum(c.flops for c in calls)
+    )
+    reads, written = _accesses(operations, inner)
+    operation = replace(
+        operations[-1],
+        name=f"{operations[0].name}..{operations[-1].name}",
+        kind="ucudnn.region",
+        reads=reads,
+        writes=tuple(each for each in written if each not in spared),
+        flops=Affine(0),
+        traffic=Affine(sum(each.bytes_touched for each in (*form.arguments, *_written_by(form)))),
+        module=operations[0].module,
+        source=operations[0].source,
+        repeatable=all(each.repeatable for each in operations),
+    )
+    return _Fused(tuple(members), operation, call)
+
+
+def _written_by(form: RegionForm) -> list[TracedTensor]:
+    return [*form.results, *(each for each in form.arguments if each.storage in form.written)]
+
+
+def _accesses(operations: Sequence[StepOperation], inner: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what a region reads and writes, of what it does not make for itself.
+
+    What its first writer overwrites whole it does not read.
+    """
+    reads, writes = set[int](), set[int]()
+    for each in operations:
+        reads |= {*each.reads} - writes
+        writes |= {*each.writes}
+    return tuple(sorted(reads - inner)), tuple(sorted(writes - inner))
+
+
+def _written(program: StepProgram, fused: Sequence[_Fused]) -> StepProgram:
+    """Return the program of some operations, without the storages that none of them accesses any more."""
+    graph, known = program.graph, len(program.graph.storages)
+    before = {each for operation in graph.operations for each in (*operation.reads, *operation.writes)}
+    accessed = {each for one in fused for each in (*one.operation.reads, *one.operation.writes)}
+    kept = [each for each in range(known) if each in accessed or each not in before]
+    order = [*kept, *sorted(each for each in program.sizes if each >= known)]
+    numbers = {storage: number for number, storage in enumerate(order)}
+    positions = {member: place for place, one in enumerate(fused) for member in one.members}
+    positions[len(program.calls)] = len(fused)
+
+    def numbered(tensor: TracedTensor) -> TracedTensor:
+        return replace(tensor, storage=numbers.get(tensor.storage, tensor.storage))
+
+    def ascending(storages: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(numbers[each] for each in storages))
+
+    operations = (
+        replace(each.operation, reads=ascending(each.operation.reads), writes=ascending(each.operation.writes))
+        for each in fused
+    )
+    return replace(
+        program,
+        graph=replace(graph, operations=tuple(operations), storages=tuple(graph.storages[each] for each in kept)),
+        calls=tuple(one.call.with_storages(numbers) for one in fused),
+        uncounted=tuple((positions[at], call.with_storages(numbers)) for at, call in program.uncounted),
+        persistent=tuple((real, numbered(each)) for real, each in program.persistent),
+        inputs=tuple(map(numbered, program.inputs)),
+        outputs=tuple(map(numbered, program.outputs)),
+        grad_outputs=tuple(map(numbered, program.grad_outputs)),
+        outside={positions[index]: grad_output for index, grad_output in program.outside.items()},
+        functions={positions[index]: function for index, function in program.functions.items()},
+        gradients=tuple(each and numbered(each) for each in program.gradients),
+        sizes={numbers[each]: size for each, size in program.sizes.items() if each in numbers},
+    )

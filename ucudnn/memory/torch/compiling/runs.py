@@ -1,0 +1,117 @@
+"""Runs: which operations of a step become a region."""
+
+from collections.abc import Iterator, Sequence
+from typing import final
+
+from ucudnn.memory.step.graph import Phase, Role
+from ucudnn.memory.torch.compiling.fusible_calls import is_fusible, may_come_first
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.subject.traced_values import TracedCall
+
+MOST_CALLS = 64
+"""Calls of a region: Inductor's time grows with them, and a region of many is recomputed whole."""
+
+
+@final
+class Runs:
+    """Finds runs of fusible calls that follow each other in one phase of a step.
+
+    The storages that others access too are all there while a region runs, which can be more than any operation of the
+    step as it is has. So their bytes are bounded by a multiple of what its largest operation accesses.
+
+    Args:
+        program: the step.
+        share: that multiple.
+    """
+
+    def __init__(self, program: StepProgram, share: float) -> None:
+        self._program, graph = program, program.graph
+        self._elsewhere = {each.storage for _, call in program.uncounted for each in (*call.inputs, *call.outputs)}
+        self._elsewhere |= {each.storage for each in (*program.outputs, *program.grad_outputs)}
+        self._elsewhere |= {each.storage for each in program.gradients if each is not None}
+        self._turns = {at for at, _ in program.uncounted}
+        sizes = (self._bytes({*each.reads, *each.writes}) for each in graph.operations)
+        self._most = int(share * max(sizes, default=0))
+
+    def inner(self, members: Sequence[int]) -> frozenset[int]:
+        """Return the storages that only some operations access, and that nobody keeps."""
+        graph, own = self._program.graph, {*members}
+        found = {each for index in members for each in graph.operations[index].writes}
+        return frozenset(
+            each
+            for each in found - self._elsewhere
+            if graph.storages[each].role is Role.ACTIVATION and own.issuperset(graph.accesses[each])
+        )
+
+    def last_read(self, members: Sequence[int]) -> frozenset[int]:
+        """Return the storages that exist before some operations, and that nobody accesses after them."""
+        graph = self._program.graph
+        found = {each for index in members for each in graph.operations[index].reads} - self._elsewhere
+        return frozenset(
+            each
+            for each in found
+            if graph.storages[each].role is Role.ACTIVATION
+            and graph.accesses[each][0] < members[0]
+            and graph.accesses[each][-1] <= members[-1]
+        )
+
+    def find(self) -> Iterator[list[int]]:
+        """Yield the operations of each run.
+
+        Between two of them may stand others that draw random numbers and do not depend on the run: these come first.
+        """
+        run: list[int] = []
+        for index, call in enumerate(self._program.calls):
+            if run and may_come_first(call) and not self._is_bound_to(run, index):
+                continue
+            fits = self._may_lie_in_one(index, call)
+            if run and not (fits and self._joins(run, index)):
+                yield run
+                run = []
+            if fits:
+                run.append(index)
+        if run:
+            yield run
+
+    def _is_bound_to(self, run: Sequence[int], index: int) -> bool:
+        """Whether an operation has to stay behind the operations of a run."""
+        graph = self._program.graph
+        operation, others = graph.operations[index], [graph.operations[each] for each in run]
+        written = {storage for each in others for storage in each.writes}
+        read = {storage for each in others for storage in each.reads}
+        meets = written & {*operation.reads, *operation.writes} or read & {*operation.writes}
+        return bool(meets) or index in self._turns or index in self._program.outside
+
+    def _may_lie_in_one(self, index: int, call: TracedCall) -> bool:
+        operation = self._program.graph.operations[index]
+        return (
+            operation.phase is not Phase.OPTIMIZER
+            and operation.repeatable
+            and index not in self._program.outside
+            and index not in self._program.functions
+            and is_fusible(call, len(self._program.graph.storages))
+        )
+
+    def _joins(self, run: Sequence[int], index: int) -> bool:
+        graph = self._program.graph
+        operation = graph.operations[index]
+        if (
+            not self._turns.isdisjoint(range(run[-1] + 1, index + 1))
+            or len(run) >= MOST_CALLS
+            or operation.phase is not graph.operations[run[0]].phase
+        ):
+            return False
+        # A region that is recomputed leaves alone what is there before the step, so nothing else in it may read that.
+        accessed = {*operation.reads, *operation.writes}
+        for each in run:
+            other = graph.operations[each]
+            shared = accessed & {*other.reads, *other.writes} & ({*operation.writes} | {*other.writes})
+            if any(graph.exists_before[storage] for storage in shared):
+                return False
+        members = [*run, index]
+        everything = {each for i in members for each in (*graph.operations[i].reads, *graph.operations[i].writes)}
+        return self._bytes(everything - self.inner(members)) <= self._most
+
+    def _bytes(self, storages: set[int]) -> int:
+        graph = self._program.graph
+        return sum(graph.sizes[each] for each in storages if not graph.exists_after[each])
