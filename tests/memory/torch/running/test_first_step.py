@@ -12,7 +12,7 @@ from tests.support.shared_gpu import GPU, MIB, SharedGpu  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.memory.simulation.simulator import predicted_bytes, simulate  # noqa: E402
 from ucudnn.memory.torch.device.stated_budget import StatedBudget  # noqa: E402
-from ucudnn.memory.torch.running import fit  # noqa: E402
+from ucudnn.memory.torch.running import fit, step_planning  # noqa: E402
 from ucudnn.memory.torch.running.first_step import FirstStep, outside_meter  # noqa: E402
 from ucudnn.units import bytes_up  # noqa: E402
 
@@ -48,7 +48,7 @@ def budget(trained):
 def fitted(trained, budget, meter, policy="auto", outside=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit, "step_meter", lambda _: meter)
-        patch.setattr(fit, "outside_meter", lambda _: outside)
+        patch.setattr(step_planning, "outside_meter", lambda _: outside)
         return fit.fit_subject(trained.subject, fit.FitOptions(budget=budget, policy=policy, measured=False))
 
 

@@ -60,8 +60,11 @@ def fused_program(program: StepProgram, kinds: RegionKinds, share: float = SHARE
     for members in [*parts, [len(program.calls)]]:
         found += (_as_it_is(program, each) for each in range(begin, members[-1]) if each in alone)
         begin = members[-1] + 1
-        if members[0] < len(program.calls):
-            found.append(_region(program, runs, members, kinds))
+        fused = _region(program, runs, members, kinds) if members[0] < len(program.calls) else None
+        if fused is not None and fused.call.func.is_apart:
+            found += (_as_it_is(program, each) for each in members)
+        elif fused is not None:
+            found.append(fused)
     return _written(program, found)
 
 

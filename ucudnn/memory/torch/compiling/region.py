@@ -21,8 +21,10 @@ class FusedRegion:
         calls: what it computes, with storages numbered as in `form`.
         form: what it is given and returns.
         function: computes it: the calls one after another, or their compiled code.
-        scratch_bytes: bytes of temporaries inside; 0 where nobody has found out.
-        reason: why it is not compiled; '' where it is, or where nobody has tried.
+        scratch_bytes: bytes of temporaries inside, as found on a CPU.
+        is_compiled: whether it runs compiled code.
+        reason: why it does not, where that was tried; else ''.
+        is_apart: whether its calls must be operations of their own, because they do not return what was traced.
     """
 
     namespace = "ucudnn"
@@ -32,11 +34,25 @@ class FusedRegion:
         self.calls, self.form = tuple(calls), form
         self._opname = f"region_{sha256(key.encode()).hexdigest()[:16]}"
         self._schema = _parsed(_declaration(self._opname, form))
-        self.function: Callable[..., Sequence[Tensor]] = region_graph(calls, form).forward
+        self._eager: Callable[..., Any] = region_graph(calls, form).forward
+        self.function = self._eager
         self.scratch_bytes = 0
-        self.is_compiled, self.reason = False, ""
+        self.is_compiled, self.is_apart, self.reason = False, False, ""
 
-    def __call__(self, *args: Tensor) -> Sequence[Tensor]:
+    @property
+    def is_tried(self) -> bool:
+        """Whether somebody has tried to compile it."""
+        return self.is_compiled or bool(self.reason)
+
+    def use(self, function: Callable[..., Sequence[Tensor]]) -> None:
+        """Run compiled code from now on."""
+        self.function, self.is_compiled, self.reason = function, True, ""
+
+    def leave(self, reason: str) -> None:
+        """Run the calls one after another from now on, because they cannot be compiled."""
+        self.function, self.is_compiled, self.reason = self._eager, False, reason
+
+    def __call__(self, *args: Tensor) -> Any:
         """Return what the region computes."""
         return self.function(*args)
 

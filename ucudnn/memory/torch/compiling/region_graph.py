@@ -38,7 +38,9 @@ class RegionForm(NamedTuple):
         inside = (each for call in calls for each in (*call.inputs, *call.outputs))
         for tensor in (*self.arguments, *self.results, *inside):
             numbers.setdefault(tensor.storage, len(numbers))
-        moved = {each.storage: each.offset for each in reversed(self.arguments)}
+        moved: dict[int, int] = {}
+        for tensor in self.arguments:
+            moved[tensor.storage] = min(tensor.offset, moved.get(tensor.storage, tensor.offset))
 
         def renamed(tensor: TracedTensor) -> TracedTensor:
             return replace(tensor, storage=numbers[tensor.storage], offset=tensor.offset - moved.get(tensor.storage, 0))

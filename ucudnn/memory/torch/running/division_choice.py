@@ -80,6 +80,8 @@ class DivisionChoice:
             refuse()  # which knows remedies
             raise named_in(error, self.program, self.costs, []) from None
         costs = found[0].costs
+        if len(costs.time_ms) != len(self.program.calls):  # those of compiled regions say nothing of a division
+            return found
         step_ms = simulate(found[1], costs).step_ms
         # A convolution may be slow because faster algorithms have no room for their workspaces, which parts leave. So
         # the profile of the device tells what is hoped for, and parts are measured before they count.

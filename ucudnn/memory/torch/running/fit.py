@@ -1,43 +1,32 @@
 """fit: a training step within a memory budget, in one line."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ucudnn.benchmarking.storage.step_files import StepFiles
-from ucudnn.benchmarking.storage.store import OFF
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
-from ucudnn.memory.allocator.compaction import Compaction
-from ucudnn.memory.allocator.headroom import AllocatorRoom
-from ucudnn.memory.planner.least import frugal_plan
-from ucudnn.memory.planner.planner import returns_ms
 from ucudnn.memory.planner.search import PLAN_SECONDS, PlanSearch
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
 from ucudnn.memory.reports.comparison import Progress
-from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
-from ucudnn.memory.torch.device.allocator import expand_segments, settings_restorer
-from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter, step_meter
-from ucudnn.memory.torch.device.host_block import host_headroom
+from ucudnn.memory.torch.compiling.compiled_regions import SMALL, compiled_program
+from ucudnn.memory.torch.device.allocator import settings_restorer
+from ucudnn.memory.torch.device.allocator_meter import step_meter
 from ucudnn.memory.torch.device.stated_budget import StatedBudget, stated_budget
-from ucudnn.memory.torch.device.tensor_block import allocator_room, taken_block
 from ucudnn.memory.torch.hooks.hooked_step import HOOKS, INSTEAD_OF_A_PLAN, HookedStep, hooked_step
 from ucudnn.memory.torch.measuring.measure import memory_bytes
-from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs
+from ucudnn.memory.torch.measuring.operation_costs import step_costs
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.running.division_choice import DivisionChoice
-from ucudnn.memory.torch.running.first_step import FirstStep, GrowthGuard, outside_meter
 from ucudnn.memory.torch.running.fitted_step import FittedStep
-from ucudnn.memory.torch.running.kept_step import KeptPlans, kept_costs
-from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.running.refusals import check_floor
 from ucudnn.memory.torch.running.step_nodes import Used
+from ucudnn.memory.torch.running.step_planning import FitOptions, StepPlanning
 from ucudnn.memory.torch.sharding.agreement import Agreement
 from ucudnn.memory.torch.subject.call_modes import check_transforms
 from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found, only_new_collected
@@ -45,15 +34,12 @@ from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject, s
 from ucudnn.memory.torch.subject.update_parts import has_large_update
 from ucudnn.memory.torch.tracing.in_place import has_pieces
 from ucudnn.memory.torch.tracing.traced_program import trace_program
-from ucudnn.settings import Settings
 from ucudnn.units import parse_budget, parse_bytes
 
 if TYPE_CHECKING:
     from ucudnn.memory.torch.sharding.sharded_step import ShardedStep
 
-__all__ = ["fit"]
-
-_Refit = Callable[..., FittedStep]
+__all__ = ["FitOptions", "fit"]
 
 
 def fit(
@@ -73,6 +59,7 @@ def fit(
     divide: bool = False,
     mesh: Any = None,
     mixed_precision: Any = None,
+    compile: bool = False,
 ) -> "FittedStep | HookedStep | ShardedStep":
     """Return a model that trains within a memory budget; the training loop stays as it is.
 
@@ -118,6 +105,9 @@ def fit(
         mesh: a device mesh, along whose first dimension parameters, gradients and optimizer state are divided as by
             FSDP2: parameters become DTensors. All ranks call fit, with samples of one form; each has the budget.
         mixed_precision: with `mesh`, a MixedPrecisionPolicy of torch.distributed.fsdp; None keeps all types.
+        compile: lets PyTorch's Inductor compile runs of elementwise operations, reductions and normalization between
+            heavy operations. What is between them is in no memory then, and backward computes again what it can. Values
+            then differ from those of the plain loop by rounding. The report says what is not compiled, and why.
 
     Raises:
         BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
@@ -137,6 +127,11 @@ def fit(
             raise InvalidValueError("policy='hooks' leaves convolutions to PyTorch: leave convolutions= out")
         if divide:
             raise InvalidValueError("policy='hooks' makes no plan that could divide the step: leave divide= out")
+        if compile:
+            raise InvalidValueError(
+                "policy='hooks' runs a step eagerly, with nothing that fit could compile: leave compile= out, and give"
+                " it parts of the model that are compiled by torch.compile"
+            )
         return hooked_step(model, sample, loss, optimizer, total, host)
     options = FitOptions(
         budget=total,
@@ -148,6 +143,7 @@ def fit(
         progress=progress,
         plan_seconds=plan_seconds,
         divide=divide,
+        compile=compile,
     )
 
     def make(model: nn.Module, loss: Any, optimizer: Any, ranks: Agreement = options.ranks) -> FittedStep:
@@ -156,31 +152,11 @@ def fit(
 
     if mesh is None and mixed_precision is None:
         return make(model, loss, optimizer)
+    if compile:
+        raise InvalidValueError("fit compiles no step that is divided among ranks: leave compile= or mesh= out")
     from ucudnn.memory.torch.sharding.sharded_step import Sharding  # torch.distributed.tensor takes long to import
 
     return Sharding(model, loss, optimizer, mesh, mixed_precision).fitted(make)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitOptions:
-    """How a step is fitted: as the arguments of `fit` say, with sizes in bytes.
-
-    Attributes:
-        measured: whether each operation runs by itself before the plan is made, which gives its time, and on a GPU its
-            scratch. Otherwise times are those of a device profile, and operations have no scratch.
-        ranks: decides together with other ranks.
-    """
-
-    budget: int | None = None
-    policy: str | MemoryPolicy = "auto"
-    measured: bool
-    convolutions: str | Mapping[str, Any] | None = None
-    debug: bool = False
-    host_bytes: int | None = None
-    progress: Progress | None = None
-    plan_seconds: float | None = PLAN_SECONDS
-    divide: bool = False
-    ranks: Agreement = field(default_factory=Agreement)
 
 
 def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
@@ -195,7 +171,7 @@ def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
     try:
         return left_as_found(partial(_fitted, subject, options, others), *subject.touched())
     except StepGraphError as error:
-        error.args = (f"{error}{INSTEAD_OF_A_PLAN}",)
+        error.args = (f"{error}{INSTEAD_OF_A_PLAN}{', without compile=True' if options.compile else ''}",)
         raise
     except BudgetError:
         if not others:
@@ -235,23 +211,30 @@ def _planned(
     stages: Stages,
     *,
     is_last: bool,
-) -> tuple["_Planning", MemoryPlan]:
+) -> tuple[StepPlanning, MemoryPlan]:
     """Return how a step is planned, and its plan: of a division where that may be, and helps.
 
     Where this is not the last try, a budget is refused without one, because the next try keeps all bits.
     """
 
-    def of(program: StepProgram) -> tuple[_Planning, MemoryPlan]:
-        planning = _Planning.measured(subject, program, stated, options, stages)
+    def of(program: StepProgram) -> tuple[StepPlanning, MemoryPlan]:
+        planning = StepPlanning.measured(subject, program, stated, options, stages)
         with planning.stated.explained():
             return planning, planning.plan()
+
+    def compiled(program: StepProgram) -> tuple[StepPlanning, MemoryPlan]:
+        try:
+            return of(compiled_program(program, options.regions, stages))
+        except BudgetError:  # regions that access less leave more room, and save less
+            return of(compiled_program(program, options.regions, stages, SMALL))
 
     refuse = partial(check_floor, subject, program.graph, costs, stated)
     if stated.tensor_bytes is None or not is_last:
         refuse()
-        return of(program)
+        return compiled(program) if options.compile else of(program)
     chosen = DivisionChoice(program, costs, stated.tensor_bytes, options.policy, options.plan_seconds, stages)
-    return chosen.divided(of, refuse) if options.divide else chosen.whole(of, refuse)
+    plan = compiled if options.compile else of
+    return chosen.divided(plan, refuse) if options.divide else chosen.whole(plan, refuse)
 
 
 def _fit_others(
@@ -264,137 +247,3 @@ def _fit_others(
     return fit_subject(replace(subject, args=args, kwargs=kwargs, used=used), options)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Planning:
-    """How plans of a step are made.
-
-    Attributes:
-        room: what PyTorch's allocator may take; None where nothing bounds it.
-        choices: what runs convolutions by the plan's configurations; None where PyTorch's own kernels run.
-        kept: makes plans, unless earlier processes did.
-    """
-
-    program: StepProgram
-    costs: Costs
-    stated: StatedBudget
-    options: FitOptions
-    room: AllocatorRoom | None
-    choices: ConvolutionChoices | None
-    kept: KeptPlans
-
-    @classmethod
-    def measured(
-        cls, subject: StepSubject, program: StepProgram, stated: StatedBudget, options: FitOptions, stages: Stages
-    ) -> Self:
-        """Return how plans are made, when what they are made of has been measured."""
-        device, costs = program.device, step_costs(program.graph, program.device)
-        settings = Settings.load()
-        files = StepFiles(OFF if settings.remeasure else settings.database)
-        fixed = "" if stated.budget is None else expand_segments(device)
-        within = stated.with_libraries(device)
-        if options.measured:
-            measure = partial(measure_operations, program, costs, tensor_bytes=within.tensor_bytes, stages=stages)
-            costs = options.ranks.all(lambda: kept_costs(files, program, lambda known: measure(known=known)))
-        asked = options.convolutions
-        choices = None if asked is None else ConvolutionChoices.asked(program, asked)
-        if choices is not None:
-            costs = choices.measured(costs, within.tensor_bytes, stages)
-        costs, within = options.ranks.costs(program.graph, costs), within.with_loaded_kernels(device, since=stated)
-        stated = options.ranks.stated(replace(within, fixed_segments=fixed))
-        stated_so = options.budget, options.host_bytes, options.plan_seconds
-        kept = KeptPlans(files, program, costs, options.policy, stated_so)
-        room = allocator_room(program, stated, subject.optimizers, kept.least)
-        return cls(program=program, costs=costs, stated=stated, options=options, room=room, choices=choices, kept=kept)
-
-    def fitted(self, plan: MemoryPlan, subject: StepSubject, refit: _Refit, meter: AllocatorMeter | None) -> FittedStep:
-        """Return the fitted step of a plan; `refit` as in `FittedStep`, and the meter measures the first step."""
-        step = FittedStep(subject, self._run(plan), self.costs, refit, self._told(plan))
-        layout = None if self.room is None else self.room.compaction(plan, self.costs)
-        first = None if meter is None else self._frugal_step(step, meter, layout)
-        block = taken_block(self.program.device, layout, self.stated, subject.optimizers)
-        lies = None if self.room is None else partial(self.room.compaction, costs=self.costs)
-        step.begin_with(first, self._guard(first), self._told, block, lies)
-        return step
-
-    def plan(self, less: int = 0) -> MemoryPlan:
-        """Return the plan for the budget, or for some bytes less."""
-        budget = None if self.stated.tensor_bytes is None else self.stated.tensor_bytes - less
-        room = None if self.room is None else replace(self.room, tensor_bytes=self.room.tensor_bytes - less)
-        host = host_headroom(self.stated.host_bytes)
-        stages = Stages(self.options.progress)
-        stages.begin(f"planning {len(self.program.graph.operations)} operations")
-        search = partial(PlanSearch, self.options.plan_seconds, stages.reached)
-        make = partial(self.kept.plan, (budget, room, host), search, less)
-        plan = self.options.ranks.plan(make, self.program.graph)
-        if self.kept.is_earlier(plan):
-            stages.begin("plan of an earlier process")
-        return plan
-
-    def _told(self, plan: MemoryPlan) -> StatedBudget:
-        """Return the budget with what the allocator takes for a plan, and where that is from."""
-        stated = replace(self.stated, earlier_plan=self.kept.is_earlier(plan))
-        if self.room is None:
-            return stated
-        taken = self.room.taken_bytes(plan, self.costs) + self.stated.library_bytes
-        layout = self.room.compaction(plan, self.costs)
-        if layout is not None:
-            moved, moved_ms = layout.moved_bytes, self.room.moves_ms(layout)
-            return replace(stated, allocator_bytes=taken, moved_bytes=moved, moved_ms=moved_ms)
-        found = self.room.returns(plan, self.costs)
-        given = (found.returned_bytes, returns_ms(found)) if found.fits else (0, 0.0)
-        return replace(stated, allocator_bytes=taken, returned_bytes=given[0], returned_ms=given[1])
-
-    def _guard(self, first: FirstStep | None) -> GrowthGuard | None:
-        """Return what looks at the bytes beside PyTorch's allocator; None where no budget counts them."""
-        measure = outside_meter(self.program.device)
-        if self.stated.tensor_bytes is None or measure is None or not self.options.ranks.alone:
-            return None
-        counted = self.stated.outside_bytes + self.stated.reserve_bytes
-        return GrowthGuard(measure, counted, partial(self._within_growth, first))
-
-    def _within_growth(self, first: FirstStep | None, grown: int, run: PlannedRun) -> PlannedRun | None:
-        """Return the code that runs when kernels have grown beyond their reserve; None where no plan takes less."""
-        less = grown + (0 if first is None else first.excess_bytes)
-        if less <= self._spare(run.plan):
-            return run
-        try:
-            return self._run(self.plan(less))
-        except BudgetError:
-            plan = frugal_plan(self.program.graph, self.costs, self.options.policy, run.plan, self.room)
-            return None if plan is None or less > self._spare(plan) else self._run(plan)
-
-    def _frugal_step(self, step: FittedStep, meter: AllocatorMeter, layout: Compaction | None) -> FirstStep | None:
-        """Return a first step that runs the plan that takes least; None where there is no more frugal one.
-
-        Where the step's plan runs in a block, the first step does, too, and moves what the block's layout says.
-        """
-        if layout is None or self.room is None:
-            frugal = frugal_plan(self.program.graph, self.costs, self.options.policy, step.plan, self.room)
-        else:
-            least = self.room.first_of(step.plan, self.costs)
-            frugal = least and replace(least, budget=step.plan.budget, moves=layout.first_moves)
-        if frugal is None or self.stated.tensor_bytes is None:
-            return None
-        return FirstStep(
-            self._run(frugal), self.costs, self._spare(step.plan), meter, partial(self._faster_for_less, frugal)
-        )
-
-    def _faster_for_less(self, frugal: MemoryPlan, less: int) -> PlannedRun | None:
-        """Return the code of the plan for some bytes less; None where that is not faster than the frugal one."""
-        try:
-            found = self._run(self.plan(less))
-        except BudgetError:
-            return None
-        return found if found.simulation.step_ms < simulate(frugal, self.costs).step_ms else None
-
-    def _spare(self, plan: MemoryPlan) -> int:
-        """Return the bytes by which a plan stays below the budget; fewer than none where it exceeds it."""
-        assert self.stated.tensor_bytes is not None
-        spare = self.stated.tensor_bytes - simulate(plan, self.costs).peak_bytes
-        if self.room is None:
-            return spare
-        return min(spare, self.room.tensor_bytes - self.room.taken_bytes(plan, self.costs))
-
-    def _run(self, plan: MemoryPlan) -> PlannedRun:
-        program = self.program if self.choices is None else self.choices.applied(plan.configurations)
-        return PlannedRun(program, plan, self.costs, debug=self.options.debug, host_bytes=self.stated.host_bytes)

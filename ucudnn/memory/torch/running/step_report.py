@@ -56,6 +56,15 @@ def step_report(
         for other, found in others
     ]
     update = ["update: some parameters at a time, because all at once exceed the budget"] if in_parts else []
-    told = [*run.program.divided, *update, *stated.lines(), *usage, *among, host, *issue_lines(run.simulation)]
+    told = [
+        *run.program.divided,
+        *run.program.compiled,
+        *update,
+        *stated.lines(),
+        *usage,
+        *among,
+        host,
+        *issue_lines(run.simulation),
+    ]
     lines = [*told, *plan_lines(plan, costs, run.simulation), *smaller]
     return "\n".join([head, peak, time, *lines])

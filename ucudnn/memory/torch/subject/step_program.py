@@ -176,6 +176,7 @@ class StepProgram:
         supposed: values of scalars that the trace has supposed, where, and whether another one is another step, because
             otherwise the plain loop raises an error.
         divided: which segments are computed part by part, and why, a line each.
+        compiled: which runs of operations are compiled, and why others are not, a line each.
     """
 
     graph: StepGraph
@@ -201,6 +202,7 @@ class StepProgram:
     values: tuple[tuple[int, Tensor], ...] = ()
     supposed: tuple[tuple[bool, str, bool], ...] = ()
     divided: tuple[str, ...] = ()
+    compiled: tuple[str, ...] = ()
 
     def every_call(self) -> Iterator[TracedCall]:
         """Yield the calls of operations, and those that are no operation."""

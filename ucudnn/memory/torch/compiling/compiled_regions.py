@@ -1,0 +1,129 @@
+"""Compiles the regions of a step, each kind once, and says which run as they are, and why."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.torch.compiling.fused_program import SHARE, RegionKinds, fused_program
+from ucudnn.memory.torch.compiling.inductor import compiled
+from ucudnn.memory.torch.compiling.region import FusedRegion
+from ucudnn.memory.torch.compiling.region_graph import region_graph
+from ucudnn.memory.torch.measuring.made_operands import operand_storages, operator_on_made_up
+from ucudnn.memory.torch.measuring.measured_peak import allocations, descendants, profiled
+from ucudnn.memory.torch.measuring.progress import Stages
+from ucudnn.memory.torch.subject.left_as_found import Snapshot
+from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.subject.traced_values import TracedCall
+
+SMALL = 1.0
+"""How many times the bytes that a step's largest operation accesses a region may access where a budget is tight."""
+
+
+def compiled_program(program: StepProgram, kinds: RegionKinds, stages: Stages, share: float = SHARE) -> StepProgram:
+    """Return a step whose runs of fusible operations are compiled regions, each kind compiled once.
+
+    A region that Inductor does not compile, or whose code returns tensors that lie otherwise, runs its calls one after
+    another. One whose calls return tensors that lie otherwise than they were traced becomes single operations again.
+
+    Args:
+        program: the step as it is.
+        kinds: the regions that are known, to which those of this step are added.
+        stages: are told what is done.
+        share: how many times the bytes that the step's largest operation accesses a region may access.
+    """
+    while True:
+        fused = fused_program(program, kinds, share)
+        left = {
+            call.func: call for call in fused.calls if isinstance(call.func, FusedRegion) and not call.func.is_tried
+        }
+        stages.begin(f"compiling {len(left)} kinds of regions")
+        with ExitStack() as after:
+            after.callback(Snapshot().restore_modes)  # made-up operands draw random numbers
+            for number, (region, call) in enumerate(left.items()):
+                stages.done(number, len(left))
+                _compile(region, fused.device)
+                _try(region, call, fused)
+        if fused.device.type == "cuda":  # the blocks of operands would stay in the allocator's cache
+            torch.cuda.empty_cache()
+        if not any(each.is_apart for each in left):
+            return replace(fused, compiled=_told(fused))
+
+
+def with_scratch(program: StepProgram, costs: Costs) -> Costs:
+    """Return costs of a step with the scratch of its regions as far as it is known."""
+    known = zip(program.calls, costs.scratch_bytes, strict=True)
+    scratch = (each.func.scratch_bytes if isinstance(each.func, FusedRegion) else size for each, size in known)
+    return replace(costs, scratch_bytes=tuple(scratch))
+
+
+def _told(program: StepProgram) -> tuple[str, ...]:
+    """Return how many regions of a step are compiled, and why others are not, a line each."""
+    used = [call.func for call in program.calls if isinstance(call.func, FusedRegion)]
+    done, kinds = [each for each in used if each.is_compiled], [*dict.fromkeys(used)]
+    inside = sum(len(each.calls) for each in done)
+    lines = [
+        f"compiled: {len(done)} of {len(used)} regions, in the place of {inside} operations;"
+        f" {sum(each.is_compiled for each in kinds)} kinds"
+    ]
+    for each in kinds:
+        if not each.is_compiled:
+            names = " ".join(dict.fromkeys(call.func._opname for call in each.calls))
+            lines.append(f"not compiled: {used.count(each)} regions of {names}: {each.reason}")
+    return tuple(lines)
+
+
+def _compile(region: FusedRegion, device: torch.device) -> None:
+    form = region.form
+    try:
+        graph = region_graph(region.calls, form, functional=True)
+        region.use(compiled(graph, form.arguments, form.results, device))
+    except Exception as error:  # noqa: BLE001  # whatever a compiler raises
+        region.leave(_shortened(error))
+
+
+def _try(region: FusedRegion, call: TracedCall, program: StepProgram) -> None:
+    """Run a region on made-up operands, look how its results lie, and note its scratch on a CPU."""
+    operands = operand_storages(call)
+    operator: Callable[[], Any] = operator_on_made_up(call, operands, program.device, len(program.graph.storages))
+    found: list[Tensor] = []
+    on_cpu = program.device.type == "cpu"  # on a GPU scratch is measured with that of all operations
+    try:
+        with torch.no_grad():
+            events = profiled(lambda: found.extend(operator())) if on_cpu else found.extend(operator())
+        wrong = _difference(found, region)
+    except Exception as error:  # noqa: BLE001  # whatever compiled code raises
+        wrong = _shortened(error)
+    if wrong and region.is_compiled:
+        region.leave(wrong)
+        _try(region, call, program)
+    elif wrong:
+        region.is_apart = True
+    elif on_cpu:
+        level = highest = 0
+        for event in allocations([*descendants(events)]):
+            level += event.extra_fields.alloc_size
+            highest = max(highest, level)
+        region.scratch_bytes = max(0, highest - sum(each.untyped_storage().nbytes() for each in found))
+
+
+def _difference(found: Sequence[Tensor], region: FusedRegion) -> str:
+    """Return in what the results of a region differ from those of its calls; '' for nothing."""
+    storages = {each.untyped_storage().data_ptr() for each in found}
+    if len(storages) < len(found):
+        return "results share memory"
+    for tensor, traced in zip(found, region.form.results, strict=True):
+        lies = tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype
+        if lies != (traced.shape, traced.stride, 0, traced.dtype):
+            return f"a result of shape, strides, offset and type {lies}"
+    return ""
+
+
+def _shortened(error: Exception) -> str:
+    lines = [each.strip() for each in f"{type(error).__name__}: {error}".splitlines()]
+    return next(chain((each for each in lines if each), ("",)))[:200]

@@ -1,0 +1,63 @@
+"""PyTorch's Inductor, which compiles a graph: the one module that knows names of it that are not public.
+
+Inductor keeps what it has compiled in its cache on disk, and finds it there by the graph.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ucudnn.memory.torch.subject.traced_values import TracedTensor
+
+
+def compiled(
+    graph: GraphModule, arguments: Sequence[TracedTensor], results: Sequence[TracedTensor], device: torch.device
+) -> Callable[..., Sequence[Tensor]]:
+    """Return the compiled code of a graph, which takes and returns tensors that lie as they were traced.
+
+    Raises:
+        Exception: whatever Inductor raises where it cannot compile the graph.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch about itself, which a program may have made errors
+        return _compiled(graph, arguments, results, device)
+
+
+def _compiled(
+    graph: GraphModule, arguments: Sequence[TracedTensor], results: Sequence[TracedTensor], device: torch.device
+) -> Callable[..., Sequence[Tensor]]:
+    # Importing these takes a second, which a step that is not compiled need not wait for.
+    from torch._dynamo.convert_frame import compile_lock
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    def laid_out(*args: Tensor) -> tuple[Tensor, ...]:
+        found = graph(*args)
+        return tuple(_lying_as(each, traced) for each, traced in zip(found, results, strict=True))
+
+    # Inductor's cache is asked only for graphs whose fake tensors have an environment for sizes.
+    with compile_lock, torch.no_grad(), torch._C._DisableAutocast(), config.patch({"triton.cudagraphs": False}):
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        with mode:
+            given = [each.empty(device) for each in arguments]
+            traced = make_fx(functionalize(laid_out), select_decomp_table())(*given)
+        (output,) = traced.graph.find_nodes(op="output")
+        output.meta["user_visible_output_idxs"] = [*range(len(results))]
+        code: Any = compile_fx_inner(traced, given, static_input_idxs=(), is_inference=True)
+    return lambda *args: code([*args])
+
+
+def _lying_as(tensor: Tensor, traced: TracedTensor) -> Tensor:
+    """Return a result in the strides that the operators of eager PyTorch gave it."""
+    if tensor.stride() == traced.stride:
+        return tensor
+    return traced.empty(tensor.device).copy_(tensor)
