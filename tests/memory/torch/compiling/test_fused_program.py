@@ -35,10 +35,10 @@ def regions_of(program):
     return [each for each in program.graph.operations if each.kind == "ucudnn.region"]
 
 
-def fuse(race, share=2.0):
+def fuse(race, share=2.0, *, remakes=False):
     """Let a race's step have regions, and return the step as it was and the kinds of regions."""
     before, kinds = race.program, RegionKinds()
-    race.program = fused_program(before, kinds, share)
+    race.program = fused_program(before, kinds, share, remakes=remakes)
     race.costs = step_costs(race.program.graph, torch.device("cpu"))
     return before, kinds.kinds
 

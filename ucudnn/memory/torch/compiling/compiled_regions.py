@@ -95,7 +95,10 @@ def _try(region: FusedRegion, call: TracedCall, program: StepProgram) -> None:
     on_cpu = program.device.type == "cpu"  # on a GPU scratch is measured with that of all operations
     try:
         with torch.no_grad():
-            events = profiled(lambda: found.extend(operator())) if on_cpu else found.extend(operator())
+            if on_cpu:
+                events = profiled(lambda: found.extend(operator()))
+            else:
+                found += operator()
         wrong = _difference(found, region)
     except Exception as error:  # noqa: BLE001  # whatever compiled code raises
         wrong = _shortened(error)

@@ -1,15 +1,16 @@
 """The program of a step with runs of its operations as regions: fewer operations, and no storages inside of regions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
 import torch
 
-from ucudnn.memory.step.graph import Affine, StepOperation
+from ucudnn.memory.step.graph import Affine, Phase, StepOperation
 from ucudnn.memory.torch.compiling.fusible_calls import out_of_place, takes_memory
 from ucudnn.memory.torch.compiling.region import FusedRegion
 from ucudnn.memory.torch.compiling.region_graph import RegionForm, region_form
+from ucudnn.memory.torch.compiling.remade import Remade, Remaking, with_remade
 from ucudnn.memory.torch.compiling.runs import Runs
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
@@ -29,7 +30,8 @@ class RegionKinds:
     def of(self, calls: Sequence[TracedCall], form: RegionForm, device: str) -> FusedRegion:
         """Return the region of calls."""
         numbered, own = form.numbered(calls)
-        key = repr((device, numbered, [(str(each.func), each.args, dict(each.kwargs), each.results) for each in own]))
+        named = [(each.func.namespace, each.func._opname, each.func._overloadname) for each in own]
+        key = repr((device, numbered, named, [(each.args, dict(each.kwargs), each.results) for each in own]))
         if key not in self.kinds:
             self.kinds[key] = FusedRegion(key, own, numbered)
         return self.kinds[key]
@@ -42,30 +44,54 @@ class _Fused(NamedTuple):
     operation: StepOperation
     call: TracedCall
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether it is a region whose calls must be operations of their own."""
+        return isinstance(self.call.func, FusedRegion) and self.call.func.is_apart
 
-def fused_program(program: StepProgram, kinds: RegionKinds, share: float = SHARE) -> StepProgram:
+
+def fused_program(
+    program: StepProgram, kinds: RegionKinds, share: float = SHARE, *, remakes: bool = True
+) -> StepProgram:
     """Return a step whose runs of fusible operations are regions, which run their calls one after another.
 
     Args:
         program: the step.
         kinds: the regions that are known, to which those of this step are added.
         share: how many times the bytes that the step's largest operation accesses a region may access.
+        remakes: whether regions of backward compute cheap operations of forward again rather than reading what these
+            made.
     """
     program = _without_models(program)
     runs = Runs(program, share)
-    parts = [members for run in runs.find() for members in _expressible(program, runs, run)]
-    alone = {*range(len(program.calls))} - {each for members in parts for each in members}
-    found: list[_Fused] = []
-    begin = 0
-    for members in [*parts, [len(program.calls)]]:
-        found += (_as_it_is(program, each) for each in range(begin, members[-1]) if each in alone)
-        begin = members[-1] + 1
-        fused = _region(program, runs, members, kinds) if members[0] < len(program.calls) else None
-        if fused is not None and fused.call.func.is_apart:
-            found += (_as_it_is(program, each) for each in members)
-        elif fused is not None:
-            found.append(fused)
-    return _written(program, found)
+    found = [each for run in runs.find() for each in _expressible(program, runs, run)]
+    again = {each.members[0]: each for each in _remade(program, runs, found)} if remakes else {}
+    while True:
+        changed = with_remade(program, again.values())
+        regions = _Regions(changed, Runs(changed, share), again, kinds)
+        fused = regions.fused([each for each in found if len(each) > 1 or each[0] in again])
+        apart = {one.members[0] for one in fused if one.is_apart}
+        if apart.isdisjoint(again):
+            single = [[*map(regions.alone, one.members)] if one.is_apart else [one] for one in fused]
+            return _written(changed, [one for each in single for one in each])
+        again = {first: each for first, each in again.items() if first not in apart}
+
+
+def _remade(program: StepProgram, runs: Runs, found: Iterable[Sequence[int]]) -> Iterator[Remade]:
+    """Yield what regions of backward compute again, of those that have room for it."""
+    operations = program.graph.operations
+    backward = [each for each in found if operations[each[0]].phase is Phase.BACKWARD]
+    remaking = Remaking(program, backward)
+    for members in backward:
+        remade = remaking.of(members)
+        if remade is None:
+            continue
+        reads = {each for index in members for each in operations[index].reads} - remade.storages.keys()
+        writes = {each for index in members for each in operations[index].writes}
+        calls, _ = _calls(program, runs, members, remade)
+        inner = runs.inner(members)
+        if runs.have_room_for((reads | writes | remade.reads) - inner) and region_form(calls, inner) is not None:
+            yield remade
 
 
 def _without_models(program: StepProgram) -> StepProgram:
@@ -84,18 +110,14 @@ def _without_models(program: StepProgram) -> StepProgram:
     return replace(program, calls=tuple(calls), graph=replace(program.graph, operations=tuple(operations)))
 
 
-def _as_it_is(program: StepProgram, index: int) -> _Fused:
-    return _Fused((index,), program.graph.operations[index], program.calls[index])
-
-
 def _expressible(program: StepProgram, runs: Runs, run: Sequence[int]) -> Iterable[list[int]]:
-    """Yield the longest parts of a run, of two operations at least, whose views are all known."""
+    """Yield the longest parts of a run whose views are all known."""
     begin = 0
-    while begin < len(run) - 1:
+    while begin < len(run):
         end = len(run)
-        while end - begin > 1 and _form(program, runs, run[begin:end]) is None:
+        while end > begin and _form(program, runs, run[begin:end]) is None:
             end -= 1
-        if end - begin > 1:
+        if end > begin:
             yield [*run[begin:end]]
         begin = max(end, begin + 1)
 
@@ -104,15 +126,17 @@ def _form(program: StepProgram, runs: Runs, members: Sequence[int]) -> RegionFor
     return region_form(_calls(program, runs, members)[0], runs.inner(members))
 
 
-def _calls(program: StepProgram, runs: Runs, members: Sequence[int]) -> tuple[list[TracedCall], frozenset[int]]:
+def _calls(
+    program: StepProgram, runs: Runs, members: Sequence[int], remade: Remade | None = None
+) -> tuple[list[TracedCall], frozenset[int]]:
     """Return the calls of a region, and the storages that it leaves as they are though one of its calls writes them.
 
     Operators of backward write over operands that nobody else reads. A kernel would write these bytes for nobody, so
     the calls make tensors of their own, which a kernel never does.
     """
-    found: list[TracedCall] = []
-    renamed: dict[int, int] = {}
-    spared = runs.last_read(members)
+    found = [] if remade is None else [*remade.calls]
+    renamed = {} if remade is None else dict(remade.storages)
+    spared, left = runs.last_read(members), set[int]()
     for index in members:
         call = program.calls[index].with_storages(renamed)
         for tensor in writes(program.calls[index]):
@@ -121,34 +145,61 @@ def _calls(program: StepProgram, runs: Runs, members: Sequence[int]) -> tuple[li
             other = out_of_place(call, renamed.get(tensor.storage, tensor.storage), new) if whole else None
             if tensor.storage in spared and other is not None:
                 renamed[tensor.storage], call = new, other
+                left.add(tensor.storage)
         found.append(call)
-    written = {each.storage for call in found for each in writes(call)}
-    return found, frozenset(renamed.keys() - written)
+    return found, frozenset(left - {each.storage for call in found for each in writes(call)})
 
 
-def _region(program: StepProgram, runs: Runs, members: Sequence[int], kinds: RegionKinds) -> _Fused:
-    operations, inner = [program.graph.operations[each] for each in members], runs.inner(members)
-    calls, spared = _calls(program, runs, members)
-    form = region_form(calls, inner)
-    assert form is not None
-    region = kinds.of(calls, form, program.device.type)
-    call = replace(
-        calls[0], func=region, args=form.arguments, kwargs={}, results=form.results, flops=sum(c.flops for c in calls)
-    )
-    reads, written = _accesses(operations, inner)
-    operation = replace(
-        operations[-1],
-        name=f"{operations[0].name}..{operations[-1].name}",
-        kind="ucudnn.region",
-        reads=reads,
-        writes=tuple(each for each in written if each not in spared),
-        flops=Affine(0),
-        traffic=Affine(sum(each.bytes_touched for each in (*form.arguments, *_written_by(form)))),
-        module=operations[0].module,
-        source=operations[0].source,
-        repeatable=all(each.repeatable for each in operations),
-    )
-    return _Fused(tuple(members), operation, call)
+@final
+class _Regions:
+    """Makes operations of a step with regions of operations of a step."""
+
+    def __init__(self, program: StepProgram, runs: Runs, again: Mapping[int, Remade], kinds: RegionKinds) -> None:
+        self._program, self._runs, self._again, self._kinds = program, runs, again, kinds
+
+    def fused(self, regions: Sequence[Sequence[int]]) -> list[_Fused]:
+        """Return all operations in order; what is between those of a region comes before it."""
+        found: list[_Fused] = []
+        inside = {each for members in regions for each in members}
+        begin, end = 0, len(self._program.calls)
+        for members in [*regions, [end]]:
+            found += (self.alone(each) for each in range(begin, members[-1]) if each not in inside)
+            begin = members[-1] + 1
+            if members[0] < end:
+                found.append(self._region(members))
+        return found
+
+    def alone(self, index: int) -> _Fused:
+        """Return an operation as it is."""
+        return _Fused((index,), self._program.graph.operations[index], self._program.calls[index])
+
+    def _region(self, members: Sequence[int]) -> _Fused:
+        program, inner = self._program, self._runs.inner(members)
+        operations = [program.graph.operations[each] for each in members]
+        calls, spared = _calls(program, self._runs, members, self._again.get(members[0]))
+        form = region_form(calls, inner)
+        assert form is not None
+        call = replace(
+            program.calls[members[0]],
+            func=self._kinds.of(calls, form, program.device.type),
+            args=form.arguments,
+            kwargs={},
+            results=form.results,
+            flops=0,
+        )
+        reads, written = _accesses(operations, inner)
+        operation = replace(
+            operations[-1],
+            name=f"{operations[0].name}..{operations[-1].name}",
+            kind="ucudnn.region",
+            reads=reads,
+            writes=tuple(each for each in written if each not in spared),
+            flops=Affine(0),
+            traffic=Affine(sum(each.bytes_touched for each in (*form.arguments, *_written_by(form)))),
+            module=operations[0].module,
+            source=operations[0].source,
+        )
+        return _Fused(tuple(members), operation, call)
 
 
 def _written_by(form: RegionForm) -> list[TracedTensor]:

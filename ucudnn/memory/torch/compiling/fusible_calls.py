@@ -12,11 +12,12 @@ from ucudnn.memory.torch.tracing.in_place import ELEMENTWISE
 
 aten = torch.ops.aten
 
-BATCH_NORM = aten.native_batch_norm.default
-NORMS = (BATCH_NORM, aten.native_layer_norm.default, aten.native_group_norm.default)
-"""Their results are the output, the mean and the inverse deviation."""
+BATCH_NORM, LAYER_NORM = aten.native_batch_norm.default, aten.native_layer_norm.default
+GROUP_NORM = aten.native_group_norm.default
 
+_SUMMING = ("sum", "mean", "var", "amax", "amin", "nll_loss", "mse_loss", "smooth_l1", "huber", "binary_cross")
 _TAGS = {getattr(torch.Tag, name) for name in ("pointwise", "reduction") if hasattr(torch.Tag, name)}
+_REDUCTION = getattr(torch.Tag, "reduction", None)
 _NAMES = frozenset({
     "native_batch_norm", "native_layer_norm", "native_group_norm", "_fused_rms_norm",
     "native_batch_norm_backward", "native_layer_norm_backward", "native_group_norm_backward",
@@ -48,6 +49,15 @@ def is_fusible(call: TracedCall, counted: int) -> bool:
         each.storage < counted and each.is_plain and not each.dtype.is_complex and 0 not in each.shape
         for each in chain(call.inputs, call.outputs)
     )
+
+
+def is_cheap(call: TracedCall) -> bool:
+    """Return whether a fusible call may be computed again where its result is read, because it sums nothing up.
+
+    A softmax is so, because its result is larger than what it is made of by much, or as large.
+    """
+    name = call.func._opname
+    return _REDUCTION not in call.func.tags and not name.startswith(_SUMMING) and "norm" not in name
 
 
 def may_come_first(call: TracedCall) -> bool:

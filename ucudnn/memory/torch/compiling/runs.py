@@ -110,7 +110,11 @@ class Runs:
                 return False
         members = [*run, index]
         everything = {each for i in members for each in (*graph.operations[i].reads, *graph.operations[i].writes)}
-        return self._bytes(everything - self.inner(members)) <= self._most
+        return self.have_room_for(everything - self.inner(members))
+
+    def have_room_for(self, storages: set[int]) -> bool:
+        """Whether a region may access some storages."""
+        return self._bytes(storages) <= self._most
 
     def _bytes(self, storages: set[int]) -> int:
         graph = self._program.graph
