@@ -324,8 +324,14 @@ def _ours(step: TrainingStep, asked: Asked, turns: Turns, stack: ExitStack) -> _
 
     _cap(device, budget)
     with step.autocast():
-        measured, divide = device.type == "cuda", asked.cell.rival == names.DIVIDED
-        options = FitOptions(budget=budget, policy=asked.policy, measured=measured, progress=heard, divide=divide)
+        options = FitOptions(
+            budget=budget,
+            policy=asked.policy,
+            measured=device.type == "cuda",
+            progress=heard,
+            divide=asked.cell.rival == names.DIVIDED,
+            compile=asked.cell.rival == names.COMPILED,
+        )
         fitted = stack.enter_context(closing(fit_subject(trial_subject(step), options)))
     stages["fitted"] = perf_counter() - began
     _cap(device, budget)  # fitting loads kernels
@@ -338,7 +344,9 @@ def _ours(step: TrainingStep, asked: Asked, turns: Turns, stack: ExitStack) -> _
             "operations": len(plan.graph.operations),
             "begun_s": stages,
         }
-        told["divided"] = [each for each in fitted.report().splitlines() if each.startswith("divided")]
+        lines = fitted.report().splitlines()
+        told["divided"] = [each for each in lines if each.startswith("divided")]
+        told["compiled"] = [each for each in lines if each.startswith(("compiled", "not compiled"))]
         return {**told, "predicted_ms": found.step_ms, "predicted_peak": found.peak_bytes}
 
     return with_plan(step, fitted), more

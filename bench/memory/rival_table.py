@@ -9,7 +9,7 @@ from ucudnn.units import format_bytes
 
 EAGER, CHECKPOINT, SAVE_ON_CPU, COMPILE = "eager", "checkpoint", "save_on_cpu", "compile"
 OFFLOAD, RATIO, ACCUMULATE = "compile-offload", "compile-budget", "accumulate"
-FITTED = OURS, DIVIDED = "ours", "ours-divided"
+FITTED = OURS, DIVIDED, COMPILED = "ours", "ours-divided", "ours-compiled"
 _WITH_SETTINGS = (RATIO, ACCUMULATE, OFFLOAD, *FITTED)
 TITLES = {
     EAGER: "eager PyTorch",
@@ -21,6 +21,7 @@ TITLES = {
     OFFLOAD: "compiled activation offloading",
     OURS: "`fit`",
     DIVIDED: "`fit(divide=True)`",
+    COMPILED: "`fit(compile=True)`",
 }
 NETWORKS = {
     "resnet50_last": "ResNet-50 256, NHWC",

@@ -7,9 +7,9 @@
 
 Rivals: eager; blocks by `torch.utils.checkpoint`; `save_on_cpu`; gradient accumulation, where no batch normalization
 forbids it; `torch.compile`, with `activation_memory_budget`, and with activation offloading; and `fit` within shares of
-the memory that eager's process has, whole and divided. No step has dropout, because `activation_memory_budget` draws it
-twice. A peak is `max_memory_allocated` of the timed steps. What a process has is its context and kernels, and all that
-PyTorch's allocator has taken.
+the memory of eager's process, whole, divided and compiled. No step has dropout, because `activation_memory_budget`
+draws it twice. A peak is `max_memory_allocated` of the timed steps. What a process has is its context and kernels, and
+all that PyTorch's allocator has taken.
 
 Each rival is a process of its own. Its settings share it, because cuDNN's trials of algorithms take 12 to 17 s there.
 Processes trace, plan and compile beside each other, but take turns on the device, and while one times its steps all
@@ -68,6 +68,7 @@ RIVALS: dict[str, Sequence[float]] = dict.fromkeys(
 RIVALS |= {
     names.OURS: SHARES,
     names.DIVIDED: SHARES[-1:],
+    names.COMPILED: (1.0, *SHARES),
     names.ACCUMULATE: (2, 4),
     names.RATIO: RATIOS,
     names.OFFLOAD: (1, 0),
@@ -77,6 +78,7 @@ _COMPILED = (names.COMPILE, names.RATIO)
 _FAMILIES = (
     (names.OURS,),
     (names.DIVIDED,),
+    (names.COMPILED,),
     (names.ACCUMULATE,),
     (names.CHECKPOINT,),
     _COMPILED,
@@ -236,6 +238,7 @@ def main() -> None:
     parser.add_argument("--ratio", action="append", type=float, help=f"of activation_memory_budget {RATIOS}")
     parser.add_argument("--cell", action="append", help="such as 'vgg16_bn ours 0.5', of those above (all)")
     parser.add_argument("--policy", default="auto", help="of ours (%(default)s)")
+    parser.add_argument("--compiled-share", action="append", type=float, help="like --share, of ours compiled")
     parser.add_argument("--divided-share", action="append", type=float, help="like --share, of ours divided")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of at most 3 s, at least 3 (%(default)s)")
     parser.add_argument("--seconds", type=float, default=1e9, help="when to begin no further cell")
@@ -248,6 +251,7 @@ def main() -> None:
         parser.error("--small tries the script out: name a file with --out")
     out, networks = arguments.out or arguments.default_out, arguments.network or USUAL
     shares = {names.OURS: arguments.share, names.DIVIDED: arguments.divided_share}
+    shares[names.COMPILED] = arguments.compiled_share
     given = {each: sorted(named, reverse=True) for each, named in shares.items() if named}
     given |= {names.RATIO: [*(arguments.ratio or RATIOS)]}
     rivals = {each: given.get(each, RIVALS[each]) for each in (arguments.rival or RIVALS)}

@@ -98,6 +98,18 @@ def test_a_small_network_does_so_with_fewer_operations(name):
     race.check(race.fitted("checkpoint"))
 
 
+@pytest.mark.parametrize("remakes", [False, True])
+@pytest.mark.parametrize("seed", [0, 22, 161])
+def test_what_a_region_is_given_is_there(seed, remakes):
+    race = Race(random_network(seed), steps=1)
+    fuse(race, remakes=remakes)
+    for call, operation in zip(race.program.calls, race.program.graph.operations, strict=True):
+        if operation.kind == "ucudnn.region":
+            assert {each.storage for each in call.inputs} <= {*operation.reads, *operation.writes}
+            assert {each.storage for each in call.outputs} <= {*operation.writes}
+    race.trained(race.fitted("stock"))
+
+
 def test_alike_regions_are_one_kind():
     layers = [layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8))]
     race = Race((nn.Sequential(*layers), (torch.randn(4, 8), torch.randn(4, 8)), F.mse_loss), steps=1)

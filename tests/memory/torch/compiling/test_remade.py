@@ -107,6 +107,7 @@ def test_random_networks_train_as_the_plain_loop_does(seed):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(6, 8), (3, 8, 5), (2, 8, 3, 4)])
 def test_the_output_of_each_norm_follows_from_its_statistics(shape, dtype):
+    torch.manual_seed(0)
     norms = [nn.BatchNorm1d(8) if len(shape) < 4 else nn.BatchNorm2d(8), nn.LayerNorm(shape[1:]), nn.GroupNorm(2, 8)]
     norms += [nn.LayerNorm(shape[-1:], elementwise_affine=False), nn.GroupNorm(4, 8, affine=False)]
     for norm in norms:
@@ -117,7 +118,9 @@ def test_the_output_of_each_norm_follows_from_its_statistics(shape, dtype):
         calls = trace_program(subject, "norm", 1).calls
         named = [each for each in calls if each.func._opname.startswith("native") and each.phase is Phase.FORWARD]
         (call,) = named
-        assert is_norm(call)
+        assert is_norm(call) is (call.results[1].dtype.itemsize > 2)
+        if not is_norm(call):
+            continue
         made = {}
 
         def of(tensor, made=made):

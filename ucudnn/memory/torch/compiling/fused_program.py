@@ -6,8 +6,9 @@ from typing import NamedTuple, final
 
 import torch
 
-from ucudnn.memory.step.graph import Affine, Phase, StepOperation
+from ucudnn.memory.step.graph import Affine, Phase, StepGraph, StepOperation
 from ucudnn.memory.torch.compiling.fusible_calls import out_of_place, takes_memory
+from ucudnn.memory.torch.compiling.native_norms import with_native_norms
 from ucudnn.memory.torch.compiling.region import FusedRegion
 from ucudnn.memory.torch.compiling.region_graph import RegionForm, region_form
 from ucudnn.memory.torch.compiling.remade import Remade, Remaking, with_remade
@@ -62,7 +63,8 @@ def fused_program(
         remakes: whether regions of backward compute cheap operations of forward again rather than reading what these
             made.
     """
-    program = _without_models(program)
+    before = program.graph
+    program = _without_models(with_native_norms(program))
     runs = Runs(program, share)
     found = [each for run in runs.find() for each in _expressible(program, runs, run)]
     again = {each.members[0]: each for each in _remade(program, runs, found)} if remakes else {}
@@ -73,7 +75,7 @@ def fused_program(
         apart = {one.members[0] for one in fused if one.is_apart}
         if apart.isdisjoint(again):
             single = [[*map(regions.alone, one.members)] if one.is_apart else [one] for one in fused]
-            return _written(changed, [one for each in single for one in each])
+            return _written(changed, [one for each in single for one in each], before)
         again = {first: each for first, each in again.items() if first not in apart}
 
 
@@ -187,13 +189,14 @@ class _Regions:
             results=form.results,
             flops=0,
         )
-        reads, written = _accesses(operations, inner)
+        reads, writes = _accesses(operations, inner)
+        given, written = {each.storage for each in form.arguments}, {*writes} - spared
         operation = replace(
             operations[-1],
             name=f"{operations[0].name}..{operations[-1].name}",
             kind="ucudnn.region",
-            reads=reads,
-            writes=tuple(each for each in written if each not in spared),
+            reads=tuple(sorted({*reads} | (given - written))),
+            writes=tuple(sorted(written)),
             flops=Affine(0),
             traffic=Affine(sum(each.bytes_touched for each in (*form.arguments, *_written_by(form)))),
             module=operations[0].module,
@@ -218,12 +221,12 @@ def _accesses(operations: Sequence[StepOperation], inner: frozenset[int]) -> tup
     return tuple(sorted(reads - inner)), tuple(sorted(writes - inner))
 
 
-def _written(program: StepProgram, fused: Sequence[_Fused]) -> StepProgram:
-    """Return the program of some operations, without the storages that none of them accesses any more."""
+def _written(program: StepProgram, fused: Sequence[_Fused], before: StepGraph) -> StepProgram:
+    """Return the program of some operations, without the storages that only operations before them accessed."""
     graph, known = program.graph, len(program.graph.storages)
-    before = {each for operation in graph.operations for each in (*operation.reads, *operation.writes)}
+    once = {each for operation in before.operations for each in (*operation.reads, *operation.writes)}
     accessed = {each for one in fused for each in (*one.operation.reads, *one.operation.writes)}
-    kept = [each for each in range(known) if each in accessed or each not in before]
+    kept = [each for each in range(known) if each in accessed or each not in once]
     order = [*kept, *sorted(each for each in program.sizes if each >= known)]
     numbers = {storage: number for number, storage in enumerate(order)}
     positions = {member: place for place, one in enumerate(fused) for member in one.members}
