@@ -245,5 +245,3 @@ def _fit_others(
     used: Used | None = None,
 ) -> FittedStep:
     return fit_subject(replace(subject, args=args, kwargs=kwargs, used=used), options)
-
-
