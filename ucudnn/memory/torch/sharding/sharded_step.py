@@ -81,11 +81,12 @@ class Sharding:
         given: Sequence[torch.optim.Optimizer]
         given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*(optimizer or ())]
         self.roll = RollCall()
+        exchange = partial(exchanged, group_of(mesh, PATIENCE, self.roll, "gloo"))
+        exchange(None)  # when all ranks are here, groups with a short timeout connect within it
         self.group = group_of(mesh, SILENCE, self.roll)
         self.exchange = partial(numbers, group_of(mesh, SILENCE, self.roll, "gloo"))
         self._model, self._given = model, given
         self.shards = shard_parameters(model, given, mesh)
-        exchange = partial(exchanged, group_of(mesh, PATIENCE, self.roll, "gloo"))
         gather = partial(ALL_GATHER, ranks=mesh.size(), group=self.group.group_name)
         device = self.shards[0].inside.device if self.shards else torch.device("cpu")
         link = measured_link(gather, mesh.size(), device)
