@@ -83,6 +83,8 @@ def out_of_place(call: TracedCall, storage: int, new: int) -> TracedCall | None:
     other = getattr(packet, "default" if outs else func._overloadname, None)
     if other is None or (not outs and not func._opname.endswith("_")):
         return None
+    if any(each.dtype is not written[0].dtype for each in call.inputs):
+        return None  # out of place, the result might have the wider type
     names = [each.name for each in func._schema.arguments if not each.is_out]
     if names != [each.name for each in other._schema.arguments] or other._schema.is_mutable:
         return None
