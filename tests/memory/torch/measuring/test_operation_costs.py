@@ -136,7 +136,7 @@ def test_an_operation_that_cannot_run_on_made_up_operands_keeps_its_estimate(mon
     def refuses(*_, **__):
         raise RuntimeError("no")
 
-    refuses._schema = call.func._schema
+    refuses._schema, refuses.namespace = call.func._schema, call.func.namespace
     calls = list(program.calls)
     calls[target] = replace(call, func=refuses)
     costs = measured(replace(program, calls=tuple(calls)))
