@@ -5,7 +5,9 @@
 Each rank trains the same step by FSDP2, with each block as a group of its own, by FSDP2 with the blocks recomputed by
 torch.utils.checkpoint, and by `fit(..., mesh=)` without a budget and within shares of FSDP2's peak. It writes a line of
 JSON for each: the median time of a step on the slowest rank, the most bytes that PyTorch's allocator had, and what a
-plan predicted. `--device cpu --small` tries the script where there is no GPU; its times say nothing.
+plan predicted. `--device cpu --small` tries the script where there is no GPU; its times say nothing. Its options:
+
+    python -m bench.memory.sharded_steps --help
 """
 
 import argparse
@@ -119,7 +121,11 @@ def _train(optimizer: torch.optim.Optimizer, call: Callable[..., Tensor], x: Ten
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.memory.sharded_steps",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", nargs="*", default=["gpt2-large", "resnet50"], choices=["gpt2-large", "resnet50"])
     parser.add_argument("--shares", nargs="*", type=float, default=[1.0, 0.8, 0.6, 0.4], help="of FSDP2's peak")
     parser.add_argument("--steps", type=int, default=20)
