@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -90,7 +90,8 @@ def test_what_is_read_anyway_is_not_computed_from_more():
 
 
 @given(st.integers(0, 10_000))
-@examples(1 / 2)
+@example(854)  # some of its regions compute again, and others have no room to
+@examples(1 / 4)
 def test_random_networks_train_as_the_plain_loop_does(seed):
     try:
         race = Race(random_network(seed), steps=2)
@@ -98,6 +99,7 @@ def test_random_networks_train_as_the_plain_loop_does(seed):
         raise
     except RuntimeError:  # it changes what its backward reads
         assume(False)
+    assume(max(race.losses) < 100)  # one that diverges makes any rounding large
     before, after = remade(race)
     assert after <= before
     check_nearly(race, race.fitted(random.Random(seed).choice([*POLICIES])))

@@ -118,7 +118,7 @@ def test_what_one_rank_finds_is_decided_by_all(tmp_path):
 
 def ends(mesh, how):
     """Train until a rank is gone, and return what the other one is told and after how long."""
-    sharded_step.SILENCE = timedelta(seconds=10)  # it bounds how long ranks connect, too
+    sharded_step.SILENCE = timedelta(seconds=6)  # it bounds how long ranks connect, too
     torch.manual_seed(0)
     data = torch.randn(5, 6), torch.randn(5, 1)
     step = fit(Odd(), data, loss=functional.mse_loss, mesh=mesh, policy="checkpoint")
@@ -127,7 +127,7 @@ def ends(mesh, how):
         if how == "killed":
             os._exit(1)
         if how == "silent":
-            time.sleep(25)
+            time.sleep(15)
             os._exit(1)
         with suppress(ArithmeticError):
             step._step.forward = raises
@@ -153,7 +153,7 @@ def test_a_rank_that_is_gone_is_named_to_the_others(tmp_path, how):
     (output, errors, status), _ = run_ranks(program, *given, timeout=200, OMP_NUM_THREADS="1")
     assert status == 0, errors
     told, seconds = output.splitlines()
-    assert float(seconds) < 40  # of which 10 are the timeout of this test
+    assert float(seconds) < 40  # of which 6 are the timeout of this test
     if how == "raises":
         assert told.startswith("rank 1 has failed: ArithmeticError: nothing to divide")
     else:

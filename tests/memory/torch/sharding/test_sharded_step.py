@@ -16,7 +16,7 @@ CASES = [
     {"network": "odd", "optimizer": "adamw", "policy": "checkpoint", "mixed": True},
     {"network": "gpt without dropout", "optimizer": "sgd", "policy": "checkpoint", "clip": 0.5, "mixed": True},
 ]
-SEEDS = (0, 1, 3, 7, 12, 16, 17)  # of networks that FSDP2 trains: outputs that are changed in place it does not
+SEEDS = (0, 3, 7, 12, 17)  # of networks that FSDP2 trains: outputs that are changed in place it does not
 
 
 def test_two_ranks_train_to_the_bits_of_fsdp2(tmp_path):

@@ -70,6 +70,10 @@ def fused_program(
     again = {each.members[0]: each for each in _remade(program, runs, found)} if remakes else {}
     while True:
         changed = with_remade(program, again.values())
+        # Where some regions have no room to compute again, what the others read may be saved beside what these read.
+        if again and _saved_bytes(changed) > _saved_bytes(program):
+            again = {}
+            continue
         regions = _Regions(changed, Runs(changed, share), again, kinds)
         fused = regions.fused([each for each in found if len(each) > 1 or each[0] in again])
         apart = {one.members[0] for one in fused if one.is_apart}
@@ -77,6 +81,10 @@ def fused_program(
             single = [[*map(regions.alone, one.members)] if one.is_apart else [one] for one in fused]
             return _written(changed, [one for each in single for one in each], before)
         again = {first: each for first, each in again.items() if first not in apart}
+
+
+def _saved_bytes(program: StepProgram) -> int:
+    return sum(program.graph.sizes[each] for each in program.graph.saved)
 
 
 def _remade(program: StepProgram, runs: Runs, found: Iterable[Sequence[int]]) -> Iterator[Remade]:
