@@ -35,10 +35,10 @@ def regions_of(program):
     return [each for each in program.graph.operations if each.kind == "ucudnn.region"]
 
 
-def fuse(race, share=2.0, *, remakes=False):
+def fuse(race, share=2.0, *, rematerializes=False):
     """Let a race's step have regions, and return the step as it was and the kinds of regions."""
     before, kinds = race.program, RegionKinds()
-    race.program = fused_program(before, kinds, share, remakes=remakes)
+    race.program = fused_program(before, kinds, share, rematerializes=rematerializes)
     race.costs = step_costs(race.program.graph, torch.device("cpu"))
     return before, kinds.kinds
 
@@ -98,11 +98,11 @@ def test_a_small_network_does_so_with_fewer_operations(name):
     race.check(race.fitted("checkpoint"))
 
 
-@pytest.mark.parametrize("remakes", [False, True])
+@pytest.mark.parametrize("rematerializes", [False, True])
 @pytest.mark.parametrize("seed", [0, 22, 161])
-def test_what_a_region_is_given_is_there(seed, remakes):
+def test_what_a_region_is_given_is_there(seed, rematerializes):
     race = Race(random_network(seed), steps=1)
-    fuse(race, remakes=remakes)
+    fuse(race, rematerializes=rematerializes)
     for call, operation in zip(race.program.calls, race.program.graph.operations, strict=True):
         if operation.kind == "ucudnn.region":
             assert {each.storage for each in call.inputs} <= {*operation.reads, *operation.writes}

@@ -11,7 +11,7 @@ from ucudnn.memory.torch.compiling.fusible_calls import out_of_place, takes_memo
 from ucudnn.memory.torch.compiling.native_norms import with_native_norms
 from ucudnn.memory.torch.compiling.region import FusedRegion
 from ucudnn.memory.torch.compiling.region_graph import RegionForm, region_form
-from ucudnn.memory.torch.compiling.remade import Remade, Remaking, with_remade
+from ucudnn.memory.torch.compiling.rematerialization import Rematerialization, Rematerialized, with_rematerialized
 from ucudnn.memory.torch.compiling.runs import Runs
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
@@ -52,7 +52,7 @@ class _Fused(NamedTuple):
 
 
 def fused_program(
-    program: StepProgram, kinds: RegionKinds, share: float = SHARE, *, remakes: bool = True
+    program: StepProgram, kinds: RegionKinds, share: float = SHARE, *, rematerializes: bool = True
 ) -> StepProgram:
     """Return a step whose runs of fusible operations are regions, which run their calls one after another.
 
@@ -60,16 +60,16 @@ def fused_program(
         program: the step.
         kinds: the regions that are known, to which those of this step are added.
         share: how many times the bytes that the step's largest operation accesses a region may access.
-        remakes: whether regions of backward compute cheap operations of forward again rather than reading what these
-            made.
+        rematerializes: whether regions of backward compute cheap operations of forward again rather than reading what
+            these made.
     """
     before = program.graph
     program = _without_models(with_native_norms(program))
     runs = Runs(program, share)
     found = [each for run in runs.find() for each in _expressible(program, runs, run)]
-    again = {each.members[0]: each for each in _remade(program, runs, found)} if remakes else {}
+    again = {each.members[0]: each for each in _rematerialized(program, runs, found)} if rematerializes else {}
     while True:
-        changed = with_remade(program, again.values())
+        changed = with_rematerialized(program, again.values())
         # Where some regions have no room to compute again, what the others read may be saved beside what these read.
         if again and _saved_bytes(changed) > _saved_bytes(program):
             again = {}
@@ -87,21 +87,21 @@ def _saved_bytes(program: StepProgram) -> int:
     return sum(program.graph.sizes[each] for each in program.graph.saved)
 
 
-def _remade(program: StepProgram, runs: Runs, found: Iterable[Sequence[int]]) -> Iterator[Remade]:
+def _rematerialized(program: StepProgram, runs: Runs, found: Iterable[Sequence[int]]) -> Iterator[Rematerialized]:
     """Yield what regions of backward compute again, of those that have room for it."""
     operations = program.graph.operations
     backward = [each for each in found if operations[each[0]].phase is Phase.BACKWARD]
-    remaking = Remaking(program, backward)
+    chosen = Rematerialization(program, backward)
     for members in backward:
-        remade = remaking.of(members)
-        if remade is None:
+        again = chosen.of(members)
+        if again is None:
             continue
-        reads = {each for index in members for each in operations[index].reads} - remade.storages.keys()
+        reads = {each for index in members for each in operations[index].reads} - again.storages.keys()
         writes = {each for index in members for each in operations[index].writes}
-        calls, _ = _calls(program, runs, members, remade)
+        calls, _ = _calls(program, runs, members, again)
         inner = runs.inner(members)
-        if runs.have_room_for((reads | writes | remade.reads) - inner) and region_form(calls, inner) is not None:
-            yield remade
+        if runs.have_room_for((reads | writes | again.reads) - inner) and region_form(calls, inner) is not None:
+            yield again
 
 
 def _without_models(program: StepProgram) -> StepProgram:
@@ -137,15 +137,15 @@ def _form(program: StepProgram, runs: Runs, members: Sequence[int]) -> RegionFor
 
 
 def _calls(
-    program: StepProgram, runs: Runs, members: Sequence[int], remade: Remade | None = None
+    program: StepProgram, runs: Runs, members: Sequence[int], rematerialized: Rematerialized | None = None
 ) -> tuple[list[TracedCall], frozenset[int]]:
     """Return the calls of a region, and the storages that it leaves as they are though one of its calls writes them.
 
     Operators of backward write over operands that nobody else reads. A kernel would write these bytes for nobody, so
     the calls make tensors of their own, which a kernel never does.
     """
-    found = [] if remade is None else [*remade.calls]
-    renamed = {} if remade is None else dict(remade.storages)
+    found = [] if rematerialized is None else [*rematerialized.calls]
+    renamed = {} if rematerialized is None else dict(rematerialized.storages)
     spared, left = runs.last_read(members), set[int]()
     for index in members:
         call = program.calls[index].with_storages(renamed)
@@ -164,7 +164,9 @@ def _calls(
 class _Regions:
     """Makes operations of a step with regions of operations of a step."""
 
-    def __init__(self, program: StepProgram, runs: Runs, again: Mapping[int, Remade], kinds: RegionKinds) -> None:
+    def __init__(
+        self, program: StepProgram, runs: Runs, again: Mapping[int, Rematerialized], kinds: RegionKinds
+    ) -> None:
         self._program, self._runs, self._again, self._kinds = program, runs, again, kinds
 
     def fused(self, regions: Sequence[Sequence[int]]) -> list[_Fused]:

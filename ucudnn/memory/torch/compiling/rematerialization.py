@@ -21,7 +21,7 @@ from ucudnn.memory.torch.tracing.assemble import writes
 Version = tuple[int, int]
 """A storage, and a number of its versions as in `StepGraph`."""
 
-MOST_REMADE = 32
+MOST_REMATERIALIZED = 32
 """Calls of forward that a region may run again."""
 _DEEPEST = 16  # of them one behind the other
 _ANYWAY = 1024  # bytes of an activation that is saved anyway for each that it costs to read it once more
@@ -30,7 +30,7 @@ _FIRST = -1_000_000  # storages of what is computed again count down from here
 
 @final
 @dataclass(frozen=True, slots=True)
-class Remade:
+class Rematerialized:
     """What a region of backward computes again.
 
     Attributes:
@@ -47,7 +47,7 @@ class Remade:
 
 
 @final
-class Remaking:
+class Rematerialization:
     """Decides what regions compute again.
 
     Args:
@@ -73,7 +73,7 @@ class Remaking:
         self._endless = 1 + 2 * sum(self._graph.sizes)
         self._saved = self._cut([each for region in regions for each in self._read(region)], self._price)
 
-    def of(self, region: Sequence[int]) -> Remade | None:
+    def of(self, region: Sequence[int]) -> Rematerialized | None:
         """Return what a region computes again; None for nothing, or for more than a region may.
 
         Of what is saved it reads the fewest bytes.
@@ -83,28 +83,28 @@ class Remaking:
         if not all(map(self._is_there, saved)):
             return None
 
-        def is_remade(version: Version) -> bool:
+        def is_rematerialized(version: Version) -> bool:
             return version not in saved and not self._graph.exists_before[version[0]]
 
-        wanted = [*filter(is_remade, read)]
+        wanted = [*filter(is_rematerialized, read)]
         again, todo = set[int](), [*wanted]
         while todo:
             maker = self._maker(todo.pop())
             if maker not in again:
                 again.add(maker)
-                todo += filter(is_remade, self._inputs(maker))
-        if not again or len(again) > MOST_REMADE:
+                todo += filter(is_rematerialized, self._inputs(maker))
+        if not again or len(again) > MOST_REMATERIALIZED:
             return None
         calls, own, reads = [], dict[int, int](), set[int]()
         for index in sorted(again):
             inputs = [*self._inputs(index)]
-            renamed = {each[0]: own[each[0]] for each in inputs if is_remade(each)}
+            renamed = {each[0]: own[each[0]] for each in inputs if is_rematerialized(each)}
             reads |= {storage for storage, _ in inputs} - renamed.keys()
             call = self._call(index).with_storages(renamed)
             made = {each.storage: next(self._numbers) for each in call.outputs if each.storage >= 0}
             own.update(made)
             calls.append(call.with_storages(made))
-        return Remade(tuple(region), tuple(calls), {each: own[each] for each, _ in wanted}, frozenset(reads))
+        return Rematerialized(tuple(region), tuple(calls), {each: own[each] for each, _ in wanted}, frozenset(reads))
 
     def _cut(self, wanted: Sequence[Version], price: Callable[[Version], int]) -> frozenset[Version]:
         """Return the cheapest versions that separate some others, or are these, from what is not computed again."""
@@ -191,13 +191,13 @@ class Remaking:
         )
 
 
-def with_remade(program: StepProgram, regions: Iterable[Remade]) -> StepProgram:
+def with_rematerialized(program: StepProgram, regions: Iterable[Rematerialized]) -> StepProgram:
     """Return a step in which operations of regions read what is needed to compute the rest again, and not the rest."""
     operations = [*program.graph.operations]
-    for remade in regions:
-        for index in remade.members:
+    for rematerialized in regions:
+        for index in rematerialized.members:
             own = operations[index]
-            more = remade.reads if index == remade.members[0] else frozenset[int]()
-            reads = ({*own.reads} - remade.storages.keys()) | more
+            more = rematerialized.reads if index == rematerialized.members[0] else frozenset[int]()
+            reads = ({*own.reads} - rematerialized.storages.keys()) | more
             operations[index] = replace(own, reads=tuple(sorted(reads)))
     return replace(program, graph=replace(program.graph, operations=tuple(operations)))

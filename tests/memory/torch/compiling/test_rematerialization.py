@@ -34,9 +34,9 @@ def saved_bytes(program):
     return sum(program.graph.sizes[each] for each in program.graph.saved)
 
 
-def remade(race):
+def rematerialized(race):
     """Let a race's step compute again, and return the bytes that forward saves without that and with it."""
-    without = fused_program(race.program, RegionKinds(), remakes=False)
+    without = fused_program(race.program, RegionKinds(), rematerializes=False)
     race.program = fused_program(race.program, RegionKinds())
     race.costs = step_costs(race.program.graph, torch.device("cpu"))
     return saved_bytes(without), saved_bytes(race.program)
@@ -60,7 +60,7 @@ def check_nearly(race, step):
 def test_a_chain_of_cheap_operations_saves_its_beginning_alone_to_the_same_bits():
     chain = Called(nn.Linear(6, 40), lambda y: F.gelu(torch.tanh(F.silu(y * 2)) * y), nn.Linear(40, 6))
     race = Race((chain, (torch.randn(8, 6), torch.randn(8, 6)), F.mse_loss), steps=3)
-    before, after = remade(race)
+    before, after = rematerialized(race)
     size = 8 * 40 * 4
     assert before - after >= 3 * size
     race.check(race.fitted("stock"))
@@ -69,7 +69,7 @@ def test_a_chain_of_cheap_operations_saves_its_beginning_alone_to_the_same_bits(
 
 def test_a_norm_is_computed_from_its_statistics_which_are_updated_once():
     race = Race(small_network("resnet18"), steps=3)
-    remade(race)
+    rematerialized(race)
     found = again(race.program)
     assert sum("batch_norm_output" in each for each in found) > 5
     assert not any("native_batch_norm" in each for each in found)
@@ -79,8 +79,8 @@ def test_a_norm_is_computed_from_its_statistics_which_are_updated_once():
 
 def test_what_is_read_anyway_is_not_computed_from_more():
     race = Race(small_network("resnet18"), steps=1)
-    graph = fused_program(race.program, RegionKinds(), remakes=False).graph
-    remade(race)
+    graph = fused_program(race.program, RegionKinds(), rematerializes=False).graph
+    rematerialized(race)
     assert len(race.program.graph.operations) == len(graph.operations)
     for one, other in zip(race.program.graph.operations, graph.operations, strict=True):
         read, before = (
@@ -100,7 +100,7 @@ def test_random_networks_train_as_the_plain_loop_does(seed):
     except RuntimeError:  # it changes what its backward reads
         assume(False)
     assume(max(race.losses) < 100)  # one that diverges makes any rounding large
-    before, after = remade(race)
+    before, after = rematerialized(race)
     assert after <= before
     check_nearly(race, race.fitted(random.Random(seed).choice([*POLICIES])))
     check_nearly(race, race.fitted(random_plan_in_parts(race.program.graph, race.costs, seed)))
