@@ -253,7 +253,7 @@ class LayerStep:
         )
 
     def _convolution(self, flops: int, **shape: Any) -> Callable[[Operation, Sequence[int], int], None]:
-        """Return what adds a call of an operation of a convolution: what it reads, and the storage that it writes."""
+        """Return a function that adds a convolution's call, given what it reads and the storage that it writes."""
 
         def call(operation: Operation, reads: Sequence[int], written: int) -> None:
             problem = ConvolutionProblem(operation=operation, batch=1, **shape)

@@ -69,7 +69,7 @@ class Preparer:
             algorithm: name of the algorithm.
             scalings: the pairs.
             ahead: whether a background thread may have compiled its engine. Such an engine has a plan for the scaling
-                with which it is listed, and runs on the cudnnHandle_t on which it was compiled.
+                of its listing. It runs on the cudnnHandle_t that compiled it.
         """
         wrapping = wrapping_of(algorithm)
         if wrapping is not None:

@@ -1,4 +1,4 @@
-"""How plans of a step are made: from what is measured, within a budget, for its first step and the others."""
+"""Makes the plans of a step: measures its operations, and plans the first step and all later ones within a budget."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
