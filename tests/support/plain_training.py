@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import torch
 
+from ucudnn.errors import UcudnnError
 from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.measuring.operation_costs import step_costs
@@ -221,3 +222,13 @@ class CountedCopies:
             return getattr(self._transfers, name)(*args)
 
         return called
+
+
+def race_or_none(subject, **options):
+    """Return a race; None where PyTorch itself refuses the step, as one that changes what its backward reads."""
+    try:
+        return Race(subject, **options)
+    except UcudnnError:
+        raise
+    except RuntimeError:
+        return None

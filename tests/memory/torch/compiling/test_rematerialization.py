@@ -12,12 +12,11 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812  # its usual name
 
 from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
-from tests.support.plain_training import Race  # noqa: E402
+from tests.support.plain_training import Race, race_or_none  # noqa: E402
 from tests.support.raced_steps import Called  # noqa: E402
 from tests.support.random_networks import random_network  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from tests.support.strategies import examples  # noqa: E402
-from ucudnn.errors import UcudnnError  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 from ucudnn.memory.step.graph import Phase  # noqa: E402
 from ucudnn.memory.torch.compiling.fused_program import RegionKinds, fused_program  # noqa: E402
@@ -93,12 +92,8 @@ def test_what_is_read_anyway_is_not_computed_from_more():
 @example(854)  # some of its regions compute again, and others have no room to
 @examples(1 / 4)
 def test_random_networks_train_as_the_plain_loop_does(seed):
-    try:
-        race = Race(random_network(seed), steps=2)
-    except UcudnnError:
-        raise
-    except RuntimeError:  # it changes what its backward reads
-        assume(False)
+    race = race_or_none(random_network(seed), steps=2)
+    assume(race is not None)
     assume(max(race.losses) < 100)  # one that diverges makes any rounding large
     before, after = rematerialized(race)
     assert after <= before
