@@ -97,15 +97,13 @@ def divide_model(
 ) -> "DividedStep":
     """Return the division of a model's step that keeps a budget in least time, or else that with the lowest floor."""
     with _loading():
-        from ucudnn.memory.planner.search import PlanSearch
-        from ucudnn.memory.torch.division.divisions import divisions, lowest
+        from ucudnn.memory.torch.division.divisions import lowest
         from ucudnn.memory.torch.record import record_program
     with words_aside():
         program = record_program(_recipe_of(model, options), progress=tell)
     costs = costs_of(program.graph)
     tell("dividing")
-    found = [] if budget is None else divisions(program, costs, budget, "joint", PlanSearch(None))
-    return found[0] if found else lowest(program, costs)
+    return (None if budget is None else _best_division(program, costs, budget)) or lowest(program, costs)
 
 
 def divider_of(
@@ -127,17 +125,22 @@ def divider_of(
 def _divided(
     program: "StepProgram", costs_of: Callable[[StepGraph], Costs], budget: int, tell: Callable[[str], None]
 ) -> "LargestBatch | None":
-    from ucudnn.memory.planner.search import PlanSearch
     from ucudnn.memory.reports.fits import LargestBatch
-    from ucudnn.memory.torch.division.divisions import divisions
 
     graph = program.graph
     tell(f"dividing a mini-batch of {graph.batch}")
-    found = divisions(program, costs_of(graph), budget, "joint", PlanSearch(None))
-    if not found:
+    found = _best_division(program, costs_of(graph), budget)
+    if found is None:
         return None
-    peak_bytes, time_ms = found[0].peak_bytes, found[0].step_ms
-    return LargestBatch(way="", batch=graph.batch, policy="joint", peak_bytes=peak_bytes, time_ms=time_ms)
+    return LargestBatch(way="", batch=graph.batch, policy="joint", peak_bytes=found.peak_bytes, time_ms=found.step_ms)
+
+
+def _best_division(program: "StepProgram", costs: Costs, budget: int) -> "DividedStep | None":
+    """Return the division of a step that keeps a budget in least time; None where none keeps it."""
+    from ucudnn.memory.planner.search import PlanSearch
+    from ucudnn.memory.torch.division.divisions import divisions
+
+    return next(iter(divisions(program, costs, budget, "joint", PlanSearch(None))), None)
 
 
 def fit_plans(
