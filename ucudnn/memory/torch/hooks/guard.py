@@ -48,6 +48,11 @@ class Guard(TorchDispatchMode):
         super().__init__()
         self._device, self._free, self._explained, self._counted = device, free, explained, counted
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile work; else it would give up what it meets within a budget, and for good."""
+        return True
+
     def turn(self, *, on: bool) -> None:
         """Turn it on or off for this thread, unless another mode is in its way."""
         top = _get_current_dispatch_mode()

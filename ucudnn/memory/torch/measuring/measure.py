@@ -14,7 +14,6 @@ from typing import Any, TypeVar, final
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ucudnn.errors import BackendUnavailableError, InvalidValueError, MeasurementError
 from ucudnn.memory.step.costs import Costs
@@ -22,6 +21,7 @@ from ucudnn.memory.torch.measuring.measured_peak import allocations, descendants
 from ucudnn.memory.torch.measuring.training_step import TrainingStep
 from ucudnn.memory.torch.tracing.assemble import TracedStep
 from ucudnn.memory.torch.tracing.tracer import IGNORED
+from ucudnn.torch.device.compilation import EagerOperators
 
 _Found = TypeVar("_Found")
 _Run = Callable[[], Any]
@@ -63,7 +63,7 @@ def measure(step: TrainingStep, traced: TracedStep, *, repeats: int = 5) -> Cost
 
 
 @final
-class _Watch(TorchDispatchMode):
+class _Watch(EagerOperators):
     """Measures every operator; both parts of a convolution's backward apart.
 
     Attributes:

@@ -12,6 +12,10 @@ from torch.utils._pytree import tree_leaves
 from ucudnn.errors import InvalidValueError
 from ucudnn.units import shortened
 
+INSTEAD_OF_COMPILED = (
+    ", and a plan runs PyTorch's operators one by one: fit it without torch.compile, with compile=True for regions that"
+    " are compiled within the plan"
+)
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 
@@ -65,6 +69,8 @@ def check_arguments(loss: Any, optimizer: Any, sample: Any) -> None:
     for each in several:
         if isinstance(each, type) or not hasattr(each, "param_groups"):
             raise InvalidValueError(f"optimizer={shortened(each)} is no torch.optim.Optimizer, nor a sequence of them")
+        if hasattr(each.step, "get_compiler_config"):
+            raise InvalidValueError(f"the step of {type(each).__name__} is compiled{INSTEAD_OF_COMPILED}")
     for number, leaf in enumerate(tree_leaves(sample)):
         if is_numpy_array(leaf):
             raise InvalidValueError(f"argument {number} of the sample is a NumPy array: give torch.from_numpy of it")
@@ -82,9 +88,7 @@ def _check_module(what: str, module: nn.Module) -> None:
             " itself, which is the step's attribute `model`"
         )
     if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-        raise InvalidValueError(
-            f"{what} is compiled, and a plan runs PyTorch's operators one by one: fit the model without torch.compile"
-        )
+        raise InvalidValueError(f"{what} is compiled{INSTEAD_OF_COMPILED}")
     if isinstance(module, torch.jit.ScriptModule):
         raise InvalidValueError(
             f"{what} is a module of TorchScript, which no trace can follow: fit the Python module that torch.jit.script"

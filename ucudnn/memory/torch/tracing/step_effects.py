@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.torch.subject.call_modes import READERS
+from ucudnn.memory.torch.subject.model_checks import INSTEAD_OF_COMPILED
 from ucudnn.memory.torch.tracing.provenance import Provenance, is_called_by_gc, is_library
 
 _OTHERWISE = ", which no plan does in its steps: "
@@ -343,6 +344,8 @@ class StepEffects:
             if id(code) not in self._codes:
                 self._codes[id(code)] = code
                 self._called(frame)
+            if code.co_name == "compile_wrapper":
+                self.refuse(f"calls what torch.compile made{INSTEAD_OF_COMPILED}", None, frame)
             if id(code) in _PYTHON:
                 owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
                 self._apply(_PYTHON[id(code)], owner, frame)

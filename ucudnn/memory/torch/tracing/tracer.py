@@ -17,7 +17,6 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils import flop_counter
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.graph import Phase
@@ -33,6 +32,7 @@ from ucudnn.memory.torch.tracing.assemble import writes
 from ucudnn.memory.torch.tracing.known_values import COLLECTIVE, UNKNOWN, KnownValues, without_error
 from ucudnn.memory.torch.tracing.provenance import Provenance, told
 from ucudnn.memory.torch.tracing.real_geometry import as_computed, computed_whole
+from ucudnn.torch.device.compilation import EagerOperators
 
 aten = torch.ops.aten
 IGNORED = ("profiler", "prim")
@@ -54,7 +54,7 @@ class _Watched(weakref.ref[Any]):
 
 
 @final
-class Tracer(TorchDispatchMode):
+class Tracer(EagerOperators):
     """Writes down operator calls while it is entered.
 
     Args:
