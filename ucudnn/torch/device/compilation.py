@@ -50,11 +50,11 @@ class EagerOperators(TorchDispatchMode):
             if not mode._entered and "torch._dynamo.eval_frame" in sys.modules:  # else nothing has been compiled
                 mode._stance = torch.compiler.set_stance("force_eager")
             mode._entered += 1
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
         mode = EagerOperators
         with mode._lock:
             mode._entered -= 1
