@@ -1,5 +1,7 @@
 """Programs that torch.compile made keep being compiled, whatever watches their operators."""
 
+import subprocess
+import sys
 from threading import Event, Thread
 
 import pytest
@@ -80,6 +82,22 @@ def test_compiled_modules_run_eagerly_where_operators_are_seen_and_compiled_afte
     assert compiles(module, compiler)
 
 
+def test_what_is_called_below_a_frame_that_was_given_up_can_be_compiled_later(compiler):
+    def function(x):
+        return x.sin()
+
+    def step(x):
+        for _ in range(1):
+            torch._dynamo.graph_break()  # in a loop, so the compiler tries each frame below
+            with Seen():
+                function(x)
+
+    x = torch.ones(2)
+    torch.compile(step, backend=compiler)(x)
+    torch.compile(function, backend=compiler, fullgraph=True)(x)
+    assert compiler.runs == 1
+
+
 def test_threads_see_operators_at_overlapping_times(compiler):
     inside, left = Event(), Event()
 
@@ -101,11 +119,29 @@ def test_threads_see_operators_at_overlapping_times(compiler):
     assert compiler.runs == 1
 
 
-def test_modules_are_compiled_within_a_budget(compiler):
+def test_compiled_modules_run_eagerly_within_a_budget_and_compiled_after_it(compiler):
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
     with budget("1GiB"):
-        assert compiles(module, compiler)
+        assert not compiles(module, compiler)
     assert compiles(module, compiler)
+
+
+def test_the_first_compilation_of_a_process_may_be_within_a_budget():
+    script = """
+import torch, sys
+from ucudnn.memory import budget
+assert "torch._dynamo" not in sys.modules
+ran = []
+def backend(graph, _):
+    return lambda *given: ran.append(1) or graph(*given)
+with budget("1GiB"):
+    torch.compile(torch.nn.Tanh(), backend=backend, fullgraph=True)(torch.ones(2))
+    torch.compile(lambda x: x.sin(), backend=backend, fullgraph=True)(torch.ones(2))
+    assert not ran
+torch.compile(torch.nn.Sequential(torch.nn.ReLU()), backend=backend, fullgraph=True)(torch.ones(2))
+assert ran == [1]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("part", ["model", "loss", "optimizer"])

@@ -1,7 +1,8 @@
 """What PyTorch's compiler must leave alone: code that C++ calls in the midst of an operator, and steps under watch."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import torch
@@ -12,52 +13,72 @@ from ucudnn.backends.fork_locks import LockLevel, new_lock
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _eval_frame: Any = torch._C._dynamo.eval_frame
+_lock = new_lock(LockLevel.INNERMOST)
+_eager: list[Any] = []  # for each block in which programs run eagerly; the first one has PyTorch's stance
 
-set_compiler: Callable[[Any], Any] = _eval_frame.set_eval_frame
-"""Sets what compiles frames of this thread, None for nothing, and returns what did."""
 
-
-def never_compiled(function: _F, *, below: bool = False) -> _F:
-    """Return a function after telling torch.compile to run it as it is, and all that it calls unless `below`.
+def never_compiled(function: _F) -> _F:
+    """Return a function after telling torch.compile to run it, and all that it calls, as it is.
 
     Where torch.compile gives a frame up, at a graph break in a loop say, it runs the frame as it is and tries to
     compile each frame below. Kernels and hooks in Python are such frames, and it would compile them anew for each
     shape. `torch.compiler.disable` does the same, but it imports the compiler, which takes seconds, and costs a
     microsecond a call.
     """
-    actions = _eval_frame._FrameAction
-    strategy = _eval_frame._FrameExecStrategy(actions.SKIP, actions.DEFAULT if below else actions.SKIP)
+    skip = _eval_frame._FrameAction.SKIP
     code = getattr(function, "__code__", None)  # functions of C++ have none, and are never compiled
     if code is not None:
-        _eval_frame.set_code_exec_strategy(code, strategy)
+        _eval_frame.set_code_exec_strategy(code, _eval_frame._FrameExecStrategy(skip, skip))
     return function
 
 
-class EagerOperators(TorchDispatchMode):
-    """Sees each operator of a thread; what torch.compile made runs eagerly meanwhile, in all threads.
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run what torch.compile made as it was before, in all threads; for a block that watches operators.
 
-    With another mode, PyTorch would give up each frame that it meets, and for good. All compiled modules of a process
-    begin with the same frame, so none of them would ever be compiled again.
+    With a mode that watches them, PyTorch would give up each frame that it meets, and for good. All compiled modules of
+    a process begin with the same frame, so none of them would ever be compiled again.
     """
+    before = _eval_frame.set_eval_frame(None)  # of a frame that was given up, and runs this block
+    with _lock:
+        _eager.append(None)
+    try:
+        stop_compiler()
+        yield
+    finally:
+        with _lock:
+            if len(_eager) == 1 and _eager[0] is not None:
+                _eager[0].__exit__(None, None, None)
+            _eager.pop()
+        _eval_frame.set_eval_frame(before)
 
-    _lock = new_lock(LockLevel.INNERMOST)
-    _entered = 0
-    _stance: Any = None
+
+def stop_compiler() -> None:
+    """Let programs run eagerly in a block that does so, if the process has compiled its first one since it began."""
+    if _eager and _eager[0] is None and "torch._dynamo.eval_frame" in sys.modules:
+        with _lock:
+            if _eager and _eager[0] is None:
+                _eager[0] = torch.compiler.set_stance("force_eager")
+
+
+class EagerOperators(TorchDispatchMode):
+    """Sees each operator of a thread, and runs `eagerly` what torch.compile made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks: list[Any] = []
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let PyTorch compile what it meets before `stop_compiler`; threads that it runs in beside this one, too."""
+        return True
 
     def __enter__(self) -> Self:
-        mode = EagerOperators
-        with mode._lock:
-            if not mode._entered and "torch._dynamo.eval_frame" in sys.modules:  # else nothing has been compiled
-                mode._stance = torch.compiler.set_stance("force_eager")
-            mode._entered += 1
+        self._blocks.append(eagerly())
+        self._blocks[-1].__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        mode = EagerOperators
-        with mode._lock:
-            mode._entered -= 1
-            if not mode._entered and mode._stance is not None:
-                mode._stance.__exit__(*error)
-                mode._stance = None
+        self._blocks.pop().__exit__(None, None, None)

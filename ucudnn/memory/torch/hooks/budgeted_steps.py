@@ -18,7 +18,7 @@ from ucudnn.memory.torch.hooks.live_bytes import AllocatedBytes, CountedBytes, L
 from ucudnn.memory.torch.hooks.module_calls import ModuleCalls
 from ucudnn.memory.torch.hooks.pressure import Pressure
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
-from ucudnn.torch.device.compilation import never_compiled
+from ucudnn.torch.device.compilation import eagerly, never_compiled, stop_compiler
 from ucudnn.units import bytes_down, bytes_up, format_bytes
 
 _RESERVE = 192 * 2**20  # kernels that the first steps load, more than 128 MiB for a detector on an H200
@@ -101,7 +101,8 @@ class BudgetedSteps:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Keep the budget of what this thread computes in a block."""
-        with saved_tensors_hooks(never_compiled(self._pack), never_compiled(self._unpack)), self.calls.followed():
+        hooks = saved_tensors_hooks(never_compiled(self._pack), never_compiled(self._unpack))
+        with eagerly(), hooks, self.calls.followed():
             self._turn_guard()
             try:
                 yield
@@ -110,6 +111,7 @@ class BudgetedSteps:
 
     def _turn_guard(self) -> None:
         """Guard operations where their sizes are not known yet; on a CPU always."""
+        stop_compiler()
         self.guard.turn(on=self._open and (self._pressure.learning or self.device.type != "cuda"))
 
     def _pack(self, tensor: Tensor) -> Any:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any, final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ucudnn.memory.torch.hooks.live_bytes import CountedBytes
 from ucudnn.memory.torch.hooks.repeated_call import random_state, set_random_state
-from ucudnn.torch.device.compilation import never_compiled
+from ucudnn.torch.device.compilation import EagerOperators, never_compiled
 from ucudnn.units import parse_bytes
 
 _TRIED = re.compile(r"Tried to allocate ([\d.]+) (\w+)")
@@ -23,7 +23,7 @@ def tried_bytes(error: torch.OutOfMemoryError) -> int:
 
 
 @final
-class Guard(TorchDispatchMode):
+class Guard(EagerOperators):
     """Guards the operations of a thread while it is on.
 
     An operation that writes to no argument can run again. Batch normalization writes to running statistics, which its
@@ -47,11 +47,6 @@ class Guard(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._device, self._free, self._explained, self._counted = device, free, explained, counted
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile work; else it would give up what it meets within a budget, and for good."""
-        return True
 
     def turn(self, *, on: bool) -> None:
         """Turn it on or off for this thread, unless another mode is in its way."""

@@ -21,7 +21,7 @@ from ucudnn.memory.torch.hooks.module_choice import Call, RepeatableModule, choo
 from ucudnn.memory.torch.hooks.repeated_call import RepeatedCall, may_be_repeated
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.memory.torch.hooks.saved_tensors import SavedStorage, storage_key
-from ucudnn.torch.device.compilation import never_compiled, set_compiler
+from ucudnn.torch.device.compilation import never_compiled
 
 _TARGET_PART = 64  # of the limit that a choice leaves free, so that small changes of a step need no other one
 _COPIES = 2  # what leaves for the host is copied there and back
@@ -32,10 +32,9 @@ _entered = 0
 
 @final
 class _Active(threading.local):
-    """What follows the calls of a thread, and what compiles frames of the module that it called last."""
+    """What follows the calls of a thread."""
 
     calls: "ModuleCalls | None" = None
-    compiler: Any = None
 
 
 _active = _Active()
@@ -100,7 +99,7 @@ class ModuleCalls:
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module."""
         if self._quiet:
-            return _as_called(module, *args, **kwargs)
+            return _plain(module, *args, **kwargs)
         use = self._uses.get(module) or self._met(module)
         memory, before = self._memory, self._memory.owner
         if not self.depth:
@@ -115,7 +114,7 @@ class ModuleCalls:
                 return RepeatedCall(memory, self._quietly, module, use.size, tried)(args, kwargs)
             if memory.pressure.learning:
                 return self._recorded(use, module, args, kwargs)
-            return _as_called(module, *args, **kwargs)
+            return _plain(module, *args, **kwargs)
         finally:
             self.depth -= 1
             memory.owner = before
@@ -171,7 +170,7 @@ class ModuleCalls:
         depth = len(self._stack)
         self._stack.append(call)
         try:
-            found = _as_called(module, *args, **kwargs)
+            found = _plain(module, *args, **kwargs)
         finally:
             del self._stack[depth:]
         for key in {_key(each) for each in tree_leaves(found)}:
@@ -196,7 +195,7 @@ class ModuleCalls:
     def _quietly(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         self._quiet += 1
         try:
-            return _as_called(module, *args, **kwargs)
+            return _plain(module, *args, **kwargs)
         finally:
             self._quiet -= 1
 
@@ -210,27 +209,10 @@ def _key(value: Any) -> int | None:
     return storage_key(value) if isinstance(value, Tensor) else None
 
 
+@never_compiled
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module: what stands in the place of `nn.Module.__call__`."""
     calls = None if torch.compiler.is_compiling() else _active.calls
     if calls is None or not torch.is_grad_enabled():
         return _plain(module, *args, **kwargs)
-    before, _active.compiler = _active.compiler, set_compiler(None)  # what follows calls is no part of the program
-    try:
-        return calls.call(module, args, kwargs)
-    finally:
-        set_compiler(_active.compiler)
-        _active.compiler = before
-
-
-def _as_called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call a module as its caller would, with torch.compile where that was on."""
-    set_compiler(_active.compiler)
-    try:
-        return _plain(module, *args, **kwargs)
-    finally:
-        set_compiler(None)
-
-
-never_compiled(_call, below=True)
-never_compiled(_as_called, below=True)
+    return calls.call(module, args, kwargs)

@@ -129,8 +129,7 @@ def fit(
             raise InvalidValueError("policy='hooks' makes no plan that could divide the step: leave divide= out")
         if compile:
             raise InvalidValueError(
-                "policy='hooks' runs a step eagerly, with nothing that fit could compile: leave compile= out, and give"
-                " it parts of the model that are compiled by torch.compile"
+                "policy='hooks' runs a step eagerly, with nothing that fit could compile: leave compile= out"
             )
         return hooked_step(model, sample, loss, optimizer, total, host)
     options = FitOptions(
