@@ -12,7 +12,7 @@ from ucudnn.memory.plans.actions import ActionKind, offload, prefetch, recompute
 from ucudnn.memory.plans.blocks import ForwardBlocks
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.step.graph import RANKS, Phase
 from ucudnn.memory.step.order import dependencies
 
 
@@ -26,6 +26,17 @@ def random_plans(draw):
 
     order = random_order(graph, roll) if draw(one_of(False, True)) else range(len(graph.operations))
     return random_plan(graph, costs, order, roll), costs
+
+
+@st.composite
+def overlapped_plans(draw):
+    """Draw a step, a plan of it and costs, in which some operations are collectives that run beside compute."""
+    plan, costs = draw(random_plans())
+    graph = plan.graph
+    operations = [
+        replace(each, kind=f"{RANKS}.any") if draw(one_of(False, True)) else each for each in graph.operations
+    ]
+    return replace(plan, graph=replace(graph, operations=tuple(operations)), overlapped=True), costs
 
 
 def random_order(graph, roll):

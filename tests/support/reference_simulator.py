@@ -24,6 +24,7 @@ class ReferenceSimulator:
         self.chunks = []  # dictionaries: storage, bytes, version, freed
         self.latest = {}  # the chunk that a storage had last
         self.out, self.back = [], []  # dictionaries: storage, action, left, begun, chunk
+        self.beside = []  # collectives: dictionaries: operation, action, left, begun, chunks of operands
         self.operation = None  # a dictionary: left, action, begun, passing
         self.next = 0
         self.peak = self.fixed = self.fixed_bytes()
@@ -53,11 +54,11 @@ class ReferenceSimulator:
         return found[0] if found else None
 
     def run(self):
-        while self.operation or self.out or self.back or self.next < len(self.plan.actions):
+        while self.operation or self.out or self.back or self.beside or self.next < len(self.plan.actions):
             blocked = self.issue()
             self.sweep()
             self.note_memory()
-            if self.operation or self.out or self.back:
+            if self.operation or self.out or self.back or self.beside:
                 self.advance(blocked)
         return self
 
@@ -79,6 +80,15 @@ class ReferenceSimulator:
 
     def issue_run(self, target, again=False):
         operation = self.graph.operations[target]
+        if self.awaits({*operation.reads, *operation.writes}, operation.writes):
+            return "wait"
+        operands = self.operands_beside(target)
+        if any(self.is_read(chunk) for chunk in operands or ()):
+            return "wait"
+        return self.begin(operation, target, operands, again=again)
+
+    def begin(self, operation, target, operands, *, again):
+        """Begin an operation whose operands are there; return why it cannot."""
         born, passing = [], self.rounded(self.costs.scratch_bytes[target])
         for storage in operation.writes:
             version = 1 + self.graph.writers[storage].index(target)
@@ -102,12 +112,34 @@ class ReferenceSimulator:
                 chunk["version"] = max(chunk["version"], 1 + self.graph.writers[storage].index(target))
         left = Fraction(self.costs.time_ms[target])
         self.operation = {"left": left, "action": self.next, "begun": self.time, "passing": passing}
+        beside = {"operation": operation, "action": self.next, "left": left, "begun": None, "chunks": operands}
+        self.operation |= {} if operands is None else {"left": Fraction(0), "beside": beside}
         return None
+
+    def operands_beside(self, target):
+        """Return the chunks of operands of an operation that runs beside compute; None of any other one."""
+        if not self.plan.overlapped or target not in self.graph.collectives:
+            return None
+        reads = self.graph.operations[target].reads
+        return [self.chunk_of(storage) for storage in reads if not self.graph.exists_after[storage]]
+
+    def awaits(self, accessed, written=()):
+        """Whether a collective runs whose results are accessed, or whose operands are written."""
+        running = [each["operation"] for each in self.beside]
+        return any({*accessed} & {*each.writes} or {*written} & {*each.reads} for each in running)
+
+    def is_read(self, chunk):
+        """Whether a copy or a collective still reads a chunk."""
+        return any(copy["chunk"] is chunk for copy in self.out) or any(
+            own is chunk for each in self.beside for own in each["chunks"]
+        )
 
     def issue_recompute(self, target):
         return self.issue_run(target, again=True)
 
     def issue_offload(self, storage):
+        if self.awaits([storage], [storage]):
+            return "wait"
         size = self.graph.sizes[storage]
         left = Fraction(size) / Fraction(self.costs.offload_bytes_per_ms)
         chunk = self.chunk_of(storage)
@@ -116,8 +148,11 @@ class ReferenceSimulator:
         self.versions[storage] = chunk["version"]
         self.offloaded += size
         self.count_pinned()
+        return None
 
     def issue_prefetch(self, storage):
+        if self.awaits([storage], [storage]):
+            return "wait"
         size = self.graph.sizes[storage]
         self.sweep()
         latest = self.latest.get(storage)
@@ -134,13 +169,19 @@ class ReferenceSimulator:
         return None
 
     def issue_free(self, storage):
-        self.chunk_of(storage)["freed"] = True
+        chunk = self.chunk_of(storage)
+        holding = [each["chunks"] for each in self.beside if any(own is chunk for own in each["chunks"])]
+        if self.awaits([storage]) or any(own["freed"] for chunks in holding for own in chunks):
+            return "wait"
+        chunk["freed"] = True
+        return None
 
     def issue_wait(self, storage):
-        return "wait" if any(copy["storage"] == storage for copy in self.out + self.back) else None
+        copied = any(copy["storage"] == storage for copy in self.out + self.back)
+        return "wait" if copied or self.awaits([storage], [storage]) else None
 
     def issue_synchronize(self, _):
-        return "wait" if self.out or self.back else None
+        return "wait" if self.out or self.back or self.beside else None
 
     def chunk(self, storage, version):
         size = self.rounded(self.graph.sizes[storage])
@@ -157,8 +198,7 @@ class ReferenceSimulator:
 
     def sweep(self):
         """Drop the chunks that are freed and that no copy reads any more."""
-        read = [id(copy["chunk"]) for copy in self.out]
-        self.chunks = [chunk for chunk in self.chunks if not chunk["freed"] or id(chunk) in read]
+        self.chunks = [chunk for chunk in self.chunks if not chunk["freed"] or self.is_read(chunk)]
 
     def count_pinned(self):
         """Count the host's copies: each from its offload to the end of the last prefetch that wants it."""
@@ -179,31 +219,37 @@ class ReferenceSimulator:
         out = self.out[:1]
         leaving = [copy["storage"] for copy in self.out]
         back = [copy for copy in self.back[:1] if copy["storage"] not in leaving]
-        for copy in out + back:
+        beside = self.beside[:1]
+        for copy in out + back + beside:
             copy["begun"] = self.time if copy["begun"] is None else copy["begun"]
         copy_rate = Fraction(self.costs.duplex) if out and back else Fraction(1)
         compute_rate = 1 / Fraction(self.costs.contention) if out or back else Fraction(1)
-        ends = [copy["left"] / copy_rate for copy in out + back]
+        ends = [copy["left"] / copy_rate for copy in out + back] + [each["left"] for each in beside]
         if self.operation:
             ends.append(self.operation["left"] / compute_rate)
         step = min(ends)
         self.time += step
         for copy in out + back:
             copy["left"] -= step * copy_rate
+        for each in beside:
+            each["left"] -= step
         if self.operation:
             self.operation["left"] -= step * compute_rate
             self.spent["work"] += step * compute_rate
             self.spent["contention"] += step - step * compute_rate
         else:
             self.spent[blocked] += step
-        self.end(out, back)
+        self.end(out, back, beside)
 
-    def end(self, out, back):
-        for running, copies, queue in ((out, self.out, Queue.TO_HOST), (back, self.back, Queue.FROM_HOST)):
+    def end(self, out, back, beside):
+        lanes = (out, self.out, Queue.TO_HOST), (back, self.back, Queue.FROM_HOST), (beside, self.beside, Queue.RANKS)
+        for running, copies, queue in lanes:
             if running and not running[0]["left"]:
                 copy = copies.pop(0)
                 self.timeline.append((queue, copy["action"], copy["begun"], self.time))
         if self.operation and not self.operation["left"]:
             if self.time > self.operation["begun"]:
                 self.timeline.append((Queue.COMPUTE, self.operation["action"], self.operation["begun"], self.time))
+            if "beside" in self.operation:
+                self.beside.append(self.operation["beside"])
             self.operation = None

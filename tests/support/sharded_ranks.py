@@ -117,17 +117,44 @@ def counted_collectives():
     """Yield a list that gets the group of each collective of a sharded step, by name."""
     from ucudnn.memory.torch.sharding import collectives
 
-    names, together = [], collectives.together
+    names, started = [], collectives.started
 
     def counting(group, collective, *tensors, **options):
         names.append(group.group_name)
-        return together(group, collective, *tensors, **options)
+        return started(group, collective, *tensors, **options)
 
-    collectives.together = counting
+    collectives.started = counting
     try:
         yield names
     finally:
-        collectives.together = together
+        collectives.started = started
+
+
+@contextmanager
+def logged_collectives():
+    """Yield a list that gets ('start', number) and ('wait', number) of the collectives that code only starts."""
+    from ucudnn.memory.torch.sharding import collectives
+
+    log, started = [], collectives.started
+
+    def logging(*tensors, **options):
+        wait, number = started(*tensors, **options), len(log)
+        log.append(("start", number))
+
+        def waiting():
+            log.append(("wait", number))
+            wait()
+
+        if not options.get("async_op"):
+            log.pop()
+            return wait
+        return waiting
+
+    collectives.started = logging
+    try:
+        yield log
+    finally:
+        collectives.started = started
 
 
 def trained(model, call, optimizer, data, clip=None):

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.memory_plans import random_plans
+from tests.support.memory_plans import overlapped_plans, random_plans
 from tests.support.reference_simulator import OutOfMemoryError, ReferenceSimulator
 from tests.support.step_graphs import StepBuilder
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import BudgetError
 from ucudnn.memory.plans.actions import free, offload, prefetch, recompute, run, synchronize, wait
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.hidden_copies import planned_overlap
 from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
-from ucudnn.memory.step.graph import Role
+from ucudnn.memory.step.graph import RANKS, Role
 
 COMPUTE, OUT, BACK = Queue.COMPUTE, Queue.TO_HOST, Queue.FROM_HOST
 
@@ -213,7 +214,50 @@ def test_a_prefetch_that_ends_together_with_an_offload_gives_back_the_host_befor
     assert result.pinned_bytes == 1 + 2 + 5
 
 
-@given(random_plans(), st.data())
+def gathered():
+    """Return a step that gathers two weights, and averages the gradient of one; every storage has 10 bytes."""
+    builder = StepBuilder(default=10).storage("s", 10, Role.PARAMETER).storage("r", 10, Role.PARAMETER)
+    builder.run("g0", "s", "a", time=2.0, kind=f"{RANKS}.all_gather")
+    builder.run("g1", "r", "b", time=3.0, kind=f"{RANKS}.all_gather")
+    builder.run("f0", "a", "x", time=4.0).run("f1", "b x", "y", time=1.0)
+    builder.storage("m", 10, Role.GRADIENT)
+    builder.backward("d1", "x y", "d", time=1.0)
+    builder.backward("r1", "d", "m", time=6.0, kind=f"{RANKS}.reduce_scatter")
+    return builder.backward("d0", "a y", "e", time=2.0)
+
+
+def test_collectives_run_beside_compute_one_after_another_until_their_results_are_accessed():
+    s, _, a, b, x, y, _, d, e = range(9)
+    actions = [run(0), run(1), run(2), run(3), free(b), run(4), free(x), run(5), free(d), run(6), free(a), free(y)]
+    one_by_one = simulated(gathered(), *actions, free(e))
+    assert (one_by_one.time_ms, one_by_one.wait_ms) == (19.0, 0.0)
+    done = simulated(gathered(), *actions, free(e), plan={"overlapped": True})
+    ranks = [(entry.action, entry.start_ms, entry.end_ms) for entry in done.timeline if entry.queue is Queue.RANKS]
+    assert ranks == [(0, 0.0, 2.0), (1, 2.0, 5.0), (7, 8.0, 14.0)]
+    computes = [(entry.action, entry.start_ms) for entry in done.timeline if entry.queue is COMPUTE]
+    assert computes == [(2, 2.0), (3, 6.0), (5, 7.0), (9, 8.0)]
+    assert (done.time_ms, done.compute_ms, done.wait_ms) == (14.0, 8.0, 6.0)
+    assert done.delayed == {8: len(actions) + 1}  # d is an operand until the end
+    assert done.ended == {0: 2, 1: 3, 7: len(actions) + 1}
+    assert done.peak_bytes == one_by_one.peak_bytes + 10
+    capped = simulated(gathered(), *actions, free(e), cap=one_by_one.peak_bytes, plan={"overlapped": True})
+    assert (capped.peak_bytes, capped.stalls, capped.time_ms) == (one_by_one.peak_bytes, ((9, d),), 16.0)
+    waiting = simulated(gathered(), *actions[:9], wait(d), *actions[9:], free(e), plan={"overlapped": True})
+    assert (waiting.peak_bytes, waiting.time_ms) == (one_by_one.peak_bytes, 16.0)
+    assert s not in waiting.delayed
+
+
+def test_collectives_take_nothing_from_copies_and_copies_nothing_from_them():
+    x = 4
+    actions = [run(0), run(1), run(2), offload(x), run(3), run(4), run(5), run(6)]
+    done = simulated(gathered(), *actions, plan={"overlapped": True}, contention=2.0, offload_bytes_per_ms=5.0)
+    assert [entry[1:] for entry in done.timeline if entry.queue is OUT] == [(3, 6.0, 8.0)]
+    assert done.contention_ms == 1.0
+    assert planned_overlap(done) == 1.0
+    assert planned_overlap(done, collectives=True) == pytest.approx((3 + 2) / 11)
+
+
+@given(random_plans() | overlapped_plans(), st.data())
 def test_the_slow_reference_finds_the_same(drawn, data):
     plan, costs = drawn
     free = simulate(plan, costs)
@@ -247,7 +291,7 @@ def assert_same(result, reference):
             assert [held for since, held in result.memory if since <= time + Fraction(1, 10**9)][-1] == size
 
 
-@given(random_plans())
+@given(random_plans() | overlapped_plans())
 def test_lifetimes_add_up_to_the_transient_memory(drawn):
     plan, costs = drawn
     result = simulate(plan, costs)

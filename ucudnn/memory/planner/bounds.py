@@ -32,6 +32,8 @@ class StepBounds:
         times = np.array(costs.time_ms, dtype=np.float64)
         for operation, each in costs.fastest.items():
             times[operation] = min(times[operation], each.time_ms)
+        for operation in graph.collectives:
+            times[operation] = 0.0  # they run beside others
         ends = times.cumsum()  # as the simulator adds them, so that a plan that takes no longer has the same time
         self._least = float(ends[-1]) if len(ends) else 0.0
         self._before = ends - times

@@ -26,6 +26,7 @@ from ucudnn.memory.planner.search import PlanSearch
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.policies.joint import JointPolicy
+from ucudnn.memory.simulation.early_collectives import with_early_collectives
 from ucudnn.memory.simulation.late_copies import with_late_copies
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.budget import below_floor, check_budget, with_need
@@ -80,7 +81,7 @@ def make_plan(
         InvalidValueError: if there is no such policy.
     """
     if policy == "auto" and budget is None and not _has_faster(costs):
-        return find_policy("stock").plan(graph, costs, None)
+        return with_early_collectives(find_policy("stock").plan(graph, costs, None), costs)
     policies = chosen_policies(policy)
     slow = [each for each in policies[1:] if room is not None and isinstance(each, JointPolicy)]
     search = search or PlanSearch()
@@ -368,10 +369,10 @@ class _Choice:
                 self._push(found)
 
     def _candidate(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> _Candidate:
-        if self._room is None:
-            found = simulate(plan, self._costs)
-        else:
-            plan, found = with_late_copies(plan, self._costs)
+        if self._room is not None:
+            plan, _ = with_late_copies(plan, self._costs)
+        plan = with_early_collectives(plan, self._costs)
+        found = simulate(plan, self._costs)
         return _Candidate(found.step_ms, found.time_ms, number, tries, found.peak_bytes, policy, plan)
 
     def _push(self, candidate: _Candidate) -> None:

@@ -40,7 +40,8 @@ class MemoryPlan:
         buffers: groups of storages that share bytes; each group holds the bytes of its largest storage during the whole
             step. At most one storage of a group is present at a time.
         scratch_buffer: whether the largest scratch of all operations is held during the whole step, too.
-
+        overlapped: whether collectives run beside compute, one after another. Each begins where it stands. What
+            accesses its results or writes its operands waits for its end, and operands that are freed stay until then.
         moves: what moves before an action, so that all tensors find room side by side (`compact`). It changes no
             bytes, and neither peak nor time of a simulation.
 
@@ -56,6 +57,7 @@ class MemoryPlan:
     configurations: Mapping[int, Configuration] = field(default_factory=dict)
     buffers: tuple[tuple[int, ...], ...] = ()
     scratch_buffer: bool = False
+    overlapped: bool = False
     moves: Moves = field(default_factory=dict)
 
     def __post_init__(self) -> None:

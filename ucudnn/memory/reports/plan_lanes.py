@@ -10,8 +10,8 @@ from ucudnn.memory.step.graph import Phase
 Lane = Sequence[tuple[str, float, float]]
 """Work of one queue: what it is, begin and end in milliseconds."""
 
-COPIES = {Queue.TO_HOST: "to the host", Queue.FROM_HOST: "from the host"}
-"""What the queues do that copy."""
+COPIES = {Queue.TO_HOST: "to the host", Queue.FROM_HOST: "from the host", Queue.RANKS: "between ranks"}
+"""What the queues do beside compute."""
 
 
 def plan_lanes(plan: MemoryPlan, done: Simulation) -> Mapping[str, Lane]:
@@ -21,7 +21,7 @@ def plan_lanes(plan: MemoryPlan, done: Simulation) -> Mapping[str, Lane]:
         kind, target = plan.actions[action]
         work = COPIES.get(queue, plan.graph.operations[target].phase.value if queue is Queue.COMPUTE else "")
         lanes[queue].append(("recomputation" if kind is ActionKind.RECOMPUTE else work, start, end))
-    return {queue.value: work for queue, work in lanes.items()}
+    return {queue.value: work for queue, work in lanes.items() if work or queue is not Queue.RANKS}
 
 
 def plan_phases(plan: MemoryPlan, done: Simulation) -> list[tuple[str, float]]:

@@ -83,7 +83,7 @@ def _link(simulation: Simulation) -> str:
     if not simulation.offloaded_bytes:
         return "link: not used"
     overlap = planned_overlap(simulation) or 0.0
-    busy = sum(end - begin for queue, _, begin, end in simulation.timeline if queue is not Queue.COMPUTE)
+    busy = sum(end - begin for queue, _, begin, end in simulation.timeline if queue.copies)
     return (
         f"link: {format_bytes(simulation.offloaded_bytes)} to the host and {format_bytes(simulation.prefetched_bytes)}"
         f" back in each step, predicted {format_ms(busy)}, {overlap:.0%} of it beside compute; compute waits"

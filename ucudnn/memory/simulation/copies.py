@@ -1,8 +1,9 @@
-"""Both copy queues and the clock that they share with compute.
+"""Both copy queues, that of collectives, and the clock that they share with compute.
 
-Each queue works on its first copy only. While any copy runs, compute takes `contention` times as long; while both
-directions copy, each keeps a share `duplex` of its bandwidth. Between two events all rates are constant, so the clock
-jumps from event to event: the end of a copy, or of the compute that is asked for.
+Each queue works on its first copy only. A collective takes nothing from copies and compute, nor they from it. While any
+copy runs, compute takes `contention` times as long; while both directions copy, each keeps a share `duplex` of its
+bandwidth. Between two events all rates are constant, so the clock jumps from event to event: the end of a copy, or of
+the compute that is asked for.
 
 All that ends at one instant has ended before compute goes on. Ends less than `INSTANT_MS` apart count as one instant,
 because the remaining time of a copy or an operation is rounded, and equal ends then differ a little.
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.step.costs import Costs
 
 INSTANT_MS = 1e-9
@@ -19,9 +21,10 @@ INSTANT_MS = 1e-9
 
 
 class CopyRequest(NamedTuple):
-    """One copy in a queue.
+    """One copy or collective in a queue.
 
     Attributes:
+        storage: what is copied; -1 for a collective.
         action: index of the plan's action that issued it.
         work_ms: milliseconds that it takes at full bandwidth.
     """
@@ -40,33 +43,34 @@ class _Lane:
         since: when that began; below zero before.
     """
 
-    __slots__ = ("copies", "left", "since", "unfinished")
+    __slots__ = ("copies", "left", "queue", "since", "unfinished")
 
-    def __init__(self) -> None:
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
         self.copies: deque[CopyRequest] = deque()
         self.unfinished: dict[int, int] = {}
         self.left, self.since = 0.0, -1.0
 
 
 class CopyQueues:
-    """The queues to the host and from the host. Not thread-safe.
+    """The queues to the host, from the host, and between ranks. Not thread-safe.
 
     Attributes:
         now: milliseconds since the step began.
     """
 
-    def __init__(self, costs: Costs, ended: Callable[[CopyRequest, bool, float, float], None]) -> None:
+    def __init__(self, costs: Costs, ended: Callable[[CopyRequest, Queue, float, float], None]) -> None:
         """Begin with empty queues.
 
         Args:
             costs: bandwidths, contention and duplex.
-            ended: is called at the end of each copy with the copy, whether it went to the host, its start and its end.
+            ended: is called at the end of each copy with the copy, its queue, its start and its end.
         """
         self.now = 0.0
         self._contention = costs.contention
         self._duplex = costs.duplex
         self._ended = ended
-        self._out, self._back = _Lane(), _Lane()
+        self._out, self._back, self._ranks = (_Lane(each) for each in Queue if each is not Queue.COMPUTE)
 
     def offload(self, copy: CopyRequest) -> None:
         """Put a copy to the host into its queue."""
@@ -76,23 +80,28 @@ class CopyQueues:
         """Put a copy from the host into its queue; it begins after all offloads of its storage that are queued."""
         self._put(self._back, copy)
 
+    def communicate(self, collective: CopyRequest) -> None:
+        """Put a collective into its queue."""
+        self._put(self._ranks, collective)
+
     def runs(self, storage: int) -> bool:
         """Return whether a copy of a storage is queued or runs."""
         return storage in self._out.unfinished or storage in self._back.unfinished
 
     @property
     def idle(self) -> bool:
-        """Whether no copy is queued."""
-        return not self._out.copies and not self._back.copies
+        """Whether no copy and no collective is queued."""
+        return not self._out.copies and not self._back.copies and not self._ranks.copies
 
     def compute(self, work_ms: float) -> None:
         """Let the clock run until compute has done its work, and the copies that end at the same instant theirs."""
-        while self._out.copies or self._back.copies:
+        while not self.idle:
             step, lanes = self._next_end()
-            if work_ms * self._contention < step - INSTANT_MS:
-                self._pass(work_ms * self._contention)
+            slower = self._contention if self._out.copies or self._back.copies else 1.0
+            if work_ms * slower < step - INSTANT_MS:
+                self._pass(work_ms * slower)
                 return
-            work_ms = max(work_ms - step / self._contention, 0.0)
+            work_ms = max(work_ms - step / slower, 0.0)
             self._pass(step)
             self._end(lanes)
         self.now += work_ms
@@ -104,6 +113,18 @@ class CopyQueues:
         self._end(lanes)
 
     def _next_end(self) -> tuple[float, tuple[_Lane, ...]]:
+        """Return how long the next end takes, and the queues in which something ends then."""
+        if self._ranks.since < 0:
+            return self._next_copy_end()
+        own = self._ranks.left
+        if not self._out.copies and not self._back.copies:
+            return own, (self._ranks,)
+        step, lanes = self._next_copy_end()
+        if own < step - INSTANT_MS:
+            return own, (self._ranks,)
+        return min(step, own), (*lanes, self._ranks) if own <= step + INSTANT_MS else lanes
+
+    def _next_copy_end(self) -> tuple[float, tuple[_Lane, ...]]:
         """Return how long the next end of a copy takes, and the directions whose copies end then."""
         out, back = self._out, self._back
         if out.since < 0:
@@ -122,6 +143,8 @@ class CopyQueues:
             out.left -= done
         if back.since >= 0:
             back.left -= done
+        if self._ranks.since >= 0:
+            self._ranks.left -= elapsed
         self.now += elapsed
 
     def _put(self, lane: _Lane, copy: CopyRequest) -> None:
@@ -140,6 +163,7 @@ class CopyQueues:
             if not lane.unfinished[copy.storage]:
                 del lane.unfinished[copy.storage]
             lane.since = -1.0
-            self._ended(copy, lane is self._out, since, self.now)
+            self._ended(copy, lane.queue, since, self.now)
         self._begin(self._out)
         self._begin(self._back)
+        self._begin(self._ranks)

@@ -34,11 +34,12 @@ def share_beside(copies: Sequence[DeviceWork], compute: Sequence[DeviceWork]) ->
     return sum(_beside(each, compute) for each in copies) / total if total else None
 
 
-def planned_overlap(simulation: Simulation) -> float | None:
-    """Return the share of the copies' time during which a simulated plan computes; None without copies."""
+def planned_overlap(simulation: Simulation, *, collectives: bool = False) -> float | None:
+    """Return the share of the copies' or collectives' time during which a simulated plan computes; None without any."""
     lanes: dict[bool, list[DeviceWork]] = {True: [], False: []}
     for queue, _, begin, end in simulation.timeline:
-        lanes[queue is Queue.COMPUTE].append(DeviceWork(begin, end))
+        if queue is Queue.COMPUTE or queue.copies is not collectives:
+            lanes[queue is Queue.COMPUTE].append(DeviceWork(begin, end))
     return share_beside(lanes[False], merged(lanes[True]))
 
 

@@ -41,7 +41,7 @@ def with_late_copies(plan: MemoryPlan, costs: Costs) -> tuple[MemoryPlan, Simula
 
 def _later(graph: StepGraph, actions: tuple[Action, ...], done: Simulation) -> tuple[Action, ...]:
     computes = sorted((entry.start_ms, entry.action) for entry in done.timeline if entry.queue is Queue.COMPUTE)
-    begins = {entry.action: entry.start_ms for entry in done.timeline if entry.queue is not Queue.COMPUTE}
+    begins = {entry.action: entry.start_ms for entry in done.timeline if entry.queue.copies}
     lead = _LEAD * done.time_ms
     latest = dict.fromkeys(COPIES, len(actions))  # where the next copy of each direction is issued
     before: dict[int, list[Action]] = {}  # what is issued before an action instead of where it was, last one first

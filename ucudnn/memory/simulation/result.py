@@ -7,11 +7,17 @@ from typing import NamedTuple
 
 
 class Queue(Enum):
-    """The three queues of a device."""
+    """The queues of a device; the last one is that of collectives which run beside compute."""
 
     COMPUTE = "compute"
     TO_HOST = "D2H"
     FROM_HOST = "H2D"
+    RANKS = "ranks"
+
+    @property
+    def copies(self) -> bool:
+        """Whether it copies to or from the host."""
+        return self in (Queue.TO_HOST, Queue.FROM_HOST)
 
 
 class TimelineEntry(NamedTuple):
@@ -54,10 +60,11 @@ class Simulation:
     Attributes:
         peak_bytes: most bytes that exist at a time, persistent bytes and scratch included.
         time_ms: from the start to the end of the last operation and the last copy.
-        compute_ms: time of all operations, each run once, without copies beside them.
+        compute_ms: time of all operations, each run once, without copies beside them. Collectives that run beside
+            compute are not among them.
         recompute_ms: time of all recomputations without copies beside them.
         contention_ms: time that copies add to the operations beside them.
-        wait_ms: time in which compute waits for a copy, at the end of the step too.
+        wait_ms: time in which compute waits for a copy or a collective, at the end of the step too.
         memory_stall_ms: time in which compute waits for memory that an offload will free.
         pinned_bytes: most bytes of the host that are held at a time.
         running_bytes: bytes that exist while each run and recomputation works, scratch included, in the plan's order.
@@ -66,7 +73,8 @@ class Simulation:
         memory: (milliseconds, bytes that exist from then on) at every action that changes them; bytes include scratch.
         delayed: for each free that waited for an offload, by its action, the action before which the bytes are back:
             the number of actions where that is the end.
-        ended: by the action of a copy, the action before which the copy has ended, counted as those of `delayed`.
+        ended: by the action of a copy or a collective beside compute, the action before which it has ended, counted as
+            those of `delayed`.
         lifetimes: all memory that the step takes and gives back, in the order of taking; persistent bytes, gradients,
             outputs and buffers of the plan are not among them.
         issue_ms: time in which the host issues all operations, those that run again included; 0 where it is not known.

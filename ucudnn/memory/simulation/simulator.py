@@ -1,4 +1,4 @@
-"""The simulator: walks a plan's actions once, with a clock, two copy queues and the bytes that exist.
+"""The simulator: walks a plan's actions once, with a clock, queues of copies and collectives, and the bytes that exist.
 
 Compute issues the actions in order. A copy can begin when the compute before it has ended, so everything that is known
 at the clock's time decides what happens next, and one walk is exact. Copies and compute that end at one instant have
@@ -6,7 +6,7 @@ all ended before the next action is issued, so a free that waited for an offload
 takes any.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from itertools import chain
 
 from ucudnn.errors import BudgetError
@@ -15,7 +15,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.copies import CopyQueues, CopyRequest
 from ucudnn.memory.simulation.result import Lifetime, Queue, Simulation, TimelineEntry
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.step.graph import Phase, StepOperation
 from ucudnn.units import bytes_down, bytes_up
 
 _ABSENT = -1
@@ -78,6 +78,10 @@ class _Walk:
         self.times, self.scratch = _times(plan, costs), _scratch(plan, costs)
         if plan.scratch_buffer:
             self.scratch = [0] * len(self.scratch)
+        self.beside = {each: self.times[each] for each in graph.collectives if plan.overlapped}
+        for each in self.beside:  # compute only issues them
+            self.times[each] = 0.0
+        self.running_beside: dict[int, StepOperation] = {}  # collectives that have not ended, by their action
         self.out_rate, self.back_rate = costs.offload_bytes_per_ms, costs.prefetch_bytes_per_ms
         self.sizes = [costs.rounded(size) for size in graph.sizes]
         for storage in chain.from_iterable(plan.buffers):
@@ -128,6 +132,7 @@ class _Walk:
         self._compute(operation, born, dropped)
 
     def offload(self, storage: int) -> None:
+        self._await({storage}, {storage})
         size = self.graph.sizes[storage]
         self.host[storage] = self.version[storage]
         self.offloading[storage] = self.at
@@ -139,6 +144,7 @@ class _Walk:
         self.queues.offload(CopyRequest(storage, self.at, size / self.out_rate))
 
     def prefetch(self, storage: int) -> None:
+        self._await({storage}, {storage})
         size = self.graph.sizes[storage]
         self.version[storage] = self.host[storage]
         left = self.freeing.pop(self.offloading.get(storage, _ABSENT), None)
@@ -152,6 +158,9 @@ class _Walk:
         self.queues.prefetch(CopyRequest(storage, self.at, size / self.back_rate))
 
     def free(self, storage: int) -> None:
+        if self.offloading.get(storage) in self.freeing:  # by a collective, which holds another operand already
+            self._await({storage}, {storage})
+        self._await({storage})
         self.version[storage] = _ABSENT
         born = self.born.pop(storage)
         if storage in self.offloading:
@@ -164,6 +173,7 @@ class _Walk:
         while self.queues.runs(storage):
             self.queues.run_to_next_end()
         self.wait_ms += self.queues.now - before
+        self._await({storage}, {storage})
 
     def synchronize(self, _: int) -> None:
         before = self.queues.now
@@ -199,7 +209,19 @@ class _Walk:
         )
 
     def _compute(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
-        """Let an operation run, which takes memory of storages that stay and of some that it drops at its end."""
+        """Let an operation run when collectives have ended whose results it reads; one of them only begins."""
+        if not self.beside:
+            self._work(operation, born, dropped)
+            return
+        self._await_accessed(operation)
+        self._work(operation, born, dropped)
+        if operation in self.beside:  # it holds its operands as an offload does
+            found = self.running_beside[self.at] = self.graph.operations[operation]
+            self.offloading.update((storage, self.at) for storage in found.reads if storage in self.born)
+            self.queues.communicate(CopyRequest(_ABSENT, self.at, self.beside[operation]))
+
+    def _work(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
+        """Let an operation work, which takes memory of storages that stay and of some that it drops at its end."""
         sizes, scratch = self.sizes, self.scratch[operation]
         passing = scratch
         for storage in dropped:
@@ -230,6 +252,24 @@ class _Walk:
             for storage in dropped:
                 if sizes[storage]:
                     self.lifetimes.append(Lifetime(storage, self.at, sizes[storage], begin, self.event))
+
+    def _await_accessed(self, operation: int) -> None:
+        """Wait for collectives before an operation that accesses what they do; one holds what nothing else may hold."""
+        found = self.graph.operations[operation]
+        self._await({*found.reads, *found.writes}, found.writes)
+        for storage in found.reads if operation in self.beside else ():
+            if storage in self.born and storage in self.offloading:
+                self.wait(storage)
+
+    def _await(self, accessed: Set[int], written: Collection[int] = ()) -> None:
+        """Wait for collectives whose results are accessed, or whose operands are written."""
+        before = self.queues.now
+        while any(
+            not accessed.isdisjoint(each.writes) or not {*each.reads}.isdisjoint(written)
+            for each in self.running_beside.values()
+        ):
+            self.queues.run_to_next_end()
+        self.wait_ms += self.queues.now - before
 
     def _take(self, size: int, name: Callable[[int], str], of: int) -> None:
         """Take memory at the clock's time, or when running offloads have freed enough under the cap."""
@@ -271,16 +311,17 @@ class _Walk:
         self.event += 1
         self.event_ms.append(self.queues.now)
 
-    def _copy_ended(self, copy: CopyRequest, to_host: bool, start_ms: float, end_ms: float) -> None:
-        queue = Queue.TO_HOST if to_host else Queue.FROM_HOST
+    def _copy_ended(self, copy: CopyRequest, queue: Queue, start_ms: float, end_ms: float) -> None:
         self.timeline.append(TimelineEntry(queue, copy.action, start_ms, end_ms))
         self.ended[copy.action] = self.at + self.computing
-        if to_host:
-            if self.offloading.get(copy.storage) == copy.action:
-                del self.offloading[copy.storage]
+        collective = self.running_beside.pop(copy.action, None)
+        if queue is not Queue.FROM_HOST:
+            for storage in (copy.storage,) if collective is None else collective.reads:
+                if self.offloading.get(storage) == copy.action:
+                    del self.offloading[storage]
             if copy.action in self.freeing:
-                self.last_freed = copy.storage
                 storage, born, freed_at = self.freeing.pop(copy.action)
+                self.last_freed = storage
                 self.delayed[freed_at] = self.ended[copy.action]
                 self._give_back(storage, born)
         elif copy.action in self.unpins:

@@ -22,6 +22,9 @@ from ucudnn.errors import StepGraphError
 from ucudnn.problem import MOST_SIZE, ConvolutionProblem
 from ucudnn.units import shortened
 
+RANKS = "ucudnn_ranks"
+"""Namespace of the operators in which all ranks take part, which begins the kinds of their operations."""
+
 
 class Phase(Enum):
     """The part of a step that an operation belongs to; the loss belongs to forward."""
@@ -300,6 +303,11 @@ class StepGraph:
             and any(self.operations[writer].phase is Phase.FORWARD for writer in self.writers[index])
             and any(self.operations[reader].phase is Phase.BACKWARD for reader in self.readers[index])
         )
+
+    @cached_property
+    def collectives(self) -> frozenset[int]:
+        """The operations in which all ranks take part."""
+        return frozenset(index for index, each in enumerate(self.operations) if each.kind.startswith(f"{RANKS}."))
 
     @cached_property
     def backward_begins(self) -> int:

@@ -9,8 +9,10 @@ pytest.importorskip("torch")
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.plans.actions import Action, ActionKind
 from ucudnn.memory.policies.stock import StockPolicy
-from ucudnn.memory.step.graph import Role
-from ucudnn.memory.torch.sharding.links import NAMESPACE, RankLink, gathered_bytes, sharded_lines, slowest
+from ucudnn.memory.simulation.early_collectives import with_early_collectives
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.graph import RANKS, Role
+from ucudnn.memory.torch.sharding.links import RankLink, gathered_bytes, sharded_lines, slowest
 from ucudnn.units import format_ms
 
 
@@ -19,10 +21,10 @@ def gathered_step():
     builder = StepBuilder(default=10).storage("shard", 10, Role.PARAMETER).storage("whole", 40)
     builder.storage("x", 10, Role.INPUT).storage("loss", 10, Role.OUTPUT).storage("dwhole", 40)
     builder.storage("mean", 10, Role.GRADIENT)
-    builder.run("gather", "shard", "whole", kind=f"{NAMESPACE}.all_gather", time=0.0)
+    builder.run("gather", "shard", "whole", kind=f"{RANKS}.all_gather", time=0.0)
     builder.run("mm", "x whole", "y", time=1.0).run("relu", "y", "z").run("loss", "z", "loss")
     builder.backward("dloss", "z loss", "dz").backward("dmm", "x whole dz", "dwhole")
-    builder.backward("scatter", "dwhole", "mean", kind=f"{NAMESPACE}.reduce_scatter", time=0.0)
+    builder.backward("scatter", "dwhole", "mean", kind=f"{RANKS}.reduce_scatter", time=0.0)
     return builder.modules()
 
 
@@ -53,10 +55,17 @@ def test_a_report_says_what_is_gathered_when(again):
         actions.insert(actions.index(Action(ActionKind.RUN, 5)), Action(ActionKind.RECOMPUTE, 0))
         actions.insert(actions.index(Action(ActionKind.RUN, 1)) + 1, Action(ActionKind.FREE, whole))
         plan = replace(plan, actions=tuple(actions))
-    first, gathers, moved, averaged, how = sharded_lines(plan, RankLink(ranks=4, latency_ms=0.5, bytes_per_ms=10.0))
+    link = RankLink(ranks=4, latency_ms=0.5, bytes_per_ms=10.0)
+    first, gathers, moved, averaged, overlap, how = sharded_lines(plan, link, simulate(plan, builder.costs()))
     assert first == "sharded over 4 ranks"
     count = 2 if again else 1
     assert gathers.startswith(f"gathered {'again for backward' if again else 'once'}: 1 parameters, 40 B: ")
     assert moved == f"all_gather: {count} in a step, {30 * count} B over each link, {format_ms(4.5 * count)} apart"
     assert averaged == "reduce_scatter: 1 in a step, 30 B over each link, 4.50 ms apart"
     assert how.startswith("link: assumed, 0.5 ms from rank to rank")
+    costs = link.costs(graph, builder.costs())
+    early = with_early_collectives(plan, costs)
+    assert overlap.startswith("overlap: predicted 0% of")
+    *_, overlap, _ = sharded_lines(early, link, simulate(early, costs))
+    # Nothing is beside the first gather and the reduction, and 1 ms of backward beside the second gather.
+    assert overlap == f"overlap: predicted {1 / 13.5 if again else 0:.0%} of the collectives' time beside compute"

@@ -1,10 +1,25 @@
 """Sharded steps train to FSDP2's bits, and the plan has their collectives."""
 
+import copy
+import re
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.sharded_ranks import on_ranks, race  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from tests.support.sharded_ranks import (  # noqa: E402
+    batches,
+    fsdp2,
+    logged_collectives,
+    made_optimizer,
+    on_ranks,
+    race,
+    trained,
+)
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 
@@ -29,6 +44,53 @@ def test_two_ranks_train_to_the_bits_of_fsdp2(tmp_path):
     assert by_network["unet"]["gathers"] == by_network["unet"]["parameters"]
     gpt = by_network["gpt"]  # what forward has gathered is dropped, and gathered again: recomputation
     assert gpt["gathers"] > gpt["parameters"]
+
+
+def overlapping(mesh):
+    """Train layers by a plan without a budget, and by one whose budget leaves nothing for what is gathered early."""
+    from ucudnn.memory import fit
+    from ucudnn.memory.simulation.simulator import simulate
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(96, 96) for _ in range(5)))
+    data, loss = [*batches((torch.randn(512, 96), torch.randn(512, 96)))], functional.mse_loss
+    results, found, budget = [], {}, None
+    for way in ("fsdp2", "free", "tight"):
+        own, call = copy.deepcopy(model), None
+        own = fsdp2(own, mesh) if way == "fsdp2" else own
+        optimizer = made_optimizer("adamw", own.parameters())
+        if way != "fsdp2":
+            options = {"loss": loss, "optimizer": optimizer, "policy": "checkpoint", "debug": True}
+            call = step = fit(own, data[0], mesh=mesh, budget=budget, **options)
+            simulation = step.simulation
+            alone = simulate(replace(step.plan, overlapped=False), step.costs)
+            budget = alone.peak_bytes
+            found[way] = [step.plan.overlapped, simulation.peak_bytes, alone.peak_bytes, step.code]
+        with logged_collectives() as log:
+            results.append(trained(own, call or (lambda x, y, own=own: loss(own(x), y)), optimizer, data))
+        found[way] = [*found.get(way, []), log[: len(log) // len(data)]]
+    found["same"] = [one[0] == results[0][0] and all(map(torch.equal, one[2], results[0][2])) for one in results[1:]]
+    return found
+
+
+def test_collectives_start_before_other_work_and_end_where_it_needs_them(tmp_path):
+    for found in on_ranks(overlapping, tmp_path / "store"):
+        assert found["same"] == [True, True]
+        overlapped, peak, alone, code, log = found["free"]
+        assert overlapped
+        assert peak > alone  # the plan counts what is gathered early
+        starts = [each for each, (what, _) in enumerate(log) if what == "start"]
+        waits = {number: each for each, (what, number) in enumerate(log) if what == "wait"}
+        assert len(starts) == len(waits) > 15
+        others = [waits[log[each][1]] - each - 1 for each in starts]  # starts and waits before a collective's own wait
+        assert sum(each > 0 for each in others) > len(others) / 2
+        between = {}
+        for begin in re.finditer(r"(t\d+_\d+) = ucudnn_ranks_start_(\w+)_default", code):
+            lines = code[begin.end() : code.index(f"ucudnn_ranks_wait_default({begin[1]})")]
+            between.setdefault(begin[2], []).append(len(re.findall(r"aten_(?:add)?mm", lines)))
+        assert max(between["all_gather"]) > 0  # matrix products run between a start and its wait
+        assert sum(each > 0 for each in between["reduce_scatter"]) > 5
+        assert found["tight"][1] <= alone  # which is the budget
 
 
 def test_random_networks_train_to_the_bits_of_fsdp2_on_two_ranks(tmp_path):

@@ -1,6 +1,6 @@
 """Emitter: writes the lines of a plan's code, and knows at each line which names hold which bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -8,7 +8,7 @@ import torch
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.plans.actions import Move
-from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.step.graph import RANKS, Phase
 from ucudnn.memory.torch.codegen.code_support import SUPPORT
 from ucudnn.memory.torch.codegen.code_text import CodeText
 from ucudnn.memory.torch.subject.step_program import StepProgram
@@ -31,7 +31,8 @@ class _State:
         host: the version on the host, and the tensor as which it went there.
         leaving: storages whose offload nothing has waited for.
         arriving: storages whose prefetch nothing has waited for.
-        held: frees that wait for an offload, by their action: the storage, and the name that holds it.
+        held: frees that wait for an offload or a collective, by their action: the storage, and the name that holds it.
+        started: collectives that nothing has waited for: the operands of each by the storage of its result.
     """
 
     names: dict[int, dict[Geometry, str]] = field(default_factory=dict)
@@ -40,19 +41,22 @@ class _State:
     leaving: set[int] = field(default_factory=set)
     arriving: set[int] = field(default_factory=set)
     held: dict[int, tuple[int, str]] = field(default_factory=dict)
+    started: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @final
 class Emitter:
-    """Writes the code of one plan; `checked` and `debug` as in `generate`."""
+    """Writes the code of one plan; `checked` and `debug` as in `generate`. `beside` are operations that only start."""
 
-    def __init__(self, program: StepProgram, *, checked: bool = False, debug: bool = False) -> None:
-        self._program = program
+    def __init__(
+        self, program: StepProgram, *, checked: bool = False, debug: bool = False, beside: Set[int] = frozenset()
+    ) -> None:
+        self._program, self._beside = program, beside
         self._checked, self._debug = checked, debug
         self._state = _State()
         self._code = CodeText(SUPPORT | {"device": program.device})
         self._has_pads = False
-        self._uncounted = list(program.uncounted)
+        self._uncounted, self._ran, self._next = list(program.uncounted), set[int](), 0
         self._made = [dict(each) for each in program.graph.makes]
 
     def begin(self) -> None:
@@ -63,7 +67,8 @@ class Emitter:
             self._know(tensor, f"x{number}")
 
     def begin_backward(self) -> None:
-        """End forward: what is there now can be handed to backward."""
+        """End forward: what is there now can be handed to backward. No collective runs while the caller does."""
+        self._await()
         self._call_uncounted(Phase.FORWARD, len(self._program.calls))
         # The caller's tensors are others than the code's: autograd ties the former to the node that holds the latter.
         outputs = [*map(self._output, self._program.outputs)]
@@ -97,14 +102,26 @@ class Emitter:
         program, made = self._program, self._made[operation]
         call = program.calls[operation]
         if not again:
-            self._call_uncounted(call.phase, operation)
-        grad_output = program.outside.get(operation)
+            self._ran.add(operation)
+            while self._next in self._ran:
+                self._next += 1
+            # What begins early comes before operators that the program calls before it.
+            self._call_uncounted(call.phase, min(operation, self._next) if self._beside else operation)
+        grad_output, function = program.outside.get(operation), program.functions.get(operation)
+        reads = program.graph.operations[operation].reads
+        self._await({*reads, *made}, made)
+        if operation in self._beside:
+            for storage in self._state.leaving.intersection(reads):
+                self._wait_offload(storage)
+            function = _of_ranks(f"start_{call.func.__name__.partition('.')[0]}")
         if grad_output is None:
-            self._call(call, made, again=again, function=program.functions.get(operation))
+            self._call(call, made, again=again, function=function)
         else:
             self._know(program.grad_outputs[grad_output], self._code.assign(f"grad_outputs[{grad_output}]", made))
         for storage, version in made.items():
             self._state.version[storage] = max(version, self._state.version.get(storage, 0))
+        if operation in self._beside:
+            self._state.started.update(dict.fromkeys(made, reads))
 
     def mark(self, action: str) -> None:
         """Mark for PyTorch's profiler that an action begins, or with '' that it has ended."""
@@ -112,6 +129,7 @@ class Emitter:
 
     def offload(self, storage: int) -> None:
         """Begin the copy of a storage to the host."""
+        self._await({storage}, {storage})
         if storage in self._state.leaving:
             self._wait_offload(storage)
         whole = self._whole(storage)
@@ -122,6 +140,7 @@ class Emitter:
 
     def prefetch(self, storage: int) -> None:
         """Begin the copy from the host, into memory that is taken for it unless the copy to the host still has it."""
+        self._await({storage}, {storage})
         version, whole = self._state.host[storage]
         name = self._held_name(storage)
         if name is None:
@@ -134,8 +153,9 @@ class Emitter:
         self._state.version[storage] = version
 
     def wait(self, storage: int | None) -> None:
-        """Let compute wait for the copies of a storage, or for all copies."""
+        """Let compute wait for the copies of a storage and collectives that access it, or for all of them."""
         state = self._state
+        self._await(*(() if storage is None else ({storage}, {storage})))
         for each in sorted(state.leaving) if storage is None else [storage]:
             if each in state.leaving:
                 self._wait_offload(each)
@@ -145,9 +165,12 @@ class Emitter:
                 state.arriving.remove(each)
 
     def free(self, storage: int, held_by: int | None) -> None:
-        """Free a storage, or hold it for an offload until the free of this action is released."""
-        held = storage in self._state.leaving and held_by is not None
-        whole = self._name(self._state.host[storage][1]) if held else None
+        """Free a storage, or hold it for an offload or a collective until the free of this action is released."""
+        self._await({storage}, () if held_by is not None else {storage})
+        leaves = storage in self._state.leaving and held_by is not None
+        whole = self._name(self._state.host[storage][1]) if leaves else None
+        if any(storage in operands for operands in self._state.started.values()):
+            whole = whole or next(iter(self._state.names[storage].values()))
         names = [name for name in self._state.names.pop(storage).values() if name != whole]
         self._state.version.pop(storage, None)
         if held_by is not None and whole is not None:
@@ -198,8 +221,23 @@ class Emitter:
 
     def release(self, free: int) -> None:
         """Free what the free of an action holds, if it still does."""
-        if free in self._state.held:
-            self._wait_offload(self._state.held[free][0])
+        storage = self._state.held.get(free, (None,))[0]
+        if storage in self._state.leaving:
+            self._wait_offload(storage)
+        elif storage is not None:
+            self._await((), {storage})
+
+    def _await(self, accessed: Collection[int] | None = None, written: Collection[int] = ()) -> None:
+        """Wait for collectives whose results are accessed, or whose operands are written; None waits for all."""
+        for result, operands in [*self._state.started.items()]:
+            if accessed is not None and result not in accessed and not {*operands}.intersection(written):
+                continue
+            del self._state.started[result]
+            name = next(iter(self._state.names[result].values()))
+            self._code.line(f"{self._code.operator(_of_ranks('wait'))}({name})", [name])
+            for storage in operands:
+                if storage not in self._state.leaving and (held := self._held_name(storage)) is not None:
+                    self._delete(storage, [held])
 
     def _wait_offload(self, storage: int) -> None:
         self._code.line(f"transfers.wait_offload({storage})")
@@ -223,7 +261,10 @@ class Emitter:
     def _call_uncounted(self, phase: Phase, operation: int) -> None:
         """Call the operators that no plan counts and that come before an operation in the program."""
         while self._uncounted and self._uncounted[0][0] <= operation and self._uncounted[0][1].phase is phase:
-            self._call(self._uncounted.pop(0)[1], {}, again=False)
+            call = self._uncounted.pop(0)[1]
+            accessed = {each.storage for each in (*call.inputs, *writes(call))}
+            self._await(accessed, accessed)
+            self._call(call, {}, again=False)
 
     def _call(self, call: TracedCall, made: Mapping[int, int], *, again: bool, function: Any = None) -> None:
         stand_ins = self._stand_ins(call, made, again=again)
@@ -353,3 +394,7 @@ class Emitter:
     def _empty(self, tensor: TracedTensor) -> str:
         dtype = self._code.constant(tensor.dtype)
         return f"empty_strided({tensor.shape}, {tensor.stride}, dtype={dtype}, device=device)"
+
+
+def _of_ranks(name: str) -> Any:
+    return getattr(getattr(torch.ops, RANKS), name).default

@@ -61,7 +61,8 @@ def generate(
     Args:
         program: the step.
         plan: a plan of the program's graph.
-        delayed: for each free that waits for an offload, the action before which the bytes go (`Simulation.delayed`).
+        delayed: for each free that waits for an offload or a collective, the action before which the bytes go
+            (`Simulation.delayed`).
         checked: whether the code compares what operators return with the trace.
         debug: whether storages are poisoned before they are freed, and must be gone after it.
         marked: whether the code marks the begin and the end of each operation for PyTorch's profiler.
@@ -69,7 +70,8 @@ def generate(
     turn, end = _phases(plan)
     parts = _parts(program, plan, turn, end)
     ends = {part.end: part for part in parts[:-1]}
-    emitter = Emitter(program, checked=checked, debug=debug)
+    beside = plan.graph.collectives if plan.overlapped else frozenset[int]()
+    emitter = Emitter(program, checked=checked, debug=debug, beside=beside)
     late: dict[int, list[int]] = {}
     for freed_at, released_at in delayed.items():
         late.setdefault(released_at, []).append(freed_at)

@@ -166,6 +166,7 @@ class KeptPlans:
             budget=budget,
             buffers=tuple(tuple(whole(each, "storage", 0, storages) for each in row) for row in buffers),
             scratch_buffer=value["scratch_buffer"] is True,
+            overlapped=value["overlapped"] is True,
         )
 
 
@@ -173,7 +174,7 @@ def _encoded(plan: MemoryPlan) -> dict[str, Any]:
     """Return a plan without its budget and moves, which are those of a process."""
     kinds = "".join(str(_KINDS.index(kind)) for kind, _ in plan.actions)
     found = {"policy": plan.policy, "kinds": kinds, "targets": [target for _, target in plan.actions]}
-    return {**found, "buffers": plan.buffers, "scratch_buffer": plan.scratch_buffer}
+    return {**found, "buffers": plan.buffers, "scratch_buffer": plan.scratch_buffer, "overlapped": plan.overlapped}
 
 
 def _digest(graph: StepGraph) -> str:

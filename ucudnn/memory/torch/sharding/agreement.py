@@ -17,7 +17,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.torch.device.stated_budget import StatedBudget
-from ucudnn.memory.torch.sharding.links import NAMESPACE, RankLink
+from ucudnn.memory.torch.sharding.links import RankLink
 
 _Found = TypeVar("_Found")
 Exchange = Callable[[Any], list[Any]]
@@ -152,8 +152,8 @@ def structure(graph: StepGraph) -> str:
 
 def collectives_of(plan: MemoryPlan) -> int:
     """Return a number that stands for the collectives of a plan in order, which must be the same on all ranks."""
-    kinds = [each.kind for each in plan.graph.operations]
-    order = [target for kind, target in plan.actions if kind in COMPUTES and kinds[target].startswith(NAMESPACE)]
+    found = plan.graph.collectives
+    order = [target for kind, target in plan.actions if kind in COMPUTES and target in found]
     return 1 + int(_digest(str(order))[:15], 16)
 
 
@@ -163,7 +163,7 @@ def _digest(text: str) -> str:
 
 def _told(plan: MemoryPlan) -> Mapping[str, Any]:
     """Return what another rank needs of a plan: it has the graph."""
-    names = ("policy", "actions", "budget", "configurations", "buffers", "scratch_buffer", "moves")
+    names = ("policy", "actions", "budget", "configurations", "buffers", "scratch_buffer", "overlapped", "moves")
     return {name: getattr(plan, name) for name in names}
 
 

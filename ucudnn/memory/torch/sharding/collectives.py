@@ -1,12 +1,15 @@
 """Collectives as operators of a step, in a namespace of their own: `all_gather`, `reduce_scatter` and `all_reduce`.
 
-Each returns memory of its own, and ends on the current stream before what follows it. So a plan may free what one has
-returned and run it again, as any other operation. All ranks do so at the same place, because they have one plan.
+Each returns memory of its own, so a plan may free what one has returned and run it again, as any other operation. All
+ranks do so at the same place, because they have one plan. By these names a collective ends on the current stream before
+what follows it. `start_all_gather` and the like only start it, on the group's stream, which waits for the current one
+first. What it returns is there, and its operand may go, behind `wait`.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from time import monotonic, sleep
 from typing import Any, final
@@ -18,7 +21,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from ucudnn.errors import FittedStepError
-from ucudnn.memory.torch.sharding.links import NAMESPACE
+from ucudnn.memory.step.graph import RANKS
 
 SILENCE = timedelta(seconds=55)
 """How long a rank waits for the others in a step; with what follows, a failing rank ends all within 60 seconds."""
@@ -29,7 +32,7 @@ _ROLL_CALL, _LINGERING = 3.0, 1.0  # seconds
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # another name since PyTorch 2.13
 _SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _RESOLVE: Any = vars(distributed_c10d)["_resolve_process_group"]
-_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+_LIBRARY = torch.library.Library(RANKS, "DEF")
 
 
 @final
@@ -43,6 +46,7 @@ class RollCall:
 
     def begin_round(self) -> None:
         """Begin a step, as all ranks do: what failed before is over."""
+        _WAITS.clear()
         self._round += 1
 
     def note_failure(self, error: BaseException) -> None:
@@ -104,21 +108,43 @@ def exchanged(group: Any, value: Any) -> list[Any]:
 
 
 def together(group: Any, collective: Callable[..., Any], *tensors: Tensor, **options: Any) -> None:
-    """Run a collective of `torch.distributed`, and return when nothing but the caller holds the tensors.
+    """Run a collective of `torch.distributed`, the tensor with its result first.
 
     Raises:
         FittedStepError: if a rank has not taken part; it names the rank in one line.
     """
-    before = [*map(_holders, tensors)]
+    started(group, collective, *tensors, **options)()
+
+
+def started(group: Any, collective: Callable[..., Any], *tensors: Tensor, **options: Any) -> Callable[[], None]:
+    """Start a collective as `together` does, and return what waits until nothing but the caller holds its result."""
+    before = [_holders(each) for each in tensors[:1]]
+    with _named(group):
+        work = collective(*tensors, group=group, **options)
+
+    def wait() -> None:
+        nonlocal work
+        if work is not None:
+            with _named(group):
+                work.wait()
+        work = None
+        # Gloo's thread drops tensors a moment after it has told that they are ready, the result last, and a plan frees
+        # some at once.
+        until = monotonic() + _LINGERING
+        while [_holders(each) for each in tensors[:1]] > before and monotonic() < until:
+            sleep(0)
+
+    return wait
+
+
+@contextmanager
+def _named(group: Any) -> Iterator[None]:
+    """Say which rank has not taken part where a collective fails."""
     try:
-        collective(*tensors, group=group, **options)
+        yield
     except RuntimeError as error:
         missing = _GROUPS[group.group_name].missing(dist.get_process_group_ranks(group))
         raise FittedStepError(f"{missing}, and a sharded step needs all ranks") from error
-    # Gloo's thread drops tensors a moment after it has told that they are ready, and a plan frees some at once.
-    until = monotonic() + _LINGERING
-    while [*map(_holders, tensors)] > before and monotonic() < until:
-        sleep(0)
 
 
 def _holders(tensor: Tensor) -> int:
@@ -126,41 +152,55 @@ def _holders(tensor: Tensor) -> int:
     return 0 if tensor.device.type != "cpu" else torch._C._storage_Use_Count(storage._cdata)
 
 
-def _all_gather(shard: Tensor, ranks: int, group: str) -> Tensor:
+_Started = tuple[Tensor, Callable[[], None]]
+_WAITS: dict[int, Callable[[], None]] = {}
+"""What waits for each collective that was started and not waited for, by the storage of its result."""
+
+
+def _all_gather(shard: Tensor, ranks: int, group: str) -> _Started:
     full = shard.new_empty((shard.shape[0] * ranks, *shard.shape[1:]))
-    process_group = _RESOLVE(group)
-    together(process_group, _GATHER, full, shard.contiguous())
-    return full
+    return full, started(_RESOLVE(group), _GATHER, full, shard.contiguous(), async_op=True)
 
 
-def _reduce_scatter(full: Tensor, ranks: int, group: str) -> Tensor:
+def _reduce_scatter(full: Tensor, ranks: int, group: str) -> _Started:
     shard = full.new_empty((full.shape[0] // ranks, *full.shape[1:]))
-    process_group = _RESOLVE(group)
-    together(process_group, _SCATTER, shard, full.contiguous(), op=dist.ReduceOp.AVG)
-    return shard
+    return shard, started(_RESOLVE(group), _SCATTER, shard, full.contiguous(), op=dist.ReduceOp.AVG, async_op=True)
 
 
-def _all_reduce(tensor: Tensor, ranks: int, group: str) -> Tensor:
+def _all_reduce(tensor: Tensor, ranks: int, group: str) -> _Started:
     mean = tensor.clone(memory_format=torch.contiguous_format)
-    process_group = _RESOLVE(group)
-    together(process_group, dist.all_reduce, mean, op=dist.ReduceOp.AVG)
-    return mean
+    return mean, started(_RESOLVE(group), dist.all_reduce, mean, op=dist.ReduceOp.AVG, async_op=True)
+
+
+def _now(start: Callable[..., _Started], *args: Any) -> Tensor:
+    result, wait = start(*args)
+    wait()
+    return result
+
+
+def _later(start: Callable[..., _Started], *args: Any) -> Tensor:
+    result, wait = start(*args)
+    _WAITS[result.untyped_storage()._cdata] = wait
+    return result
 
 
 def _define() -> None:
-    forms: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    forms: dict[str, tuple[Callable[..., _Started], Callable[..., Tensor]]] = {
         "all_gather": (_all_gather, lambda x, ranks, group: x.new_empty((x.shape[0] * ranks, *x.shape[1:]))),
         "reduce_scatter": (_reduce_scatter, lambda x, ranks, group: x.new_empty((x.shape[0] // ranks, *x.shape[1:]))),
         "all_reduce": (_all_reduce, lambda x, ranks, group: x.new_empty(x.shape)),
     }
     for name, (function, fake) in forms.items():
-        _LIBRARY.define(f"{name}(Tensor x, int ranks, str group) -> Tensor")
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+        for prefix, run in (("", _now), ("start_", _later)):
+            _LIBRARY.define(f"{prefix}{name}(Tensor x, int ranks, str group) -> Tensor")
+            _LIBRARY.impl(f"{prefix}{name}", partial(run, function), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{RANKS}::{name}", fake, lib=_LIBRARY)
+    _LIBRARY.define("wait(Tensor(a!) x) -> ()")
+    _LIBRARY.impl("wait", lambda x: _WAITS.pop(x.untyped_storage()._cdata)(), "CompositeExplicitAutograd")
 
 
 _define()
-_OPERATORS: Any = getattr(torch.ops, NAMESPACE)
+_OPERATORS: Any = getattr(torch.ops, RANKS)
 ALL_GATHER, REDUCE_SCATTER = _OPERATORS.all_gather.default, _OPERATORS.reduce_scatter.default
 ALL_REDUCE = _OPERATORS.all_reduce.default
 COLLECTIVES = frozenset({ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE})

@@ -4,8 +4,8 @@ With n ranks in a ring, a collective of so many bytes, those of the whole tensor
 
     T = latency * (n - 1) + (n - 1) / n * bytes / bandwidth
 
-Two sizes that are timed on the ranks give both numbers. Where nothing is measured, they are assumed. The plan counts
-this time as one of the operation's own: no collective runs beside compute yet.
+Two sizes that are timed on the ranks give both numbers. Where nothing is measured, they are assumed. Collectives run
+one after another, and take nothing from compute and copies beside them.
 """
 
 from collections import Counter
@@ -19,12 +19,12 @@ import torch
 
 from ucudnn.memory.plans.actions import COMPUTES
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.hidden_copies import planned_overlap
+from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.graph import RANKS, StepGraph
 from ucudnn.units import format_bytes, format_ms
 
-NAMESPACE = "ucudnn_ranks"
-"""Of the operators that wait for other ranks, which begins the kinds of their operations."""
 _SMALL, _LARGE = 1 << 10, 1 << 24  # bytes of a rank that are gathered to be timed
 _REPEATS = 5
 
@@ -51,18 +51,19 @@ class RankLink:
         return self.latency_ms * others + others / self.ranks * size / self.bytes_per_ms
 
     def costs(self, graph: StepGraph, costs: Costs) -> Costs:
-        """Return the costs of a step with the times of its collectives."""
+        """Return the costs of a step with the times of its collectives, which need no scratch of the allocator."""
         times = [
             self.time_ms(size) if (size := gathered_bytes(graph, index)) else time
             for index, time in enumerate(costs.time_ms)
         ]
-        return replace(costs, time_ms=tuple(times))
+        scratch = (0 if index in graph.collectives else size for index, size in enumerate(costs.scratch_bytes))
+        return replace(costs, time_ms=tuple(times), scratch_bytes=tuple(scratch))
 
 
 def gathered_bytes(graph: StepGraph, operation: int) -> int:
     """Return the bytes of the whole tensor of a collective; 0 for any other operation."""
     found = graph.operations[operation]
-    if not found.kind.startswith(NAMESPACE):
+    if operation not in graph.collectives:
         return 0
     return max(graph.sizes[each] for each in (*found.reads, *found.writes))
 
@@ -102,11 +103,11 @@ def slowest(links: Sequence[RankLink]) -> RankLink:
     )
 
 
-def sharded_lines(plan: MemoryPlan, link: RankLink) -> Iterator[str]:
-    """Yield what is gathered when by a plan, and what goes over the link in each step."""
+def sharded_lines(plan: MemoryPlan, link: RankLink, simulation: Simulation) -> Iterator[str]:
+    """Yield what is gathered when by a plan, and what goes over the link in each step, by its simulation."""
     graph = plan.graph
     runs = Counter(target for kind, target in plan.actions if kind in COMPUTES and gathered_bytes(graph, target))
-    kinds = {index: graph.operations[index].kind.removeprefix(f"{NAMESPACE}.") for index in runs}
+    kinds = {index: graph.operations[index].kind.removeprefix(f"{RANKS}.") for index in runs}
     yield f"sharded over {link.ranks} ranks"
     gathers = [index for index, kind in kinds.items() if kind == "all_gather"]
     for again, told in ((False, "gathered once"), (True, "gathered again for backward")):
@@ -124,6 +125,8 @@ def sharded_lines(plan: MemoryPlan, link: RankLink) -> Iterator[str]:
         time = sum(runs[index] * link.time_ms(gathered_bytes(graph, index)) for index in own)
         count = sum(runs[index] for index in own)
         yield f"{kind}: {count} in a step, {format_bytes(round(moved))} over each link, {format_ms(time)} apart"
+    beside = planned_overlap(simulation, collectives=True) or 0.0
+    yield f"overlap: predicted {beside:.0%} of the collectives' time beside compute"
     how = "measured" if link.measured else "assumed"
     yield f"link: {how}, {link.latency_ms:.3g} ms from rank to rank and {link.bytes_per_ms / 1e6:.4g} GB/s"
 

@@ -211,7 +211,8 @@ class ShardedStep(nn.Module):
 
     def report(self) -> str:
         """Return what the plan does and takes, as `FittedStep.report` does, and what is gathered when."""
-        return "\n".join([self._step.report(), *sharded_lines(self._step.plan, self._sharding.ranks.link)])
+        step = self._step
+        return "\n".join([step.report(), *sharded_lines(step.plan, self._sharding.ranks.link, step.simulation)])
 
     def close(self) -> None:
         """Give the host's memory back; the step cannot run its plan after that."""
