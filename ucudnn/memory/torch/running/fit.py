@@ -145,17 +145,18 @@ def fit(
         compile=compile,
     )
 
-    def make(model: nn.Module, loss: Any, optimizer: Any, ranks: Agreement = options.ranks) -> FittedStep:
-        subject = ranks.all(partial(step_subject, model, sample, loss, optimizer, keep_gradients=keep_gradients))
+    def make(sample: Any, kept: bool, ranks: Agreement, model: nn.Module, loss: Any, optimizer: Any) -> FittedStep:
+        subject = ranks.all(partial(step_subject, model, sample, loss, optimizer, keep_gradients=kept))
         return fit_subject(subject, replace(options, ranks=ranks))
 
     if mesh is None and mixed_precision is None:
-        return make(model, loss, optimizer)
+        return make(sample, keep_gradients, options.ranks, model, loss, optimizer)
     if compile:
         raise InvalidValueError("fit compiles no step that is divided among ranks: leave compile= or mesh= out")
     from ucudnn.memory.torch.sharding.sharded_step import Sharding  # torch.distributed.tensor takes long to import
 
-    return Sharding(model, loss, optimizer, mesh, mixed_precision).fitted(make)
+    sharding = Sharding(model, loss, optimizer, mesh, mixed_precision)
+    return sharding.fitted(make, sample, keep_gradients=keep_gradients)
 
 
 def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:

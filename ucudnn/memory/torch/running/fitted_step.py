@@ -243,7 +243,7 @@ class FittedStep(nn.Module):
                 self._replaced.remove(other)
                 break
         else:
-            other = self._fitted_again(args, kwargs, used)
+            other = self.fitted_again(args, kwargs, used)
             if other._run.program.supposed[: len(supposed)] != supposed:
                 raise FittedStepError(f"{supposed[-1][1]} goes another way in each forward: leave it to the loop")
         for name in ("costs", "stated", "_run", "_state", "_first", "_guard", "_told", "_layout", "_used", "_ends"):
@@ -338,17 +338,18 @@ class FittedStep(nn.Module):
                 f"the step has plans for {_MOST_OTHERS} other sizes of arguments already:"
                 f" {self._arguments.difference(args, kwargs)}, or pad them to the same size"
             )
-        other = self._fitted_again(args, kwargs)
+        other = self.fitted_again(args, kwargs)
         self._others.append(other)
         return other
 
-    def _fitted_again(self, *given: Any) -> "FittedStep":
+    def fitted_again(self, *given: Any, refit: "Callable[..., FittedStep] | None" = None) -> "FittedStep":
         """Return another step, which runs in this one's block, whose pages go back while it is measured."""
-        assert self._refit is not None
+        refit = refit or self._refit
+        assert refit is not None
         try:
             if self._block is not None:
                 self._block.release()
-            other = self._refit(*given)
+            other = refit(*given)
             if self._block is not None and other._block is not None:
                 other._block.close()
                 other._block = None

@@ -150,11 +150,14 @@ def structure(graph: StepGraph) -> str:
     return str([*rows, *(each.role for each in graph.storages)])
 
 
-def collectives_of(plan: MemoryPlan) -> int:
-    """Return a number that stands for the collectives of a plan in order, which must be the same on all ranks."""
+def collectives_of(plan: MemoryPlan, *, averages: bool = True) -> int:
+    """Return a number that stands for the collectives of a plan in order, and those of averages behind it.
+
+    It must be the same on all ranks.
+    """
     found = plan.graph.collectives
     order = [target for kind, target in plan.actions if kind in COMPUTES and target in found]
-    return 1 + int(_digest(str(order))[:15], 16)
+    return 1 + int(_digest(str([*order, averages]))[:15], 16)
 
 
 def _digest(text: str) -> str:

@@ -6,7 +6,7 @@ What is gathered is an activation of the step: backward reads it, and a plan may
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, NamedTuple, final
@@ -31,22 +31,36 @@ class GatheredModel(nn.Module):
         shards: its parameters.
         group: the ranks.
         precision: in which types parameters are gathered and gradients averaged, and what is cast to them.
+        accumulates: whether backward leaves whole gradients in `accumulated`, which no rank has averaged.
+
+    Attributes:
+        accumulated: for each trained parameter one without memory, whose gradient is the whole gradient.
     """
 
     def __init__(
-        self, model: nn.Module, shards: Sequence[ParameterShard], group: Any, precision: MixedPrecisionPolicy
+        self,
+        model: nn.Module,
+        shards: Sequence[ParameterShard],
+        group: Any,
+        precision: MixedPrecisionPolicy,
+        *,
+        accumulates: bool = False,
     ) -> None:
         super().__init__()
         self.module = model
+        trained = [each for each in shards if each.outside.requires_grad and accumulates]
+        self.accumulated = nn.ParameterList(_without_memory(each, precision) for each in trained)
         given = None if not precision.cast_forward_inputs else precision.param_dtype
         self._casts = partial(_cast, given), partial(_cast, precision.output_dtype)
-        way = _Way(dist.get_world_size(group), group.group_name, precision.param_dtype, precision.reduce_dtype)
+        self._way = way = _Way(
+            dist.get_world_size(group), group.group_name, precision.param_dtype, precision.reduce_dtype
+        )
 
         @contextmanager
         def whole() -> Iterator[None]:
             tables = [(vars(each), each._parameters) for each in model.modules() if each._parameters]
             recurrent = [(vars(each), each._flat_weights) for each in model.modules() if isinstance(each, nn.RNNBase)]
-            read = _Reader(shards, way)
+            read = _Reader(shards, way, dict(zip(map(id, trained), self.accumulated, strict=True)))
             try:
                 for attributes, table in tables:
                     attributes["_parameters"] = _WholeParameters(table, read)
@@ -60,7 +74,7 @@ class GatheredModel(nn.Module):
                 for attributes, weights in recurrent:
                     attributes["_flat_weights"] = weights
 
-        self._whole = whole
+        self._whole, self._trained = whole, trained
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns."""
@@ -68,6 +82,21 @@ class GatheredModel(nn.Module):
         with self._whole():
             args, kwargs = cast((args, kwargs))
             return cast_output(self.module(*args, **kwargs))
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are gradients that no rank has averaged."""
+        return any(each.grad is not None for each in self.accumulated)
+
+    def reduce(self) -> None:
+        """Average the whole gradients that were accumulated, and leave each rank its rows of the means."""
+        for shard, whole in zip(self._trained, self.accumulated, strict=True):
+            if whole.grad is not None:
+                rows = shard.outside.shape[0] if shard.is_split else None
+                with torch.no_grad():
+                    shard.inside.grad = _averaged(whole.grad, rows, self._way, shard.inside.dtype)
+                whole.grad = None
+                shard.hand_over(shard.inside)
 
     def reading(self, loss: Callable[..., Tensor] | None) -> Callable[..., Tensor] | None:
         """Return a loss that reads whole parameters of the model, too, as one that adds their norms does.
@@ -117,11 +146,11 @@ class _WholeParameters(dict[str, Any]):
 class _Reader:
     """Gathers what is read, once."""
 
-    def __init__(self, shards: Sequence[ParameterShard], way: "_Way") -> None:
+    def __init__(self, shards: Sequence[ParameterShard], way: "_Way", accumulated: Mapping[int, Tensor]) -> None:
         # While a step is traced, tensors without memory are in the places of the shards.
         self._shards = {id(table[key]): each for each in shards for table, key in each.places}
         self._whole: dict[int, Tensor] = {}
-        self._way = way
+        self._way, self._accumulated = way, accumulated
 
     def __call__(self, inside: Tensor | None) -> Tensor | None:
         shard = self._shards.get(id(inside))
@@ -129,7 +158,7 @@ class _Reader:
             return inside
         if id(inside) not in self._whole:
             rows = shard.outside.shape[0] if shard.is_split else None
-            self._whole[id(inside)] = _Gathered.apply(inside, rows, self._way)
+            self._whole[id(inside)] = _Gathered.apply(inside, self._accumulated.get(id(shard)), rows, self._way)
         return self._whole[id(inside)]
 
 
@@ -143,11 +172,14 @@ class _Way(NamedTuple):
 
 
 class _Gathered(torch.autograd.Function):
-    """A whole parameter of its shards; backward returns this rank's part of the mean of all ranks' gradients."""
+    """A whole parameter of its shards; backward returns this rank's part of the mean of all ranks' gradients.
+
+    Where gradients are accumulated, it returns this rank's whole gradient, as that of another tensor.
+    """
 
     @staticmethod
-    def forward(ctx: Any, inside: Tensor, rows: int | None, way: _Way) -> Tensor:
-        ctx.rows, ctx.way, ctx.dtype = rows, way, inside.dtype
+    def forward(ctx: Any, inside: Tensor, accumulated: Tensor | None, rows: int | None, way: _Way) -> Tensor:
+        ctx.rows, ctx.way, ctx.dtype, ctx.accumulates = rows, way, inside.dtype, accumulated is not None
         ctx.set_materialize_grads(False)
         part = _to(inside, way.dtype)
         if rows is None:
@@ -159,15 +191,26 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         if gradient is None:
-            return None, None, None
-        rows, way = ctx.rows, ctx.way
-        gradient = _to(gradient, way.reduced).contiguous()
-        if rows is not None and rows % way.ranks:
-            padded = gradient.new_zeros((-(-rows // way.ranks) * way.ranks, *gradient.shape[1:]))
-            padded[:rows].copy_(gradient)
-            gradient = padded
-        mean = (ALL_REDUCE if rows is None else REDUCE_SCATTER)(gradient, way.ranks, way.group)
-        return _to(mean, ctx.dtype), None, None
+            return None, None, None, None
+        if ctx.accumulates:
+            return None, _to(gradient, ctx.way.reduced), None, None
+        return _averaged(gradient, ctx.rows, ctx.way, ctx.dtype), None, None, None
+
+
+def _averaged(gradient: Tensor, rows: int | None, way: _Way, dtype: torch.dtype) -> Tensor:
+    """Return this rank's rows of the mean of all ranks' gradients; no number of rows stands for all of it."""
+    gradient = _to(gradient, way.reduced).contiguous()
+    if rows is not None and rows % way.ranks:
+        padded = gradient.new_zeros((-(-rows // way.ranks) * way.ranks, *gradient.shape[1:]))
+        padded[:rows].copy_(gradient)
+        gradient = padded
+    mean = (ALL_REDUCE if rows is None else REDUCE_SCATTER)(gradient, way.ranks, way.group)
+    return _to(mean, dtype)
+
+
+def _without_memory(shard: ParameterShard, precision: MixedPrecisionPolicy) -> nn.Parameter:
+    dtype = precision.reduce_dtype or precision.param_dtype or shard.inside.dtype
+    return nn.Parameter(shard.inside.new_empty((), dtype=dtype).expand(shard.outside.shape))
 
 
 def _to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

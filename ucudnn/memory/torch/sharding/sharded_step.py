@@ -31,8 +31,10 @@ from ucudnn.memory.torch.sharding.shards import placed_inside, shard_parameters
 from ucudnn.memory.torch.subject.model_checks import check_model
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.update_parts import update_in_parts
-from ucudnn.units import shortened
+from ucudnn.units import format_bytes, shortened
 
+_UNPLANNED = 1 << 62
+"""Stands for the collectives of a step that no rank has planned yet."""
 _INSTEAD_OF_CHECKPOINTS = (
     "parameters are gathered in the model's forward and in the loss alone, and torch.utils.checkpoint reads them in"
     " backward once more: fit the model without it; plans recompute on their own"
@@ -45,8 +47,8 @@ class Sharding:
 
     Attributes:
         model: what `fit` trains in the place of the model.
-        loss: likewise, of the loss.
-        optimizers: likewise.
+        accumulating: likewise, where whole gradients are accumulated.
+        optimizers: what it is given in the place of the optimizers.
 
     Args:
         mesh: a device mesh, of whose first dimension the ranks are.
@@ -92,23 +94,46 @@ class Sharding:
         link = measured_link(gather, mesh.size(), device)
         self.ranks = Agreement(exchange, mesh.get_local_rank(), slowest(exchange(link)))
         named = type(type(model).__name__, (GatheredModel,), {})  # reports name the step by its class
-        self.model: GatheredModel = named(model, self.shards, self.group, precision)
-        self.loss: Callable[..., Tensor] | None = self.model.reading(loss)
+        gathered = partial(named, model, self.shards, self.group, precision)
+        self.model: GatheredModel = gathered()
+        self.accumulating: GatheredModel = gathered(accumulates=True)
+        self._loss = loss
         self.optimizers = [planned_optimizer(each, self.shards) for each in given]
 
-    def fitted(self, make: Callable[..., Any]) -> "ShardedStep":
-        """Return the step that a function fits to what stands in the place of model, loss and optimizers."""
-        with placed_inside(self.shards):
+    def fitted(self, make: Callable[..., Any], sample: Any, *, keep_gradients: bool) -> "ShardedStep":
+        """Return the step that a function fits to a sample, and to what stands in the place of model and optimizers.
+
+        Args:
+            make: is called with a sample, whether gradients are kept, the ranks, the model, the loss and optimizers.
+            sample: what `fit` is given.
+            keep_gradients: likewise.
+        """
+
+        def made(sample: Any, *, accumulates: bool = False) -> Any:
+            model = self.accumulating if accumulates else self.model
+            given = (model, model.reading(self._loss), () if accumulates else self.optimizers)
             try:
-                step = make(self.model, self.loss, self.optimizers, self.ranks)
+                step = make(sample, keep_gradients or accumulates, self.ranks, *given)
             except CheckpointError as error:
                 raise StepGraphError(f"the step calls torch.utils.checkpoint: {_INSTEAD_OF_CHECKPOINTS}") from error
-        self.ranks.all(partial(self._check, step.program))
-        self.ranks.check_same(step.code, "code")
+            self.ranks.all(partial(self._check, step.program))
+            self.ranks.check_same(step.code, "code")
+            return step
+
+        with placed_inside(self.shards):
+            step = made(sample)
         # Where the update is planned in parts, the optimizer of the loop updates in parts, too.
         pairs = zip(self._given, self.optimizers, strict=True)
         ends = [update_in_parts(given) for given, planned in pairs if "step" in vars(planned)]
-        return ShardedStep(self._model, self, step, ends)
+        return ShardedStep(self._model, self, step, partial(made, accumulates=True), ends)
+
+    def reduced(self) -> None:
+        """Average the gradients that were accumulated."""
+        try:
+            self.accumulating.reduce()
+        except Exception as error:
+            self.roll.note_failure(error)
+            raise
 
     def _check(self, program: StepProgram) -> None:
         """Check that ranks compute alike, and that nothing but collectives reads parts of parameters.
@@ -147,41 +172,81 @@ class ShardedStep(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, sharding: Sharding, step: Any, ends: Sequence[Callable[[], object]] = ()
+        self,
+        model: nn.Module,
+        sharding: Sharding,
+        step: Any,
+        accumulating: Callable[[Any], Any],
+        ends: Sequence[Callable[[], object]] = (),
     ) -> None:
         super().__init__()
-        self.model, self._ends = model, [*ends]
-        self._began = False
-        self._known: tuple[MemoryPlan | None, int] = None, 0
-        object.__setattr__(self, "_step", step)  # no submodule, because its parameters are those of the model
+        self.model, self._ends, self._accumulating = model, [*ends], accumulating
+        self._averages = self._averages_now = True
+        self._began = set[Any]()
+        self._ending = False
+        self._known: tuple[MemoryPlan | None, bool, int] = None, True, 0
+        self._steps = {False: step}  # by whether it accumulates; no submodules, because parameters are the model's
+        object.__setattr__(self, "_step", step)
         object.__setattr__(self, "_sharding", sharding)
+        for each in sharding.accumulating.accumulated:
+            each.register_post_accumulate_grad_hook(self._note_gradient)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns, or the loss of it, as `FittedStep.forward` does, with the same errors."""
         sharding, step = self._sharding, self._step
-        sharding.model.training = self.model.training
+        sharding.model.training = sharding.accumulating.training = self.model.training
         sharding.roll.begin_round()
         with placed_inside(sharding.shards):
             if self.model.training and torch.is_grad_enabled():
-                self._agree(args, kwargs)
+                step = self._agreed(args, kwargs)
             try:
                 return step(*args, **kwargs)
             except Exception as error:
                 sharding.roll.note_failure(error)
                 raise
 
-    def _agree(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Let all ranks run the same collectives, or none; smaller arguments of some get their plan before.
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
+        """Say whether backward of forwards from now on averages gradients, as that method of FSDP2 does.
+
+        Without that each rank adds up its whole gradients. The next backward that averages has them in its mean.
+        """
+        self._averages = requires_gradient_sync
+
+    def _note_gradient(self, whole: Tensor) -> None:
+        """Average all gradients at the end of a backward, once there is one of them."""
+        if self._averages_now and not self._ending:
+            self._ending = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._sharding.reduced)
+
+    def _main(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the step of arguments like the sample; the first that accumulates is planned by all ranks together."""
+        sharding, main = self._sharding, self._step
+        self._averages_now, self._ending = self._averages, False
+        accumulates = not self._averages or sharding.accumulating.has_gradients
+        if accumulates not in self._steps:
+            begins = sharding.exchange(_UNPLANNED if main.step_of(args, kwargs) is main else -_UNPLANNED)
+            if {*begins} != {_UNPLANNED}:
+                raise InvalidValueError(
+                    "in its first step without an average a sharded step takes arguments like the sample on all ranks,"
+                    " and all leave the average out"
+                )
+            self._steps[True] = main.fitted_again(kwargs or args, refit=self._accumulating)
+        return self._steps[accumulates]
+
+    def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the step that runs, when all ranks run the same collectives; smaller arguments get their plan before.
 
         Raises:
             InvalidValueError: on all ranks, if one refuses its arguments, or would run other collectives.
         """
-        sharding, main = self._sharding, self._step
+        sharding = self._sharding
+        sharding.ranks.follows = None
+        main = self._main(args, kwargs)
         ranks, found = sharding.ranks, main.step_of(args, kwargs)
-        ranks.follows = None
-        begins = sharding.exchange(self._signature(found))
-        if not self._began and min(begins) <= 0:
+        begins = sharding.exchange(self._signature(main, found))
+        if main not in self._began and min(begins) <= 0:
             raise InvalidValueError("in its first step a sharded step takes arguments like the sample on all ranks")
         if 0 in begins:
 
@@ -194,29 +259,37 @@ class ShardedStep(nn.Module):
 
             ranks.all(plan_smaller if found is None else list)
             found = main.step_of(args, kwargs)
-            begins = sharding.exchange(self._signature(found))
+            begins = sharding.exchange(self._signature(main, found))
         if others := [str(rank) for rank, each in enumerate(begins) if abs(each) != abs(begins[0])]:
             raise InvalidValueError(f"rank {' and '.join(others)}: other collectives than those of rank 0 would run")
         # A smaller step may be planned anew in backward, too, and no other rank knows of that.
         ranks.follows = None if found is main else main.plan
-        self._began = True
+        self._began.add(main)
+        return main
 
-    def _signature(self, step: Any) -> int:
+    def _signature(self, main: Any, step: Any) -> int:
         """Return a number of the collectives of a step; below 0 for a smaller one, and 0 where there is none yet."""
         if step is None:
             return 0
-        if step.plan is not self._known[0]:
-            self._known = step.plan, collectives_of(step.plan)
-        return self._known[1] if step is self._step else -self._known[1]
+        if self._known[:2] != (step.plan, self._averages):
+            self._known = step.plan, self._averages, collectives_of(step.plan, averages=self._averages)
+        return self._known[2] if step is main else -self._known[2]
 
     def report(self) -> str:
         """Return what the plan does and takes, as `FittedStep.report` does, and what is gathered when."""
         step = self._step
-        return "\n".join([step.report(), *sharded_lines(step.plan, self._sharding.ranks.link, step.simulation)])
+        lines = [step.report(), *sharded_lines(step.plan, self._sharding.ranks.link, step.simulation)]
+        if (other := self._steps.get(True)) is not None:
+            peak = format_bytes(other.simulation.peak_bytes)
+            lines.append(
+                f"without an average: policy {other.plan.policy}, peak predicted {peak}, whole gradients included"
+            )
+        return "\n".join(lines)
 
     def close(self) -> None:
         """Give the host's memory back; the step cannot run its plan after that."""
-        self._step.close()
+        for each in self._steps.values():
+            each.close()
         while self._ends:
             self._ends.pop()()
 
