@@ -205,7 +205,8 @@ def race(mesh, cases):
                     case.get("clip"),
                 )
         (*numbers, parameters), (*others, plain) = ways["fit"], ways["fsdp2"]
-        kinds = [each.kind for each in step.plan.graph.operations]
+        graph = step.plan.graph
+        kinds = [each.kind for each in graph.operations]
         planned = [kinds[target] for kind, target in step.plan.actions if kind in COMPUTES]
         result = {
             "same": [*map(list.__eq__, numbers, others), all(map(torch.equal, parameters, plain))],
@@ -214,6 +215,8 @@ def race(mesh, cases):
             "planned": sum(each.startswith("ucudnn_ranks.") for each in planned),
             "gathers": sum(each == "ucudnn_ranks.all_gather" for each in planned),
             "parameters": len(parameters),
+            "held": sum(graph.exists_after[each] for at in graph.collectives for each in graph.operations[at].writes)
+            - sum(each.requires_grad for each in own.parameters()),
         }
         if case.get("double"):
             right = ways["double"][2]

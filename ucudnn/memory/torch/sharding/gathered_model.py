@@ -73,6 +73,7 @@ class GatheredModel(nn.Module):
                     attributes["_parameters"] = table
                 for attributes, weights in recurrent:
                     attributes["_flat_weights"] = weights
+                read.forget()
 
         self._whole, self._trained = whole, trained
 
@@ -160,6 +161,10 @@ class _Reader:
             rows = shard.outside.shape[0] if shard.is_split else None
             self._whole[id(inside)] = _Gathered.apply(inside, self._accumulated.get(id(shard)), rows, self._way)
         return self._whole[id(inside)]
+
+    def forget(self) -> None:
+        """Hold nothing that was gathered: what a trace has recorded may hold the tables, and so this reader."""
+        self._whole.clear()
 
 
 class _Way(NamedTuple):
