@@ -74,7 +74,7 @@ ROOMS = {  # each room: the rooms directly under it; imports go down only
     "memory/torch/compiling": ("memory/torch/measuring",),
     "memory/torch/codegen": ("memory/torch/tracing", "memory/torch/device", "memory/plans"),
     "memory/torch/hooks": ("memory/torch/device",),
-    "memory/torch/sharding": ("memory/torch/device",),
+    "memory/torch/sharding": ("memory/torch/device", "memory/reports"),
     "memory/torch/running": (
         "memory/torch/sharding",
         "memory/torch/convolutions",

@@ -248,6 +248,26 @@ def test_auto_is_the_best_plan_so_far_when_its_seconds_are_over(memory):
     assert best["time_ms"] < first["time_ms"]
 
 
+def test_plan_for_more_gpus_than_there_are(memory, tmp_path):
+    line = ("plan", "vgg16", "--policy", "auto,checkpoint", "--device", "h200", "--batch", "8")
+    alone = answer(memory(*line, "--json"))
+    found = answer(memory(*line, "--ranks", "8", "--json"))
+    assert found["device"] == "8 ranks of h200"
+    assert found["link"] == {"ranks": 8, "latency_ms": 0.01, "bytes_per_ms": 4.5e8, "source": "assumed for h200"}
+    best, before = ({each["policy"].split(":")[0]: each for each in one["policies"]} for one in (found, alone))
+    assert best["auto"]["peak_bytes"] < before["auto"]["peak_bytes"] - 2**29  # gradients and momentum are divided
+    assert best["auto"]["time_ms"] > 0
+    slow = answer(memory(*line, "--ranks", "64", "--link", "5", "--latency", "0.02", "--json"))
+    assert slow["link"] == {"ranks": 64, "latency_ms": 0.02, "bytes_per_ms": 5e6, "source": "stated"}
+    assert min(each["time_ms"] for each in slow["policies"]) > 553 / 5  # each parameter comes once at least, in ms
+    status, out, error = memory(*line, "--ranks", "8", "--timeline", str(tmp_path / "queues.png"), "--policy", "auto")
+    assert status == 0, error
+    assert "predicted for 8 ranks of h200, not measured" in out
+    assert "sharded over 8 ranks" in out
+    assert "link: assumed for h200, 0.01 ms from rank to rank and 450 GB/s" in out
+    assert memory(*line, "--link", "5")[0] == memory(*line, "--ranks", "1")[0] == 2
+
+
 def test_plans_of_nnunet_say_what_is_missing(memory, monkeypatch, tmp_path):
     monkeypatch.setattr(torch_model, "find_spec", lambda _: None)
     plans = str(write_plans(tmp_path))

@@ -22,13 +22,14 @@ from ucudnn.cli.options import (
     OutputOptions,
     PlanSecondsOption,
     PlotOption,
+    RankOptions,
     RecordedOptions,
     StepOptions,
     budget_of,
     option,
     typed_options,
 )
-from ucudnn.cli.torch_model import divide_model, divider_of, fit_plans, record_model
+from ucudnn.cli.torch_model import divide_model, divider_of, fit_plans, is_factory, record_model
 from ucudnn.command_line import NoEffect
 from ucudnn.memory.devices.profile import load_device, smallest_device
 from ucudnn.memory.devices.roofline import device_costs
@@ -57,6 +58,8 @@ _RULES = (
     NoEffect(options=("--budget", "--timeline", "--addresses", "--snapshot", "--plan-seconds"), beside=("--front",)),
     NoEffect(options=("--pool",), without=("--addresses",)),
     NoEffect(options=("--divide",), without=("a model, MODULE:CALLABLE",)),
+    NoEffect(options=("--divide",), beside=("--ranks",)),
+    NoEffect(options=("--link", "--latency"), without=("--ranks",)),
     NoEffect(options=("--write",), without=("a plans file of nnU-Net",)),
 )
 
@@ -162,18 +165,21 @@ def plan_step(
     points: Annotated[int, option("N", "Budgets of --front.", min=2, max=1000)] = 12,
     plan_seconds: PlanSecondsOption = PLAN_SECONDS,
     divide: DivideOption = False,
+    among: RankOptions,
     pictures: PictureOptions,
     output: OutputOptions,
 ) -> None:
     """Show what policies make of a step within a budget: time, peak, moved bytes, stalls and fragmentation.
 
-    All policies within a budget, some of them on another device, and all of them at many budgets:
+    All policies within a budget, some of them on another device, all of them at many budgets, and one on 64 GPUs:
 
         ucudnn memory plan resnet50 --batch 256 --budget 12GiB --device h200
 
         ucudnn memory plan vgg16 --device titan-x --policy stock,checkpoint
 
         ucudnn memory plan unet3d --front --plot front.png
+
+        ucudnn memory plan gpt2 --policy auto --ranks 64 --link 50
 
     What one policy moves and where its pool puts it, as pictures:
 
@@ -186,7 +192,7 @@ def plan_step(
         NoEffect(options=("--plan-seconds",), without=("--policy auto",)).refuse(typed_options(context), {})
     pictures.check(names, [step, options.device or ""])
     graph, costs_of, limit = _opened(context, step, options, budget)
-    costs = costs_of(graph)
+    graph, costs, link = among.divided(graph, costs_of(graph))
     if front:
         with _telling("planning", len(names) * (points + 1)) as tell:  # each policy without a budget, too
             fronts = policy_fronts(graph, costs, names, points, tell)
@@ -203,7 +209,7 @@ def plan_step(
     with _telling("planning", len(names)) as tell:
         parts = divide_model(step, options, costs_of, limit, tell) if divide else None
         planned = (graph, costs) if parts is None else (parts.program.graph, parts.costs)
-        found = compare_policies(*planned, limit, names, tell, plan_seconds)
+        found = replace(compare_policies(*planned, limit, names, tell, plan_seconds), link=link)
         if parts is not None:
             found = replace(found, divided=parts.program.divided, undivided_ms=sum(costs.time_ms))
     pictures.draw(found.rows[0], costs)
@@ -357,7 +363,7 @@ def _opened(
         UcudnnError: if there is no such step, model, device or mini-batch, or an option has no effect.
     """
     typed = typed_options(context)
-    is_model = ":" in name and not _exists(name)
+    is_model = is_factory(name)
     present = {option: option for option in typed} | ({_RULES[1].without[0]: name} if is_model else {})
     for rule in _RULES:
         rule.refuse(typed, present)
@@ -391,10 +397,3 @@ def _telling(title: str, total: int = 1) -> Iterator[Callable[[str], None]]:
     advances = chain([0], repeat(int(total > 1)))
     with progress(title, total) as step:
         yield lambda what: step(next(advances), what)
-
-
-def _exists(name: str) -> bool:
-    try:
-        return Path(name).exists()
-    except (OSError, ValueError):  # a name that is too long, or one with a null character
-        return False

@@ -9,11 +9,10 @@ from ucudnn.cli.options import (
     JsonOption,
     ModelArgument,
     ModelOptions,
-    TrialOptions,
     option,
     typed_options,
 )
-from ucudnn.cli.torch_model import run_policies
+from ucudnn.cli.torch_model import TrialOptions, run_policies
 from ucudnn.command_line import NoEffect
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.policies.catalog import AUTO, POLICIES

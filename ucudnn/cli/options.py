@@ -12,8 +12,11 @@ from ucudnn.cli.help_text import choices
 from ucudnn.command_line import NoEffect, read_settings
 from ucudnn.errors import InvalidSizeError
 from ucudnn.memory.devices.profile import shipped_devices
+from ucudnn.memory.devices.rank_links import link_between
 from ucudnn.memory.devices.roofline import CHOICES
-from ucudnn.memory.planner.search import PLAN_SECONDS
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.sharded import RankLink, sharded_step
 from ucudnn.networks.tables import CSV_HEADER, NETWORKS
 from ucudnn.networks.variants import LAYOUT_NAMES, Variant, variants
 from ucudnn.policy import BatchSizePolicy
@@ -26,9 +29,9 @@ from ucudnn.units import parse_budget
 _COLUMNS = ", ".join(CSV_HEADER.split(","))
 NETWORK_HELP = f"{', '.join(NETWORKS)}, or a CSV file of layers with these columns in its first line: {_COLUMNS}."
 COMPLETE_NETWORK = choices(*NETWORKS)
+SIZES = [each.value for each in BatchSizePolicy]
 MODEL_BATCH = 32  # of a PyTorch model, unless --batch gives another
 DEFAULT_DEVICE = "h200"
-_SIZES = [each.value for each in BatchSizePolicy]
 _DTYPES = [each.value for each in DataType]
 _MATHS = [each.value for each in MathMode]
 
@@ -54,7 +57,7 @@ PolicyOption = Annotated[
     option(
         "POLICY",
         "Micro-batch sizes to try: undivided, powerOfTwo, all or adaptive [UCUDNN_BATCH_SIZE_POLICY].",
-        complete=_SIZES,
+        complete=SIZES,
     ),
 ]
 BackendOption = Annotated[
@@ -302,25 +305,29 @@ DivideOption = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialOptions:
-    """How policies train a model on this machine."""
+class RankOptions:
+    """Among how many GPUs a step is divided, and what joins them."""
 
-    on: Annotated[str, option("WHERE", "cuda or cpu; auto: the GPU if there is one.")] = "auto"
-    steps: Annotated[int, option("N", "Steps that are timed.", min=1, max=10_000)] = 10
-    cap: Annotated[
-        bool, option(None, "Let PyTorch's allocator take no more than the budget from the GPU.", "--cap")
-    ] = False
-    convolutions: Annotated[
-        str | None,
+    ranks: Annotated[
+        int | None,
+        option("N", "Plan for each of so many GPUs that share parameters, as FSDP divides them.", min=2, max=1 << 20),
+    ] = None
+    link: Annotated[
+        float | None,
         option(
-            "SIZES",
-            "Let plans choose how each convolution is computed, in micro-batches of these sizes:"
-            f" {', '.join(_SIZES)}; default: PyTorch chooses.",
-            complete=_SIZES,
+            "GB/S", "Bandwidth of each GPU to the others, the slowest on the way; default: the device's.", min=0.001
         ),
     ] = None
-    plan_seconds: PlanSecondsOption = PLAN_SECONDS
-    divide: DivideOption = False
+    latency: Annotated[
+        float | None, option("MS", "Time from one GPU to the next, in milliseconds; default: 0.01.", min=0)
+    ] = None
+
+    def divided(self, graph: StepGraph, costs: Costs) -> tuple[StepGraph, Costs, RankLink | None]:
+        """Return the step of each GPU, its costs and the link; the step itself, and no link, for one GPU."""
+        if self.ranks is None:
+            return graph, costs, None
+        link = link_between(self.ranks, costs, self.link, self.latency)
+        return *sharded_step(graph, costs, link), link
 
 
 # The cases in which an option has no effect.

@@ -3,26 +3,30 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
 from ucudnn.cli.options import (
     DEFAULT_DEVICE,
     MODEL_BATCH,
+    SIZES,
+    DivideOption,
     ModelOptions,
+    PlanSecondsOption,
     RecordedOptions,
     StepOptions,
-    TrialOptions,
     budget_of,
+    option,
 )
 from ucudnn.command_line import missing_module
 from ucudnn.errors import BackendUnavailableError, InvalidNetworkError, InvalidValueError
 from ucudnn.memory.devices.profile import load_device, smallest_device
 from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.planner.search import PLAN_SECONDS
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.networks.variants import Variant
@@ -42,6 +46,28 @@ if TYPE_CHECKING:
     from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
     from ucudnn.memory.torch.subject.step_program import StepProgram
     from ucudnn.torch.summary import Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialOptions:
+    """How policies train a model on this machine."""
+
+    on: Annotated[str, option("WHERE", "cuda or cpu; auto: the GPU if there is one.")] = "auto"
+    steps: Annotated[int, option("N", "Steps that are timed.", min=1, max=10_000)] = 10
+    cap: Annotated[
+        bool, option(None, "Let PyTorch's allocator take no more than the budget from the GPU.", "--cap")
+    ] = False
+    convolutions: Annotated[
+        str | None,
+        option(
+            "SIZES",
+            "Let plans choose how each convolution is computed, in micro-batches of these sizes:"
+            f" {', '.join(SIZES)}; default: PyTorch chooses.",
+            complete=SIZES,
+        ),
+    ] = None
+    plan_seconds: PlanSecondsOption = PLAN_SECONDS
+    divide: DivideOption = False
 
 
 def time_model(
@@ -67,6 +93,14 @@ def time_model(
     step = ModelStep(factory=factory, shape=parse_shape(shape), batch=_checked(batch), variant=variant)
     with words_aside():
         return time_step(step, settings, effort=effort, repeats=effort.repeats, save_to=save_plans)
+
+
+def is_factory(name: str) -> bool:
+    """Return whether a name is that of a model, MODULE:CALLABLE, and not of a file."""
+    try:
+        return ":" in name and not Path(name).exists()
+    except (OSError, ValueError):  # a name that is too long, or one with a null character
+        return True
 
 
 def record_model(

@@ -16,6 +16,7 @@ COLORS: Mapping[str, str] = {
     "recomputation": "#E69F00",
     "to the host": "#D55E00",
     "from the host": "#009E73",
+    "between ranks": "#CC79A7",
     "made in forward": "#0072B2",
     "back from the host": "#009E73",
     "recomputed": "#E69F00",

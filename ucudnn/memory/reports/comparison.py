@@ -1,6 +1,6 @@
 """What policies make of a step within a budget, as one table; and time against peak, by policy."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from math import inf
@@ -15,11 +15,14 @@ from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.placement import Placement
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
+from ucudnn.memory.reports.rank_lines import sharded_lines
+from ucudnn.memory.simulation.early_collectives import with_early_collectives
 from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.sharded import RankLink
 from ucudnn.units import csv_text, format_bytes, format_ms
 
 Progress = Callable[[str], None]
@@ -77,6 +80,7 @@ class PolicyComparison:
     Attributes:
         divided: which segments of the step are divided, a line each.
         undivided_ms: time of the step undivided; 0 where it is not divided.
+        link: what joins the ranks among which parameters are divided; None where they are not.
     """
 
     graph: StepGraph
@@ -86,6 +90,7 @@ class PolicyComparison:
     rows: tuple[PolicyRow, ...]
     divided: tuple[str, ...] = ()
     undivided_ms: float = 0.0
+    link: RankLink | None = None
 
     def title(self) -> str:
         """Return what is compared, as one line."""
@@ -103,7 +108,7 @@ class PolicyComparison:
 
     def cells(self) -> list[list[str]]:
         """Return the table: plans, the fastest first; a row for all that are more than twice as slow; refusals."""
-        fastest, slow = self.undivided_ms or sum(self.costs.time_ms), self._slow()
+        fastest, slow = self._fastest_ms(), self._slow()
         rows = [
             [
                 row.policy,
@@ -129,16 +134,21 @@ class PolicyComparison:
         ranked = self.ranked()
         return [each for each in ranked if each[1].time_ms > _SLOW * ranked[0][1].time_ms]
 
+    def _fastest_ms(self) -> float:
+        """Return the time of a step of which nothing is divided, moved, recomputed or waits for other ranks."""
+        times = enumerate(self.costs.time_ms)
+        return self.undivided_ms or sum(time for index, time in times if index not in self.graph.collectives)
+
     def answer(self) -> str:
         """Return the best policy, what it costs, and the line of Python that trains by it."""
         row, done = self.ranked()[0]
         own = measure_liveness(self.graph, self.costs).peak_bytes
         if own <= done.peak_bytes and not self.divided:
             return f"best: {row.policy}, {format_ms(done.time_ms)}, {format_bytes(own)}: the step fits as it is"
-        cost = f"best: {row.policy}, {_slower(done.time_ms, self.undivided_ms or sum(self.costs.time_ms))} slower,"
+        cost = f"best: {row.policy}, {_slower(done.time_ms, self._fastest_ms())} slower,"
         cost += f" {format_bytes(done.peak_bytes)} of {format_bytes(own)}"
         policy = "" if row.policy.startswith(AUTO) else f', policy="{row.policy}"'
-        policy += ", divide=True" if self.divided else ""
+        policy += (", divide=True" if self.divided else "") + (", mesh=mesh" if self.link else "")
         return (
             f"{cost}: step = ucudnn.memory.fit(model, (x, y), loss=loss, optimizer=optimizer,"
             f" budget={_typed_bytes(self.budget or done.peak_bytes)}{policy})"
@@ -157,10 +167,16 @@ class PolicyComparison:
         return [
             *self.divided,
             floor,
+            *self._rank_lines(),
             *bound,
             *([f"more than {_SLOW} times as slow: {slow}"] if slow else []),
             self.answer(),
         ]
+
+    def _rank_lines(self) -> Iterator[str]:
+        row, done = self.ranked()[0]
+        if self.link is not None and row.plan is not None:
+            yield from sharded_lines(row.plan, self.link, done)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON; sizes in bytes, times in milliseconds."""
@@ -168,6 +184,7 @@ class PolicyComparison:
             "step": self.graph.name,
             "batch": self.graph.batch,
             "device": self.costs.device,
+            **({} if self.link is None else {"link": asdict(self.link)}),
             "budget_bytes": self.budget,
             "floor_bytes": self.floor_bytes,
             "policies": [
@@ -239,7 +256,7 @@ def compare_policies(
 def _planned(name: str, graph: StepGraph, costs: Costs, budget: int | None, seconds: float | None = None) -> MemoryPlan:
     """Return the plan of a policy, or the fastest one of all policies for 'auto', as `fit` chooses it."""
     if name != AUTO:
-        return find_policy(name).plan(graph, costs, budget)
+        return with_early_collectives(find_policy(name).plan(graph, costs, budget), costs)
     return make_plan(graph, costs, budget, AUTO, search=PlanSearch(seconds))
 
 

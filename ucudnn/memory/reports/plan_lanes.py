@@ -20,7 +20,8 @@ def plan_lanes(plan: MemoryPlan, done: Simulation) -> Mapping[str, Lane]:
     for queue, action, start, end in done.timeline:
         kind, target = plan.actions[action]
         work = COPIES.get(queue, plan.graph.operations[target].phase.value if queue is Queue.COMPUTE else "")
-        lanes[queue].append(("recomputation" if kind is ActionKind.RECOMPUTE else work, start, end))
+        again = kind is ActionKind.RECOMPUTE and queue is Queue.COMPUTE
+        lanes[queue].append(("recomputation" if again else work, start, end))
     return {queue.value: work for queue, work in lanes.items() if work or queue is not Queue.RANKS}
 
 

@@ -6,13 +6,16 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.support.sharded_ranks import on_ranks
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.plans.actions import Action, ActionKind
 from ucudnn.memory.policies.stock import StockPolicy
+from ucudnn.memory.reports.rank_lines import sharded_lines
 from ucudnn.memory.simulation.early_collectives import with_early_collectives
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import RANKS, Role
-from ucudnn.memory.torch.sharding.links import RankLink, gathered_bytes, sharded_lines, slowest
+from ucudnn.memory.step.sharded import RankLink, gathered_bytes, sharded_step
+from ucudnn.memory.torch.sharding.links import slowest
 from ucudnn.units import format_ms
 
 
@@ -37,6 +40,45 @@ def test_a_collective_takes_its_latency_and_the_bytes_of_the_other_ranks():
     assert found.time_ms == (0.5 * 3 + 3 / 4 * 40 / 10, *costs.time_ms[1:6], 4.5)
     assert replace(found, time_ms=costs.time_ms) == costs
     assert RankLink(ranks=1).time_ms(10**9) == 0
+
+
+def both_ways(mesh):
+    """Return a step as `fit` divides it, and as it is predicted from the undivided one: sizes, peaks, collectives."""
+    import torch
+
+    from tests.support.sharded_ranks import made_optimizer, sharded_network
+    from ucudnn.memory import fit
+
+    found = []
+    for name in ("gpt without dropout", "resnet18", "unet"):
+        ways = []
+        for divided in (False, True):
+            torch.manual_seed(0)
+            model, inputs, loss = sharded_network(name)
+            optimizer = made_optimizer("adamw", model.parameters())
+            options = {"loss": loss, "optimizer": optimizer, "policy": "stock"}
+            step = fit(model, inputs, **options, **({"mesh": mesh} if divided else {}))
+            graph, costs = step.plan.graph, step.costs
+            if not divided:
+                graph, costs = sharded_step(graph, costs, RankLink(ranks=2))
+            plan = StockPolicy().plan(graph, costs, None)
+            held = {
+                role.value: sum(
+                    size for size, each in zip(graph.sizes, graph.storages, strict=True) if each.role is role
+                )
+                for role in Role
+            }
+            ways.append([simulate(plan, costs).peak_bytes, len(graph.collectives), held])
+        found.append(ways)
+    return found
+
+
+def test_a_step_is_predicted_for_ranks_as_fit_divides_it(tmp_path):
+    for predicted, fitted in on_ranks(both_ways, tmp_path / "store")[0]:
+        assert predicted[1] == fitted[1] > 20
+        assert predicted[0] == pytest.approx(fitted[0], rel=0.03)
+        for role in (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE, Role.BUFFER, Role.OUTPUT):
+            assert predicted[2][role.value] == pytest.approx(fitted[2][role.value], rel=0.03), role
 
 
 def test_the_slowest_link_of_all_ranks_counts():

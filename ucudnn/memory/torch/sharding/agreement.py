@@ -16,8 +16,8 @@ from ucudnn.memory.plans.actions import COMPUTES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.sharded import RankLink
 from ucudnn.memory.torch.device.stated_budget import StatedBudget
-from ucudnn.memory.torch.sharding.links import RankLink
 
 _Found = TypeVar("_Found")
 Exchange = Callable[[Any], list[Any]]

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.reports.rank_lines import sharded_lines
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.sharding.agreement import Agreement, collectives_of
 from ucudnn.memory.torch.sharding.collectives import (
@@ -26,7 +27,7 @@ from ucudnn.memory.torch.sharding.collectives import (
     numbers,
 )
 from ucudnn.memory.torch.sharding.gathered_model import GatheredModel, planned_optimizer
-from ucudnn.memory.torch.sharding.links import measured_link, sharded_lines, slowest
+from ucudnn.memory.torch.sharding.links import measured_link, slowest
 from ucudnn.memory.torch.sharding.shards import placed_inside, shard_parameters
 from ucudnn.memory.torch.subject.model_checks import check_model
 from ucudnn.memory.torch.subject.step_program import StepProgram
