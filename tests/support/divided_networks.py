@@ -1,4 +1,7 @@
-"""Small networks that are divided: a GPT, U-Nets in two and three dimensions, and VGG."""
+"""Small networks that are divided: a GPT, U-Nets in two and three dimensions, and VGG.
+
+A volume and an image are alone in their mini-batch.
+"""
 
 import torch
 from torch import nn
@@ -71,6 +74,16 @@ NETWORKS = {
     "v-net": (
         lambda: TinyUNet(3, nn.MaxPool3d, nn.InstanceNorm3d, nn.PReLU),
         lambda: (torch.randn(2, 1, 12, 12, 12), classes(2, 12, 12, 12)),
+        functional.cross_entropy,
+    ),
+    "volume": (
+        lambda: TinyUNet(3, nn.MaxPool3d, nn.InstanceNorm3d, nn.PReLU),
+        lambda: (torch.randn(1, 1, 16, 12, 12), classes(1, 16, 12, 12)),
+        functional.cross_entropy,
+    ),
+    "image": (
+        lambda: TinyUNet(2, nn.MaxPool2d, nn.BatchNorm2d, lambda: nn.ReLU(True)),
+        lambda: (torch.randn(1, 1, 64, 48), classes(1, 64, 48)),
         functional.cross_entropy,
     ),
     "u-net": (

@@ -1,7 +1,6 @@
 """Divided segments: gradients of random small networks against those of the plain loop in float64."""
 
 import copy
-import math
 from collections import Counter
 from dataclasses import replace
 
@@ -14,18 +13,17 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from tests.support.divided_steps import check, divided_step, program_of, segment_of  # noqa: E402
 from tests.support.plain_training import fit_plan  # noqa: E402
 from tests.support.strategies import examples  # noqa: E402
 from ucudnn.errors import StepGraphError  # noqa: E402
 from ucudnn.memory.policies.catalog import find_policy  # noqa: E402
 from ucudnn.memory.torch.division.batch_norms import split_norms  # noqa: E402
 from ucudnn.memory.torch.division.divided_program import divided  # noqa: E402
-from ucudnn.memory.torch.division.sample_axes import SampleAxes  # noqa: E402
+from ucudnn.memory.torch.division.part_axes import PartAxes  # noqa: E402
 from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment  # noqa: E402
 from ucudnn.memory.torch.division.segment_choice import SegmentChoice  # noqa: E402
 from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
 
 FORMATS = torch.contiguous_format, torch.channels_last
 CHANNELS, SIZE, TOKENS, WIDTH, WORDS = 4, 8, 6, 8, 11
@@ -127,65 +125,12 @@ WORD_LOSSES = {
 }
 
 
-def program_of(model, sample, loss):
-    subject = step_subject(model, sample, loss, None)
-    return subject, trace_program(subject, "net", len(sample[0]))
-
-
 def whole_order(model, sample, parts):
     """Return a segment with all that can be divided of a step."""
     _, program = program_of(model, sample, functional.mse_loss)
-    order = segment_of(SampleAxes(program), program, 0.0, 1.0, parts)
+    order = segment_of(PartAxes(program), program, 0.0, 1.0, parts)
     assert order.segment.forward.start == 0
     return order
-
-
-def divided_step(model, sample, loss, order):
-    subject, program = program_of(model, sample, loss)
-    axes = SampleAxes(program)
-    found, origins = divided(axes, [SegmentOrder(axes, order.segment)])
-    made = Counter(index for index, _ in origins)
-    assert all(made[axes.split.origins[index][0]] >= order.segment.parts for index in order.rules)
-    costs = step_costs(found.graph, found.device)
-    return fit_plan(subject, found, find_policy("stock").plan(found.graph, costs, None), costs, debug=True)
-
-
-def check(model, sample, loss, order):
-    """Train a step with a divided segment, and compare it with the plain loop; return the divided program."""
-    reference = copy.deepcopy(model)
-    step = divided_step(model, sample, loss, order)
-    found = step._run.program
-    torch.manual_seed(0)
-    expected = loss(reference(sample[0]), sample[1])
-    expected.backward()
-    torch.manual_seed(0)
-    loss_of_parts = step(*sample)
-    loss_of_parts.backward()
-    assert float(loss_of_parts.detach()) == pytest.approx(float(expected.detach()), rel=1e-11)
-    gradients = [(one.grad, other.grad) for one, other in zip(model.parameters(), reference.parameters(), strict=True)]
-    scale = max(float(other.abs().max()) for _, other in gradients)
-    for one, other in gradients:
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11 * scale)
-    for one, other in zip(model.buffers(), reference.buffers(), strict=True):
-        torch.testing.assert_close(one, other)
-    return found
-
-
-def segment_of(axes, program, begin, end, parts):
-    """Return a segment with a run of forward between two shares of it, or the longest one that begins there."""
-    choice = SegmentChoice(program, step_costs(program.graph, program.device))
-    turn = axes.program.graph.backward_begins
-    first = int(begin * (turn - 1))
-    for last in range(first + max(1, math.ceil(end * (turn - first))), first, -1):
-        forward = choice._with_norms(range(first, last))
-        for backward in map(choice._with_norms, choice._backward_of(forward)):
-            try:
-                order = SegmentOrder(axes, StepSegment(forward, backward, parts))
-            except StepGraphError:
-                continue
-            if order.level:
-                return order
-    return None
 
 
 shares = st.floats(0, 1)
@@ -201,7 +146,7 @@ def divisions(draw, layers):
 def check_random(model, sample, loss, parts, begin, end):
     model, sample = model.double(), tuple(each.double() if each.is_floating_point() else each for each in sample)
     _, program = program_of(model, sample, loss)
-    order = segment_of(SampleAxes(program), program, begin, end, parts)
+    order = segment_of(PartAxes(program), program, begin, end, parts)
     if order is not None:
         check(model, sample, loss, order)
 
@@ -332,7 +277,7 @@ def test_the_rest_of_a_skips_gradient_goes_before_the_skip_is_reached(form):
     sample = torch.randn(4, 3, SIZE, SIZE).contiguous(memory_format=form), torch.randn(4, 2, SIZE, SIZE)
     plain = copy.deepcopy(model)
     subject, program = program_of(model, sample, functional.mse_loss)
-    found = divided(SampleAxes(program), []).program
+    found = divided(PartAxes(program), []).program
     kinds, own = (Counter(each.kind for each in each.graph.operations) for each in (found, program))
     assert kinds - own == {"aten.clone": 1}
     assert not own - kinds
@@ -374,7 +319,7 @@ def test_a_segment_has_no_statistics_of_a_part_and_no_other_random_numbers(layer
     model = nn.Sequential(nn.Conv2d(3, CHANNELS, 3, padding=1), layer, nn.Conv2d(CHANNELS, 2, 1)).to(dtype)
     sample = torch.randn(4, 3, SIZE, SIZE).to(dtype), torch.randn(4, 2, SIZE, SIZE).to(dtype)
     _, program = program_of(model, sample, functional.mse_loss)
-    axes = SampleAxes(program)
+    axes = PartAxes(program)
     graph = axes.program.graph
     turn = graph.backward_begins
     stop = axes.split.norms[0].stop - 1 if axes.split.norms else turn

@@ -46,7 +46,8 @@ def test_a_step_below_its_floor_trains_divided(name):
     assert step.simulation.peak_bytes <= budget
     lines = [line for line in step.report().splitlines() if line.startswith("divided: ")]
     assert lines
-    assert all(" parts, because " in line for line in lines)
+    axis = {"volume": "slabs of depth", "image": "slabs of height"}.get(name, "parts")
+    assert all(f" {axis}" in line and ", because " in line for line in lines)
     for _ in range(2):  # the first step checks what operators return
         model.zero_grad()
         step(*sample).backward()
@@ -56,8 +57,8 @@ def test_a_step_below_its_floor_trains_divided(name):
             other.zero_grad()
             loss(other(own[0]), own[1]).backward()
     error, plain_error = ((gradients(each) - gradients(exact)).norm() for each in (model, plain))
-    assert error <= 1.5 * plain_error + 1e-7 * gradients(exact).norm()
-    assert ("var_mean" in step.code) is (name == "u-net with batch norm")
+    assert error <= 1.5 * plain_error + 1e-7 * gradients(exact).norm()  # the volume's PReLU runs in pieces
+    assert ("var_mean" in step.code) is (name in ("u-net with batch norm", "image", "volume"))
     exactly = {} if "var_mean" in step.code else {"rtol": 0, "atol": 0}
     for one, other in zip(model.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(one, other, **exactly)

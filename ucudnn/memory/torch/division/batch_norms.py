@@ -4,8 +4,10 @@
                then each sample is normalized by them
     backward   sums of grad and of grad * normalized over all samples; then the gradient of each sample's input
 
-What is computed of all samples waits for all parts of a segment, so a norm takes a pass of its own over the parts.
-Slices of gradients that are read long after the rest of them are copied here, too, because both add calls to a step.
+For slabs a row of the first spatial dimension stands for a sample, and so instance norms are split, too, which PyTorch
+computes as batch norms of one sample. What is computed of all samples waits for all parts of a segment, so a norm takes
+a pass of its own over the parts. Slices of gradients that are read long after the rest of them are copied here, too,
+because both add calls to a step.
 """
 
 from collections import defaultdict
@@ -48,11 +50,11 @@ class SplitNorms(NamedTuple):
     backward_of: dict[int, int]
 
 
-def split_norms(program: StepProgram) -> SplitNorms:
+def split_norms(program: StepProgram, *, slabs: bool = False) -> SplitNorms:
     """Return a program with its batch norms as several calls each, where these compute the same."""
-    writer, positions, slices = _Writer(program), list[int](), defaultdict[int, list[Any]](list)
+    writer, positions, slices = _Writer(program, slabs), list[int](), defaultdict[int, list[Any]](list)
     for before, part, readers in _late_slices(program):
-        if not any(_is_split(program.calls[each], program.graph.batch) for each in readers):
+        if not any(writer.splits(program.calls[each]) for each in readers):
             slices[before + 1].append((part, readers))
     norms, saved, backward_of = list[range](), dict[int, int](), dict[int, int]()
     for index, call in enumerate(program.calls):
@@ -60,7 +62,7 @@ def split_norms(program: StepProgram) -> SplitNorms:
             writer.keep(index - 1, part, readers)
         begin = len(writer.calls)
         positions.append(begin)
-        if not _is_split(call, program.graph.batch):
+        if not writer.splits(call):
             writer.whole(index)
             continue
         if call.func._opname in _FORWARD:
@@ -72,24 +74,6 @@ def split_norms(program: StepProgram) -> SplitNorms:
         norms.append(range(begin, len(writer.calls)))
     written = writer.program([*positions, len(writer.calls)])
     return SplitNorms(written, tuple(writer.origins), tuple(norms), frozenset(writer.gathers), backward_of)
-
-
-def _is_split(call: TracedCall, batch: int) -> bool:
-    """Whether a call is a batch norm over samples that may be split.
-
-    Its statistics must have the type in which they are added up, and results must lie as its input, because each step
-    writes as it reads.
-    """
-    name, x = call.func._opname, call.argument("input")
-    if batch < 2 or name not in (*_FORWARD, *_BACKWARD) or x.shape[0] % batch:
-        return False
-    if not (call.argument("training") or call.argument("train") or name == "cudnn_batch_norm_backward"):
-        return False
-    given = [*map(call.argument, _OF_CHANNELS), *call.results[1:3]]
-    wide = torch.promote_types(x.dtype, torch.float32)
-    result = call.results[0]
-    like = result is None or (result.shape, result.stride) == (x.shape, x.stride)
-    return x.is_dense and like and all(each is None or each.dtype is wide for each in given)
 
 
 def _late_slices(program: StepProgram) -> Iterator[tuple[int, TracedTensor, list[int]]]:
@@ -136,10 +120,28 @@ def _either(call: TracedCall, *names: str) -> Any:
 class _Writer(ProgramWriter):
     """Writes batch norms as several calls; `gathers` as in `SplitNorms`."""
 
-    def __init__(self, of: StepProgram) -> None:
+    def __init__(self, of: StepProgram, slabs: bool) -> None:
         super().__init__(of)
-        self.gathers = set[int]()
+        self.gathers, self._slabs = set[int](), slabs
         self._kept: dict[int, dict[TracedTensor, TracedTensor]] = defaultdict(dict)
+
+    def splits(self, call: TracedCall) -> bool:
+        """Whether a call is a batch norm over samples, or rows, that may be split.
+
+        Its statistics must have the type in which they are added up, and results must lie as its input, because each
+        step writes as it reads.
+        """
+        name, x, batch = call.func._opname, call.argument("input"), self.of.graph.batch
+        if name not in (*_FORWARD, *_BACKWARD) or not x.is_dense:
+            return False
+        if (len(x.shape) < 4 or x.shape[2] < 2) if self._slabs else (batch < 2 or x.shape[0] % batch):
+            return False
+        if not (call.argument("training") or call.argument("train") or name == "cudnn_batch_norm_backward"):
+            return False
+        given = [*map(call.argument, _OF_CHANNELS), *call.results[1:3]]
+        wide, result = torch.promote_types(x.dtype, torch.float32), call.results[0]
+        like = result is None or (result.shape, result.stride) == (x.shape, x.stride)
+        return like and all(each is None or each.dtype is wide for each in given)
 
     def keep(self, index: int, part: TracedTensor, readers: Iterable[int]) -> None:
         """Write a copy of a slice behind a call, for those that read it."""
@@ -165,20 +167,20 @@ class _Writer(ProgramWriter):
 
     def forward(self, index: int, call: TracedCall) -> None:
         """Write a norm."""
-        x, batch, (y, mean, invstd, *_) = call.argument("input"), self.of.graph.batch, call.results
-        wide, rows, count = x, x.shape[0] // batch, prod(x.shape) // x.shape[1]
+        x, (y, mean, invstd, *_) = call.argument("input"), call.results
+        wide, count = x, prod(x.shape) // x.shape[1]
         if x.dtype.itemsize == 2:
             wide = replace(x, storage=self.storage(x.storage, 4 * prod(x.shape)), offset=0, dtype=torch.float32)
             self.add(index, aten._to_copy.default, (x,), wide, dtype=torch.float32)
-        shape, stride = (batch, rows, *x.shape[1:]), (rows * x.stride[0], *x.stride)
-        inner = [dim for dim in range(len(shape)) if dim not in (0, 2)]
-        variances, means = (self._like(mean, batch) for _ in range(2))
-        samples = replace(wide, shape=shape, stride=stride)
-        self.add(index, aten.var_mean.correction, (samples, inner), (variances, means), correction=0)
-        between, variance = self._like(mean), self._like(mean)
+        rows, at, channels = self._rows(wide)
+        inner = [dim for dim in range(len(rows.shape)) if dim not in (at, channels)]
+        order = sorted((at, channels))
+        variances, means = (self._like(mean, *(rows.shape[each] for each in order)) for _ in range(2))
+        self.add(index, aten.var_mean.correction, (rows, inner), (variances, means), correction=0)
+        between, variance, over = self._like(mean), self._like(mean), [order.index(at)]
         self.gathers |= {len(self.calls), len(self.calls) + 1}
-        self.add(index, aten.var_mean.correction, (means, [0]), (between, mean), correction=0)
-        self.add(index, aten.mean.dim, (variances, [0]), variance)
+        self.add(index, aten.var_mean.correction, (means, over), (between, mean), correction=0)
+        self.add(index, aten.mean.dim, (variances, over), variance)
         self.add(index, aten.add_.Tensor, (variance, between), variance)
         momentum = _either(call, "momentum", "exponential_average_factor")
         if (running := call.argument("running_mean")) is not None:
@@ -220,8 +222,22 @@ class _Writer(ProgramWriter):
         """Write what normalizes an input by weight, bias, mean and variance, of which epsilon is a part."""
         self.add(index, aten.native_batch_norm.default, (*given, False, 0.0, 0.0), (result, None, None))
 
-    def _like(self, statistic: TracedTensor, *rows: int) -> TracedTensor:
-        """Return another statistic, or rows of them."""
-        shape = *rows, *statistic.shape
+    def _rows(self, x: TracedTensor) -> tuple[TracedTensor, int, int]:
+        """Return an input with a dimension for samples or rows, and where this and that of channels are.
+
+        The outer one of both in memory comes first, because sums over the others lie in that order.
+        """
+        if not self._slabs:
+            batch, rows = self.of.graph.batch, x.shape[0] // self.of.graph.batch
+            shape, stride = (batch, rows, *x.shape[1:]), (rows * x.stride[0], *x.stride)
+            return replace(x, shape=shape, stride=stride), 0, 2
+        if x.stride[1] > x.stride[2]:
+            return x, 2, 1
+        shape, stride = ((each[0], each[2], each[1], *each[3:]) for each in (x.shape, x.stride))
+        return replace(x, shape=shape, stride=stride), 1, 2
+
+    def _like(self, statistic: TracedTensor, *shape: int) -> TracedTensor:
+        """Return another statistic, or a table of them."""
+        shape = shape or statistic.shape
         storage = self.storage(statistic.storage, prod(shape) * statistic.dtype.itemsize)
-        return TracedTensor(storage, shape, (*statistic.shape, 1)[-len(shape) :], 0, statistic.dtype)
+        return TracedTensor(storage, shape, (shape[-1], 1)[-len(shape) :], 0, statistic.dtype)

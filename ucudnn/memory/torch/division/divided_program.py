@@ -7,18 +7,21 @@ from typing import Any, final
 import torch
 
 from ucudnn.memory.step.graph import Affine, Phase
+from ucudnn.memory.torch.division.part_axes import PartAxes
+from ucudnn.memory.torch.division.part_rows import PassRows
 from ucudnn.memory.torch.division.part_rules import SUM, Cut, PartRule
 from ucudnn.memory.torch.division.program_writer import Divided, ProgramWriter
-from ucudnn.memory.torch.division.sample_axes import SampleAxes
 from ucudnn.memory.torch.division.segment import SegmentOrder, results_of
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, mapped
 from ucudnn.memory.torch.tracing.assemble import writes
 
 aten = torch.ops.aten
 _PHASES = (Phase.FORWARD, Phase.BACKWARD)
+_WITHOUT_GAPS = ("_log_softmax_backward_data", "_softmax_backward_data")
+"""Operators that write as if a tensor that they are given for their result had no gaps."""
 
 
-def divided(axes: SampleAxes, orders: Sequence[SegmentOrder]) -> Divided:
+def divided(axes: PartAxes, orders: Sequence[SegmentOrder]) -> Divided:
     """Return the program of a step whose segments are computed part by part.
 
     What a segment's parts share, and what others read, has the storages that it has in the step as it is.
@@ -46,7 +49,7 @@ def divided(axes: SampleAxes, orders: Sequence[SegmentOrder]) -> Divided:
 class _Writer(ProgramWriter):
     """Writes the calls of segments, and of batch norms outside of them as they are."""
 
-    def __init__(self, axes: SampleAxes) -> None:
+    def __init__(self, axes: PartAxes) -> None:
         super().__init__(axes.program, len(axes.undivided.graph.storages))
         self._axes = axes
 
@@ -68,16 +71,14 @@ class _Writer(ProgramWriter):
         for index in order.before[phase]:
             self.whole(index)
         for level in range(order.passes(phase)):
-            calls, again = order.calls_of(phase, level)
             sums: dict[int, TracedTensor] = {}
-            start = 0
-            for number, samples in enumerate(order.segment.sizes(self._axes.batch)):
-                part = _Part(self, order, self._axes.batch, (number, start, samples), sums)
-                for index in calls:
-                    part.write(index, is_again=index in again)
-                start += samples
-            for index in calls:
-                if index not in again:
+            for number in range(order.segment.parts):
+                rows = PassRows(order, phase, level, number)
+                part = _Part(self, order, rows, number, sums)
+                for index in rows.calls:
+                    part.write(index, is_again=index in rows.again)
+            for index in rows.calls:
+                if index not in rows.again:
                     self._end_sums(index, order.rules[index], sums)
             for index in order.after[phase].get(level, ()):
                 self.whole(index)
@@ -94,12 +95,12 @@ class _Writer(ProgramWriter):
             if added.storage != tensor.storage:
                 self.add(index, aten.copy_.default, (tensor, added), tensor)
 
-    def add_part(self, index: int, call: TracedCall, storages: Mapping[int, int], samples: int) -> None:
+    def add_part(self, index: int, call: TracedCall, storages: Mapping[int, int], part: float) -> None:
         """Write a call of a part, of which the storages are given in which it finds and leaves those of the whole."""
-        like, batch = self._graph.operations[index], self._axes.batch
+        like, batch, slabs = self._graph.operations[index], self._graph.batch, self._axes.slabs
 
         def share(whole: Affine) -> Affine:
-            return Affine(whole.at(batch) * samples // batch)
+            return Affine(round(whole.at(batch) * part))
 
         written = {storages.get(each, each) for each in like.writes}
         reads = {storages.get(each, each) for each in like.reads}
@@ -111,28 +112,23 @@ class _Writer(ProgramWriter):
             writes=tuple(written),
             flops=share(like.flops),
             traffic=share(like.traffic),
-            problem_batch=share(like.problem_batch) if like.problem else like.problem_batch,
+            problem=None if slabs else like.problem,
+            problem_batch=share(like.problem_batch) if like.problem and not slabs else like.problem_batch,
         )
-        self.append(index, replace(call, flops=call.flops * samples // batch), operation, samples / batch)
+        self.append(index, replace(call, flops=round(call.flops * part)), operation, part)
 
 
 @final
 class _Part:
     """Writes the calls of one part of a segment in one pass.
 
-    A part has a number, a first sample and a number of samples. `sums` holds what parts before have added.
+    A part has a number and rows. `sums` holds what parts before have added.
     """
 
     def __init__(
-        self,
-        writer: _Writer,
-        order: SegmentOrder,
-        batch: int,
-        part: tuple[int, int, int],
-        sums: dict[int, TracedTensor],
+        self, writer: _Writer, order: SegmentOrder, rows: PassRows, number: int, sums: dict[int, TracedTensor]
     ) -> None:
-        self._writer, self._order, self._batch, self._sums = writer, order, batch, sums
-        self._number, self._start, self._samples = part
+        self._writer, self._order, self._rows, self._number, self._sums = writer, order, rows, number, sums
         self._own: dict[int, int] = {}  # storages of the part
         self._latest: dict[int, int] = {}  # the calls that have written them last
 
@@ -140,63 +136,129 @@ class _Part:
         """Write a call of the part; one that runs again adds no sum and fills no border."""
         writer, order = self._writer, self._order
         call, rule = writer.of.calls[index], order.rules[index]
-        given = self._given(index, call, rule)
-        results: dict[TracedTensor, TracedTensor] = {}
+        self._copy_rows(index, call, rule)
+        given = {each: self._given(index, each, rule) for each in call.inputs}
+        gaps = self._without_gaps(index, call, given)
+        results, added = self._results(index, given, is_again=is_again)
         storages = {each.storage: given[each].storage for each in call.inputs}
-        added: list[tuple[TracedTensor, TracedTensor]] = []
-        for tensor, kind in results_of(call, rule):
-            if tensor.storage in storages:
-                results[tensor] = self._cut(tensor, kind, storages[tensor.storage])
-            elif kind == SUM:
-                results[tensor] = self._sum(tensor, is_again=is_again or tensor.storage in order.converted)
-                if not is_again and tensor.storage not in order.converted:
-                    added.append((tensor, results[tensor]))
-            else:
-                size, share = writer.of.sizes[tensor.storage], self._samples if isinstance(kind, Cut) else self._batch
-                own = self._own[tensor.storage] = writer.storage(tensor.storage, size * share // self._batch)
-                results[tensor] = self._cut(tensor, kind, own)
         storages |= {tensor.storage: found.storage for tensor, found in results.items()}
         arguments = self._arguments(index, call, rule, given)
+        if call.func is aten.new_empty_strided.default:
+            arguments = (*arguments[:2], [*results[call.results].stride], *arguments[3:])
         kwargs = mapped(dict(call.kwargs), TracedTensor, given.__getitem__)
         made = mapped(call.results, TracedTensor, results.__getitem__)
         part = replace(call, func=rule.func or call.func, args=arguments, kwargs=kwargs, results=made)
-        writer.add_part(index, part, storages, self._samples)
-        changed = {each.storage: each.dtype for each in (*call.outputs, *writes(call)) if each.storage in order.inner}
-        for storage, dtype in changed.items():
+        writer.add_part(index, part, storages, self._rows.share(index))
+        for tensor, own in gaps:
+            writer.add(index, aten.copy_.default, (tensor, own), tensor)
+        for tensor, found in results.items():
+            if (places := self._places(index, rule)) and not tensor.dtype.is_floating_point:
+                writer.add(index, aten.add_.Scalar, (found, places), found)
+        changed = {each.storage: each for each in (*call.outputs, *writes(call)) if each.storage in order.inner}
+        for storage, tensor in changed.items():
             self._latest[storage] = index
             if not is_again and storage in order.borders and index == order.inner[storage][-1]:
-                self._fill(index, storage, dtype)
+                self._fill(index, tensor)
         for tensor, found in added:
             self._add(index, tensor, found)
 
-    def _given(self, index: int, call: TracedCall, rule: PartRule) -> dict[TracedTensor, TracedTensor]:
-        """Return what the call of the part is given for each argument of the whole one."""
-        found = {}
-        for tensor in call.inputs:
-            storage = tensor.storage
-            last = self._order.last_writer(storage, index)
-            is_own = storage in self._order.inner and self._latest.get(storage) == last
-            cut = rule.cuts.get(tensor)
-            if is_own:
-                found[tensor] = self._cut(tensor, cut, self._own[storage])
-            elif storage in self._order.converted or (storage in self._sums and not rule.cuts):
-                found[tensor] = replace(tensor, storage=self._own[storage])
-            elif cut is None:
-                found[tensor] = tensor
+    def _results(
+        self, index: int, given: Mapping[TracedTensor, TracedTensor], *, is_again: bool
+    ) -> tuple[dict[TracedTensor, TracedTensor], list[tuple[TracedTensor, TracedTensor]]]:
+        """Return what the part has for each result of the whole, and those that are added to sums."""
+        order, rule, results = self._order, self._order.rules[index], dict[TracedTensor, TracedTensor]()
+        storages = {each.storage: own.storage for each, own in given.items()}
+        added: list[tuple[TracedTensor, TracedTensor]] = []
+        for tensor, kind in results_of(self._writer.of.calls[index], rule):
+            if tensor in given:
+                results[tensor] = given[tensor]
+            elif tensor.storage in storages:
+                results[tensor] = self._cut(index, tensor, kind, storages[tensor.storage])
+            elif kind == SUM:
+                results[tensor] = self._sum(index, tensor, is_again=is_again or tensor.storage in order.converted)
+                if not is_again and tensor.storage not in order.converted:
+                    added.append((tensor, results[tensor]))
             else:
-                offset = tensor.offset + self._start * cut.entries * tensor.stride[cut.dim]
-                found[tensor] = replace(self._cut(tensor, cut, storage), offset=offset)
+                own = self._new(tensor.storage, is_cut=isinstance(kind, Cut))
+                results[tensor] = self._cut(index, tensor, kind, own)
+        return results, added
+
+    def _without_gaps(
+        self, index: int, call: TracedCall, given: dict[TracedTensor, TracedTensor]
+    ) -> list[tuple[TracedTensor, TracedTensor]]:
+        """Give copies to operators that cannot write between gaps; return what is copied back, and to where."""
+        found = []
+        for tensor in writes(call) if call.func._opname in _WITHOUT_GAPS else ():
+            if not given[tensor].is_dense:
+                found.append((given[tensor], self._changed(index, aten.clone.default, (given[tensor],), tensor)))
+                given[tensor] = found[-1][1]
         return found
 
-    def _cut(self, tensor: TracedTensor, cut: Cut | str | None, storage: int) -> TracedTensor:
-        """Return the tensor of a part in a storage."""
+    def _copy_rows(self, index: int, call: TracedCall, rule: PartRule) -> None:
+        """Copy the rows of whole tensors that a call of a slab is about to change."""
+        for tensor in writes(call):
+            storage = tensor.storage
+            if storage in self._order.copied and storage not in self._own:
+                whole, cut = self._order.axes.flat(storage, tensor)
+                rows = self._rows.held[storage]
+                own = self._order.axes.part(whole, cut, self._new(storage, is_cut=True), rows, rows)
+                whole = self._order.axes.part(whole, cut, storage, (0, self._order.axes.rows(storage)), rows)
+                self._writer.add(index, aten.copy_.default, (own, whole), own)
+                self._latest[storage] = self._order.last_writer(storage, index)
+
+    def _new(self, storage: int, *, is_cut: bool) -> int:
+        """Return a new storage of the part for its rows of one of the whole step."""
+        size = self._writer.of.sizes[storage]
+        if is_cut:
+            first, stop = self._rows.held[storage]
+            size = size * (stop - first) // self._order.axes.rows(storage)
+        own = self._own[storage] = self._writer.storage(storage, size)
+        return own
+
+    def _given(self, index: int, tensor: TracedTensor, rule: PartRule) -> TracedTensor:
+        """Return what the call of the part is given for an argument of the whole one."""
+        storage = tensor.storage
+        last = self._order.last_writer(storage, index)
+        cut = rule.cuts.get(tensor)
+        is_own = storage in self._order.inner and self._latest.get(storage) == last
+        if not is_own and (storage in self._order.converted or (storage in self._sums and not rule.cuts)):
+            return replace(tensor, storage=self._own[storage])
+        found = self._cut(index, tensor, cut, self._own[storage] if is_own else storage)
+        if cut is None or rule.window is None:
+            return found
+        first, stop = self._rows.of(index, tensor)
+        before, behind = max(0, -first), max(0, stop - self._order.axes.rows(storage))
+        if before or behind:  # zeros beyond the ends of the volume
+            pad = [*[0] * (2 * (len(tensor.shape) - 1 - cut.dim)), before, behind]
+            return self._changed(index, aten.constant_pad_nd.default, (found, pad), tensor)
+        places = self._places(index, rule)
+        if places and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
+            return self._changed(index, aten.sub.Scalar, (found, places), tensor)
+        return found
+
+    def _places(self, index: int, rule: PartRule) -> int:
+        """Return the place in the whole tensor of the first entry of a part."""
+        return rule.places * self._rows.axis(index, fine=True)[0]
+
+    def _changed(self, index: int, func: Any, args: tuple[Any, ...], tensor: TracedTensor) -> TracedTensor:
+        """Write what an operator makes of an argument of a part, and return it."""
+        axes, rows = self._order.axes, self._rows.of(index, tensor)
+        size = self._writer.of.sizes[tensor.storage] * (rows[1] - rows[0]) // axes.rows(tensor.storage)
+        cut = self._order.rules[index].cuts[tensor]
+        own = axes.part(replace(tensor, offset=0), cut, self._writer.storage(tensor.storage, size), rows, rows)
+        self._writer.add(index, func, args, own)
+        return own
+
+    def _cut(self, index: int, tensor: TracedTensor, cut: Cut | str | None, storage: int) -> TracedTensor:
+        """Return the tensor of a part in a storage, which is the part's own or the whole one."""
         if not isinstance(cut, Cut):
             return replace(tensor, storage=storage)
-        shape = [*tensor.shape]
-        shape[cut.dim] = cut.entries * self._samples
-        return replace(tensor, storage=storage, shape=tuple(shape))
+        axes, (first, stop) = self._order.axes, self._rows.of(index, tensor)
+        count = axes.rows(tensor.storage)
+        held = (0, count) if storage == tensor.storage else self._rows.held[tensor.storage]
+        return axes.part(tensor, cut, storage, held, (max(0, first), min(count, stop)))
 
-    def _sum(self, tensor: TracedTensor, *, is_again: bool) -> TracedTensor:
+    def _sum(self, index: int, tensor: TracedTensor, *, is_again: bool) -> TracedTensor:
         """Return where the sum of a part goes: the first one is there to be added to, unless it has 16 bits.
 
         Some operators write a sum into the storage of one of its terms, and here that storage belongs to one part.
@@ -205,7 +267,7 @@ class _Part:
         if not is_again and not self._number and not _is_short(tensor) and size == dense:
             self._own[tensor.storage] = tensor.storage
             return tensor
-        size = size if size == dense else size * self._samples // self._batch
+        size = size if size == dense else round(size * self._rows.share(index))
         own = self._own[tensor.storage] = self._writer.storage(tensor.storage, size)
         return replace(tensor, storage=own)
 
@@ -224,12 +286,14 @@ class _Part:
         elif found.storage != tensor.storage:
             self._writer.add(index, aten.copy_.default, (tensor, found), tensor)
 
-    def _fill(self, index: int, storage: int, dtype: torch.dtype) -> None:
-        """Copy the part of a border into the whole one."""
-        own = self._own[storage]
-        entries = self._writer.of.sizes[storage] // dtype.itemsize // self._batch
-        whole = TracedTensor(storage, (entries * self._samples,), (1,), entries * self._start, dtype)
-        part = replace(whole, storage=own, offset=0)
+    def _fill(self, index: int, tensor: TracedTensor) -> None:
+        """Copy the part's own rows of a border into the whole one."""
+        axes, storage = self._order.axes, tensor.storage
+        whole, cut = axes.flat(storage, tensor)
+        count = axes.rows(storage)
+        rows = self._order.segment.rows(count, self._number)
+        part = axes.part(whole, cut, self._own[storage], self._rows.held[storage], rows)
+        whole = axes.part(whole, cut, storage, (0, count), rows)
         self._writer.add(index, aten.copy_.default, (whole, part), whole)
 
     def _arguments(
@@ -241,8 +305,9 @@ class _Part:
             arguments.append(argument.default_value)
         for position, value in rule.constants.items():
             arguments[position] = value
-        for position, at, entries in rule.sizes:
-            size, sizes = entries * self._samples, arguments[position]
+        for position, at, entries, fine in rule.sizes:
+            first, stop = self._rows.axis(index, fine=fine)
+            size, sizes = entries * (stop - first), arguments[position]
             arguments[position] = size if at < 0 else [*sizes[:at], size, *sizes[at + 1 :]]
         if rule.scaled is not None:
             position, number = rule.scaled

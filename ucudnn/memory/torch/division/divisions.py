@@ -58,8 +58,9 @@ def divisions(
         search: when its time is over, the first division ends the search.
     """
     planner = find_policy("joint" if policy == AUTO else policy) if isinstance(policy, str) else policy
-    choice, found, seen = SegmentChoice(program, costs), list[DividedStep](), set[tuple[object, ...]]()
-    for share in _SHARES if program.graph.batch > 1 else ():
+    found, seen = list[DividedStep](), set[tuple[object, ...]]()
+    choices = (SegmentChoice(program, costs, slabs=slabs) for slabs in _ways(program))
+    for choice, share in ((choice, share) for choice in choices if not found for share in _SHARES):
         chosen = choice.within(int(share * budget))
         key = tuple(each.order.segment for each in chosen)
         if not chosen or key in seen:
@@ -78,8 +79,13 @@ def divisions(
 
 def lowest(program: StepProgram, costs: Costs) -> DividedStep:
     """Return the division of a step that lowers its floor most: of no segments where none does."""
-    choice = SegmentChoice(program, costs)
-    return _divided(choice, choice.within(0) if program.graph.batch > 1 else [], program, costs)
+    choices = [SegmentChoice(program, costs, slabs=slabs) for slabs in _ways(program)]
+    return min((_divided(each, each.within(0), program, costs) for each in choices), key=lambda each: each.floor_bytes)
+
+
+def _ways(program: StepProgram) -> tuple[bool, ...]:
+    """Return whether segments are divided into slabs, in the order of trial: where parts do not suffice, as of one."""
+    return (False, True) if program.graph.batch > 1 else (True,)
 
 
 def _divided(

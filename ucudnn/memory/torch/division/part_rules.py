@@ -1,4 +1,4 @@
-"""How operators are computed for a part of the mini-batch: which dimensions of arguments and results are cut.
+"""How operators are computed for a part: which dimensions of arguments and results are cut.
 
 Each rule names the dimensions of an operator's tensors by labels. Entries along a label that the rule allows do not
 depend on each other, or their results are added. So the rules hold for any dimension, whatever the model means by it.
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
+from ucudnn.memory.torch.division.windows import Window
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, listed, tensors_in
 from ucudnn.memory.torch.tracing.assemble import writes
 from ucudnn.memory.torch.tracing.in_place import ELEMENTWISE
@@ -20,7 +21,10 @@ aten = torch.ops.aten
 
 
 class Cut(NamedTuple):
-    """Where a tensor is cut: a dimension, and how many of its entries each sample has."""
+    """Where a tensor is cut: a dimension, and how many of its entries each row has.
+
+    A row is a sample, or an index of the first spatial dimension.
+    """
 
     dim: int
     entries: int
@@ -42,20 +46,27 @@ class PartRule:
     Attributes:
         cuts: the arguments that are cut; all others are given whole.
         results: what becomes of each result; None for results that are None.
-        sizes: arguments that hold a size of the mini-batch: position, index in a list or -1, entries of each sample.
+        sizes: arguments that hold a number of rows: position, index in a list or -1, entries of each row, and whether
+            they are rows of the fine axis.
         constants: arguments that have another value in a part, by position.
         func: the operator of a part; None for that of the call.
         over: the sum of the first result is divided by this number, or by the sum of the second result if it is 0.
         scaled: position of an argument that is divided by a number first, and the number.
+        window: how rows of arguments and results belong together; None if they are the same.
+        fine: the tensors on the fine axis of the window.
+        places: entries of a row among which places are counted, which are arguments or results of whole numbers.
     """
 
     cuts: Mapping[TracedTensor, Cut]
     results: tuple[Result, ...]
-    sizes: tuple[tuple[int, int, int], ...] = ()
+    sizes: tuple[tuple[int, int, int, bool], ...] = ()
     constants: Mapping[int, Any] = field(default_factory=dict)
     func: Any = None
     over: int | None = None
     scaled: tuple[int, int] | None = None
+    window: Window | None = None
+    fine: frozenset[TracedTensor] = frozenset()
+    places: int = 0
 
 
 CutOf = Callable[[TracedTensor], Cut | None]
@@ -105,7 +116,7 @@ _LOSSES = frozenset({
 def part_rule(call: TracedCall, cut: CutOf, batch: int) -> PartRule | None:
     """Return how a call is computed for parts of a mini-batch; None if it cannot, or no argument is cut.
 
-    `cut` returns where an argument is cut.
+    `cut` returns where an argument is cut, `batch` is the number of samples, or of other rows.
     """
     if call.draws or not any(cut(each) for each in call.inputs):
         return None
@@ -127,7 +138,7 @@ def _with_sizes(call: TracedCall, rule: PartRule) -> PartRule:
     if position is None or not isinstance(first, Cut):
         return rule
     is_list = isinstance(call.args[position], (list, tuple))
-    return replace(rule, sizes=((position, first.dim if is_list else -1, first.entries),))
+    return replace(rule, sizes=((position, first.dim if is_list else -1, first.entries, False),))
 
 
 @final
@@ -368,9 +379,9 @@ def _likelihood(call: _Call) -> PartRule | None:
     if is_backward:
         grad, total = call.args[0], call.args[6]
         inputs += [(grad, [] if not grad.shape else [*n, *spatial]), (total, [("one", d) for d in total.shape])]
-        return call.labelled(inputs, [[*n, "c", *spatial]], "n")
+        return call.labelled(inputs, [[*n, "c", *spatial]], ["n", *spatial])
     each = [*n, *spatial] if reduction == 0 else []
-    rule = call.labelled(inputs, [each, []], "n", adds=True)
+    rule = call.labelled(inputs, [each, []], ["n", *spatial], adds=True)
     if rule is None or reduction != _MEAN:
         return rule
     return replace(rule, constants={3: _TOTAL}, over=0)

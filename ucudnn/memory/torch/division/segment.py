@@ -5,6 +5,8 @@
 
 A result that is a sum over samples is whole when all parts have been added. What reads it and tells samples apart needs
 another pass over the parts, in which what it reads of earlier passes is computed again.
+
+Slabs share rows, so what changes a whole tensor in place changes a copy of the rows of each slab instead.
 """
 
 from collections import defaultdict
@@ -16,8 +18,9 @@ from typing import Self, final
 import torch
 
 from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.division.part_axes import PartAxes
 from ucudnn.memory.torch.division.part_rules import OWN, SUM, Cut, PartRule
-from ucudnn.memory.torch.division.sample_axes import SampleAxes
+from ucudnn.memory.torch.division.windows import Rows
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, listed
 from ucudnn.memory.torch.tracing.assemble import writes
 
@@ -34,7 +37,7 @@ class StepSegment:
     Attributes:
         forward: calls of forward.
         backward: calls of backward.
-        parts: number of parts; the first ones may have a sample more than the last ones.
+        parts: number of parts; some may have a row more than others.
     """
 
     forward: range
@@ -46,10 +49,9 @@ class StepSegment:
         """The runs of forward and backward."""
         return self.forward, self.backward
 
-    def sizes(self, batch: int) -> list[int]:
-        """Return the samples of each part."""
-        size, more = divmod(batch, self.parts)
-        return [size + (part < more) for part in range(self.parts)]
+    def rows(self, count: int, number: int) -> Rows:
+        """Return those of a number of rows that are a part's own: each is one part's."""
+        return -(-count * number // self.parts), -(-count * (number + 1) // self.parts)
 
 
 def results_of(call: TracedCall, rule: PartRule) -> Iterator[tuple[TracedTensor, Cut | str | None]]:
@@ -65,6 +67,7 @@ class SegmentOrder:
 
     Attributes:
         segment: the segment.
+        axes: where rows lie in the tensors of the step.
         rules: of the calls that run in parts.
         level: the pass in which each of them runs, from 0 in forward and from 0 in backward.
         before: for forward and backward the calls that run whole before the parts.
@@ -73,13 +76,14 @@ class SegmentOrder:
         borders: those among them that become whole, because others read them.
         sums: for each storage that is a sum over samples, its call.
         converted: those of them that are only read by calls that convert them.
+        copied: whole storages of which parts change copies of their rows.
 
     Raises:
         StepGraphError: if the segment cannot be divided.
     """
 
-    def __init__(self, axes: SampleAxes, segment: StepSegment) -> None:
-        self.segment, self._axes, self._program = segment, axes, axes.program
+    def __init__(self, axes: PartAxes, segment: StepSegment) -> None:
+        self.segment, self.axes, self._program = segment, axes, axes.program
         self._calls, self._counted = axes.program.calls, len(axes.program.graph.storages)
         self.rules: dict[int, PartRule] = {}
         self.level: dict[int, int] = {}
@@ -87,15 +91,19 @@ class SegmentOrder:
         self.after: tuple[dict[int, list[int]], dict[int, list[int]]] = defaultdict(list), defaultdict(list)
         self.inner: dict[int, list[int]] = {}
         self.sums: dict[int, int] = {}
+        self.copied = set[int]()
         self._own = set[int]()
+        self._known: dict[tuple[int, int], tuple[list[int], set[int]]] = {}  # calls of passes
         ends = (*self._program.outputs, *self._program.grad_outputs, *self._program.gradients)
         read = {each.storage for each in ends if each is not None}
         self._read = read | {each.storage for _, call in self._program.uncounted for each in call.inputs}
         self._check_norms()
         for phase, calls in enumerate(segment.runs):
             self._sort(phase, calls)
-        self.borders = frozenset(each for each in self.inner if self._is_border(each))
+        self.borders = frozenset(each for each in self.inner if each not in self.copied and self._is_border(each))
         self.converted = frozenset(each for each in self.sums if self._is_converted(each))
+        self._counts = {axes.rows(each.storage) for rule in self.rules.values() for each in rule.cuts}
+        self._check_rows()
         self._check()
 
     def in_parts(self, parts: int) -> Self:
@@ -103,6 +111,16 @@ class SegmentOrder:
         found = copy(self)
         found.segment = replace(self.segment, parts=parts)
         return found
+
+    @property
+    def most_parts(self) -> int:
+        """The fewest rows that are divided."""
+        return min(self._counts, default=1)
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that are divided."""
+        return max(self._counts, default=1)
 
     def phase(self, call: int) -> int:
         """Return 0 for a call of forward, 1 for one of backward."""
@@ -115,6 +133,11 @@ class SegmentOrder:
 
     def calls_of(self, phase: int, level: int) -> tuple[list[int], set[int]]:
         """Return the calls that a pass runs for each part, in order, and those among them that run again."""
+        if (phase, level) not in self._known:
+            self._known[phase, level] = self._calls_of(phase, level)
+        return self._known[phase, level]
+
+    def _calls_of(self, phase: int, level: int) -> tuple[list[int], set[int]]:
         direct = [call for call, own in self.level.items() if own == level and self.phase(call) == phase]
         found, todo = {*direct}, [*direct]
         while todo:
@@ -140,7 +163,7 @@ class SegmentOrder:
 
     def _check_norms(self) -> None:
         """Check that batch norms are in the segment whole, and their backward with them, or not at all."""
-        split = self._axes.split
+        split = self.axes.split
         held = [{norm.start in run and norm[-1] in run for run in self.segment.runs} for norm in split.norms]
         for number, norm in enumerate(split.norms):
             ends = any(norm.start < end < norm.stop for run in self.segment.runs for end in (run.start, run.stop))
@@ -153,7 +176,7 @@ class SegmentOrder:
         changed: dict[int, int] = {}  # of whole storages that a pass changes part by part: its number
         for index in calls:
             call = self._calls[index]
-            rule = None if index in self._program.outside else self._axes.rules[index]
+            rule = None if index in self._program.outside else self.axes.rules[index]
             reads, written = _storages(call.inputs), _storages(writes(call))
             own = [each for each in reads if each in self.inner and self.phase(self.inner[each][0]) == phase]
             outer = written - {*self.inner}
@@ -163,7 +186,7 @@ class SegmentOrder:
                 self._run_in_parts(index, PartRule(cuts={}, results=(SUM,)), max(waits), ready)
             elif rule is None or (outer and not phase and not own):
                 gathered = [self.level[writer] for each in own for writer in self.inner[each]]
-                if own and index not in self._axes.split.gathers:
+                if own and index not in self.axes.split.gathers:
                     raise self._refused(index, "is computed whole, and reads what is there for one part at a time")
                 behind = max([-1, *waits, *turns, *gathered])
                 self._run_whole(index, phase, behind, written)
@@ -173,10 +196,13 @@ class SegmentOrder:
                 level = max([0, *(each + 1 for each in waits), *turns, *levels])
                 if level >= _MOST_PASSES:
                     raise self._refused(index, f"would need more than {_MOST_PASSES} passes over the parts")
-                if outer:
+                if self.axes.slabs:
+                    self.copied |= outer
+                    self.inner |= {each: [] for each in outer}
+                elif outer:
                     self._check_changes(index, outer, phase, level)
+                    changed |= dict.fromkeys(outer, level)
                 self._run_in_parts(index, rule, level, ready)
-                changed |= dict.fromkeys(outer, level)
 
     def _check_changes(self, index: int, outer: set[int], phase: int, level: int) -> None:
         """Check that a call may change whole storages part by part."""
@@ -184,7 +210,7 @@ class SegmentOrder:
         later = [each for each, own in self.level.items() if self.phase(each) == phase and own > level]
         later += [each for behind, calls in self.after[phase].items() if behind >= level for each in calls]
         disturbs = any(self._touches(each, outer) for each in later)
-        if not phase or not in_place or disturbs or not all(map(self._axes.is_cut, outer)):
+        if not phase or not in_place or disturbs or not all(map(self.axes.rows, outer)):
             raise self._refused(index, "changes what is there before the segment")
 
     def _converts(self, call: TracedCall, reads: set[int], ready: dict[int, int]) -> bool:
@@ -248,7 +274,7 @@ class SegmentOrder:
         for phase, level in ((each, level) for each in (0, 1) for level in range(self.passes(each))):
             calls, again = self.calls_of(phase, level)
             for index, storage in ((call, each) for call in calls for each in self._reads_inner(call)):
-                own = self.last_writer(storage, index) in self.inner[storage]
+                own = storage in self.copied or self.last_writer(storage, index) in self.inner[storage]
                 if not own and not self.is_whole(storage, index, phase, level):
                     raise self._refused(index, "reads what is there for one part at a time as others leave it")
             for index in again:
@@ -260,6 +286,18 @@ class SegmentOrder:
                 )
                 if changes or late or not operation.repeatable:
                     raise self._refused(index, "would have to run again, and would compute something else")
+
+    def _check_rows(self) -> None:
+        """Check that each part has rows, and that nobody reads copies of whole storages, whose rows slabs share."""
+        graph, parts = self._program.graph, self.segment.parts
+        if self.most_parts < parts:
+            raise StepGraphError(f"{parts} parts are more than the {self.most_parts} rows that are divided")
+        for storage in self.copied:
+            first = self.inner[storage][0]
+            run = self.segment.runs[self.phase(first)]
+            is_read = any(first < each and each not in run for each in graph.accesses[storage])
+            if is_read or storage in self._read or graph.storages[storage].role.exists_after:
+                raise self._refused(first, "changes rows that slabs share, and that others read")
 
     def _reads_inner(self, call: int) -> set[int]:
         return _storages(self._calls[call].inputs) & {*self.inner}

@@ -16,8 +16,9 @@ from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Role
 from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.division.part_axes import PartAxes
+from ucudnn.memory.torch.division.part_rows import PassRows
 from ucudnn.memory.torch.division.program_writer import Divided, fastest
-from ucudnn.memory.torch.division.sample_axes import SampleAxes
 from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.units import format_bytes
@@ -53,15 +54,16 @@ class SegmentChoice:
     """Chooses segments of a step.
 
     Attributes:
-        axes: where samples lie in the tensors of the step.
+        axes: where samples, or rows of slabs, lie in the tensors of the step.
 
     Args:
         program: the step.
         costs: its costs, undivided.
+        slabs: whether segments are divided into slabs, not into parts of the mini-batch.
     """
 
-    def __init__(self, program: StepProgram, costs: Costs) -> None:
-        self.axes = SampleAxes(program)
+    def __init__(self, program: StepProgram, costs: Costs, *, slabs: bool = False) -> None:
+        self.axes = PartAxes(program, slabs=slabs)
         self._graph, split = self.axes.program.graph, self.axes.split
         self._bytes_per_ms = fastest(program.graph, costs)
         self._costs = Divided(split.program, split.origins).costs(program.graph, costs)
@@ -79,7 +81,7 @@ class SegmentChoice:
         self._blocks = [
             rule is None
             and index not in split.gathers
-            and (index in split.program.outside or any(self.axes.is_cut(each.storage) for each in call.inputs))
+            and (index in split.program.outside or any(self.axes.rows(each.storage) for each in call.inputs))
             for index, (call, rule) in enumerate(zip(split.program.calls, self.axes.rules, strict=True))
         ]
         self._amid = {at: norm for norm in split.norms for at in norm[1:]}
@@ -90,8 +92,10 @@ class SegmentChoice:
         segment, origins, graph = chosen.order.segment, self.axes.split.origins, self.axes.undivided.graph
         calls = segment.forward[0], segment.forward[-1], chosen.sets_floor
         first, last, call = (graph.operation_name(origins[each][0]) for each in calls)
+        axis = "depth" if self.axes.is_volume else "height"
+        slabs = f"slabs of {axis} {-(-chosen.order.most_rows // segment.parts)}" if self.axes.slabs else "parts"
         return (
-            f"divided: {first} to {last} and their backward in {segment.parts} parts, because"
+            f"divided: {first} to {last} and their backward in {segment.parts} {slabs}, because"
             f" {call} needs {format_bytes(self._needs[chosen.sets_floor])} undivided"
         )
 
@@ -237,27 +241,40 @@ class SegmentChoice:
 
     def _estimated(self, order: SegmentOrder) -> Iterator[EstimatedSegment]:
         """Yield a segment in several numbers of parts with what it takes."""
-        batch, needs = self.axes.batch, [(0, 0)]  # bytes that stay whole and that are divided, of each pass
+        most, needs, more_ms, count = order.most_parts, list[tuple[int, int]](), 0.0, 0
+        for parts in (each for each in _PARTS if each <= most):
+            divided = order.in_parts(parts)
+            if self.axes.slabs:  # slabs amid a volume share rows on both sides
+                needs, more_ms, count = self._needs_of(divided, parts // 2)
+                held = max(fixed + own for fixed, own in needs)
+            else:
+                needs, more_ms, count = (needs, more_ms, count) if needs else self._needs_of(order.in_parts(1), 0)
+                held = max(fixed + own * -(-most // parts) // most for fixed, own in needs)
+            yield EstimatedSegment(divided, held, more_ms + count * (parts - 1) * _CALL_MS)
+
+    def _needs_of(self, order: SegmentOrder, part: int) -> tuple[list[tuple[int, int]], float, int]:
+        """Return for each pass bytes that stay whole and those of a part, how much longer it takes, and its calls."""
         more_ms, count = 2 * sum(self._sizes[each] for each in order.borders) / self._bytes_per_ms, 0
+        needs = [(0, 0)]
         for phase, run in enumerate(order.segment.runs):
             base = max(self._persistent[run.start : run.stop], default=0)
             for level in range(order.passes(phase)):
-                calls, again = order.calls_of(phase, level)
-                whole, held = set[int](), [0]
-                for index in calls:
+                rows = PassRows(order, phase, level, part)
+                whole, held = set[int](), [0.0]
+                for index in rows.calls:
                     accessed = {*self._graph.operations[index].reads, *self._graph.operations[index].writes}
                     own = accessed & order.inner.keys()
                     whole |= {each for each in accessed - own if not self._graph.exists_after[each]}
-                    whole |= own & order.borders
-                    held.append(sum(self._sizes[each] for each in own) + self._costs.scratch_bytes[index])
-                more_ms += sum(self._costs.time_ms[index] for index in again)
-                needs.append((base + sum(self._sizes[each] for each in whole), max(held)))
-                count += len(calls)
+                    whole |= own & {*order.borders, *order.copied}
+                    share, time_ms = rows.share(index), self._costs.time_ms[index]
+                    held.append(sum(self._sizes[each] * rows.held_share(each) for each in own))
+                    held[-1] += self._costs.scratch_bytes[index] * share
+                    more_ms += time_ms * (share * order.segment.parts - (index not in rows.again))
+                needs.append((base + sum(self._sizes[each] for each in whole), int(max(held))))
+                count += len(rows.calls)
         for calls in (*order.before, *order.after[0].values(), *order.after[1].values()):
             needs += [(self._needs[each], 0) for each in calls]
-        for parts in (each for each in _PARTS if each <= batch):
-            most = max(fixed + own * -(-batch // parts) // batch for fixed, own in needs)
-            yield EstimatedSegment(order.in_parts(parts), most, more_ms + count * (parts - 1) * _CALL_MS)
+        return needs, more_ms, count
 
 
 def _rank(found: EstimatedSegment, target: int) -> tuple[int, float]:
