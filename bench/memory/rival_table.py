@@ -9,8 +9,10 @@ from ucudnn.units import format_bytes
 
 EAGER, CHECKPOINT, SAVE_ON_CPU, COMPILE = "eager", "checkpoint", "save_on_cpu", "compile"
 OFFLOAD, RATIO, ACCUMULATE = "compile-offload", "compile-budget", "accumulate"
-FITTED = OURS, DIVIDED, COMPILED = "ours", "ours-divided", "ours-compiled"
-_WITH_SETTINGS = (RATIO, ACCUMULATE, OFFLOAD, *FITTED)
+WITHIN = OURS, DIVIDED, COMPILED = "ours", "ours-divided", "ours-compiled"
+UNBOUNDED = "ours-compiled-unbounded"
+FITTED = (*WITHIN, UNBOUNDED)
+_WITH_SETTINGS = (RATIO, ACCUMULATE, OFFLOAD, *WITHIN)
 TITLES = {
     EAGER: "eager PyTorch",
     CHECKPOINT: "`checkpoint` of each block",
@@ -22,6 +24,7 @@ TITLES = {
     OURS: "`fit`",
     DIVIDED: "`fit(divide=True)`",
     COMPILED: "`fit(compile=True)`",
+    UNBOUNDED: "`fit(compile=True)` without a budget",
 }
 NETWORKS = {
     "resnet50_last": "ResNet-50 256, NHWC",

@@ -63,7 +63,7 @@ USUAL = ("resnet50_last", "unet2d_256", "gpt2_medium")
 RATIOS = (0.5, 0.2, 0.0, 0.3, 0.1, 0.8, 0.4, 0.65)
 SHARES = (0.9, 0.7, 0.5, 0.3)
 RIVALS: dict[str, Sequence[float]] = dict.fromkeys(
-    (names.EAGER, names.CHECKPOINT, names.COMPILE, names.SAVE_ON_CPU), (0.0,)
+    (names.EAGER, names.CHECKPOINT, names.COMPILE, names.SAVE_ON_CPU, names.UNBOUNDED), (0.0,)
 )
 RIVALS |= {
     names.OURS: SHARES,
@@ -78,7 +78,7 @@ _COMPILED = (names.COMPILE, names.RATIO)
 _FAMILIES = (
     (names.OURS,),
     (names.DIVIDED,),
-    (names.COMPILED,),
+    (names.COMPILED, names.UNBOUNDED),
     (names.ACCUMULATE,),
     (names.CHECKPOINT,),
     _COMPILED,
@@ -153,7 +153,7 @@ class Race:
         """Return what a process is asked; without eager's memory the budget is 0, which no plan keeps."""
         given = self._arguments
         process = kept_cells(self._out).get(str(Cell(cell.network, names.EAGER)), {}).get("process", 0)
-        budget = int(process * cell.setting) if cell.rival in names.FITTED else None
+        budget = int(process * cell.setting) if cell.rival in names.WITHIN else None
         ran = {"device": given.device, "steps": given.steps, "policy": given.policy, "budget": budget}
         recipe = recipe_of(cell.network, given.small)
         return Asked(cell=cell, recipe=recipe, warms=warms, **ran)

@@ -20,7 +20,7 @@ from tests.support.strategies import examples  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 from ucudnn.memory.step.graph import Phase  # noqa: E402
 from ucudnn.memory.torch.compiling.fused_program import RegionKinds, fused_program  # noqa: E402
-from ucudnn.memory.torch.compiling.norm_outputs import is_norm, norm_output  # noqa: E402
+from ucudnn.memory.torch.compiling.norms import is_norm, norm_output  # noqa: E402
 from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
 from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
 from ucudnn.memory.torch.subject.traced_values import TracedTensor, mapped  # noqa: E402

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -11,9 +10,8 @@ from torch import Tensor
 
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.compiling.fused_program import SHARE, RegionKinds, fused_program
-from ucudnn.memory.torch.compiling.inductor import compiled
-from ucudnn.memory.torch.compiling.region import FusedRegion
-from ucudnn.memory.torch.compiling.region_graph import region_graph
+from ucudnn.memory.torch.compiling.inductor import compiled, shortened
+from ucudnn.memory.torch.compiling.region import FusedRegion, region_graph
 from ucudnn.memory.torch.measuring.made_operands import operand_storages, operator_on_made_up
 from ucudnn.memory.torch.measuring.measured_peak import allocations, descendants, profiled
 from ucudnn.memory.torch.measuring.progress import Stages
@@ -84,7 +82,7 @@ def _compile(region: FusedRegion, device: torch.device) -> None:
         graph = region_graph(region.calls, form, functional=True)
         region.use(compiled(graph, form.arguments, form.results, device))
     except Exception as error:  # noqa: BLE001  # whatever a compiler raises
-        region.leave(_shortened(error))
+        region.leave(shortened(error))
 
 
 def _try(region: FusedRegion, call: TracedCall, program: StepProgram) -> None:
@@ -101,7 +99,7 @@ def _try(region: FusedRegion, call: TracedCall, program: StepProgram) -> None:
                 found += operator()
         wrong = _difference(found, region)
     except Exception as error:  # noqa: BLE001  # whatever compiled code raises
-        wrong = _shortened(error)
+        wrong = shortened(error)
     if wrong and region.is_compiled:
         region.leave(wrong)
         _try(region, call, program)
@@ -125,8 +123,3 @@ def _difference(found: Sequence[Tensor], region: FusedRegion) -> str:
         if lies != (traced.shape, traced.stride, 0, traced.dtype):
             return f"a result of shape, strides, offset and type {lies}"
     return ""
-
-
-def _shortened(error: Exception) -> str:
-    lines = [each.strip() for each in f"{type(error).__name__}: {error}".splitlines()]
-    return next(chain((each for each in lines if each), ("",)))[:200]

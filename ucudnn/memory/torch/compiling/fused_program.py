@@ -8,9 +8,8 @@ import torch
 
 from ucudnn.memory.step.graph import Affine, Phase, StepGraph, StepOperation
 from ucudnn.memory.torch.compiling.fusible_calls import out_of_place, takes_memory
-from ucudnn.memory.torch.compiling.native_norms import with_native_norms
-from ucudnn.memory.torch.compiling.region import FusedRegion
-from ucudnn.memory.torch.compiling.region_graph import RegionForm, region_form
+from ucudnn.memory.torch.compiling.norms import with_native_norms
+from ucudnn.memory.torch.compiling.region import FusedRegion, RegionForm, region_form
 from ucudnn.memory.torch.compiling.rematerialization import Rematerialization, Rematerialized, with_rematerialized
 from ucudnn.memory.torch.compiling.runs import Runs
 from ucudnn.memory.torch.subject.step_program import StepProgram

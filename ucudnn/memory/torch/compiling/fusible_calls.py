@@ -1,8 +1,9 @@
 """Which operator calls may lie in a region: elementwise ones, reductions, normalization, casts and copies."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -11,6 +12,7 @@ from ucudnn.memory.torch.tracing.assemble import writes
 from ucudnn.memory.torch.tracing.in_place import ELEMENTWISE
 
 aten = torch.ops.aten
+_parsed: Any = torch._C.parse_schema
 
 BATCH_NORM, LAYER_NORM = aten.native_batch_norm.default, aten.native_layer_norm.default
 GROUP_NORM = aten.native_group_norm.default
@@ -35,13 +37,40 @@ _NAMES = frozenset({
 })  # fmt: skip
 
 
+@final
+class OwnOperator:
+    """A function of tensors that stands in a `TracedCall` where an operator of PyTorch does.
+
+    Args:
+        function: calls operators of PyTorch, and draws nothing.
+        declaration: its name, its arguments and what it returns, as in a schema of PyTorch.
+    """
+
+    namespace, _overloadname = "ucudnn", "default"
+    tags: tuple[Any, ...] = ()
+
+    def __init__(self, function: Callable[..., Any], declaration: str) -> None:
+        self._function, self._schema = function, _parsed(f"ucudnn::{declaration}")
+        self._opname = self.__name__ = declaration.partition("(")[0]
+
+    def __call__(self, *args: Any) -> Any:
+        """Return what the function returns."""
+        return self._function(*args)
+
+    def __str__(self) -> str:
+        return f"ucudnn.{self._opname}"
+
+    __repr__ = __str__
+
+
 def is_fusible(call: TracedCall, counted: int) -> bool:
     """Return whether a region may hold a call whose storages are all among the counted ones.
 
     What draws random numbers stays by itself: it draws what the plain loop draws, once, and what it drew is a tensor.
     """
     func: Any = call.func
-    if func.namespace != "aten" or call.draws or not (_TAGS & {*func.tags} or func._opname in _NAMES | ELEMENTWISE):
+    known = func.namespace == "aten" and (_TAGS & {*func.tags} or func._opname in _NAMES | ELEMENTWISE)
+    if call.draws or not (known or isinstance(func, OwnOperator)):
         return False
     if not call.outputs or any(isinstance(each, (list, dict)) for each in listed(call.results)):
         return False

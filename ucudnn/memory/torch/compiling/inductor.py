@@ -1,10 +1,13 @@
-"""PyTorch's Inductor, which compiles a graph: the one module that knows names of it that are not public.
+"""PyTorch's Inductor, which compiles a graph or a step: the one module that knows names of it that are not public.
 
 Inductor keeps what it has compiled in its cache on disk, and finds it there by the graph.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -61,3 +64,42 @@ def _lying_as(tensor: Tensor, traced: TracedTensor) -> Tensor:
     if tensor.stride() == traced.stride:
         return tensor
     return traced.empty(tensor.device).copy_(tensor)
+
+
+def compiled_whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch.compile compiles when it is first called.
+
+    It has code of its own: torch.compile keeps what it has compiled by code, and no more than eight for each.
+    """
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    own = FunctionType(step.__code__.replace(), step.__globals__, step.__name__, None, step.__closure__)
+    found: Any = None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal found
+        found = found or torch.compile(own, dynamic=False)  # which imports the compiler
+        return found(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def backward_at_once() -> Iterator[None]:
+    """Let what is called inside compile backward with forward, so that errors come before anything has run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as in `compiled`
+        from torch._functorch import config
+
+        known: Any = config
+        name = "force_non_lazy_backward_lowering"
+        with known.patch({name: True} if hasattr(known, name) else {}):
+            yield
+
+
+def shortened(error: Exception) -> str:
+    """Return what a compiler or its code has raised, in one line."""
+    lines = [each.strip() for each in f"{type(error).__name__}: {error}".splitlines()]
+    return next(chain((each for each in lines if each), ("",)))[:200]

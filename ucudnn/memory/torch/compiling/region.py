@@ -1,16 +1,173 @@
-"""FusedRegion: an operator of its own, which computes what a run of operators computes."""
+"""FusedRegion: an operator of its own, which computes what a run of operators computes.
 
-from collections.abc import Callable, Sequence
+The calls are a graph of `torch.fx`. Run as it is, that computes what the calls compute, to the bit.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from hashlib import sha256
-from typing import Any, final
+from operator import getitem
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
 
-from ucudnn.memory.torch.compiling.region_graph import RegionForm, region_graph
-from ucudnn.memory.torch.subject.traced_values import TracedCall
+from ucudnn.memory.torch.compiling.derived_views import view_calls
+from ucudnn.memory.torch.compiling.fusible_calls import BATCH_NORM
+from ucudnn.memory.torch.subject.traced_values import Geometry, TracedCall, TracedTensor, listed, mapped
+from ucudnn.memory.torch.tracing.assemble import writes
 
+aten = torch.ops.aten
 _parsed: Any = torch._C.parse_schema
+
+
+class RegionForm(NamedTuple):
+    """What a region is given and returns.
+
+    Attributes:
+        arguments: a tensor for each storage that was there before, or several where no view leads to one from another.
+        written: storages among the arguments that the region writes.
+        results: a tensor for each storage that it makes and others read.
+    """
+
+    arguments: tuple[TracedTensor, ...]
+    written: frozenset[int]
+    results: tuple[TracedTensor, ...]
+
+    def numbered(self, calls: Sequence[TracedCall]) -> tuple["RegionForm", tuple[TracedCall, ...]]:
+        """Return the form and the calls with storages in the order in which they appear, so that alike ones are equal.
+
+        Where an argument begins in its storage does not count, because a region is given a tensor.
+        """
+        numbers: dict[int, int] = {}
+        inside = (each for call in calls for each in (*call.inputs, *call.outputs))
+        for tensor in (*self.arguments, *self.results, *inside):
+            numbers.setdefault(tensor.storage, len(numbers))
+        moved: dict[int, int] = {}
+        for tensor in self.arguments:
+            moved[tensor.storage] = min(tensor.offset, moved.get(tensor.storage, tensor.offset))
+
+        def renamed(tensor: TracedTensor) -> TracedTensor:
+            return replace(tensor, storage=numbers[tensor.storage], offset=tensor.offset - moved.get(tensor.storage, 0))
+
+        def of(call: TracedCall) -> TracedCall:
+            args, kwargs, results = (
+                mapped(each, TracedTensor, renamed) for each in (call.args, dict(call.kwargs), call.results)
+            )
+            return replace(call, args=args, kwargs=kwargs, results=results)
+
+        form = RegionForm(
+            tuple(map(renamed, self.arguments)),
+            frozenset(numbers[each] for each in self.written),
+            tuple(map(renamed, self.results)),
+        )
+        return form, tuple(map(of, calls))
+
+
+def region_form(calls: Sequence[TracedCall], inner: Collection[int]) -> RegionForm | None:
+    """Return what a region of calls is given and returns; None where a view in it is not known.
+
+    `inner` are storages that nobody else accesses, as are negative ones.
+    """
+    given: dict[int, dict[TracedTensor, None]] = {}
+    made: dict[int, TracedTensor] = {}
+    written = {each.storage for call in calls for each in writes(call)}
+    for call in calls:
+        for tensor in call.inputs:
+            if tensor.storage not in made:
+                given.setdefault(tensor.storage, {})[tensor] = None
+            elif view_calls(made[tensor.storage], tensor) is None:
+                return None
+        for tensor in call.outputs:
+            if tensor.storage not in given:
+                made.setdefault(tensor.storage, tensor)
+    arguments: list[TracedTensor] = []
+    for storage, tensors in given.items():
+        largest = sorted(tensors, key=lambda each: (not each.is_dense, -each.bytes_touched))
+        own = largest[:1]
+        own += [each for each in largest[1:] if all(view_calls(base, each) is None for base in own)]
+        if len(own) > 1 and storage in written:
+            return None
+        arguments += own
+    results = tuple(tensor for storage, tensor in made.items() if storage >= 0 and storage not in inner)
+    return RegionForm(tuple(arguments), frozenset(written & given.keys()), results)
+
+
+def region_graph(calls: Sequence[TracedCall], form: RegionForm, *, functional: bool = False) -> GraphModule:
+    """Return the graph of a region.
+
+    Args:
+        calls: its calls.
+        form: what it is given and returns.
+        functional: whether batch norms say which statistics they write, which PyTorch's compiler cannot know of the
+            operators that eager PyTorch calls.
+    """
+    return _GraphWriter(form, functional=functional).module(calls)
+
+
+@final
+class _GraphWriter:
+    def __init__(self, form: RegionForm, *, functional: bool) -> None:
+        self._form, self._functional = form, functional
+        self._graph = Graph()
+        self._nodes: dict[int, dict[Geometry, Node]] = {}
+        self._bases: dict[int, list[TracedTensor]] = {}
+        for number, tensor in enumerate(form.arguments):
+            self._know(tensor, self._graph.placeholder(f"a{number}"))
+
+    def module(self, calls: Sequence[TracedCall]) -> GraphModule:
+        for call in calls:
+            self._call(call)
+        self._graph.output(tuple(self._nodes[each.storage][each.geometry] for each in self._form.results))
+        return GraphModule(torch.nn.Module(), self._graph)
+
+    def _know(self, tensor: TracedTensor, node: Node) -> None:
+        nodes = self._nodes.setdefault(tensor.storage, {})
+        if tensor.geometry not in nodes:
+            nodes[tensor.geometry] = node
+            self._bases.setdefault(tensor.storage, []).append(tensor)
+
+    def _node(self, tensor: TracedTensor) -> Node:
+        """Return the node of a tensor, which is made as a view where there is none."""
+        nodes = self._nodes[tensor.storage]
+        if tensor.geometry not in nodes:
+            for base in self._bases[tensor.storage]:
+                steps = view_calls(base, tensor)
+                if steps is not None:
+                    node = nodes[base.geometry]
+                    for function, args in steps:
+                        node = self._graph.call_function(function, (node, *args))
+                    nodes[tensor.geometry] = node
+                    break
+        return nodes[tensor.geometry]
+
+    def _call(self, call: TracedCall) -> None:
+        args, kwargs = (mapped(each, TracedTensor, self._node) for each in (call.args, dict(call.kwargs)))
+        if self._functional and call.func is BATCH_NORM and call.argument("training"):
+            self._batch_norm(call, args)
+            return
+        node = self._graph.call_function(call.func, args, kwargs)
+        several = isinstance(call.results, (tuple, list))
+        for number, tensor in enumerate(listed(call.results)):
+            if isinstance(tensor, TracedTensor):
+                self._know(tensor, self._graph.call_function(getitem, (node, number)) if several else node)
+
+    def _batch_norm(self, call: TracedCall, args: tuple[Any, ...]) -> None:
+        x, weight, bias, mean, variance = args[:5]
+        momentum, epsilon = call.args[6:8]
+        function: Any = aten._native_batch_norm_legit_functional.default
+        given: tuple[Any, ...] = (x, weight, bias, mean, variance)
+        if mean is None:
+            function, given = aten._native_batch_norm_legit.no_stats, (x, weight, bias)
+        node = self._graph.call_function(function, (*given, True, momentum, epsilon))
+        for number, tensor in enumerate(call.results[:3]):
+            if isinstance(tensor, TracedTensor):
+                self._know(tensor, self._graph.call_function(getitem, (node, number)))
+        for number, target in ((3, mean), (4, variance)):
+            if target is not None:
+                updated = self._graph.call_function(getitem, (node, number))
+                self._graph.call_function(aten.copy_.default, (target, updated))
 
 
 @final

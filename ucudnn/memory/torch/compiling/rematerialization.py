@@ -13,7 +13,7 @@ from typing import final
 from ucudnn.memory.step.graph import Phase, Role
 from ucudnn.memory.torch.compiling.fusible_calls import is_cheap, is_fusible
 from ucudnn.memory.torch.compiling.min_cut import FlowNetwork
-from ucudnn.memory.torch.compiling.norm_outputs import is_norm, norm_output
+from ucudnn.memory.torch.compiling.norms import is_norm, norm_output
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall
 from ucudnn.memory.torch.tracing.assemble import writes

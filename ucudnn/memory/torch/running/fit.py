@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
 from ucudnn.memory.planner.search import PLAN_SECONDS, PlanSearch
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
+from ucudnn.memory.policies.catalog import AUTO, MemoryPolicy, chosen_policies
 from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.compiling.compiled_regions import SMALL, compiled_program
@@ -107,7 +107,9 @@ def fit(
         mixed_precision: with `mesh`, a MixedPrecisionPolicy of torch.distributed.fsdp; None keeps all types.
         compile: lets PyTorch's Inductor compile runs of elementwise operations, reductions and normalization between
             heavy operations. What is between them is in no memory then, and backward computes again what it can. Values
-            then differ from those of the plain loop by rounding. The report says what is not compiled, and why.
+            then differ from those of the plain loop by rounding. The report says what is not compiled, and why. Without
+            a budget, with policy 'auto', torch.compile of the whole step takes turns with the plan in the first twelve
+            steps. The one whose median time is less computes all later steps, as the report says.
 
     Raises:
         BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
@@ -143,6 +145,7 @@ def fit(
         plan_seconds=plan_seconds,
         divide=divide,
         compile=compile,
+        races=compile and total is None and policy == AUTO and convolutions is None and not debug,
     )
 
     def make(sample: Any, kept: bool, ranks: Agreement, model: nn.Module, loss: Any, optimizer: Any) -> FittedStep:
@@ -244,4 +247,4 @@ def _fit_others(
     kwargs: Mapping[str, Any],
     used: Used | None = None,
 ) -> FittedStep:
-    return fit_subject(replace(subject, args=args, kwargs=kwargs, used=used), options)
+    return fit_subject(replace(subject, args=args, kwargs=kwargs, used=used), replace(options, races=False))

@@ -15,12 +15,13 @@ from ucudnn.memory.allocator.compaction import Compaction
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.torch.compiling.step_race import StepRace
 from ucudnn.memory.torch.device.stated_budget import StatedBudget
 from ucudnn.memory.torch.device.tensor_block import TakenBlock
 from ucudnn.memory.torch.running.first_step import FirstStep, GrowthGuard
 from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.running.rerun import BeforeForward
-from ucudnn.memory.torch.running.step_nodes import Used, replayed
+from ucudnn.memory.torch.running.step_nodes import PlanInTheModelsPlace, Used, replayed
 from ucudnn.memory.torch.running.step_report import step_report
 from ucudnn.memory.torch.running.transfers import Transfers
 from ucudnn.memory.torch.subject.argument_form import ArgumentForm
@@ -39,22 +40,6 @@ _KEPT = (
 
 
 @final
-class _PlanInTheModelsPlace(nn.Module):
-    """Stands in a DistributedDataParallel in the place of the model for a call, and runs the plan.
-
-    It has the model's parameters and buffers, because other processes' buffers are looked up in it.
-    """
-
-    def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
-        super().__init__()
-        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
-        self._run = run
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
-
-
-@final
 class FittedStep(nn.Module):
     """A model, or a model and its loss, whose training follows a plan.
 
@@ -65,6 +50,7 @@ class FittedStep(nn.Module):
     Attributes:
         model: the model, as it was given; its parameters and buffers are those that are trained.
         costs: what the plan was made with.
+        race: lets torch.compile of the whole step take turns with the plan; None where only the plan runs.
         accepts_loss_kwargs: False: the Trainer of transformers adds no `num_items_in_batch`, which no plan knows.
 
     Args:
@@ -86,6 +72,7 @@ class FittedStep(nn.Module):
         self.stated = stated or StatedBudget(budget=run.plan.budget)
         self.model: nn.Module = subject.model if subject.parallel is None else subject.parallel
         self.costs = costs
+        self.race: StepRace | None = None
         self._subject, self._run = subject.without_sample(), run
         self._arguments = ArgumentForm(subject)
         self._state = ModelState(subject.model, run.persistent, run.program.attributes, run.program.values)
@@ -158,7 +145,7 @@ class FittedStep(nn.Module):
         if parallel is None:
             return self._planned(*args, **kwargs)
         try:
-            parallel.module = _PlanInTheModelsPlace(own, self._planned)  # it averages gradients of what it has called
+            parallel.module = PlanInTheModelsPlace(own, self._planned)  # it averages gradients of what it has called
             return parallel(*args, **kwargs)
         finally:
             parallel._modules["module"] = own  # calls no function, so that Ctrl-C cannot come between
@@ -170,17 +157,28 @@ class FittedStep(nn.Module):
             leaves = self._arguments.match(args, kwargs)
         if leaves is None:
             return self.other(args, kwargs)._planned(*args, **kwargs)
+        race, self._modes = self.race, self._modes or Snapshot()
+        if race is not None and race.won is not None:  # guards of its own look at the model
+            return race.won(*args, **kwargs)
         run = self._current()
         run.persistent = self._state.tensors()
         if self._first_trained is not None and run.persistent[self._first_trained].grad is not None:
             self._first_trained = None
             warnings.warn(_KEPT, stacklevel=2)
         inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        if race is None:
+            return self._replayed(run, inputs, args, kwargs)
+        whole = race.whole(partial(BeforeForward, run, inputs, self._modes), args, kwargs)
+        return whole[0] if whole else race.noted(self._replayed(run, inputs, args, kwargs))
+
+    def _replayed(
+        self, run: PlannedRun, inputs: tuple[Tensor, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run the plan's forward, and return the outputs; where the plan is not right, another one is made."""
         sources = [(run.persistent if is_persistent else inputs)[each] for is_persistent, each in run.program.sources]
         before = None
         if self._refit is not None and run.may_run_again:
-            self._modes = self._modes or Snapshot()
-            before = BeforeForward(run, inputs, self._modes)
+            before = BeforeForward(run, inputs, self._modes or Snapshot())
         again = None if before is None else partial(self._run_again, before, args, kwargs, inputs)
         try:
             outputs = replayed(run, inputs, sources, self._parts(sources), again)
@@ -365,7 +363,8 @@ class FittedStep(nn.Module):
         """
         others = [(other.plan, other.simulation) for other in self._others]
         beside = self._subject.beside
-        return step_report(self._run, self.costs, self.stated, beside, others, in_parts=bool(self._ends))
+        raced = () if self.race is None else self.race.lines()
+        return step_report(self._run, self.costs, self.stated, beside, others, raced, in_parts=bool(self._ends))
 
     def marked(self) -> AbstractContextManager[None]:
         """Let the code mark each operation for PyTorch's profiler while this is entered (`code_support.MARK`)."""

@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from ucudnn.errors import FittedStepError, LayoutError
@@ -63,6 +63,23 @@ def replayed(
     if len(parts) == 1:
         own = [*reversed([_alias(source) for source in reversed(own)])]  # the first to come is made last
     return _Replay.apply(run, turn, inputs, token, *own)  # type: ignore[no-any-return]
+
+
+@final
+class PlanInTheModelsPlace(nn.Module):
+    """Stands in a DistributedDataParallel in the place of the model for a call, and runs the plan.
+
+    It has the model's parameters and buffers, because other processes' buffers are looked up in it.
+    """
+
+    def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
+        self._run = run
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the plan returns."""
+        return self._run(*args, **kwargs)
 
 
 @final

@@ -20,6 +20,7 @@ from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.compiling.compiled_regions import with_scratch
 from ucudnn.memory.torch.compiling.fused_program import RegionKinds
+from ucudnn.memory.torch.compiling.step_race import StepRace
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device.allocator import expand_segments
 from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter
@@ -46,6 +47,7 @@ class FitOptions:
     Attributes:
         measured: whether each operation runs by itself before the plan is made, which gives its time, and on a GPU its
             scratch. Otherwise times are those of a device profile, and operations have no scratch.
+        races: whether torch.compile of the whole step takes turns with the plan, and stays where it is faster.
         regions: what is compiled already, if steps are.
         ranks: decides together with other ranks.
     """
@@ -60,6 +62,7 @@ class FitOptions:
     plan_seconds: float | None = PLAN_SECONDS
     divide: bool = False
     compile: bool = False
+    races: bool = False
     regions: RegionKinds = field(default_factory=RegionKinds)
     ranks: Agreement = field(default_factory=Agreement)
 
@@ -109,6 +112,8 @@ class StepPlanning:
     def fitted(self, plan: MemoryPlan, subject: StepSubject, refit: _Refit, meter: AllocatorMeter | None) -> FittedStep:
         """Return the fitted step of a plan; `refit` as in `FittedStep`, and the meter measures the first step."""
         step = FittedStep(subject, self._run(plan), self.costs, refit, self._told(plan))
+        if self.options.races and subject.parallel is None:  # ranks of a parallel model would have to choose alike
+            step.race = StepRace(partial(_called, subject.without_sample()), self.program.device)
         layout = None if self.room is None else self.room.compaction(plan, self.costs)
         first = None if meter is None else self._frugal_step(step, meter, layout)
         block = taken_block(self.program.device, layout, self.stated, subject.optimizers)
@@ -198,3 +203,7 @@ class StepPlanning:
     def _run(self, plan: MemoryPlan) -> PlannedRun:
         program = self.program if self.choices is None else self.choices.applied(plan.configurations)
         return PlannedRun(program, plan, self.costs, debug=self.options.debug, host_bytes=self.stated.host_bytes)
+
+
+def _called(subject: StepSubject, *args: Any, **kwargs: Any) -> Any:
+    return subject.called(subject.model, args, kwargs)

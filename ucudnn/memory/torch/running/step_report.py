@@ -20,6 +20,7 @@ def step_report(
     stated: StatedBudget,
     beside: Mapping[str, int],
     others: Iterable[tuple[MemoryPlan, Simulation]],
+    raced: Iterable[str],
     *,
     in_parts: bool,
 ) -> str:
@@ -31,6 +32,7 @@ def step_report(
         stated: the budget.
         beside: bytes of what else is there during the whole step, by name.
         others: plans of other mini-batches, and what they take.
+        raced: who computes the step, where not only the plan does, a line each.
         in_parts: whether the optimizer updates some parameters at a time.
     """
     plan, device = run.plan, run.program.device
@@ -67,4 +69,4 @@ def step_report(
         *issue_lines(run.simulation),
     ]
     lines = [*told, *plan_lines(plan, costs, run.simulation), *smaller]
-    return "\n".join([head, peak, time, *lines])
+    return "\n".join([head, *raced, peak, time, *lines])

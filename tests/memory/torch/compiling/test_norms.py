@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: E402, N812  # its usual name
 from tests.support.compiled_steps import SmallNet, images  # noqa: E402
 from ucudnn.memory.step.graph import Affine, Phase, Role, Storage  # noqa: E402
 from ucudnn.memory.torch.compiling.fused_program import RegionKinds, fused_program  # noqa: E402
-from ucudnn.memory.torch.compiling.native_norms import with_native_norms  # noqa: E402
+from ucudnn.memory.torch.compiling.norms import with_native_norms  # noqa: E402
 from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
 from ucudnn.memory.torch.subject.traced_values import TracedTensor  # noqa: E402
 from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402

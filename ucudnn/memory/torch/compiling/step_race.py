@@ -1,0 +1,109 @@
+"""StepRace: torch.compile of a whole step takes turns with the step's plan, and the faster one stays.
+
+Each turn is a step of the training: its gradients and statistics count, whoever computes them. So nothing runs that the
+loop has not asked for, and times are those of the loop's own data.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from statistics import median
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor
+
+from ucudnn.memory.torch.compiling.inductor import backward_at_once, compiled_whole, shortened
+from ucudnn.memory.torch.device.step_clock import StepClock
+from ucudnn.memory.torch.subject.output_tree import OutputTree
+from ucudnn.units import format_ms
+
+# By step, whether torch.compile has the turn. The first step of each prepares it, and is not timed.
+_TURNS = (False, False, True, True, *(False, True) * 4)
+
+
+class _Before(Protocol):
+    def restore(self) -> None: ...
+
+
+@final
+class StepRace:
+    """Says by whom each step is computed.
+
+    Attributes:
+        runs_whole: whether torch.compile computes the step that has begun.
+        won: what computes all further steps if torch.compile is faster. It compiles again where the model has changed.
+
+    Args:
+        step: computes the whole step; torch.compile compiles it when it has its first turn.
+        device: the device that computes.
+    """
+
+    def __init__(self, step: Callable[..., Any], device: torch.device) -> None:
+        self._compiled: Callable[..., Any] | None = compiled_whole(step)
+        self._clocks = StepClock(device), StepClock(device)  # of the plan, and of torch.compile
+        self._turn, self._is_over, self._has_run = 0, False, False
+        self._awaits_backward = False
+        self._found = ""
+        self.runs_whole = False
+        self.won: Callable[..., Any] | None = None
+
+    def whole(self, before: Callable[[], _Before], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Begin a step; return what torch.compile's code has returned, alone in a tuple, or () where the plan runs.
+
+        The plan also runs, from now on, where torch.compile fails in its first turn. `before` returns what puts back
+        what forward writes.
+        """
+        self._begin()
+        if self._compiled is None or not self.runs_whole:
+            return ()
+        if self._has_run:
+            return (self.noted(self._compiled(*args, **kwargs)),)
+        earlier = before()
+        try:
+            with backward_at_once():
+                outputs = self._compiled(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001  # whatever a compiler or its code raises
+            earlier.restore()
+            self._end_race(f"the plan runs, because torch.compile of the whole step failed: {shortened(error)}")
+            return ()
+        self._has_run = True
+        return (self.noted(outputs),)
+
+    def noted(self, outputs: Any) -> Any:
+        """Return the outputs of a step, after arranging that the end of their backward is noted."""
+        if not self._is_over:
+            for each in OutputTree.of(outputs)[1]:
+                if each.grad_fn is not None:
+                    each.register_hook(self._backward_begins)
+        return outputs
+
+    def lines(self) -> Iterable[str]:
+        """Yield what is known of the race, for people."""
+        so_far = f"the plan and torch.compile of the whole step take turns, {self._turn} of {len(_TURNS)} steps so far"
+        yield self._found or f"{so_far}; the faster one stays"
+
+    def _begin(self) -> None:
+        if self._is_over:
+            return
+        if self._turn == len(_TURNS):
+            plan_ms, whole_ms = (median(each.times_ms()) for each in self._clocks)
+            times = f"torch.compile of the whole step {format_ms(whole_ms)}, the plan {format_ms(plan_ms)}"
+            is_faster = whole_ms < plan_ms
+            winner = "torch.compile runs, whose memory no plan bounds" if is_faster else "the plan runs"
+            self._end_race(f"{times}, medians of {len(_TURNS) // 2 - 1} steps: {winner}", whole=is_faster)
+            return
+        self.runs_whole, self._awaits_backward = _TURNS[self._turn], True
+        self._clocks[self.runs_whole].begin()
+
+    def _backward_begins(self, _: Tensor) -> None:
+        if self._awaits_backward:
+            self._awaits_backward = False
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+
+    def _backward_ends(self) -> None:
+        if not self._is_over:
+            self._clocks[self.runs_whole].end()
+            self._turn += 1
+
+    def _end_race(self, found: str, *, whole: bool = False) -> None:
+        self._is_over, self._found, self.runs_whole = True, found, whole
+        self._compiled = self.won = self._compiled if whole else None
