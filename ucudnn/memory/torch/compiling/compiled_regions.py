@@ -1,6 +1,6 @@
 """Compiles the regions of a step, each kind once, and says which run as they are, and why."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.compiling.fused_program import SHARE, RegionKinds, fused_program
 from ucudnn.memory.torch.compiling.inductor import compiled, shortened
 from ucudnn.memory.torch.compiling.region import FusedRegion, region_graph
+from ucudnn.memory.torch.compiling.seeded_masks import MASK
 from ucudnn.memory.torch.measuring.made_operands import operand_storages, operator_on_made_up
 from ucudnn.memory.torch.measuring.measured_peak import allocations, descendants, profiled
 from ucudnn.memory.torch.measuring.progress import Stages
@@ -28,6 +30,8 @@ def compiled_program(program: StepProgram, kinds: RegionKinds, stages: Stages, s
 
     A region that Inductor does not compile, or whose code returns tensors that lie otherwise, runs its calls one after
     another. One whose calls return tensors that lie otherwise than they were traced becomes single operations again.
+    Masks of dropout are computed from seeds if all of them lie in compiled regions, and are drawn as in the plain loop
+    otherwise.
 
     Args:
         program: the step as it is.
@@ -35,8 +39,9 @@ def compiled_program(program: StepProgram, kinds: RegionKinds, stages: Stages, s
         stages: are told what is done.
         share: how many times the bytes that the step's largest operation accesses a region may access.
     """
+    seeded = True
     while True:
-        fused = fused_program(program, kinds, share)
+        fused = fused_program(program, kinds, share, seeded=seeded)
         left = {
             call.func: call for call in fused.calls if isinstance(call.func, FusedRegion) and not call.func.is_tried
         }
@@ -49,8 +54,11 @@ def compiled_program(program: StepProgram, kinds: RegionKinds, stages: Stages, s
                 _try(region, call, fused)
         if fused.device.type == "cuda":  # the blocks of operands would stay in the allocator's cache
             torch.cuda.empty_cache()
-        if not any(each.is_apart for each in left):
+        if any(each.is_apart for each in left):
+            continue
+        if all(region is not None and region.is_compiled for region in _with_masks(fused.calls)):
             return replace(fused, compiled=_told(fused))
+        seeded = False
 
 
 def with_scratch(program: StepProgram, costs: Costs) -> Costs:
@@ -58,6 +66,15 @@ def with_scratch(program: StepProgram, costs: Costs) -> Costs:
     known = zip(program.calls, costs.scratch_bytes, strict=True)
     scratch = (each.func.scratch_bytes if isinstance(each.func, FusedRegion) else size for each, size in known)
     return replace(costs, scratch_bytes=tuple(scratch))
+
+
+def _with_masks(calls: Iterable[TracedCall]) -> Iterator[FusedRegion | None]:
+    """Yield for each mask that is computed from a seed the region in which that is done; None where it is in none."""
+    for call in calls:
+        if isinstance(call.func, FusedRegion):
+            yield from (call.func for each in call.func.calls if each.func is MASK)
+        elif call.func is MASK:
+            yield None
 
 
 def _told(program: StepProgram) -> tuple[str, ...]:
@@ -69,6 +86,8 @@ def _told(program: StepProgram) -> tuple[str, ...]:
         f"compiled: {len(done)} of {len(used)} regions, in the place of {inside} operations;"
         f" {sum(each.is_compiled for each in kinds)} kinds"
     ]
+    if masks := [*_with_masks(call for call in program.calls if call.phase is Phase.FORWARD)]:
+        lines.append(f"dropout: {len(masks)} masks from seeds, which are not what eager PyTorch draws")
     for each in kinds:
         if not each.is_compiled:
             names = " ".join(dict.fromkeys(call.func._opname for call in each.calls))

@@ -6,12 +6,13 @@ from typing import NamedTuple, final
 
 import torch
 
-from ucudnn.memory.step.graph import Affine, Phase, StepGraph, StepOperation
+from ucudnn.memory.step.graph import Affine, Phase, StepGraph, StepOperation, Storage
 from ucudnn.memory.torch.compiling.fusible_calls import out_of_place, takes_memory
 from ucudnn.memory.torch.compiling.norms import with_native_norms
 from ucudnn.memory.torch.compiling.region import FusedRegion, RegionForm, region_form
 from ucudnn.memory.torch.compiling.rematerialization import Rematerialization, Rematerialized, with_rematerialized
 from ucudnn.memory.torch.compiling.runs import Runs
+from ucudnn.memory.torch.compiling.seeded_masks import SEEDS, seeded_rows
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import writes
@@ -51,7 +52,12 @@ class _Fused(NamedTuple):
 
 
 def fused_program(
-    program: StepProgram, kinds: RegionKinds, share: float = SHARE, *, rematerializes: bool = True
+    program: StepProgram,
+    kinds: RegionKinds,
+    share: float = SHARE,
+    *,
+    rematerializes: bool = True,
+    seeded: bool = False,
 ) -> StepProgram:
     """Return a step whose runs of fusible operations are regions, which run their calls one after another.
 
@@ -61,9 +67,12 @@ def fused_program(
         share: how many times the bytes that the step's largest operation accesses a region may access.
         rematerializes: whether regions of backward compute cheap operations of forward again rather than reading what
             these made.
+        seeded: whether masks of dropout are computed from seeds, and not drawn as in the plain loop.
     """
     before = program.graph
     program = _without_models(with_native_norms(program))
+    if seeded:
+        program, before = _with_seeds(program, before)
     runs = Runs(program, share)
     found = [each for run in runs.find() for each in _expressible(program, runs, run)]
     again = {each.members[0]: each for each in _rematerialized(program, runs, found)} if rematerializes else {}
@@ -80,6 +89,17 @@ def fused_program(
             single = [[*map(regions.alone, one.members)] if one.is_apart else [one] for one in fused]
             return _written(changed, [one for each in single for one in each], before)
         again = {first: each for first, each in again.items() if first not in apart}
+
+
+def _with_seeds(program: StepProgram, before: StepGraph) -> tuple[StepProgram, StepGraph]:
+    """Return a program whose masks have seeds, and the graph by whose storages those that nobody accesses are found."""
+    found = seeded_rows(program)
+    if found is None:
+        return program, before
+    rows, seeds = found
+    sizes = {**program.sizes, SEEDS: seeds.size.at(program.graph.batch)}
+    changed = _written(replace(program, sizes=sizes), [_Fused(*row) for row in rows], before, (seeds,))
+    return changed, changed.graph
 
 
 def _saved_bytes(program: StepProgram) -> int:
@@ -230,13 +250,18 @@ def _accesses(operations: Sequence[StepOperation], inner: frozenset[int]) -> tup
     return tuple(sorted(reads - inner)), tuple(sorted(writes - inner))
 
 
-def _written(program: StepProgram, fused: Sequence[_Fused], before: StepGraph) -> StepProgram:
-    """Return the program of some operations, without the storages that only operations before them accessed."""
+def _written(
+    program: StepProgram, fused: Sequence[_Fused], before: StepGraph, new: Sequence[Storage] = ()
+) -> StepProgram:
+    """Return the program of some operations, without the storages that only operations before them accessed.
+
+    New storages have the numbers -1, -2 and so on.
+    """
     graph, known = program.graph, len(program.graph.storages)
     once = {each for operation in before.operations for each in (*operation.reads, *operation.writes)}
     accessed = {each for one in fused for each in (*one.operation.reads, *one.operation.writes)}
     kept = [each for each in range(known) if each in accessed or each not in once]
-    order = [*kept, *sorted(each for each in program.sizes if each >= known)]
+    order = [*kept, *range(-1, -1 - len(new), -1), *sorted(each for each in program.sizes if each >= known)]
     numbers = {storage: number for number, storage in enumerate(order)}
     positions = {member: place for place, one in enumerate(fused) for member in one.members}
     positions[len(program.calls)] = len(fused)
@@ -253,7 +278,7 @@ def _written(program: StepProgram, fused: Sequence[_Fused], before: StepGraph) -
     )
     return replace(
         program,
-        graph=replace(graph, operations=tuple(operations), storages=tuple(graph.storages[each] for each in kept)),
+        graph=replace(graph, operations=tuple(operations), storages=(*(graph.storages[each] for each in kept), *new)),
         calls=tuple(one.call.with_storages(numbers) for one in fused),
         uncounted=tuple((positions[at], call.with_storages(numbers)) for at, call in program.uncounted),
         persistent=tuple((real, numbered(each)) for real, each in program.persistent),
