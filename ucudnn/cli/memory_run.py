@@ -27,7 +27,10 @@ __all__ = ["run_step"]
 _RULES = (
     NoEffect(options=("--cap",), beside=("--on cpu",)),
     NoEffect(options=("--cap",), without=("--budget",)),
-    NoEffect(options=("--convolutions", "--timeline", "--plan-seconds", "--divide"), beside=("--policy pytorch",)),
+    NoEffect(
+        options=("--convolutions", "--timeline", "--plan-seconds", "--divide", "--compile"),
+        beside=("--policy pytorch",),
+    ),
 )
 _DEFAULT = "pytorch,vdnn-ext,swap-capped,dymem,checkpoint,auto"
 

@@ -68,6 +68,9 @@ class TrialOptions:
     ] = None
     plan_seconds: PlanSecondsOption = PLAN_SECONDS
     divide: DivideOption = False
+    compile: Annotated[
+        bool, option(None, "Let PyTorch's Inductor compile what lies between heavy operations.", "--compile")
+    ] = False
 
 
 def time_model(
@@ -255,6 +258,7 @@ def run_policies(
         convolutions=sizes,
         plan_seconds=trial.plan_seconds,
         divide=trial.divide,
+        compile=trial.compile,
     )
     with progress("policies", len(policies)) as step:
         return compare_trials(settings, policies, step)

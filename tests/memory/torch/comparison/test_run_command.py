@@ -18,6 +18,7 @@ from ucudnn.cli import memory_run
 from ucudnn.cli.app import main
 from ucudnn.errors import OutputError
 from ucudnn.memory.torch.comparison import trial, trial_table
+from ucudnn.memory.torch.compiling import compiled_regions
 
 UNET = ("tests.support.training_steps:small_unet", "--shape", "3x16x16", "--batch", "4", "--on", "cpu", "--steps", "1")
 
@@ -61,6 +62,20 @@ def test_json_has_all_figures_plans_choose_convolutions_and_the_picture_has_meas
     assert "from the host" in text
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "auto"])
+def test_regions_are_compiled_where_that_is_asked_for(run, monkeypatch, policy):
+    found = []
+    monkeypatch.setattr(compiled_regions, "compiled", lambda graph, *_: found.append(graph) or graph.forward)
+    for option, least in ((), 0), (("--compile",), 5):
+        status, out, error = run(*UNET, "--policy", policy, "--json", *option)
+        assert status == 0, error
+        (row,) = json.loads(out)["policies"]
+        assert row["step_ms"] > 0
+        assert len(found) >= least
+        assert bool(found) is bool(option)
+
+
 def test_an_unknown_policy_runs_nothing(run):
     status, _, error = run(*UNET, "--policy", "stock,magic")
     assert status == 2
@@ -73,6 +88,7 @@ def test_an_unknown_policy_runs_nothing(run):
         (("--cap", "--budget", "1GiB"), "--cap has no effect with --on cpu: leave it out"),
         (("--cap", "--on", "auto"), "--cap has no effect without --budget: add that, or leave it out"),
         (("--policy", "pytorch", "--plan-seconds", "1"), "--plan-seconds has no effect with --policy pytorch"),
+        (("--policy", "pytorch", "--compile"), "--compile has no effect with --policy pytorch"),
         (("--policy", "pytorch", "--timeline", "x.png"), "--timeline has no effect with --policy pytorch"),
         (("--policy", "pytorch", "--convolutions", "all"), "--convolutions has no effect with --policy pytorch"),
         (("--batch", "0"), "--batch 0 is no mini-batch size: give 1 to 2147483647"),

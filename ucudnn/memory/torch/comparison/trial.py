@@ -235,6 +235,7 @@ class PolicyTrial:
             convolutions=settings.convolutions or None,
             plan_seconds=settings.plan_seconds,
             divide=settings.divide,
+            compile=settings.compile,
         )
         with step.autocast():
             return fit_subject(trial_subject(step), options)

@@ -27,6 +27,7 @@ class TrialSettings:
             all of them to PyTorch.
         plan_seconds: how long the search for a plan takes at most, as in `fit`.
         divide: whether the step may be divided, as in `fit`.
+        compile: whether runs of its operations are compiled, as in `fit`.
     """
 
     recipe: TrainingRecipe
@@ -39,6 +40,7 @@ class TrialSettings:
     convolutions: str = ""
     plan_seconds: float | None = PLAN_SECONDS
     divide: bool = False
+    compile: bool = False
 
 
 class OutsideReached(NamedTuple):
