@@ -18,6 +18,7 @@ from tests.support.sharded_ranks import (  # noqa: E402
     made_optimizer,
     on_ranks,
     race,
+    sharded_network,
     trained,
 )
 
@@ -92,6 +93,41 @@ def test_collectives_start_before_other_work_and_end_where_it_needs_them(tmp_pat
         assert max(between["all_gather"]) > 0  # matrix products run between a start and its wait
         assert sum(each > 0 for each in between["reduce_scatter"]) > 5
         assert found["tight"][1] <= alone  # which is the budget
+
+
+WITHIN = (("spill", 0.8), ("swap-hidden", 0.8), ("checkpoint", 0.7), ("auto", 0.75))
+"""Policies, and shares of the peak of a step of which nothing is moved or recomputed."""
+
+
+def within_budgets(mesh, name):
+    """Train by plans that copy, recompute and gather beside compute, and return what each made of its budget."""
+    from ucudnn.memory import fit
+
+    model, inputs, loss = sharded_network(name)
+    data, found, peak, first = [*batches(inputs, 3)], {}, 0, None
+    for policy, share in (("fsdp2", 0), ("stock", 0), *WITHIN):
+        own, call, budget = copy.deepcopy(model), None, int(share * peak) or None
+        own = fsdp2(own, mesh) if policy == "fsdp2" else own
+        optimizer = made_optimizer("sgd", own.parameters())
+        if policy != "fsdp2":
+            options = {"loss": loss, "optimizer": optimizer, "mesh": mesh, "debug": True}
+            call = step = fit(own, data[0], policy=policy, budget=budget, **options)
+            simulation = step.simulation
+            peak = peak or simulation.peak_bytes
+            moved = simulation.offloaded_bytes + simulation.recompute_ms
+            found[policy] = [simulation.peak_bytes <= (budget or peak), step.plan.overlapped, moved > 0]
+        result = trained(own, call or (lambda *args, own=own: loss(own(*args[:-1]), args[-1])), optimizer, data)
+        first = first or result
+        found.setdefault(policy, []).append(result[0] == first[0] and all(map(torch.equal, result[2], first[2])))
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpt without dropout", "resnet18"])
+def test_plans_that_copy_and_recompute_beside_collectives_keep_budget_and_bits(tmp_path, name):
+    for found in on_ranks(within_budgets, tmp_path / "store", name):
+        assert found["stock"] == [True, True, False, True]
+        for policy, _ in WITHIN:
+            assert found[policy] == [True, True, True, True], policy
 
 
 def test_random_networks_train_to_the_bits_of_fsdp2_on_two_ranks(tmp_path):
