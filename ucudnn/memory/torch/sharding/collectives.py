@@ -83,8 +83,14 @@ _NUMBERS = count()
 
 def group_of(mesh: DeviceMesh, timeout: timedelta, roll: RollCall, backend: str | None = None) -> Any:
     """Return a new group of the ranks of a one-dimensional mesh, with a timeout of its own."""
-    ranks = dist.get_process_group_ranks(mesh.get_group())
-    group = dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
+    ranks, options = dist.get_process_group_ranks(mesh.get_group()), None
+    nccl: Any = getattr(distributed_c10d, "ProcessGroupNCCL", None)
+    if backend is None and mesh.device_type == "cuda" and nccl is not None:
+        # Its kernels begin beside those of compute that were issued before, as FSDP2's do, and not behind them.
+        options = nccl.Options(is_high_priority_stream=True)
+        options._timeout = timeout
+    given: dict[str, Any] = {"timeout": timeout, "backend": backend, "pg_options": options}
+    group = dist.new_group(ranks, use_local_synchronization=True, **given)
     _GROUPS[group.group_name] = roll
     return group
 
