@@ -175,6 +175,27 @@ def test_a_loss_reads_whole_parameters_and_hooks_run(mesh):
     assert "sharded over 1 ranks" in step.report()
 
 
+def test_each_backward_that_averages_does_so_though_another_forward_came_between(mesh):
+    from ucudnn.memory import fit
+
+    torch.manual_seed(0)
+    model, data = Odd(), [(torch.randn(5, 6), torch.randn(5, 1)) for _ in range(3)]
+    plain = copy.deepcopy(model)
+    for x, y in data:
+        functional.mse_loss(plain(x), y).backward()
+    step = fit(model, data[0], loss=functional.mse_loss, mesh=mesh)
+    step.set_requires_gradient_sync(False)
+    step(*data[0]).backward()
+    assert all(each.grad is None for each in model.parameters())
+    step.set_requires_gradient_sync(True)
+    losses = [step(*each) for each in data[1:]]
+    for loss in losses:
+        loss.backward()
+    for (name, one), (_, other) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        if one.requires_grad:
+            torch.testing.assert_close(one.grad.full_tensor(), other.grad, msg=name)
+
+
 def test_an_update_that_is_planned_in_parts_runs_in_parts(mesh):
     from ucudnn.memory import fit
 

@@ -185,7 +185,7 @@ class ShardedStep(nn.Module):
         self._averages = self._averages_now = True
         self._began = set[Any]()
         self._ending = False
-        self._known: tuple[MemoryPlan | None, bool, int] = None, True, 0
+        self._known: dict[tuple[Any, bool], tuple[MemoryPlan, int]] = {}
         self._steps = {False: step}  # by whether it accumulates; no submodules, because parameters are the model's
         object.__setattr__(self, "_step", step)
         object.__setattr__(self, "_sharding", sharding)
@@ -219,7 +219,11 @@ class ShardedStep(nn.Module):
         if self._averages_now and not self._ending:
             self._ending = True
             engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._sharding.reduced)
+            engine.queue_callback(self._average)
+
+    def _average(self) -> None:
+        self._ending = False  # another forward may have come before this backward, and its own is still to come
+        self._sharding.reduced()
 
     def _main(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the step of arguments like the sample; the first that accumulates is planned by all ranks together."""
@@ -233,6 +237,7 @@ class ShardedStep(nn.Module):
                     "in its first step without an average a sharded step takes arguments like the sample on all ranks,"
                     " and all leave the average out"
                 )
+            args, kwargs = main._arguments.arranged(args, kwargs)
             self._steps[True] = main.fitted_again(kwargs or args, refit=self._accumulating)
         return self._steps[accumulates]
 
@@ -272,9 +277,11 @@ class ShardedStep(nn.Module):
         """Return a number of the collectives of a step; below 0 for a smaller one, and 0 where there is none yet."""
         if step is None:
             return 0
-        if self._known[:2] != (step.plan, self._averages):
-            self._known = step.plan, self._averages, collectives_of(step.plan, averages=self._averages)
-        return self._known[2] if step is main else -self._known[2]
+        plan, number = self._known.get((step, self._averages), (None, 0))
+        if plan is not step.plan:
+            number = collectives_of(step.plan, averages=self._averages)
+            self._known[step, self._averages] = step.plan, number
+        return number if step is main else -number
 
     def report(self) -> str:
         """Return what the plan does and takes, as `FittedStep.report` does, and what is gathered when."""
