@@ -22,6 +22,7 @@ from ucudnn.memory.step.graph import StepGraph
 
 _LEADS = (0.0, 1.0, 1.5, 2.0, 3.0, 5.0)
 """How many times as long as it takes a collective begins before the next one: reductions run between them, too."""
+_SLOWER = 1.5  # times what collectives take alone, by which leads are compared: compute beside them slows them
 _SAME = 1.001  # times the least time, within which the plan of the fewest bytes is best
 
 
@@ -33,8 +34,11 @@ def with_early_collectives(plan: MemoryPlan, costs: Costs) -> MemoryPlan:
     """
     if not plan.graph.collectives or plan.buffers:
         return plan
-    done = simulate(plan, costs)
-    found = [(done, plan)]
+    times = enumerate(costs.time_ms)
+    slower = replace(
+        costs, time_ms=tuple(_SLOWER * time if at in plan.graph.collectives else time for at, time in times)
+    )
+    done, found = simulate(plan, costs), [plan]
     with drafts():
         for lead in _LEADS:
             early = replace(plan, actions=_earlier(plan, costs, done, lead), overlapped=True)
@@ -42,10 +46,11 @@ def with_early_collectives(plan: MemoryPlan, costs: Costs) -> MemoryPlan:
                 early = early if plan.budget is None else with_all_stalls(early, costs, plan.budget)
             except BudgetError:  # what is gathered early is in the way, and no end of a collective frees it
                 continue
-            found.append((simulate(early, costs), early))
-    most_ms = _SAME * min(each.step_ms for each, _ in found)
-    best = min((each for each in found if each[0].step_ms <= most_ms), key=lambda each: each[0].peak_bytes)[1]
-    return best if best is plan else replace(best)  # which checks it
+            found.append(early)
+    late_ms = [simulate(each, slower).step_ms for each in found]
+    good = [each for each, ms in zip(found, late_ms, strict=True) if ms <= _SAME * min(late_ms)]
+    best = min(good, key=lambda each: simulate(each, costs).peak_bytes)
+    return plan if best is plan or simulate(best, costs).step_ms > done.step_ms else replace(best)  # which checks it
 
 
 def _earlier(plan: MemoryPlan, costs: Costs, done: Simulation, lead: float) -> tuple[Action, ...]:
