@@ -31,7 +31,7 @@ from ucudnn.memory.torch.running.fit import FitOptions, fit_subject
 from ucudnn.problem import MathMode
 
 COMPILED = (names.COMPILE, names.RATIO, names.OFFLOAD)
-_TURNS = 12  # steps in which the plan and torch.compile of the whole step take turns
+_TURNS = 52  # most steps in which the plan and torch.compile of the whole step take turns
 _MOST_MS = 3e3  # for the timed steps of a cell, of which there are at least three
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

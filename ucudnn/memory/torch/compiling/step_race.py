@@ -1,7 +1,9 @@
 """StepRace: torch.compile of a whole step takes turns with the step's plan, and the faster one stays.
 
 Each turn is a step of the training: its gradients and statistics count, whoever computes them. So nothing runs that the
-loop has not asked for, and times are those of the loop's own data.
+loop has not asked for, and times are those of the loop's own data. The first two steps run the plan, the third and the
+fourth torch.compile's code. Then they alternate. The first step of each prepares it and is not timed, and the others
+are compared in pairs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,8 +18,9 @@ from ucudnn.memory.torch.device.step_clock import StepClock
 from ucudnn.memory.torch.subject.output_tree import OutputTree
 from ucudnn.units import format_ms
 
-# By step, whether torch.compile has the turn. The first step of each prepares it, and is not timed.
-_TURNS = (False, False, True, True, *(False, True) * 4)
+_PAIRS = 5  # after so many more pairs of steps it is looked who is faster
+_MOST_PAIRS = 25
+_CLEAR = 0.8  # share of the pairs in which the winner is faster, unless there are no more pairs
 
 
 class _Before(Protocol):
@@ -78,21 +81,33 @@ class StepRace:
 
     def lines(self) -> Iterable[str]:
         """Yield what is known of the race, for people."""
-        so_far = f"the plan and torch.compile of the whole step take turns, {self._turn} of {len(_TURNS)} steps so far"
-        yield self._found or f"{so_far}; the faster one stays"
+        if self._found:
+            yield self._found
+        else:
+            turns = f"{self._turn} steps so far, of at most {2 + 2 * _MOST_PAIRS}"
+            yield f"the plan and torch.compile of the whole step take turns, and the faster one stays: {turns}"
 
     def _begin(self) -> None:
         if self._is_over:
             return
-        if self._turn == len(_TURNS):
-            plan_ms, whole_ms = (median(each.times_ms()) for each in self._clocks)
-            times = f"torch.compile of the whole step {format_ms(whole_ms)}, the plan {format_ms(plan_ms)}"
-            is_faster = whole_ms < plan_ms
-            winner = "torch.compile runs, whose memory no plan bounds" if is_faster else "the plan runs"
-            self._end_race(f"{times}, medians of {len(_TURNS) // 2 - 1} steps: {winner}", whole=is_faster)
-            return
-        self.runs_whole, self._awaits_backward = _TURNS[self._turn], True
-        self._clocks[self.runs_whole].begin()
+        pairs, behind = divmod(self._turn - 2, 2)
+        if pairs > 0 and not behind and pairs % _PAIRS == 0:
+            self._compare(pairs)
+        if not self._is_over:
+            self.runs_whole = self._turn in (2, 3) or (self._turn > 3 and bool(behind))
+            self._awaits_backward = True
+            self._clocks[self.runs_whole].begin()
+
+    def _compare(self, pairs: int) -> None:
+        plan_ms, whole_ms = (each.times_ms() for each in self._clocks)
+        wins = sum(theirs < ours for ours, theirs in zip(plan_ms, whole_ms, strict=True))
+        is_faster = 2 * wins > pairs
+        most = max(wins, pairs - wins)
+        if most >= _CLEAR * pairs or pairs >= _MOST_PAIRS:
+            plan, whole = (format_ms(median(each)) for each in (plan_ms, whole_ms))
+            winner = "torch.compile runs, and no plan bounds its memory" if is_faster else "the plan runs"
+            times = f"torch.compile of the whole step {whole}, the plan {plan}"
+            self._end_race(f"{times}: {winner}; it was faster in {most} of {pairs} pairs of steps", whole=is_faster)
 
     def _backward_begins(self, _: Tensor) -> None:
         if self._awaits_backward:

@@ -109,7 +109,7 @@ def fit(
             heavy operations. What is between them is in no memory then, and backward computes again what it can. Values
             then differ from those of the plain loop by rounding, and dropout draws other masks. The report says what is
             not compiled, and why. Without a budget, with policy 'auto', torch.compile of the whole step takes turns
-            with the plan in the first twelve steps. The one whose median time is less computes all later steps.
+            with the plan in the first steps, at least 12 and at most 52. The faster one computes all later steps.
 
     Raises:
         BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
