@@ -181,6 +181,18 @@ def test_two_batch_norms_in_a_segment_have_the_statistics_of_the_whole_mini_batc
     assert Counter(each.func for each in found.calls)[torch.ops.aten.var_mean.correction] == 2 * (parts + 1)
 
 
+def test_weights_that_are_repeated_for_each_sample_are_cut_as_samples_are():
+    """No call of the segment tells where samples lie in the weights of an instance norm."""
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, CHANNELS, 3, padding=1), nn.InstanceNorm2d(CHANNELS, affine=True), nn.Conv2d(CHANNELS, 2, 1)
+    ).double()
+    sample = torch.randn(4, 3, SIZE, SIZE).double(), torch.randn(4, 2, SIZE, SIZE).double()
+    order = whole_order(model, sample, 4)
+    assert len(order.segment.forward) == order.axes.program.graph.backward_begins
+    check(model, sample, functional.mse_loss, order)
+
+
 def test_norms_of_cudnn_are_split_as_those_of_pytorch():
     """No CPU runs them: a program that calls them is split into the same calls, its storage in reserve aside."""
     aten = torch.ops.aten

@@ -41,6 +41,17 @@ class Skip(nn.Module):
         return self.narrow(torch.cat([x, self.layer(x)], 1) if self.joins else x + self.layer(x))
 
 
+class Positions(nn.Module):
+    """Multiplies rows by a tensor of which only its size says that it has rows."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.shape = -1, *[1] * (rank - 1)
+
+    def forward(self, x):
+        return x * (torch.arange(x.shape[2]).to(x) / x.shape[2]).view(self.shape)
+
+
 def convolution(rank, kernel, **options):
     return CONVOLUTION[rank](CHANNELS, CHANNELS, kernel, **options)
 
@@ -68,7 +79,7 @@ LAYERS = {
         convolution(rank, 4, stride=2, padding=1), transposed(rank, 4, stride=2, padding=1, bias=False)
     ),
     "transposed": lambda rank: transposed(rank, 3, padding=1, bias=False),
-    "relu": lambda rank: nn.ReLU(inplace=True),
+    "relu": lambda rank: nn.Sequential(convolution(rank, 1), nn.ReLU(inplace=True)),
     "prelu": lambda rank: nn.PReLU(CHANNELS),
     "gelu": lambda rank: nn.GELU(),
     "softmax": lambda rank: nn.Softmax(1),
@@ -81,6 +92,7 @@ LAYERS = {
     "ceiling": lambda rank: resized(rank, MAX_POOL[rank](3, 2, ceil_mode=True), "nearest"),
     "average pool, linear": lambda rank: resized(rank, AVERAGE_POOL[rank](2), LINEAR[rank]),
     "four times": lambda rank: resized(rank, MAX_POOL[rank](4), LINEAR[rank], 4),
+    "positions": lambda rank: Positions(rank),
     "cat": lambda rank: Skip(rank, True),
     "add": lambda rank: Skip(rank, False),
 }

@@ -254,7 +254,7 @@ class _Part:
         if not isinstance(cut, Cut):
             return replace(tensor, storage=storage)
         axes, (first, stop) = self._order.axes, self._rows.of(index, tensor)
-        count = axes.rows(tensor.storage)
+        count = cut.rows(tensor)
         held = (0, count) if storage == tensor.storage else self._rows.held[tensor.storage]
         return axes.part(tensor, cut, storage, held, (max(0, first), min(count, stop)))
 

@@ -3,6 +3,7 @@
 A row is a sample of the mini-batch or, for slabs, an index of the first spatial dimension.
 """
 
+from dataclasses import replace
 from typing import final
 
 from ucudnn.memory.step.graph import Phase
@@ -58,28 +59,28 @@ class PartAxes:
         return self._rows.get(storage, (0, 0))[0]
 
     def part(self, tensor: TracedTensor, cut: Cut, storage: int, held: Rows, rows: Rows) -> TracedTensor:
-        """Return rows of a tensor in a storage that holds a range of the rows of its own."""
-        count, step = self._steps(tensor)
-        shape, stride, block = [*tensor.shape], [*tensor.stride], (held[1] - held[0]) * step
+        """Return rows of a tensor in a storage that holds a range of the rows of its own.
+
+        Where nobody knows rows of its storage, a whole tensor is cut all the same.
+        """
+        step = cut.entries * tensor.stride[cut.dim]
+        shape, stride, offset = [*tensor.shape], [*tensor.stride], tensor.offset
         shape[cut.dim] = cut.entries * (rows[1] - rows[0])
-        for dim, each in enumerate(stride):
-            outer, rest = divmod(each, count * step)
-            stride[dim] = each if rest or dim == cut.dim else outer * block
-        outer, rest = divmod(tensor.offset, count * step)
-        offset = outer * block + rest + (rows[0] - held[0]) * step
-        own = tensor.dtype, tensor.conjugated, tensor.negated
-        return TracedTensor(storage, tuple(shape), tuple(stride), offset, *own)
+        if tensor.storage in self._rows:
+            block, own = self._rows[tensor.storage][0] * step, (held[1] - held[0]) * step
+            for dim, each in enumerate(stride):
+                outer, rest = divmod(each, block)
+                stride[dim] = each if rest or dim == cut.dim else outer * own
+            offset = offset // block * own + offset % block
+        return replace(tensor, storage=storage, shape=tuple(shape), stride=tuple(stride),
+                       offset=offset + (rows[0] - held[0]) * step)  # fmt: skip
 
     def flat(self, storage: int, like: TracedTensor) -> tuple[TracedTensor, Cut]:
         """Return a whole storage in the type of a tensor as two dimensions, and where its rows are cut."""
-        count, step = self._steps(like)
+        count, step = self._rows[storage]
+        step //= like.dtype.itemsize
         outer = self.program.sizes[storage] // (count * step * like.dtype.itemsize)
         return TracedTensor(storage, (outer, count * step), (count * step, 1), 0, like.dtype), Cut(1, step)
-
-    def _steps(self, tensor: TracedTensor) -> tuple[int, int]:
-        """Return the rows of a tensor's storage, and the elements between two of them."""
-        count, step = self._rows[tensor.storage]
-        return count, step // tensor.dtype.itemsize
 
     def _begin_at(self, tensor: TracedTensor) -> None:
         """Note where the rows of a tensor lie that no rule tells of: any place is right that all who read it share."""
@@ -113,7 +114,7 @@ class PartAxes:
             pairs = zip(listed(call.results), rule.results, strict=True)
             made = [(each, kind) for each, kind in pairs if isinstance(each, TracedTensor) and isinstance(kind, Cut)]
             fresh = {each.storage for each, _ in made} - self._rows.keys()
-            if all(self._note(each, kind, each.shape[kind.dim] // kind.entries) for each, kind in made):
+            if all(self._note(each, kind, kind.rows(each)) for each, kind in made):
                 return rule
             for storage in fresh:
                 self._rows.pop(storage, None)

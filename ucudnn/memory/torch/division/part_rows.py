@@ -58,7 +58,8 @@ class PassRows:
         made += [each for each in writes(call) if each in rule.cuts]  # which it need not return
         on_fine = bool(made) and made[0] in rule.fine
         # Sums, and results that nobody needs, take the part's own rows.
-        count = next((axes.rows(each.storage) for each in made or rule.cuts if made or each not in rule.fine), 0)
+        count = next((axes.rows(each.storage) for each in made), 0)
+        count = count or next((cut.rows(each) for each, cut in rule.cuts.items() if each not in rule.fine), 0)
         own = order.segment.rows(count, self._number)
         wanted = None
         for tensor in made:

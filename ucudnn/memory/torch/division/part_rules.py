@@ -29,6 +29,10 @@ class Cut(NamedTuple):
     dim: int
     entries: int
 
+    def rows(self, tensor: TracedTensor) -> int:
+        """Return the number of rows of a tensor that is cut so."""
+        return tensor.shape[self.dim] // self.entries
+
 
 SUM = "sum"
 """In the place of a `Cut`: the results of the parts are added."""

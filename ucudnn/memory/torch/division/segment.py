@@ -102,7 +102,7 @@ class SegmentOrder:
             self._sort(phase, calls)
         self.borders = frozenset(each for each in self.inner if each not in self.copied and self._is_border(each))
         self.converted = frozenset(each for each in self.sums if self._is_converted(each))
-        self._counts = {axes.rows(each.storage) for rule in self.rules.values() for each in rule.cuts}
+        self._counts = {cut.rows(each) for rule in self.rules.values() for each, cut in rule.cuts.items()}
         self._check_rows()
         self._check()
 

@@ -30,7 +30,7 @@ def slab_rule(call: TracedCall, cut: CutOf) -> PartRule | None:
     kind = _convolution if name == "convolution" else _pool if name in _POOLS else _resizing
     if name == "convolution" or name in (*_POOLS, *_RESIZING):
         return None if call.func.namespace != "aten" or writes(call) else kind(call, cut, call.args)
-    lengths = {each.shape[found.dim] // found.entries for each in call.inputs if (found := cut(each))}
+    lengths = {found.rows(each) for each in call.inputs if (found := cut(each))}
     rule = part_rule(call, cut, *lengths) if len(lengths) == 1 else None
     is_mixed = rule is not None and SUM in rule.results and any(isinstance(each, Cut) for each in rule.results)
     return None if is_mixed else rule
