@@ -70,7 +70,7 @@ class Applied(nn.Module):
 IMAGE_LAYERS = {
     "convolution": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=2),
     "transposed convolution": lambda: nn.ConvTranspose2d(CHANNELS, CHANNELS, 3, padding=1),
-    "relu": lambda: nn.ReLU(inplace=True),
+    "relu": lambda: nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 1), nn.ReLU(inplace=True)),
     "prelu": lambda: nn.PReLU(CHANNELS),
     "gelu": nn.GELU,
     "group norm": lambda: nn.GroupNorm(2, CHANNELS),

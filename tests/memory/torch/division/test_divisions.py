@@ -193,3 +193,13 @@ def test_commands_show_and_train_a_step_with_and_without_division(call):
     assert least["joint, divided"] < least["joint"]
     (row,) = told("run", *within, "--divide", "--on", "cpu", "--steps", "1")["policies"]
     assert row["policy"] == "joint"
+
+
+def test_commands_show_slabs_of_an_image_that_is_alone_in_its_mini_batch(call):
+    """A recorded step has no shapes of its inputs but those by which its calls read them."""
+    step = "tests.support.training_steps:small_unet", "--shape", "3x64x32", "--batch", "1"
+    status, out, _ = call("memory", "why", *step, "--divide", "--json")
+    assert status == 0
+    found = json.loads(out)
+    assert found["divided"]["floor_bytes"] < 0.9 * found["floor"]["bytes"]
+    assert all(" slabs of height " in each for each in found["divided"]["segments"])

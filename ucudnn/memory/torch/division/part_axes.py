@@ -13,6 +13,7 @@ from ucudnn.memory.torch.division.slab_rules import slab_rule
 from ucudnn.memory.torch.division.windows import Rows
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, listed
+from ucudnn.memory.torch.tracing.assemble import writes
 
 
 @final
@@ -29,17 +30,24 @@ class PartAxes:
         program: the step with batch norms as several calls each.
         split: what is known of these.
         rules: for each call how it is computed in parts; None for those that are computed whole.
+        reads: for each call the storages that it is given.
+        writes: for each call those of them that it writes.
     """
 
     def __init__(self, undivided: StepProgram, *, slabs: bool = False) -> None:
         self.undivided, self.slabs, self.split = undivided, slabs, split_norms(undivided, slabs=slabs)
         self.program = program = self.split.program
-        shapes = (each.shape for each in program.inputs if each.storage in program.sizes)
-        self._volume = next((each[2:] for each in shapes if len(each) in (4, 5)), ())
+        given = [each for each in program.inputs if each.storage in program.sizes]
+        if slabs:  # the inputs of a recorded step have no shapes but those by which calls read them
+            own = {each.storage for each in given}
+            given += [each for call in program.calls for each in call.inputs if each.storage in own]
+        self._volume = next((each.shape[2:] for each in given if len(each.shape) in (4, 5)), ())
         self._rows: dict[int, tuple[int, int]] = {}  # rows of storages, and the bytes between two of them
-        for each in program.inputs:
-            if each.storage in program.sizes:
+        for each in given:
+            if each.storage not in self._rows:
                 self._begin_at(each)
+        self.reads = [{each.storage for each in call.inputs} for call in program.calls]
+        self.writes = [{each.storage for each in writes(call)} for call in program.calls]
         self.rules: list[PartRule | None] = []
         for index, call in enumerate(program.calls):
             is_whole = call.phase is Phase.OPTIMIZER or index in self.split.gathers

@@ -21,10 +21,7 @@ aten = torch.ops.aten
 
 
 class Cut(NamedTuple):
-    """Where a tensor is cut: a dimension, and how many of its entries each row has.
-
-    A row is a sample, or an index of the first spatial dimension.
-    """
+    """Where a tensor is cut: a dimension, and how many of its entries each row, as a sample, has."""
 
     dim: int
     entries: int

@@ -22,7 +22,6 @@ from ucudnn.memory.torch.division.part_axes import PartAxes
 from ucudnn.memory.torch.division.part_rules import OWN, SUM, Cut, PartRule
 from ucudnn.memory.torch.division.windows import Rows
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, listed
-from ucudnn.memory.torch.tracing.assemble import writes
 
 _CONVERTS = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
 """What converts a sum before its parts are added: gradients of 16 bits become those of parameters in 32."""
@@ -177,7 +176,7 @@ class SegmentOrder:
         for index in calls:
             call = self._calls[index]
             rule = None if index in self._program.outside else self.axes.rules[index]
-            reads, written = _storages(call.inputs), _storages(writes(call))
+            reads, written = self.axes.reads[index], self.axes.writes[index]
             own = [each for each in reads if each in self.inner and self.phase(self.inner[each][0]) == phase]
             outer = written - {*self.inner}
             waits = [ready[each] for each in reads | written if each in ready]
@@ -231,15 +230,15 @@ class SegmentOrder:
                 raise self._refused(index, "makes a tensor on another device")
             if kind == SUM:
                 self.sums[storage], ready[storage] = index, level
-            elif storage not in _storages(call.inputs):
+            elif storage not in self.axes.reads[index]:
                 self.inner[storage] = []
                 self._own |= {storage} if kind == OWN else set()
-        for storage in _storages((*call.outputs, *writes(call))) & {*self.inner}:
+        for storage in (_storages(call.outputs) | self.axes.writes[index]) & self.inner.keys():
             self.inner[storage].append(index)
 
     def _run_whole(self, index: int, phase: int, behind: int, written: set[int]) -> None:
         """Note that a call runs whole, unless another one would read or write the wrong bytes then."""
-        self._read |= _storages(self._calls[index].inputs)
+        self._read |= self.axes.reads[index]
         later = [each for each, level in self.level.items() if self.phase(each) == phase and level > behind]
         later += [each for place, calls in self.after[phase].items() if place > behind for each in calls]
         if written & {*self.inner} or any(self._touches(each, written) for each in later):
@@ -249,7 +248,7 @@ class SegmentOrder:
         (self.before[phase] if behind < 0 else self.after[phase][behind]).append(index)
 
     def _touches(self, call: int, storages: set[int]) -> bool:
-        return bool(_storages((*self._calls[call].inputs, *writes(self._calls[call]))) & storages)
+        return bool((self.axes.reads[call] | self.axes.writes[call]) & storages)
 
     def _is_border(self, storage: int) -> bool:
         """Whether what parts make is read by others."""
@@ -300,7 +299,7 @@ class SegmentOrder:
                 raise self._refused(first, "changes rows that slabs share, and that others read")
 
     def _reads_inner(self, call: int) -> set[int]:
-        return _storages(self._calls[call].inputs) & {*self.inner}
+        return self.axes.reads[call] & self.inner.keys()
 
     def _refused(self, index: int, why: str) -> StepGraphError:
         return StepGraphError(f"{self._program.graph.operation_name(index)} {why}")
