@@ -1,6 +1,8 @@
 """Tests of transfers: bytes come back as they were sent, whatever the streams hurry to do, and nothing stays pinned."""
 
 import gc
+import subprocess
+import sys
 from itertools import product
 
 import pytest
@@ -210,3 +212,14 @@ def test_a_slot_takes_tensors_of_other_types_and_shapes_in_turn_and_none_whose_b
         assert torch.equal(back, sent)
     with pytest.raises(InvalidValueError, match="slot 3 holds contiguous tensors only"):
         transfers.offload(3, numbers(3).view(32, 32).t())
+
+
+def test_a_process_ends_without_a_word_while_transfers_are_open():
+    script = """
+import torch
+from ucudnn.memory.pools.host_slots import HostSlots
+from ucudnn.memory.torch.running.transfers import Transfers
+torch.kept = Transfers(HostSlots(sizes={0: 8}, addresses={0: 0}, extent_bytes=8), torch.device("cpu"))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")

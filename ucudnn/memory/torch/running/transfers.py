@@ -8,6 +8,7 @@ ended. No `record_stream` is needed, which would delay the reuse of memory.
 On a CPU a copy is done when the function that begins it returns.
 """
 
+import sys
 from time import perf_counter
 from typing import Any, NamedTuple, final
 
@@ -132,7 +133,8 @@ class Transfers:
         return found
 
     def __del__(self) -> None:
-        if hasattr(self, "_held") and not self._closed:
+        # A process that ends frees its memory, and takes PyTorch's functions away before.
+        if hasattr(self, "_held") and not self._closed and not sys.is_finalizing():
             self.close()
 
     def _open(self) -> None:
