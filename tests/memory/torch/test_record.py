@@ -14,8 +14,8 @@ from tests.support.training_steps import Lambda, step_of, trace_step, training_s
 from ucudnn.errors import InvalidNetworkError, StepGraphError  # noqa: E402
 from ucudnn.memory.step.graph import Phase, Role  # noqa: E402
 from ucudnn.memory.torch.hooks.hooked_step import INSTEAD_OF_A_PLAN  # noqa: E402
-from ucudnn.memory.torch.measuring.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.record import record, record_measured  # noqa: E402
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, make_step  # noqa: E402
+from ucudnn.memory.torch.record import record, record_made, record_measured  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 from ucudnn.networks.variants import Variant  # noqa: E402
 from ucudnn.problem import DataType, Layout, Operation  # noqa: E402
@@ -193,6 +193,22 @@ def test_a_step_stands_for_every_mini_batch(unet):
 def test_a_step_that_is_not_affine_in_its_mini_batch_is_refused():
     with pytest.raises(StepGraphError, match=r"is another one at a mini-batch of 9 than the records at 3 and 6 say"):
         record(TrainingRecipe(model="tests.support.training_steps:squared_batch", batch=3, shape=(2,), loss="mse"))
+
+
+def test_a_step_of_one_sample_that_others_do_not_follow_is_recorded_alone():
+    recipe = TrainingRecipe(model=f"{__name__}:instance_norms", batch=1, shape=(1, 8, 8), loss="mse")
+    alone, several = record(recipe), record(replace(recipe, batch=2))
+    assert (alone.recorded, several.recorded) == ((1,), (2, 4, 6))
+    assert len(alone.operations) < len(several.operations)
+    with FakeTensorMode():
+        expected = record_made(lambda: make_step(recipe, torch.device("cpu"), foreach=True), "", (1,), {})
+    assert alone.sizes == expected.sizes
+    with pytest.raises(StepGraphError, match="was recorded at a mini-batch of 1 only"):
+        alone.with_batch(2)
+
+
+def instance_norms():
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.InstanceNorm2d(4, affine=True), torch.nn.ReLU())
 
 
 def test_type_layout_and_autocast_reach_the_operations():

@@ -42,7 +42,8 @@ def record(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> St
     """Return the training step of a recipe, recorded without a GPU.
 
     It is recorded at the recipe's mini-batch, at twice that and at three times that, so that it stands for every
-    mini-batch. The optimizer updates all parameters at once, and autocast casts, as PyTorch does on GPUs.
+    mini-batch. Of one sample alone PyTorch may compute another step, as for instance normalization; then the record is
+    of that. The optimizer updates all parameters at once, and autocast casts, as PyTorch does on GPUs.
 
     Raises:
         InvalidNetworkError: if there is no such model, or it does not take such an input.
@@ -50,7 +51,13 @@ def record(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> St
         StepGraphError: if the step is not affine in its mini-batch, or does what `fit` refuses.
     """
     with gpu_autocast():
-        return _joined(_on_fake_tensors(recipe, (1, 2, 3), progress, foreach=True))
+        records = _on_fake_tensors(recipe, (1, 2, 3), progress, foreach=True)
+    try:
+        return _joined(records)
+    except StepGraphError:
+        if recipe.batch > 1:
+            raise
+        return records[0]
 
 
 def record_program(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> StepProgram:
