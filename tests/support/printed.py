@@ -3,9 +3,9 @@
 import re
 
 _CPU_ALGORITHM = r"(?:IMPLICIT_GEMM|GEMM|FFT_TILING|FFT|WINOGRAD_[24]X[24])"
-_PART = rf"\d+x\d+ (?:{_CPU_ALGORITHM}|\[[^\]]*\])"
+_PART = rf"\d+x\d+ (?:{_CPU_ALGORITHM}|\[[^\]…]*(?:\]|…))"  # a long one ends with …
 _MASKS = (  # in this order; what a machine or a clock decides
-    (rf"{_PART}(?: \+ {_PART})*", "CONFIGURATION"),
+    (rf"{_PART}(?: \+ {_PART})*(?:[^…]*…)?", "CONFIGURATION"),
     (r"spare [\d.,]+ [KMG]?i?B|[\d.,]+ [KMG]?i?B, spare [\d.,]+ [KMG]?i?B", "#"),
     (r"^(cpu: |.* on )[A-Z].*$", r"\1DEVICE"),
     (r"[\d,]*\d(?:\.\d+)?(?:e[+-]?\d+)?", "#"),
