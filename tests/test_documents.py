@@ -3,6 +3,7 @@
 Here are those that need neither PyTorch nor a GPU nor a compiler; `tests.support.documents.PLACES` names the others.
 """
 
+import os
 import re
 import tomllib
 from fcntl import LOCK_EX, flock
@@ -80,10 +81,11 @@ def database(tmp_path_factory):
     """Return a file in which the commands of all pages keep their measurements, as a reader's do, who has some."""
     path = shared_folder(tmp_path_factory, "pages") / "measurements.sqlite"
     reader = Reader(tmp_path_factory.mktemp("reader"), UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(path))
-    with path.with_suffix(".lock").open("w") as lock:  # once for all processes that share the folder
+    with path.with_suffix(".lock").open("a") as lock:  # once for all processes that share the folder
         flock(lock, LOCK_EX)
-        if not path.exists():
+        if not os.fstat(lock.fileno()).st_size:  # pages for PyTorch may have made the file, and measured nothing
             reader.types("ucudnn plan bench/data/plane.csv --policy undivided")
+            lock.write("measured")
     return path
 
 
