@@ -121,6 +121,7 @@ def _group(graph: StepGraph, actions: Sequence[Action], index: int) -> list[int]
     """Return a collective behind what makes its operand of parameters, as a cast does; nothing if it is no gather."""
     operation, group = graph.operations[actions[index].target], [index]
     kind, target = actions[index - 1]
-    if index and kind in COMPUTES and {*operation.reads} <= {*graph.operations[target].writes}:
+    is_made = index > 0 and kind in COMPUTES and target not in graph.collectives  # these have a place of their own
+    if is_made and {*operation.reads} <= {*graph.operations[target].writes}:
         operation, group = graph.operations[target], [index - 1, index]
     return group if all(graph.left_alone[each] for each in operation.reads) else []
