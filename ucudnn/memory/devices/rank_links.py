@@ -8,7 +8,7 @@ NVLINK_BYTES = {"h200": 450e9, "h100": 450e9, "a100-80": 300e9, "a100-40": 300e9
 
 
 def link_between(ranks: int, costs: Costs, gigabytes: float | None = None, latency_ms: float | None = None) -> RankLink:
-    """Return the link between ranks, for what is not stated that of the device: NVLink, or else that to the host.
+    """Return the link between ranks. What nobody states is the device's: NVLink, or else its link to the host.
 
     Args:
         ranks: their number.

@@ -132,7 +132,7 @@ class _Walk:
         self._compute(operation, born, dropped)
 
     def offload(self, storage: int) -> None:
-        self._await({storage}, {storage})
+        self._await_storage(storage)
         size = self.graph.sizes[storage]
         self.host[storage] = self.version[storage]
         self.offloading[storage] = self.at
@@ -144,7 +144,7 @@ class _Walk:
         self.queues.offload(CopyRequest(storage, self.at, size / self.out_rate))
 
     def prefetch(self, storage: int) -> None:
-        self._await({storage}, {storage})
+        self._await_storage(storage)
         size = self.graph.sizes[storage]
         self.version[storage] = self.host[storage]
         left = self.freeing.pop(self.offloading.get(storage, _ABSENT), None)
@@ -158,9 +158,8 @@ class _Walk:
         self.queues.prefetch(CopyRequest(storage, self.at, size / self.back_rate))
 
     def free(self, storage: int) -> None:
-        if self.offloading.get(storage) in self.freeing:  # by a collective, which holds another operand already
-            self._await({storage}, {storage})
-        self._await({storage})
+        # A collective that reads it may hold another operand already, and holds one only.
+        self._await_storage(storage, written=self.offloading.get(storage) in self.freeing)
         self.version[storage] = _ABSENT
         born = self.born.pop(storage)
         if storage in self.offloading:
@@ -173,7 +172,7 @@ class _Walk:
         while self.queues.runs(storage):
             self.queues.run_to_next_end()
         self.wait_ms += self.queues.now - before
-        self._await({storage}, {storage})
+        self._await_storage(storage)
 
     def synchronize(self, _: int) -> None:
         before = self.queues.now
@@ -209,7 +208,7 @@ class _Walk:
         )
 
     def _compute(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
-        """Let an operation run when collectives have ended whose results it reads; one of them only begins."""
+        """Run an operation after the collectives that it waits for; a collective itself only begins."""
         if not self.beside:
             self._work(operation, born, dropped)
             return
@@ -221,7 +220,7 @@ class _Walk:
             self.queues.communicate(CopyRequest(_ABSENT, self.at, self.beside[operation]))
 
     def _work(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
-        """Let an operation work, which takes memory of storages that stay and of some that it drops at its end."""
+        """Take an operation's memory, let it compute, and free the storages that it drops at its end."""
         sizes, scratch = self.sizes, self.scratch[operation]
         passing = scratch
         for storage in dropped:
@@ -252,6 +251,11 @@ class _Walk:
             for storage in dropped:
                 if sizes[storage]:
                     self.lifetimes.append(Lifetime(storage, self.at, sizes[storage], begin, self.event))
+
+    def _await_storage(self, storage: int, *, written: bool = True) -> None:
+        """Wait for collectives that make a storage, and where it is written, for those that read it."""
+        if self.running_beside:
+            self._await({storage}, {storage} if written else ())
 
     def _await_accessed(self, operation: int) -> None:
         """Wait for collectives before an operation that accesses what they do; one holds what nothing else may hold."""

@@ -1,4 +1,4 @@
-"""A step whose parameters, gradients and optimizer state are divided among ranks, and what its collectives take.
+"""Divides the parameters, gradients and optimizer state of a step among ranks, and times its collectives.
 
 With n ranks in a ring, a collective of so many bytes, those of the whole tensor, takes
 

@@ -70,7 +70,7 @@ class EagerOperators(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let PyTorch compile what it meets before `stop_compiler`; threads that it runs in beside this one, too."""
+        """Return True, so that PyTorch compiles what it meets before `stop_compiler`, in other threads, too."""
         return True
 
     def __enter__(self) -> Self:
