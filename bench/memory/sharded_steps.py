@@ -87,26 +87,30 @@ def ways(name: str, options: argparse.Namespace, mesh: Any, device: torch.device
         if way == "fit":
             budget = int(share * top) + outside_bytes(device) if share else None
             try:
-                call = step = fit(
-                    net, (x, y), loss=functional.cross_entropy, optimizer=optimizer, mesh=mesh, budget=budget
-                )
+                step = fit(net, (x, y), loss=functional.cross_entropy, optimizer=optimizer, mesh=mesh, budget=budget)
             except BudgetError as error:
                 yield {"model": name, "way": way, "share": share, "refused": str(error)}
                 continue
-            predicted = step.simulation.peak_bytes
+            call, predicted = step, step.simulation.peak_bytes
+            del step
         else:
             if way == "fsdp2 checkpoint":
                 apply_activation_checkpointing(net, check_fn=lambda module: isinstance(module, BLOCKS))
-            for module in [*net.modules()][1:]:
-                if isinstance(module, BLOCKS):
-                    fully_shard(module, mesh=mesh)
-            fully_shard(net, mesh=mesh)
+            _shard_by_fsdp2(net, mesh)
             optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
         found = measured(partial(_train, optimizer, call, x, y), device, options.steps)
         top = int(found["peak_bytes"]) if way == "fsdp2" else top
         yield {"model": name, "ranks": mesh.size(), "way": way, "share": share, "predicted_bytes": predicted, **found}
         del net, optimizer, call
         gc.collect()
+
+
+def _shard_by_fsdp2(net: nn.Module, mesh: Any) -> None:
+    """Shard each block, what is inside it first; nothing of the model is held when that is done."""
+    for module in reversed([*net.modules()][1:]):
+        if isinstance(module, BLOCKS):
+            fully_shard(module, mesh=mesh)
+    fully_shard(net, mesh=mesh)
 
 
 def _loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:

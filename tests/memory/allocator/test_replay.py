@@ -8,11 +8,12 @@ from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.allocator.growing_range import GrowingRange
 from ucudnn.memory.allocator.replay import ReplayedReturns, replay_allocator, replay_returns
 from ucudnn.memory.allocator.step_replay import StepReplay, replayed_step
-from ucudnn.memory.plans.actions import free, offload, run
+from ucudnn.memory.plans.actions import free, offload, recompute, run
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
 from ucudnn.memory.step.costs import ScratchPieces
+from ucudnn.memory.step.costs import returned as result
 from ucudnn.memory.step.graph import Phase, Role
 
 
@@ -69,8 +70,29 @@ def test_what_is_returned_lies_behind_scratch_that_was_allocated_before_it():
         return space.taken[-3:]
 
     assert places()[-2:] == [(0, 30 * MIB), (102 * MIB, 70 * MIB)]
-    pieces = {3: ScratchPieces((35 * MIB,), (35 * MIB,))}
+    pieces = {3: ScratchPieces((35 * MIB, result(0), 35 * MIB))}
     assert places(scratch_pieces=pieces) == [(0, 35 * MIB), (102 * MIB, 30 * MIB), (132 * MIB, 35 * MIB)]
+
+
+def test_what_is_returned_lies_in_the_order_of_allocation_again_where_it_is_recomputed():
+    builder = StepBuilder()
+    for name, size in (("x", 8), ("a", 30), ("b", 40), ("c", 10), ("empty", 0)):
+        builder.storage(name, size * MIB)
+    graph = builder.run("x", "", "x").run("all", "x", "empty a b c").backward("last", "a b c", "").graph()
+    every = [graph.storages.index(each) for each in graph.storages if each.name in "abc"]
+    again = (run(0), run(1), free(every[1]), recompute(1), run(2), *map(free, every))
+    plan = MemoryPlan(policy="hand", graph=graph, actions=again)
+
+    def sizes(**given):
+        space = Lines()
+        StepReplay(graph, space, state_exists=True).step(replayed_step(plan, builder.costs(**given), {}).events)
+        return [size // MIB for _, size in space.taken[1:]]
+
+    assert sizes() == [30, 40, 10] * 2
+    pieces = {1: ScratchPieces((result(2), 5 * MIB, result(0), result(1)), (5 * MIB,))}
+    assert sizes(scratch_pieces=pieces) == [10, 5, 30, 40] * 2
+    pieces = {1: ScratchPieces((result(1),))}
+    assert sizes(scratch_pieces=pieces) == [30, 10, 40] * 2, "what no order names comes first"
 
 
 class Lines:

@@ -6,7 +6,7 @@ from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.step.costs import ScratchPieces
+from ucudnn.memory.step.costs import ScratchPieces, returned
 from ucudnn.memory.step.liveness import measure_liveness
 
 
@@ -64,19 +64,22 @@ def test_costs_of_another_step_are_refused():
 
 
 def test_known_pieces_of_scratch_are_taken_where_they_are_all_of_it():
-    builder = StepBuilder().run("0", "", "a", scratch=1100).run("1", "a", "b", scratch=700)
-    costs = builder.costs(granularity=512, scratch_pieces={0: ScratchPieces((600,), (500,))})
-    assert costs.pieces(0, 1100) == ((1024,), (512,), ())
-    assert costs.pieces(0, 1400) == ((1024,), (512,), ())  # rounded up, as the allocator counts it
-    assert costs.pieces(0, 5000) == ((), (5120,), ()), "another configuration runs"
-    assert costs.pieces(0, 0) == ((), (), ())
-    assert costs.pieces(1, 700) == ((), (1024,), ())
-    assert costs.scaled(0.5).pieces(0, 1100) == ((), (1536,), ())
+    builder = StepBuilder().run("0", "", "a c", scratch=1100).run("1", "a", "b", scratch=700)
+    a, c = returned(0), returned(1)
+    costs = builder.costs(granularity=512, scratch_pieces={0: ScratchPieces((600, c, a, 500))})
+    assert costs.pieces(0, 1100) == ((1024, c, a, 512), ())
+    assert costs.pieces(0, 1400) == ((1024, c, a, 512), ())  # rounded up, as the allocator counts it
+    assert costs.pieces(0, 5000) == ((c, a, 5120), ()), "another configuration runs"
+    assert costs.pieces(0, 5000).scratch == (5120,)
+    assert costs.pieces(0, 0).scratch == (0,)
+    assert costs.pieces(1, 700) == ((1024,), ())
+    assert costs.pieces(1, 0) == ((), ())
+    assert costs.scaled(0.5).pieces(0, 1100) == ((1536,), ())
 
 
 def test_scratch_is_smaller_than_its_pieces_by_what_is_returned_later():
     builder = StepBuilder().run("0", "", "a", scratch=1100)
-    costs = builder.costs(granularity=512, scratch_pieces={0: ScratchPieces((600,), (900,), (400, 3))})
-    assert costs.pieces(0, 1000) == ((1024,), (1024,), (512, 512))
-    assert costs.pieces(0, 1500) == ((), (1536,), ()), "another configuration runs"
-    assert costs.pieces(0, 2000) == ((), (2048,), ()), "another configuration runs"
+    costs = builder.costs(granularity=512, scratch_pieces={0: ScratchPieces((600, -1, 900), (400, 3))})
+    assert costs.pieces(0, 1000) == ((1024, -1, 1024), (512, 512))
+    assert costs.pieces(0, 1500) == ((-1, 1536), ()), "another configuration runs"
+    assert costs.pieces(0, 2000) == ((-1, 2048), ()), "another configuration runs"

@@ -47,7 +47,7 @@ def test_a_step_is_read_as_it_was_written(tmp_path, name):
 @pytest.mark.parametrize("name", ["step.json", "step.json.gz"])
 def test_what_was_measured_is_read_as_it_was_written(tmp_path, name):
     builder = StepBuilder().run("a", "", "y", time=1.5, scratch=7).run("b", "y", "z", time=0.25)
-    pieces = {0: ScratchPieces((3,), (4,)), 1: ScratchPieces((), (1, 2), (5,))}
+    pieces = {0: ScratchPieces((3, -2, -1, 4)), 1: ScratchPieces((-1, 1, 2), (5,))}
     given = {"granularity": 512, "contention": 1.16, "issue_ms": (0.5, 0.25), "scratch_pieces": pieces}
     graph, measured = builder.graph(), builder.costs(**given)
     save_step(graph, tmp_path / name, measured)
@@ -153,9 +153,9 @@ def test_what_cannot_be_read_is_named(data, message):
         ("scratch_bytes", [1], "1 operations were measured of 2"),
         ("scratch_pieces", 1, "measured scratch_pieces 1 is no list"),
         ("scratch_pieces", [[0, [1]]], "cannot be read: ValueError"),
-        ("scratch_pieces", [[0, [-1], []]], "measured scratch_pieces -1 is no whole number"),
-        ("scratch_pieces", [[0, [], [1], [-2]]], "measured scratch_pieces -2 is no whole number"),
-        ("scratch_pieces", [[0, [], [1], [], []]], "cannot be read: TypeError"),
+        ("scratch_pieces", [[0, [0.5], []]], "measured scratch_pieces 0.5 is no whole number"),
+        ("scratch_pieces", [[0, [1], [-2]]], "measured scratch_pieces -2 is no whole number"),
+        ("scratch_pieces", [[0, [1], [], []]], "cannot be read: ValueError"),
         ("issue_ms", [1], "1 operations were measured of 2"),
         ("issue_ms", [-1, 1], "measured issue_ms -1 is no number from 0 to 1e+18"),
         ("memory_bytes", None, "measured memory_bytes None is no whole number"),

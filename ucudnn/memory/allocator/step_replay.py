@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from ucudnn.memory.plans.actions import COMPUTES, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.costs import Costs, returned
 from ucudnn.memory.step.graph import Phase, Role, StepGraph
 
 ABSENT = -1
@@ -157,19 +157,19 @@ class _Walk:
         """Return what an operation takes, in the order of allocation, and count up the versions."""
         version, sizes = self._version, self._sizes
         reads = self._graph.operations[target].reads
-        found: list[tuple[int, int]] = []
+        found: dict[int, tuple[int, int]] = {}  # by what stands for it in an order of pieces
         for storage, makes in self._graph.makes[target]:
-            current = version[storage]
-            if current == ABSENT:
-                found.append((storage, sizes[storage]))
-            elif again and current >= makes and storage not in reads:
-                found.append((ABSENT, sizes[storage]))
-            if current < makes:
-                version[storage] = makes
+            current, size = version[storage], sizes[storage]
+            if size and current == ABSENT:
+                found[returned(len(found))] = storage, size
+            elif size and again and current >= makes and storage not in reads:
+                found[returned(len(found))] = ABSENT, size
+            version[storage] = max(current, makes)
         if self._scratch[target] or target in self._costs.scratch_pieces:
-            before, after, _ = self._costs.pieces(target, self._scratch[target])
-            found = [*((ABSENT, size) for size in before), *found, *((ABSENT, size) for size in after)]
-        return tuple(each for each in found if each[1])
+            order, _ = self._costs.pieces(target, self._scratch[target])
+            ordered = [found.pop(each, (ABSENT, max(0, each))) for each in order]
+            return tuple(each for each in (*found.values(), *ordered) if each[1])
+        return tuple(found.values())
 
 
 class StepReplay:

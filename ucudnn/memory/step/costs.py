@@ -10,19 +10,27 @@ from ucudnn.errors import InvalidValueError
 
 
 class ScratchPieces(NamedTuple):
-    """The pieces of an operation's scratch that are there at the same time, in bytes, in the order of allocation.
+    """What an operation allocates that is there at the same time, in the order of allocation.
 
     Attributes:
-        before: pieces that are allocated before what the operation returns, such as a contiguous copy of an operand.
-        after: pieces that are allocated after it, such as a workspace.
-        later: pieces that the operation returns, but allocates only when less of its scratch is left, such as a bias's
-            gradient. The scratch is smaller by them than its pieces are, because it is what an operation takes beyond
-            all that it returns.
+        order: bytes of a piece of scratch, such as a contiguous copy of an operand or a workspace, or `returned(n)`.
+        later: bytes of what the operation returns, but allocates only when less of its scratch is left, such as a
+            bias's gradient. The scratch is smaller by them than its pieces are, because it is what an operation takes
+            beyond all that it returns.
     """
 
-    before: tuple[int, ...]
-    after: tuple[int, ...]
+    order: tuple[int, ...]
     later: tuple[int, ...] = ()
+
+    @property
+    def scratch(self) -> tuple[int, ...]:
+        """Bytes of the pieces of scratch."""
+        return tuple(each for each in self.order if each >= 0)
+
+
+def returned(number: int) -> int:
+    """Return what stands in an order of pieces for one of the storages that an operation allocates and returns."""
+    return -1 - number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +136,13 @@ class Costs:
             scratch_bytes: its scratch. Where that is not what its known pieces are together, less those that are
                 returned later, such as the workspace of a configuration that was chosen, it is one piece.
         """
-        known = self.scratch_pieces.get(operation)
+        known = self.scratch_pieces.get(operation, ScratchPieces(()))
         size = self.rounded(scratch_bytes)
-        if known is not None:
-            before, after, later = (tuple(map(self.rounded, each)) for each in known)
-            if sum(before) + sum(after) == size + sum(later):
-                return ScratchPieces(before, after, later)
-        return ScratchPieces((), (size,) if size else ())
+        order = tuple(self.rounded(each) if each >= 0 else each for each in known.order)
+        found = ScratchPieces(order, tuple(map(self.rounded, known.later)))
+        if sum(found.scratch) == size + sum(found.later):
+            return found
+        return ScratchPieces((*(each for each in order if each < 0), size))
 
     def scaled(self, share: float) -> "Costs":
         """Return the costs of the same step at another mini-batch, of which times and scratch are taken in proportion.

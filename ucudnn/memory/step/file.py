@@ -209,8 +209,9 @@ def encode_measured(measured: Costs) -> dict[str, Any]:
 
 def _decode_pieces(given: Any, what: str) -> Iterator[tuple[int, ScratchPieces]]:
     for row in entries(given, what):
-        operation, before, after, *later = row
-        yield whole(operation, what), ScratchPieces(*(_wholes(each, what) for each in (before, after, *later)))
+        operation, order, later = row
+        in_order = tuple(whole(each, what, least=-MOST_WHOLE) for each in entries(order, what))
+        yield whole(operation, what), ScratchPieces(in_order, _wholes(later, what))
 
 
 def decode_measured(given: Any) -> Costs:

@@ -99,7 +99,12 @@ def _compile(region: FusedRegion, device: torch.device) -> None:
     form = region.form
     try:
         graph = region_graph(region.calls, form, functional=True)
-        region.use(compiled(graph, form.arguments, form.results, device))
+        code = compiled(graph, form.arguments, form.results, device)
+        if code is None:
+            region.leave("nothing is gained")
+            region.is_apart = True
+        else:
+            region.use(code)
     except Exception as error:  # noqa: BLE001  # whatever a compiler raises
         region.leave(shortened(error))
 

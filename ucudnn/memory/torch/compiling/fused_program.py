@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 import torch
 
 from ucudnn.memory.step.graph import Affine, Phase, StepGraph, StepOperation, Storage
-from ucudnn.memory.torch.compiling.fusible_calls import out_of_place, takes_memory
+from ucudnn.memory.torch.compiling.fusible_calls import out_of_place, takes_memory, wants_padding
 from ucudnn.memory.torch.compiling.norms import with_native_norms
 from ucudnn.memory.torch.compiling.region import FusedRegion, RegionForm, region_form
 from ucudnn.memory.torch.compiling.rematerialization import Rematerialization, Rematerialized, with_rematerialized
@@ -75,6 +75,7 @@ def fused_program(
         program, before = _with_seeds(program, before)
     runs = Runs(program, share)
     found = [each for run in runs.find() for each in _expressible(program, runs, run)]
+    padded = [[index] for index, call in enumerate(program.calls) if wants_padding(call) and runs.may_be_one(index)]
     again = {each.members[0]: each for each in _rematerialized(program, runs, found)} if rematerializes else {}
     while True:
         changed = with_rematerialized(program, again.values())
@@ -83,7 +84,7 @@ def fused_program(
             again = {}
             continue
         regions = _Regions(changed, Runs(changed, share), again, kinds)
-        fused = regions.fused([each for each in found if len(each) > 1 or each[0] in again])
+        fused = regions.fused(sorted([each for each in found if len(each) > 1 or each[0] in again] + padded))
         apart = {one.members[0] for one in fused if one.is_apart}
         if apart.isdisjoint(again):
             single = [[*map(regions.alone, one.members)] if one.is_apart else [one] for one in fused]
@@ -226,7 +227,7 @@ class _Regions:
             kind="ucudnn.region",
             reads=tuple(sorted({*reads} | (given - written))),
             writes=tuple(sorted(written)),
-            flops=Affine(0),
+            flops=operations[-1].flops if len(members) == 1 else Affine(0),
             traffic=Affine(sum(each.bytes_touched for each in (*form.arguments, *_written_by(form)))),
             module=operations[0].module,
             source=operations[0].source,

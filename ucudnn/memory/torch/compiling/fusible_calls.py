@@ -36,6 +36,9 @@ _NAMES = frozenset({
     "native_dropout_backward", "masked_fill_",
 })  # fmt: skip
 
+_ALIGNED = 16  # bytes that a tensor core's load takes at once
+_LARGE_PRODUCT = 2**31  # operations, below which an H200 takes a few microseconds
+
 
 @final
 class OwnOperator:
@@ -78,6 +81,18 @@ def is_fusible(call: TracedCall, counted: int) -> bool:
         each.storage < counted and each.is_plain and not each.dtype.is_complex and 0 not in each.shape
         for each in chain(call.inputs, call.outputs)
     )
+
+
+def wants_padding(call: TracedCall) -> bool:
+    """Return whether a call is a large product of matrices of which a side has no whole number of 16 bytes.
+
+    Inductor pads such a product where that is faster: with the 50,257 words of GPT-2 an H200 takes a seventh of the
+    time.
+    """
+    if call.func not in (aten.mm.default, aten.addmm.default, aten.bmm.default) or call.flops < _LARGE_PRODUCT:
+        return False
+    matrices = (each for each in chain(call.inputs, call.outputs) if each.is_plain and len(each.shape) > 1)
+    return any(side * each.dtype.itemsize % _ALIGNED for each in matrices for side in each.shape[-2:])
 
 
 def is_cheap(call: TracedCall) -> bool:

@@ -19,11 +19,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ucudnn.memory.torch.subject.traced_values import TracedTensor
 
+Compiled = Callable[..., Sequence[Tensor]]
+
 
 def compiled(
     graph: GraphModule, arguments: Sequence[TracedTensor], results: Sequence[TracedTensor], device: torch.device
-) -> Callable[..., Sequence[Tensor]]:
+) -> Compiled | None:
     """Return the compiled code of a graph, which takes and returns tensors that lie as they were traced.
+
+    A graph of one call is not compiled where Inductor leaves it as it is: None is returned.
 
     Raises:
         Exception: whatever Inductor raises where it cannot compile the graph.
@@ -35,35 +39,40 @@ def compiled(
 
 def _compiled(
     graph: GraphModule, arguments: Sequence[TracedTensor], results: Sequence[TracedTensor], device: torch.device
-) -> Callable[..., Sequence[Tensor]]:
+) -> Compiled | None:
     # Importing these takes a second, which a step that is not compiled need not wait for.
     from torch._dynamo.convert_frame import compile_lock
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    def laid_out(*args: Tensor) -> tuple[Tensor, ...]:
-        found = graph(*args)
-        return tuple(_lying_as(each, traced) for each, traced in zip(found, results, strict=True))
+    def written(*args: Tensor) -> tuple[()]:
+        for target, found in zip(args[len(arguments) :], graph(*args[: len(arguments)]), strict=True):
+            target.copy_(found)
+        return ()
 
     # Inductor's cache is asked only for graphs whose fake tensors have an environment for sizes.
     with compile_lock, torch.no_grad(), torch._C._DisableAutocast(), config.patch({"triton.cudagraphs": False}):
         mode = FakeTensorMode(shape_env=ShapeEnv())
         with mode:
-            given = [each.empty(device) for each in arguments]
-            traced = make_fx(functionalize(laid_out), select_decomp_table())(*given)
+            given = [each.empty(device) for each in (*arguments, *results)]
+            traced = joint_graph_passes(make_fx(functionalize(written), select_decomp_table())(*given))
+        if _calls(graph) == 1 and _calls(traced) <= 2:  # the call, and the copy into its result
+            return None
         (output,) = traced.graph.find_nodes(op="output")
-        output.meta["user_visible_output_idxs"] = [*range(len(results))]
+        output.meta["user_visible_output_idxs"] = []
         code: Any = compile_fx_inner(traced, given, static_input_idxs=(), is_inference=True)
-    return lambda *args: code([*args])
+    lies = [(each.shape, each.stride, {"dtype": each.dtype, "device": device}) for each in results]
 
+    # What the code returns is allocated before its scratch, as plans have it, and lies as eager PyTorch laid it.
+    def call(*args: Tensor) -> list[Tensor]:
+        found = [torch.empty_strided(shape, stride, **given) for shape, stride, given in lies]
+        code([*args, *found])
+        return found
 
-def _lying_as(tensor: Tensor, traced: TracedTensor) -> Tensor:
-    """Return a result in the strides that the operators of eager PyTorch gave it."""
-    if tensor.stride() == traced.stride:
-        return tensor
-    return traced.empty(tensor.device).copy_(tensor)
+    return call
 
 
 def compiled_whole(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,6 +93,10 @@ def compiled_whole(function: Callable[..., Any]) -> Callable[..., Any]:
         return found(*args, **kwargs)
 
     return call
+
+
+def _calls(graph: GraphModule) -> int:
+    return sum(each.op == "call_function" for each in graph.graph.nodes)
 
 
 @contextmanager

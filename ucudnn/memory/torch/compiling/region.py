@@ -28,7 +28,7 @@ class RegionForm(NamedTuple):
     Attributes:
         arguments: a tensor for each storage that was there before, or several where no view leads to one from another.
         written: storages among the arguments that the region writes.
-        results: a tensor for each storage that it makes and others read.
+        results: a tensor for each storage that it makes and others read, in the order of storages.
     """
 
     arguments: tuple[TracedTensor, ...]
@@ -90,7 +90,7 @@ def region_form(calls: Sequence[TracedCall], inner: Collection[int]) -> RegionFo
         if len(own) > 1 and storage in written:
             return None
         arguments += own
-    results = tuple(tensor for storage, tensor in made.items() if storage >= 0 and storage not in inner)
+    results = tuple(made[storage] for storage in sorted(made) if storage >= 0 and storage not in inner)
     return RegionForm(tuple(arguments), frozenset(written & given.keys()), results)
 
 

@@ -6,7 +6,6 @@ from typing import final
 from ucudnn.memory.step.graph import Phase, Role
 from ucudnn.memory.torch.compiling.fusible_calls import is_fusible, may_come_first
 from ucudnn.memory.torch.subject.step_program import StepProgram
-from ucudnn.memory.torch.subject.traced_values import TracedCall
 
 MOST_CALLS = 64
 """Calls of a region: Inductor's time grows with them, and a region of many is recomputed whole."""
@@ -64,7 +63,7 @@ class Runs:
         for index, call in enumerate(self._program.calls):
             if run and may_come_first(call) and not self._is_bound_to(run, index):
                 continue
-            fits = self._may_lie_in_one(index, call)
+            fits = self.may_be_one(index) and is_fusible(call, len(self._program.graph.storages))
             if run and not (fits and self._joins(run, index)):
                 yield run
                 run = []
@@ -82,14 +81,14 @@ class Runs:
         meets = written & {*operation.reads, *operation.writes} or read & {*operation.writes}
         return bool(meets) or index in self._turns or index in self._program.outside
 
-    def _may_lie_in_one(self, index: int, call: TracedCall) -> bool:
+    def may_be_one(self, index: int) -> bool:
+        """Return whether a region may stand where an operation of the step does."""
         operation = self._program.graph.operations[index]
         return (
             operation.phase is not Phase.OPTIMIZER
             and operation.repeatable
             and index not in self._program.outside
             and index not in self._program.functions
-            and is_fusible(call, len(self._program.graph.storages))
         )
 
     def _joins(self, run: Sequence[int], index: int) -> bool:

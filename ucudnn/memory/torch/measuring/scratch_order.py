@@ -2,10 +2,10 @@
 
 A convolution whose gradient is not contiguous copies it first, for instance, then allocates what it returns, and then
 a workspace. What it returns lies elsewhere than where it would lie without the copy. A bias's gradient comes last, when
-the workspace has been freed.
+the workspace has been freed. Compiled code allocates what it returns in the order of its kernels.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ucudnn.memory.allocator.replay import SMALL_BYTES
-from ucudnn.memory.step.costs import ScratchPieces
+from ucudnn.memory.step.costs import ScratchPieces, returned
 
 _MOST_EVENTS = 10_000
 _TAKES, _FREES = "alloc", "free_completed"
@@ -28,33 +28,34 @@ class AllocatorEvent(NamedTuple):
     size: int
 
 
-def scratch_pieces(events: Sequence[AllocatorEvent], returned: Collection[int]) -> ScratchPieces | None:
-    """Return the pieces of scratch that are there when a call has allocated the most, by the events during it.
+def scratch_pieces(events: Sequence[AllocatorEvent], results: Sequence[int]) -> ScratchPieces | None:
+    """Return what is there when a call has allocated the most, by the events during it.
 
-    `returned` are the addresses of what the call returned. There are no pieces where they are of no use, because
-    nothing above 1 MiB is returned after a piece, all that is returned is there with the pieces, and there is at most
-    one of them.
+    `results` are the addresses of what the call returned, in order. There are no pieces where they are of no use,
+    because what is returned above 1 MiB is allocated in its order, all that is returned is there with the pieces, and
+    there is at most one of them, behind it.
     """
-    live: dict[int, tuple[int, bool]] = {}  # bytes of each piece, and whether something was returned before it
-    most, pieces, has_returned, returned_bytes = 0, list[tuple[int, bool]](), False, 0
-    later = list[int]()
     last = {each.address: place for place, each in enumerate(events) if each.kind == _TAKES}
+    own = [address for address in dict.fromkeys(results) if address in last]
+    numbers = {last[address]: returned(number) for number, address in enumerate(own)}
+    live: dict[int, tuple[int, int]] = {}  # bytes of each piece, and what stands for it
+    most, order, later = 0, list[int](), list[AllocatorEvent]()
     for place, each in enumerate(events):
-        if each.kind == _TAKES and each.address in returned and last[each.address] == place:
-            has_returned |= each.size > SMALL_BYTES
-            returned_bytes += each.size
-            later.append(each.size)
-        elif each.kind == _TAKES:
-            live[each.address] = each.size, has_returned
+        if each.kind == _TAKES:
+            live[each.address] = each.size, numbers.get(place, each.size)
+            later += [each] if place in numbers else []
         elif each.kind == _FREES:
             live.pop(each.address, None)
-        now = returned_bytes + sum(size for size, _ in live.values())
+        now = sum(size for size, _ in live.values())
         if now > most:
-            most, pieces = now, [*live.values()]
+            most, order = now, [stands for _, stands in live.values()]
             later.clear()
-    before = tuple(size for size, follows in pieces if not follows) if has_returned else ()
-    after = tuple(size for size, follows in pieces if follows or not has_returned)
-    return ScratchPieces(before, after, tuple(later)) if before or len(after) > 1 or later else None
+    order += [numbers[last[each.address]] for each in later]
+    pieces = ScratchPieces(tuple(order), tuple(each.size for each in later))
+    small = {returned(number) for number, address in enumerate(own) if events[last[address]].size <= SMALL_BYTES}
+    large = [each for each in order if each not in small]
+    plain = sorted((each for each in large if each < 0), reverse=True) + [*pieces.scratch]
+    return None if large == plain and len(pieces.scratch) <= 1 and not later else pieces
 
 
 def with_scratch_pieces(call: Callable[[], _Found], device: torch.device) -> tuple[_Found, ScratchPieces | None]:
@@ -74,7 +75,7 @@ def with_scratch_pieces(call: Callable[[], _Found], device: torch.device) -> tup
     finally:
         torch.cuda.memory._record_memory_history(None)
     tensors = [each for each in tree_leaves(found) if isinstance(each, Tensor) and each.is_cuda]
-    return found, scratch_pieces(events, {each.untyped_storage().data_ptr() for each in tensors})
+    return found, scratch_pieces(events, [each.untyped_storage().data_ptr() for each in tensors])
 
 
 def _events(device: torch.device) -> list[AllocatorEvent]:

@@ -46,7 +46,8 @@ _CHOOSING = *("blas", "cpu_", "cublas", "cudnn", "deterministic"), *("float32", 
 _PRECISIONS = "cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.matmul", "mkldnn.rnn"
 _OF_OPERATION = attrgetter("kind", "phase", "reads", "writes", "module", "repeatable", "problem", "problem_batch")
 _KINDS = [*ActionKind]
-_NEAR = 0.98  # share of what is left of a budget, from which kernels take more or less, for which a plan was made
+_NEAR = 0.98  # share of what is left of a budget for which a plan was made; kernels take a little more or less of it
+_LOADED = 128 * 2**20  # bytes of kernels, such as all that are tried, which a process that knows times does not load
 _SLOWER = 1.005  # times the slowdown by a plan where it was made
 
 
@@ -123,7 +124,7 @@ class KeptPlans:
         def read(value: Any) -> MemoryPlan | None:
             plan, made_within = self._decoded(value, budget), whole(value["bytes"], "budget")
             done, before = simulate(plan, self._costs), number(value["slowdown"], "slowdown")
-            over = budget is not None and (done.peak_bytes > budget or made_within < _NEAR * budget)
+            over = budget is not None and (done.peak_bytes > budget or made_within < min(_NEAR * budget, budget - _LOADED))
             if over or (host_bytes is not None and done.pinned_bytes > host_bytes):
                 return None
             if self._slowdown(plan, room) > _SLOWER * before:  # it is infinite where there is no room
