@@ -7,13 +7,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch._inductor.fx_passes import pad_mm  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812  # its usual name
 
 from tests.support.compiled_steps import SmallNet, compared, gradients, images, regions_of  # noqa: E402
 from tests.support.raced_steps import Called  # noqa: E402
 from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
 from ucudnn.memory.step.graph import Phase  # noqa: E402
-from ucudnn.memory.torch.compiling import compiled_regions  # noqa: E402
+from ucudnn.memory.torch.compiling import compiled_regions, fusible_calls  # noqa: E402
+from ucudnn.memory.torch.compiling.region import FusedRegion  # noqa: E402
 from ucudnn.memory.torch.running.fit import fit  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*CPU autocast:UserWarning")]
@@ -148,3 +150,33 @@ def test_gradients_that_are_kept_are_added_to():
         step(*data).backward()
     for one, other in zip(model.parameters(), once, strict=True):
         torch.testing.assert_close(one.grad, 2 * other, rtol=1e-4, atol=1e-5)
+
+
+class Head(nn.Module):
+    """Words of an odd number, as GPT-2 has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.hidden = nn.Embedding(123, 64), nn.Linear(64, 64)
+        self.head = nn.Linear(64, 1003, bias=False)
+
+    def forward(self, x):
+        return self.head(F.gelu(self.hidden(self.words(x)))).flatten(0, 1)
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_large_products_of_odd_sides_are_padded_where_inductor_gains_by_it(gains, monkeypatch):
+    # Inductor pads on GPUs alone, where it times both ways, so a test on a CPU decides in its place.
+    monkeypatch.setattr(pad_mm, "can_pad", lambda *_, **__: True)
+    monkeypatch.setattr(pad_mm, "_should_pad", lambda *_, **__: gains)
+    monkeypatch.setattr(fusible_calls, "_LARGE_PRODUCT", 2**20)
+    data = torch.randint(123, (4, 32)), torch.randint(1003, (128,))
+    step = compared(Head(), data)
+    products = [each.func for each in step.program.calls if ".mm" in str(each.func)]
+    alone = [each.func for each in step.program.calls if isinstance(each.func, FusedRegion) and len(each.func.calls) == 1]
+    padded = [each for each in alone if each.calls[0].func is torch.ops.aten.mm.default]
+    assert len(padded) == (3 if gains else 0), "forward, and both gradients"
+    assert all(each.is_compiled for each in padded)
+    assert len(products) == (2 if gains else 5), "the products of the hidden layer have even sides"
+    flops = {each.flops.at(4) for each in regions_of(step.program)}
+    assert (2 * 128 * 64 * 1003 in flops) is gains
