@@ -173,7 +173,9 @@ def test_large_products_of_odd_sides_are_padded_where_inductor_gains_by_it(gains
     data = torch.randint(123, (4, 32)), torch.randint(1003, (128,))
     step = compared(Head(), data)
     products = [each.func for each in step.program.calls if ".mm" in str(each.func)]
-    alone = [each.func for each in step.program.calls if isinstance(each.func, FusedRegion) and len(each.func.calls) == 1]
+    alone = [
+        each.func for each in step.program.calls if isinstance(each.func, FusedRegion) and len(each.func.calls) == 1
+    ]
     padded = [each for each in alone if each.calls[0].func is torch.ops.aten.mm.default]
     assert len(padded) == (3 if gains else 0), "forward, and both gradients"
     assert all(each.is_compiled for each in padded)

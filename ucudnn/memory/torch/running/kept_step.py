@@ -124,7 +124,9 @@ class KeptPlans:
         def read(value: Any) -> MemoryPlan | None:
             plan, made_within = self._decoded(value, budget), whole(value["bytes"], "budget")
             done, before = simulate(plan, self._costs), number(value["slowdown"], "slowdown")
-            over = budget is not None and (done.peak_bytes > budget or made_within < min(_NEAR * budget, budget - _LOADED))
+            over = budget is not None and (
+                done.peak_bytes > budget or made_within < min(_NEAR * budget, budget - _LOADED)
+            )
             if over or (host_bytes is not None and done.pinned_bytes > host_bytes):
                 return None
             if self._slowdown(plan, room) > _SLOWER * before:  # it is infinite where there is no room
