@@ -67,14 +67,14 @@ def _compiled(
         (output,) = traced.graph.find_nodes(op="output")
         output.meta["user_visible_output_idxs"] = []
         code: Any = compile_fx_inner(traced, given, static_input_idxs=(), is_inference=True)
-    lies = [(each.shape, each.stride, {"dtype": each.dtype, "device": device}) for each in results]
+    lies = [(each.shape, each.stride, each.dtype) for each in results]
 
     run = code
 
     # What the code returns is allocated before its scratch, as plans have it, and lies as eager PyTorch laid it.
     def call(*args: Tensor) -> list[Tensor]:
         nonlocal run
-        found = [torch.empty_strided(shape, stride, **given) for shape, stride, given in lies]
+        found = [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in lies]
         run([*args, *found])
         run = getattr(code, "current_callable", None) or code  # what the rest does is done in the first call
         return found

@@ -54,7 +54,7 @@ def scratch_pieces(events: Sequence[AllocatorEvent], results: Sequence[int]) -> 
     pieces = ScratchPieces(tuple(order), tuple(each.size for each in later))
     small = {returned(number) for number, address in enumerate(own) if events[last[address]].size <= SMALL_BYTES}
     large = [each for each in order if each not in small]
-    plain = sorted((each for each in large if each < 0), reverse=True) + [*pieces.scratch]
+    plain = [*sorted((each for each in large if each < 0), reverse=True), *pieces.scratch]
     return None if large == plain and len(pieces.scratch) <= 1 and not later else pieces
 
 
