@@ -3,6 +3,7 @@
 import copy
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -11,10 +12,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from tests.support.divided_networks import NETWORKS, classes, vgg  # noqa: E402
+from tests.support.divided_networks import NETWORKS, TinyGpt, classes, logits_loss, vgg  # noqa: E402
 from ucudnn.errors import BudgetError, InvalidValueError  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
+from ucudnn.memory.torch.device.stated_budget import StatedBudget  # noqa: E402
+from ucudnn.memory.torch.division.divisions import lowest  # noqa: E402
 from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
 from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
 from ucudnn.memory.torch.tracing import real_geometry  # noqa: E402
@@ -68,6 +71,51 @@ def test_nothing_is_divided_where_the_budget_allows_the_whole():
     model, sample = vgg(), (torch.randn(4, 3, 32, 32), classes(4, of=10))
     step = fit(model, sample, functional.cross_entropy, budget="1GiB", divide=True)
     assert "divided" not in step.report()
+
+
+TOKEN_LOSSES = {
+    "rows": logits_loss,
+    "transposed": lambda x, y: functional.cross_entropy(x.mT, y),
+    "shifted": lambda x, y: functional.cross_entropy(x[:, :-1].flatten(0, 1), y[:, 1:].flatten()),
+    "float32": lambda x, y: functional.cross_entropy(x.float().view(-1, x.shape[-1]), y.view(-1), ignore_index=0),
+    "smoothed": lambda x, y: functional.cross_entropy(x.flatten(0, 1), y.flatten(), label_smoothing=0.1),
+    "of each": lambda x, y: functional.cross_entropy(x.mT, y, reduction="none").mean(),
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", TOKEN_LOSSES)
+def test_logits_of_every_form_are_divided(name, dtype, tied):
+    model = TinyGpt(words=2000)
+    if not tied:
+        model.head = nn.Linear(32, 2000)
+    sample = classes(4, 64), classes(4, 64)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        program = trace_program(step_subject(model, sample, TOKEN_LOSSES[name], None), "net", 4)
+    costs = step_costs(program.graph, program.device)
+    logits = 4 * 64 * 2000 * dtype.itemsize
+    whole, parts = measure_liveness(program.graph, costs).floor_bytes, lowest(program, costs).floor_bytes
+    assert parts < whole - logits / 2
+
+
+def test_a_step_is_divided_where_its_update_and_what_measuring_takes_exceed_the_budget_together(monkeypatch):
+    """Kernels that measuring loads leave less of a budget than was known when the update was looked at."""
+    torch.manual_seed(0)
+    model, (_, draw, loss) = TinyGpt(width=128), NETWORKS["gpt"]
+    sample = tuple(each.repeat(4, 1) for each in draw())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    program = trace_program(step_subject(model, sample, loss, optimizer), "net", 20)
+    floors = measure_liveness(program.graph, step_costs(program.graph, program.device)).floors
+    update = max(floors[program.graph.optimizer_begins :])
+    budget = int(1.01 * update)
+    assert budget < max(floors)
+    taken = budget - int(0.95 * update)
+    monkeypatch.setattr(StatedBudget, "with_loaded_kernels", lambda self, *_, **__: replace(self, reserve_bytes=taken))
+    step = fit(model, sample, loss, optimizer, budget, policy="joint", divide=True)
+    assert "divided: " in step.report()
+    assert "update: some parameters at a time" in step.report()
+    assert step.simulation.peak_bytes <= budget - taken
 
 
 def test_gradients_of_16_bits_are_added_in_float32():

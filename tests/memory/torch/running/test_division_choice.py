@@ -10,6 +10,7 @@ from tests.support.divided_networks import NETWORKS  # noqa: E402
 from ucudnn.memory.planner.planner import make_plan  # noqa: E402
 from ucudnn.memory.step.costs import Costs  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
+from ucudnn.memory.torch.device.stated_budget import StatedBudget  # noqa: E402
 from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
 from ucudnn.memory.torch.measuring.progress import Stages  # noqa: E402
 from ucudnn.memory.torch.running.division_choice import DivisionChoice  # noqa: E402
@@ -41,6 +42,7 @@ def test_a_convolution_that_is_slow_undivided_is_measured_in_parts_where_the_pro
 
     hoped = of(program)[0].costs if slow == "both" else costs
     planned.clear()
-    chosen = DivisionChoice(program, hoped, budget, "joint", None, Stages(None)).divided(of, lambda: None)
+    chosen = DivisionChoice(program, hoped, StatedBudget(budget=budget), "joint", None, Stages(None))
+    chosen = chosen.divided(of, lambda: None)
     assert len(planned) == 1 + divides
     assert (chosen[1].graph is not program.graph) is divides

@@ -1,6 +1,7 @@
 """Updates in parts: the bits of the whole update, smaller temporaries, and optimizers as they were."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 
 from ucudnn.memory import fit  # noqa: E402
 from ucudnn.memory.step.graph import Phase  # noqa: E402
+from ucudnn.memory.torch.device.stated_budget import StatedBudget  # noqa: E402
 from ucudnn.memory.torch.subject.update_parts import has_parts, in_parts, update_in_parts  # noqa: E402
 
 OPTIMIZERS = {
@@ -118,18 +120,22 @@ def test_others_have_no_parts(make):
     assert not has_parts(make(network().parameters()))
 
 
-def test_a_step_whose_update_exceeds_the_budget_updates_in_parts_to_the_bits_of_the_plain_loop():
+@pytest.mark.parametrize("loaded", [0, 2])  # weights' bytes of kernels that measuring loads, once the update is known
+def test_a_step_whose_update_exceeds_the_budget_updates_in_parts_to_the_bits_of_the_plain_loop(loaded, monkeypatch):
     x, y = torch.randn(2, 96), torch.randn(2, 96)
     models = [network(), network()]
     optimizers = [OPTIMIZERS["adamw"](model.parameters()) for model in models]
     weights = sum(each.nbytes for each in models[0].parameters())
-    budget = int(4.5 * weights)  # parameters, their gradients, two states; the whole update takes more than one more
+    taken = int(loaded * weights)
+    monkeypatch.setattr(StatedBudget, "with_loaded_kernels", lambda self, *_, **__: replace(self, reserve_bytes=taken))
+    # There are parameters, their gradients and two states; the whole update takes more than one of these besides.
+    budget = int(4.5 * weights) + taken
     step = fit(models[1], (x, y), loss=F.mse_loss, optimizer=optimizers[1], budget=budget)
     roots = [
         each for each in step.plan.graph.operations if each.phase is Phase.OPTIMIZER and "foreach_sqrt" in each.kind
     ]
     assert len(roots) == 10
-    assert step.simulation.peak_bytes <= budget
+    assert step.simulation.peak_bytes <= budget - taken
     assert "update: some parameters at a time" in step.report()
     for number in range(4):
         inputs = x + number, y

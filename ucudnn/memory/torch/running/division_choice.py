@@ -12,6 +12,7 @@ from ucudnn.memory.policies.catalog import MemoryPolicy
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.budget import check_budget
 from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.torch.device.stated_budget import StatedBudget
 from ucudnn.memory.torch.division.divisions import DividedStep, divisions, named_in
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.subject.step_program import StepProgram
@@ -39,7 +40,7 @@ class DivisionChoice:
     Args:
         program: the step as it is.
         costs: its costs, before it is measured.
-        tensor_bytes: most bytes of its tensors.
+        stated: the budget, which bounds its tensors.
         policy: name of a policy, or a policy.
         seconds: how long a search may take; None bounds nothing.
         stages: are told what is done.
@@ -47,7 +48,7 @@ class DivisionChoice:
 
     program: StepProgram
     costs: Costs
-    tensor_bytes: int
+    stated: StatedBudget
     policy: str | MemoryPolicy
     seconds: float | None
     stages: Stages
@@ -71,16 +72,24 @@ class DivisionChoice:
             BudgetError: if no division keeps the budget.
         """
         try:
-            check_budget(self.program.graph, self.costs, self.tensor_bytes)
-            found = of(self.program)
+            return self.fitting(of, divide=True)
         except BudgetError as error:
             for each in self._divisions(self.seconds):
                 with suppress(BudgetError):
                     return of(each.program)
             refuse()  # which knows remedies
             raise named_in(error, self.program, self.costs, []) from None
+
+    def fitting(self, of: _Planner[_Planning], *, divide: bool) -> tuple[_Planning, MemoryPlan]:
+        """Return how a step is planned as it is, and its plan; that of a division where that may be, and is faster.
+
+        Raises:
+            BudgetError: if there is no plan of the step as it is.
+        """
+        self._check(self.program, self.costs)
+        found = of(self.program)
         costs = found[0].costs
-        if len(costs.time_ms) != len(self.program.calls):  # those of compiled regions say nothing of a division
+        if not divide or len(costs.time_ms) != len(self.program.calls):  # of compiled regions, which say nothing of it
             return found
         step_ms = simulate(found[1], costs).step_ms
         # A convolution may be slow because faster algorithms have no room for their workspaces, which parts leave. So
@@ -96,7 +105,13 @@ class DivisionChoice:
                 found = min(found, other, key=lambda each: simulate(each[1], each[0].costs).step_ms)
         return found
 
+    def _check(self, program: StepProgram, costs: Costs) -> None:
+        with self.stated.explained():
+            check_budget(program.graph, costs, self.stated.tensor_bytes)
+
     def _divisions(self, seconds: float | None, costs: Costs | None = None) -> list[DividedStep]:
         """Return divided steps that keep the budget by estimate, the fastest first."""
         self.stages.begin(f"dividing {len(self.program.graph.operations)} operations")
-        return divisions(self.program, costs or self.costs, self.tensor_bytes, self.policy, PlanSearch(seconds))
+        assert self.stated.tensor_bytes is not None
+        most = self.stated.tensor_bytes
+        return divisions(self.program, costs or self.costs, most, self.policy, PlanSearch(seconds))

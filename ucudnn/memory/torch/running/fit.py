@@ -193,9 +193,8 @@ def _fitted(subject: StepSubject, options: FitOptions, others: list[StepSubject]
         program = options.ranks.all(partial(trace_program, subject, name, subject.batch))
         stated = options.ranks.stated(stated_budget(options.budget, program.device, options.host_bytes))
         costs = step_costs(program.graph, program.device)
-        if not subject.in_pieces and (
-            has_pieces(program.calls) or has_large_update(subject.optimizers, program.graph, costs, stated.tensor_bytes)
-        ):
+        updates = subject.optimizers, program.graph, costs, stated.tensor_bytes
+        if not subject.in_pieces and (has_pieces(program.calls) or has_large_update(*updates)):
             others.append(replace(subject, in_pieces=True))
         snapshot.undo_after_errors(settings_restorer(program.device))
         planning, plan = _planned(subject, program, costs, stated, options, stages, is_last=not others)
@@ -217,7 +216,7 @@ def _planned(
 ) -> tuple[StepPlanning, MemoryPlan]:
     """Return how a step is planned, and its plan: of a division where that may be, and helps.
 
-    Where this is not the last try, a budget is refused without one, because the next try keeps all bits.
+    Where this is not the last try, none takes the place of a plan that there is not: the next try keeps all bits.
     """
 
     def of(program: StepProgram) -> tuple[StepPlanning, MemoryPlan]:
@@ -231,12 +230,13 @@ def _planned(
         except BudgetError:  # regions that access less leave more room, and save less
             return of(compiled_program(program, options.regions, stages, SMALL))
 
-    refuse = partial(check_floor, subject, program.graph, costs, stated)
-    if stated.tensor_bytes is None or not is_last:
-        refuse()
-        return compiled(program) if options.compile else of(program)
-    chosen = DivisionChoice(program, costs, stated.tensor_bytes, options.policy, options.plan_seconds, stages)
     plan = compiled if options.compile else of
+    if stated.tensor_bytes is None:
+        return plan(program)
+    chosen = DivisionChoice(program, costs, stated, options.policy, options.plan_seconds, stages)
+    if not is_last:
+        return chosen.fitting(plan, divide=options.divide)
+    refuse = partial(check_floor, subject, program.graph, costs, stated)
     return chosen.divided(plan, refuse) if options.divide else chosen.whole(plan, refuse)
 
 

@@ -21,6 +21,7 @@ from ucudnn.memory.step.liveness import measure_liveness
 
 PARTS = 8
 """Parts of the parameters, if none of these is larger."""
+_LEFT = 0.5  # share of a budget that kernels, libraries' workspaces and holes leave at least; the rest is known late
 _ASKED: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
 """How many want the updates of optimizers in parts."""
 _BEFORE = "_ucudnn_before"  # of such an update: the attribute in whose place it is
@@ -36,10 +37,10 @@ def has_parts(optimizer: torch.optim.Optimizer) -> bool:
 def has_large_update(
     optimizers: Sequence[torch.optim.Optimizer], graph: StepGraph, costs: Costs, budget: int | None
 ) -> bool:
-    """Whether the update alone exceeds a budget in bytes, and may run in parts; None bounds nothing."""
+    """Whether the update alone may exceed what a budget in bytes leaves, and may run in parts; None bounds nothing."""
     if budget is None or not any(map(has_parts, optimizers)):
         return False
-    return max(measure_liveness(graph, costs).floors[graph.optimizer_begins :], default=0) > budget
+    return max(measure_liveness(graph, costs).floors[graph.optimizer_begins :], default=0) > _LEFT * budget
 
 
 def at_once(group: Mapping[str, Any]) -> bool:
