@@ -118,6 +118,15 @@ def test_a_step_is_divided_where_its_update_and_what_measuring_takes_exceed_the_
     assert step.simulation.peak_bytes <= budget - taken
 
 
+def test_a_refusal_names_what_the_divided_step_needs_and_where():
+    make, draw, loss = NETWORKS["gpt"]
+    model, sample = make(), draw()
+    with pytest.raises(BudgetError, match=r"raise the budget to the floor; divided, .* are needed, because of") as of:
+        fit(model, sample, loss, None, 1000, divide=True)
+    assert of.value.required_bytes < 0.8 * floor_of(model, sample, loss, None)
+    assert "divided: " in fit(model, sample, loss, None, of.value.required_bytes, divide=True).report()
+
+
 def test_gradients_of_16_bits_are_added_in_float32():
     make, draw, loss = NETWORKS["gpt"]
     torch.manual_seed(0)

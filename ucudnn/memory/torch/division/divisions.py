@@ -107,3 +107,13 @@ def named_in(error: BudgetError, program: StepProgram, costs: Costs, found: Sequ
             return error
         reached = f"lowers the floor to {bytes_up(floor)}"
     return with_need(error, f"; or give fit divide=True, which {reached}", error.required_bytes)
+
+
+def with_divided_need(error: BudgetError, refused: Sequence[BudgetError]) -> BudgetError:
+    """Return what refuses a budget, with the least that divisions need that were refused, too."""
+    nearest = min(refused, key=lambda each: each.required_bytes, default=error)
+    if nearest.required_bytes >= error.required_bytes:
+        return error
+    needed = bytes_up(nearest.required_bytes)
+    cause = f", because of {nearest.kernel}" if nearest.kernel else ""
+    return with_need(error, f"; divided, {needed} are needed{cause}", nearest.required_bytes)

@@ -1,6 +1,6 @@
 """Whether a step is divided: only where no plan keeps the budget otherwise, or where a divided step is faster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, final
@@ -13,7 +13,7 @@ from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.budget import check_budget
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.device.stated_budget import StatedBudget
-from ucudnn.memory.torch.division.divisions import DividedStep, divisions, named_in
+from ucudnn.memory.torch.division.divisions import DividedStep, divisions, lowest, named_in, with_divided_need
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.subject.step_program import StepProgram
 
@@ -69,16 +69,23 @@ class DivisionChoice:
         """Return how a step is planned, and its plan: of a division where there is no other, or where it is faster.
 
         Raises:
-            BudgetError: if no division keeps the budget.
+            BudgetError: if no division keeps the budget. It names what the closest one needs.
         """
         try:
             return self.fitting(of, divide=True)
         except BudgetError as error:
-            for each in self._divisions(self.seconds):
-                with suppress(BudgetError):
-                    return of(each.program)
+            whole, refused = error, list[BudgetError]()
+        for each in self._below_the_floor():
+            try:
+                self._check(each.program, each.costs)
+                return of(each.program)
+            except BudgetError as error:
+                refused.append(error)
+        try:
             refuse()  # which knows remedies
-            raise named_in(error, self.program, self.costs, []) from None
+        except BudgetError as error:
+            whole = error
+        raise with_divided_need(whole, refused) from None
 
     def fitting(self, of: _Planner[_Planning], *, divide: bool) -> tuple[_Planning, MemoryPlan]:
         """Return how a step is planned as it is, and its plan; that of a division where that may be, and is faster.
@@ -108,6 +115,17 @@ class DivisionChoice:
     def _check(self, program: StepProgram, costs: Costs) -> None:
         with self.stated.explained():
             check_budget(program.graph, costs, self.stated.tensor_bytes)
+
+    def _below_the_floor(self) -> Iterator[DividedStep]:
+        """Yield divided steps that keep the budget by estimate, the fastest first, and then that of the lowest floor.
+
+        What measuring takes of the budget is not known before, so only the latter may be left room enough.
+        """
+        found = self._divisions(self.seconds)
+        yield from found
+        least = lowest(self.program, self.costs)
+        if all(each.program.divided != least.program.divided for each in found):
+            yield least
 
     def _divisions(self, seconds: float | None, costs: Costs | None = None) -> list[DividedStep]:
         """Return divided steps that keep the budget by estimate, the fastest first."""
