@@ -7,6 +7,7 @@ import sys
 
 import torch
 
+from tests.support.forked_ranks import run_forked_ranks
 from tests.support.memory_plans import random_plan_in_parts
 from tests.support.moving_plans import shaken
 from tests.support.ranks import run_ranks
@@ -34,7 +35,8 @@ def train_ranks(store, backend, world, ways, cases):
             whose steps are `watched`: the result has the order in which collectives and convolutions' gradients began.
     """
     program = f"from {__name__} import serve; serve()"
-    ranks = run_ranks(program, store, backend, world, *map(json.dumps, (ways, cases)), world=world, OMP_NUM_THREADS="1")
+    run = run_ranks if backend == "nccl" else run_forked_ranks
+    ranks = run(program, store, backend, world, *map(json.dumps, (ways, cases)), world=world, OMP_NUM_THREADS="1")
     for _, errors, status in ranks:
         assert status == 0, errors
     return [json.loads(output.splitlines()[-1]) for output, _, _ in ranks]

@@ -39,8 +39,9 @@ def run_ranks(program, *arguments, world=2, timeout=600, **environment):
     finally:  # nobody waits for a rank that takes too long
         for process in processes:
             process.kill()
-    return [(_without_gloo(output), errors, status) for output, errors, status in ended]
+    return [(without_gloo(output), errors, status) for output, errors, status in ended]
 
 
-def _without_gloo(output):
+def without_gloo(output):
+    """Return output without what older Gloos print of their connections."""
     return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("[Gloo]"))

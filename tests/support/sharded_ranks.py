@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional
 
 from bench.memory import models
+from tests.support.forked_ranks import run_forked_ranks
 from tests.support.random_networks import random_network
-from tests.support.ranks import run_ranks
 from tests.support.small_networks import small_network
 
 
@@ -26,7 +26,7 @@ def on_ranks(function, store, *arguments, world=2, **environment):
     """Return what a function returns on each rank; it is called with the device mesh and the arguments."""
     program = f"from {__name__} import serve; serve()"
     given = function.__module__, function.__name__, store, world, json.dumps(arguments)
-    ranks = run_ranks(program, *given, world=world, timeout=300, OMP_NUM_THREADS="1", **environment)
+    ranks = run_forked_ranks(program, *given, world=world, timeout=300, **environment)
     for _, errors, status in ranks:
         assert status == 0, errors
     return [json.loads(output.splitlines()[-1]) for output, _, _ in ranks]

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from tests.support.forked_ranks import run_forked_ranks  # noqa: E402
 from tests.support.plain_training import assert_same_bits, gradients_of, optimizer_of, state_of  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
 from ucudnn.errors import BudgetError, FittedStepError, InvalidSizeError, InvalidValueError  # noqa: E402
 from ucudnn.memory import budget  # noqa: E402
 from ucudnn.memory.torch.hooks.host_store import HostStore  # noqa: E402
@@ -419,5 +419,5 @@ distributed.destroy_process_group()
 
 @pytest.mark.slow
 def test_ranks_of_a_distributed_model(tmp_path):
-    for output, errors, status in run_ranks(RANKED, tmp_path / "ranks"):
+    for output, errors, status in run_forked_ranks(RANKED, tmp_path / "ranks"):
         assert (output.split(), status) == (["True", "True"], 0), errors

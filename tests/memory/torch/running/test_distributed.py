@@ -9,8 +9,8 @@ from torch.nn import functional  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ucudnn.memory  # noqa: E402
+from tests.support.forked_ranks import run_forked_ranks  # noqa: E402
 from tests.support.ranked_training import NUMBERS, WAYS, train_ranks  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
 from tests.support.small_networks import InPlace, small_network  # noqa: E402
 from ucudnn.errors import InvalidValueError  # noqa: E402
 
@@ -90,7 +90,7 @@ os._exit(0)  # FSDP keeps groups until Python ends, and so the threads of Gloo: 
 
 
 def test_a_sharded_step_trains_to_the_bits_of_a_sharded_model(tmp_path):
-    for output, errors, status in run_ranks(SHARDED, tmp_path / "store", OMP_NUM_THREADS="1"):
+    for output, errors, status in run_forked_ranks(SHARDED, tmp_path / "store"):
         assert status == 0, errors
         assert "the model is sharded by FSDP" in output
         assert "call fully_shard on the fitted step" in output

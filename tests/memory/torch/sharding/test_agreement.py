@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.forked_ranks import run_forked_ranks  # noqa: E402
 from tests.support.sharded_ranks import Odd, fsdp2, made_optimizer, on_ranks, trained  # noqa: E402
 from tests.support.step_graphs import small_line  # noqa: E402
 from ucudnn.errors import BudgetError, InvalidValueError, UcudnnError  # noqa: E402
@@ -150,7 +150,7 @@ def raises(*_):
 def test_a_rank_that_is_gone_is_named_to_the_others(tmp_path, how):
     program = "from tests.support.sharded_ranks import serve; serve()"
     given = ends.__module__, ends.__name__, tmp_path / "store", 2, f'["{how}"]'
-    (output, errors, status), _ = run_ranks(program, *given, timeout=200, OMP_NUM_THREADS="1")
+    (output, errors, status), _ = run_forked_ranks(program, *given, timeout=200)
     assert status == 0, errors
     told, seconds = output.splitlines()
     assert float(seconds) < 40  # of which 6 are the timeout of this test
