@@ -3,7 +3,7 @@
 A row is a sample of the mini-batch or, for slabs, an index of the first spatial dimension.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 from ucudnn.memory.step.graph import Phase
@@ -14,6 +14,25 @@ from ucudnn.memory.torch.division.windows import Rows
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, listed
 from ucudnn.memory.torch.tracing.assemble import writes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CutCall:
+    """What a call has in rows that runs in parts, whatever the segment.
+
+    Attributes:
+        made: storages of the results with rows, and of what it writes, which it need not return.
+        on_fine: whether the first of them lies on the fine axis of the call's window.
+        count: number of rows of the first of them, or else of an argument; 0 if nothing has rows.
+        cut: for each tensor with rows its storage, the call that wrote it before, whether it lies on the fine axis,
+            and the number of rows of the storage.
+    """
+
+    made: tuple[int, ...]
+    on_fine: bool
+    count: int
+    cut: tuple[tuple[int, int, bool, int], ...]
 
 
 @final
@@ -32,6 +51,7 @@ class PartAxes:
         rules: for each call how it is computed in parts; None for those that are computed whole.
         reads: for each call the storages that it is given.
         writes: for each call those of them that it writes.
+        cut_calls: what calls have in rows, as far as segments have asked for it.
     """
 
     def __init__(self, undivided: StepProgram, *, slabs: bool = False) -> None:
@@ -49,6 +69,7 @@ class PartAxes:
         self.reads = [{each.storage for each in call.inputs} for call in program.calls]
         self.writes = [{each.storage for each in writes(call)} for call in program.calls]
         self.rules: list[PartRule | None] = []
+        self.cut_calls: dict[int, CutCall] = {}
         for index, call in enumerate(program.calls):
             is_whole = call.phase is Phase.OPTIMIZER or index in self.split.gathers
             self.rules.append(None if is_whole else self._rule(call))

@@ -6,11 +6,9 @@ that they depend on do, the more the farther they are from the results.
 
 from typing import final
 
-from ucudnn.memory.torch.division.part_rules import Cut
-from ucudnn.memory.torch.division.segment import SegmentOrder, results_of
+from ucudnn.memory.torch.division.segment import SegmentOrder
 from ucudnn.memory.torch.division.windows import Rows
 from ucudnn.memory.torch.subject.traced_values import TracedTensor
-from ucudnn.memory.torch.tracing.assemble import writes
 
 
 @final
@@ -52,18 +50,12 @@ class PassRows:
         return (stop - first) / self._order.axes.rows(storage) if stop else 1.0
 
     def _place(self, index: int, needed: dict[int, Rows], members: set[int]) -> None:
-        order, axes = self._order, self._order.axes
-        call, rule = axes.program.calls[index], order.rules[index]
-        made = [tensor for tensor, kind in results_of(call, rule) if isinstance(kind, Cut)]
-        made += [each for each in writes(call) if each in rule.cuts]  # which it need not return
-        on_fine = bool(made) and made[0] in rule.fine
+        order, rule = self._order, self._order.rules[index]
+        call = order.cut_call(index)
         # Sums, and results that nobody needs, take the part's own rows.
-        count = next((axes.rows(each.storage) for each in made), 0)
-        count = count or next((cut.rows(each) for each, cut in rule.cuts.items() if each not in rule.fine), 0)
-        own = order.segment.rows(count, self._number)
+        own = order.segment.rows(call.count, self._number)
         wanted = None
-        for tensor in made:
-            storage = tensor.storage
+        for storage in call.made:
             if index not in self.again and storage in order.borders and index == order.inner[storage][-1]:
                 _add(needed, storage, own)
             if storage in needed:
@@ -71,16 +63,16 @@ class PassRows:
         first, stop = wanted or own
         rows = (first, stop), (first, stop)
         if rule.window is not None:
-            rows = rule.window.to_fine(first, stop) if on_fine else rule.window.to_coarse(first, stop)
+            rows = rule.window.to_fine(first, stop) if call.on_fine else rule.window.to_coarse(first, stop)
         self._rows[index] = rows
-        begin, end = rows[on_fine]
-        self._shares[index] = (end - begin) / count if count else 1.0 / order.segment.parts
-        for tensor in made:
-            self.held[tensor.storage] = begin, end  # the first call that writes a storage comes last
-        for tensor in rule.cuts:
-            begin, end = rows[tensor in rule.fine]
-            if order.last_writer(tensor.storage, index) in members and tensor.storage in order.inner:
-                _add(needed, tensor.storage, (max(0, begin), min(end, axes.rows(tensor.storage))))
+        begin, end = rows[call.on_fine]
+        self._shares[index] = (end - begin) / call.count if call.count else 1.0 / order.segment.parts
+        for storage in call.made:
+            self.held[storage] = begin, end  # the first call that writes a storage comes last
+        for storage, writer, fine, count in call.cut:
+            begin, end = rows[fine]
+            if writer in members and storage in order.inner:
+                _add(needed, storage, (max(0, begin), min(end, count)))
 
 
 def _add(needed: dict[int, Rows], storage: int, rows: Rows) -> None:

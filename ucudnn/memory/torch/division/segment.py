@@ -18,10 +18,11 @@ from typing import Self, final
 import torch
 
 from ucudnn.errors import StepGraphError
-from ucudnn.memory.torch.division.part_axes import PartAxes
+from ucudnn.memory.torch.division.part_axes import CutCall, PartAxes
 from ucudnn.memory.torch.division.part_rules import OWN, SUM, Cut, PartRule
 from ucudnn.memory.torch.division.windows import Rows
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor, listed
+from ucudnn.memory.torch.tracing.assemble import writes
 
 _CONVERTS = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
 """What converts a sum before its parts are added: gradients of 16 bits become those of parameters in 32."""
@@ -149,6 +150,25 @@ class SegmentOrder:
                     todo += writers - found
                     found |= writers
         return sorted(found), found - {*direct}
+
+    def cut_call(self, index: int) -> CutCall:
+        """Return what a call has in rows; it is found once for all segments of a step."""
+        rule, known = self.rules[index], self.axes.cut_calls
+        if rule is not self.axes.rules[index]:
+            return self._cut_call(index, rule)
+        if index not in known:
+            known[index] = self._cut_call(index, rule)
+        return known[index]
+
+    def _cut_call(self, index: int, rule: PartRule) -> CutCall:
+        call, axes = self._calls[index], self.axes
+        made = [tensor for tensor, kind in results_of(call, rule) if isinstance(kind, Cut)]
+        made += [each for each in writes(call) if each in rule.cuts]
+        count = next((axes.rows(each.storage) for each in made), 0)
+        count = count or next((cut.rows(each) for each, cut in rule.cuts.items() if each not in rule.fine), 0)
+        storages = ((each.storage, each in rule.fine) for each in rule.cuts)
+        cut = tuple((each, self.last_writer(each, index), fine, axes.rows(each)) for each, fine in storages)
+        return CutCall(tuple(each.storage for each in made), bool(made) and made[0] in rule.fine, count, cut)
 
     def last_writer(self, storage: int, reader: int) -> int:
         """Return the call, of the segment or not, that made the version of a storage that a call reads."""

@@ -86,6 +86,7 @@ class SegmentChoice:
         ]
         self._amid = {at: norm for norm in split.norms for at in norm[1:]}
         self._known: dict[tuple[int, int], list[SegmentOrder]] = {}
+        self._estimates: dict[SegmentOrder, list[EstimatedSegment]] = {}
 
     def told(self, chosen: EstimatedSegment) -> str:
         """Return which segment runs in how many parts, and why, for people."""
@@ -167,7 +168,9 @@ class SegmentChoice:
                     continue
                 met = [each for each in chosen if _meet(each.order.segment, order.segment)]
                 if all({*each.order.segment.forward} <= {*run} for each in met):
-                    found = (*filter(None, [best]), *self._estimated(order))
+                    if order not in self._estimates:  # runs around many calls have the same ones
+                        self._estimates[order] = [*self._estimated(order)]
+                    found = (*filter(None, [best]), *self._estimates[order])
                     best = min(found, key=lambda each: _rank(each, target))
         return best
 
