@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import ucudnn.torch
+from tests.support.forked_ranks import run_forked_ranks
 from tests.support.operands import QUICK
-from tests.support.ranks import run_ranks
 from tests.support.torch_cases import enable_on_cpu
 from ucudnn.errors import PlanFileError
 from ucudnn.planning.plan_file import read_plans
@@ -47,7 +47,7 @@ print(made.hexdigest(), loss.item().hex())
 
 def outcomes(world, options, *arguments):
     """Return what processes print that train a model, and in which every measurement ends with a random time."""
-    ended = run_ranks(TRAINING, repr(options), *arguments, world=world, OMP_NUM_THREADS="1")
+    ended = run_forked_ranks(TRAINING, repr(options), *arguments, world=world)
     assert [status for *_, status in ended] == [0] * world, ended
     return [output for output, *_ in ended]
 

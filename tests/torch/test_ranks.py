@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.ranks import run_ranks
+from tests.support.forked_ranks import run_forked_ranks
 
 RANK = """
 import glob
@@ -40,7 +40,7 @@ print("left", sum(summary.left.values()), summary.left, file=sys.stderr)
 def test_ranks_plan_once_and_the_same(tmp_path):
     if not torch.distributed.is_available():
         pytest.skip("PyTorch without torch.distributed")
-    ranks = run_ranks(RANK, tmp_path / "store", OMP_NUM_THREADS="1", UCUDNN_BACKEND="cpu")
+    ranks = run_forked_ranks(RANK, tmp_path / "store", UCUDNN_BACKEND="cpu")
     (first, errors, status), (second, other_errors, other_status) = ranks
     assert (status, other_status) == (0, 0), errors + other_errors
     assert first == second

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.faulty_backend import CountedBackend
+from tests.support.forked_ranks import run_forked_ranks
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
-from tests.support.ranks import run_ranks
 from ucudnn import Handle
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -459,7 +459,7 @@ print(json.dumps(told))
 def two_ranks(tmp_path_factory):
     """Return what two ranks told, and their errors."""
     pytest.importorskip("torch.distributed", reason="PyTorch is not installed")
-    ended = run_ranks(RANK, tmp_path_factory.mktemp("ranks") / "store", OMP_NUM_THREADS="1")
+    ended = run_forked_ranks(RANK, tmp_path_factory.mktemp("ranks") / "store")
     assert [status for *_, status in ended] == [0, 0], ended
     return [(json.loads(output), errors) for output, errors, _ in ended]
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.support.ranks import run_ranks
+from tests.support.forked_ranks import run_forked_ranks
 
 RANK = """
 import ctypes
@@ -103,7 +103,7 @@ if wrapper == "fsdp":
 def test_ranks_tune_in_the_same_steps_and_train_as_before(host, tmp_path, wrapper):
     if not torch.distributed.is_available():
         pytest.skip("PyTorch without torch.distributed")
-    found = run_ranks(RANK, tmp_path / "store", host.stub._name, wrapper, OMP_NUM_THREADS="1")
+    found = run_forked_ranks(RANK, tmp_path / "store", host.stub._name, wrapper)
     assert [status for _, _, status in found] == [0, 0], "".join(errors for _, errors, _ in found)
     answers = [json.loads(output) for output, *_ in found]
     for way in ("auto", "stated"):
