@@ -202,7 +202,7 @@ def _decode_row(
         raise ProfileError(f"{problem}: {algorithm} took {time_ms} ms, which is no time")
     if not (isinstance(spread_ms, int | float) and 0 <= spread_ms < _MOST_MS):
         raise ProfileError(f"{problem}: {algorithm} has times {spread_ms} ms apart, which is no spread")
-    size = whole(workspace_bytes, f"{problem}: workspace of {algorithm}")
+    size = whole(workspace_bytes, lambda: f"{problem}: workspace of {algorithm}")  # a profile has thousands of rows
     return Measurement(
         algorithm=Algorithm(name=algorithm, workspace_bytes=size, api=api, notes=notes),
         time_ms=time_ms,

@@ -7,7 +7,7 @@ error far from the file, so readers check each value. An InvalidValueError names
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
@@ -48,10 +48,11 @@ def load_json(data: bytes, most: int = MOST_BYTES) -> Any:
     return json.loads(within(data, most))
 
 
-def whole(value: Any, what: str, least: int = 0, most: int = MOST_WHOLE) -> int:
-    """Return a value that is a whole number from `least` to `most`."""
+def whole(value: Any, what: str | Callable[[], str], least: int = 0, most: int = MOST_WHOLE) -> int:
+    """Return a value that is a whole number from `least` to `most`; an error names it as `what` says, or returns."""
     if type(value) is not int or not least <= value <= most:
-        raise InvalidValueError(f"{what} {shortened(value)} is no whole number from {least} to {most}")
+        name = what if isinstance(what, str) else what()
+        raise InvalidValueError(f"{name} {shortened(value)} is no whole number from {least} to {most}")
     return value
 
 
