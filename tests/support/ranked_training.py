@@ -32,7 +32,8 @@ def train_ranks(store, backend, world, ways, cases):
         ways: of WAYS.
         cases: for each case a policy and options of DistributedDataParallel. Policies 'random' and 'moves' have a seed.
             There may be micro-steps for `every` update, parameters whose gradients come `late`, and small buckets,
-            whose steps are `watched`: the result has the order in which collectives and convolutions' gradients began.
+            whose steps are `watched`: the result has the orders in which collectives and convolutions' gradients began,
+            of the last three steps.
     """
     program = f"from {__name__} import serve; serve()"
     run = run_ranks if backend == "nccl" else run_forked_ranks
@@ -120,11 +121,12 @@ def _train(way, case, device):
     for number, (x, y) in enumerate(_batches(5 * every, device), start=1):
         last = number % every == 0
         averaged = contextlib.nullcontext() if last else parallel.no_sync()
-        with _profile() if watched else contextlib.nullcontext() as profile, averaged:
+        seen = watched and number > 2  # buckets are made anew in the second step, or the third
+        with _profile() if seen else contextlib.nullcontext() as profile, averaged:
             value = loss(call(x), y) if step is None else call(x, y)
             value.backward()
         losses.append(value.item())
-        if watched:
+        if seen:
             order, threads = _begun(profile)
             orders.append(order)
         if last:

@@ -33,9 +33,8 @@ def test_buckets_are_averaged_while_backward_goes_on_with_the_bits_of_plain_rank
         for case, (plain, ours) in zip(CASES, found, strict=True):
             assert [ours[each] for each in NUMBERS] == [plain[each] for each in NUMBERS], case
             assert ours["buckets"] == plain["buckets"], case
-            later = range(2, 5)  # buckets are made anew in the second step, or the third
-            before = [collectives_before(ours["orders"][step]) for step in later]
-            expected = [collectives_before(plain["orders"][step]) for step in later]
+            before, expected = ([*map(collectives_before, each["orders"])] for each in (ours, plain))
+            assert len(before) == len(expected) == 3
             assert all(0 < early < all_ for early, all_ in expected), expected
             if case["policy"] == "moves" or case.get("late"):  # what moves or is copied late is handed over late
                 assert all(one[1] == other[1] for one, other in zip(before, expected, strict=True)), case
