@@ -1,6 +1,5 @@
 """The block of a plan in PyTorch's allocator: taken at once, its begin kept for the optimizer's state, its end held."""
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -15,6 +14,7 @@ from ucudnn.memory.allocator.replay import SMALL_BYTES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.torch.device.allocator import lost_bytes
 from ucudnn.memory.torch.device.stated_budget import StatedBudget
+from ucudnn.memory.torch.device.weak_hook import weakly
 from ucudnn.memory.torch.subject.step_program import StepProgram
 
 _SPARED = 0.015  # share of the allocator's room; without it, steps on an H200 ran out of memory by 0.2 to 1.1 %
@@ -99,7 +99,7 @@ class TakenBlock:
         self.taken = self._take(layout)
         if self._kept:
             for optimizer in optimizers:
-                before, after = _weakly(self._begin_update), _weakly(self._end_update)
+                before, after = weakly(self._begin_update), weakly(self._end_update)
                 self._hooks.append(optimizer.register_step_pre_hook(before))
                 self._hooks.append(optimizer.register_step_post_hook(after))
 
@@ -157,7 +157,7 @@ class TakenBlock:
     def _holes(self) -> list[int]:
         return sorted((size for size in self._memory.holes() if size > SMALL_BYTES), reverse=True)
 
-    def _begin_update(self) -> None:
+    def _begin_update(self, *_: object) -> None:
         self._updated = True
         if not self._kept:
             return
@@ -168,7 +168,7 @@ class TakenBlock:
             self._pads.clear()
         self._kept.clear()
 
-    def _end_update(self) -> None:
+    def _end_update(self, *_: object) -> None:
         self._kept.clear()
         self._pads.clear()
 
@@ -209,15 +209,3 @@ def taken_block(
     if layout is None or stated.budget is None or device.type != "cuda":
         return None
     return TakenBlock(GpuMemory(device), layout, stated.budget - stated.outside_bytes, optimizers)
-
-
-def _weakly(method: Callable[[], None]) -> Callable[..., None]:
-    """Return a hook that calls a method as long as its object is there."""
-    reference = weakref.WeakMethod(method)
-
-    def hook(*_: object) -> None:
-        found = reference()
-        if found is not None:
-            found()
-
-    return hook

@@ -15,6 +15,7 @@ from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.rank_lines import sharded_lines
 from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.device.weak_hook import weakly
 from ucudnn.memory.torch.sharding.agreement import Agreement, collectives_of
 from ucudnn.memory.torch.sharding.collectives import (
     ALL_GATHER,
@@ -190,7 +191,7 @@ class ShardedStep(nn.Module):
         object.__setattr__(self, "_step", step)
         object.__setattr__(self, "_sharding", sharding)
         for each in sharding.accumulating.accumulated:
-            each.register_post_accumulate_grad_hook(self._note_gradient)
+            each.register_post_accumulate_grad_hook(weakly(self._note_gradient))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:

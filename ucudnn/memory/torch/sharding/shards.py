@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ucudnn.errors import InvalidValueError
+from ucudnn.memory.torch.device.weak_hook import weakly
 
 
 @final
@@ -88,7 +89,7 @@ def shard_parameters(
         outside[id(parameter)] = shard.outside
         found.append(shard)
         if parameter.requires_grad:
-            shard.inside.register_post_accumulate_grad_hook(shard.hand_over)
+            shard.inside.register_post_accumulate_grad_hook(weakly(shard.hand_over))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [outside.get(id(each), each) for each in group["params"]]
