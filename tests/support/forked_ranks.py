@@ -27,8 +27,8 @@ def run_forked_ranks(program, *arguments, world=2, timeout=600, **environment):
     with TemporaryDirectory() as folder:
         servers = [_server(odd) for odd in range(2)]
         for server, ranks in zip(servers, parts, strict=True):
-            server.stdin.write(json.dumps([folder, [*ranks], program, [*map(str, arguments)], environment]) + "\n")
-            server.stdin.flush()
+            request = [folder, [*ranks], program, [*map(str, arguments)], environment]
+            server.stdin.write(f"{json.dumps(request)}\n".encode())
         processes = [process for server in servers for process in json.loads(server.stdout.readline())]
         statuses = {}
         for server, ranks in zip(servers, parts, strict=True):
@@ -51,8 +51,7 @@ def _server(odd):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
+        bufsize=0,  # what was read ahead, `select` would wait for
     )
     atexit.register(server.communicate)
     return server
