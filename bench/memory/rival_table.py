@@ -40,7 +40,7 @@ SHARES = (1.0, 0.7, 0.5, 0.4, 0.3)
 """Most bytes of tensors in the columns of the documents, as shares of eager's."""
 COLUMNS = ["within eager's peak", *(f"{share:.0%}".replace("%", " %") for share in SHARES[1:]), "least peak"]
 
-WAYS = [TITLES[each] for each in (SAVE_ON_CPU, ACCUMULATE, CHECKPOINT, RATIO, OURS)]
+WAYS = [TITLES[each] for each in (SAVE_ON_CPU, ACCUMULATE, CHECKPOINT, RATIO, OURS, COMPILED)]
 """Ways to train in less memory that README compares."""
 
 

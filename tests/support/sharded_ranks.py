@@ -20,10 +20,14 @@ from bench.memory import models
 from tests.support.forked_ranks import run_forked_ranks
 from tests.support.random_networks import random_network
 from tests.support.small_networks import small_network
+from ucudnn.memory.step import sharded
 
 
 def on_ranks(function, store, *arguments, world=2, **environment):
-    """Return what a function returns on each rank; it is called with the device mesh and the arguments."""
+    """Return what a function returns on each rank; it is called with the device mesh and the arguments.
+
+    Each parameter is gathered by itself unless `BUCKET_BYTES` says how many bytes may be gathered together.
+    """
     program = f"from {__name__} import serve; serve()"
     given = function.__module__, function.__name__, store, world, json.dumps(arguments)
     ranks = run_forked_ranks(program, *given, world=world, timeout=300, **environment)
@@ -39,6 +43,7 @@ def serve():
     from torch.distributed.device_mesh import init_device_mesh
 
     rank, module, name, store, world, arguments = sys.argv[1:]
+    sharded.BUCKET_BYTES = int(os.environ.get("BUCKET_BYTES", "0"))
     group = {"rank": int(rank), "world_size": int(world), "timeout": timedelta(seconds=120)}
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", **group)
     mesh = init_device_mesh("cpu", (int(world),))

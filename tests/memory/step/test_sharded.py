@@ -11,8 +11,9 @@ from ucudnn.errors import InvalidValueError
 from ucudnn.memory.plans.actions import COMPUTES
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step import sharded
 from ucudnn.memory.step.graph import Phase, Role
-from ucudnn.memory.step.sharded import RankLink, sharded_step
+from ucudnn.memory.step.sharded import RankLink, buckets, sharded_step
 from ucudnn.memory.step.shipped import open_step
 
 LINK = RankLink(ranks=4, latency_ms=0.5, bytes_per_ms=10.0)
@@ -92,4 +93,25 @@ def test_a_shipped_step_holds_what_its_ranks_divide():
     # Parameters are whole at the peak, which is in forward or backward; their parts are there, too.
     divided = sum(held[role] for role in (Role.GRADIENT, Role.OPTIMIZER_STATE))
     assert done.peak_bytes < whole.peak_bytes - divided * 0.5
-    assert len(found.collectives) == 2 * sum(each.role is Role.PARAMETER for each in graph.storages)
+    parameters = sum(each.role is Role.PARAMETER for each in graph.storages)
+    assert len(found.collectives) == 2 * 50 < 2 * parameters, "GPT-2 has 49 matrices of more than 4 MiB"
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["a", "b", None]))), st.integers(0, 60))
+def test_small_things_of_a_kind_are_together_in_order(drawn, most):
+    things = [*enumerate(drawn)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharded, "BUCKET_BYTES", most)
+        found = buckets(things, lambda each: each[1][0], lambda each: each[1][1])
+    assert sorted(each for bucket in found for each in bucket) == things
+    assert found == sorted(found, key=lambda bucket: bucket[0][0]), "in the order in which they are first needed"
+    most = min(most, sum(size for _, (size, _) in things) // 16)
+    open_bytes = {}
+    for bucket in found:
+        assert bucket == sorted(bucket)
+        kinds, size = {kind for _, (_, kind) in bucket}, sum(size for _, (size, _) in bucket)
+        assert len(bucket) == 1 or (len(kinds) == 1 and None not in kinds and size <= most)
+        if size <= most and None not in kinds:
+            (kind,) = kinds
+            assert kind not in open_bytes or open_bytes[kind] + bucket[0][1][0] > most, "the one before had room"
+            open_bytes[kind] = size

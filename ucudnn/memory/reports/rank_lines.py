@@ -26,7 +26,7 @@ def sharded_lines(plan: MemoryPlan, link: RankLink, simulation: Simulation) -> I
         )
         size = format_bytes(sum(gathered_bytes(graph, index) for index in chosen))
         if chosen:
-            yield f"{told}: {len(chosen)} parameters, {size}: {_some([*places])}"
+            yield f"{told}: {size} of parameters, by {len(chosen)} collectives, first for {_some([*places])}"
     share = (link.ranks - 1) / link.ranks
     for kind in dict.fromkeys(kinds.values()):
         own = [index for index, other in kinds.items() if other == kind]

@@ -7,7 +7,7 @@ With n ranks in a ring, a collective of so many bytes, those of the whole tensor
 Collectives run one after another, and take nothing from compute and copies beside them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, final
 
@@ -16,6 +16,9 @@ from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import RANKS, Affine, Phase, Role, StepGraph, StepOperation, Storage
 
 _Value = TypeVar("_Value")
+BUCKET_BYTES = 4 * 2**20
+"""Most bytes of what is gathered or averaged together: a collective of few bytes takes as long as one of some MiB."""
+_BUCKETS = 16  # of a model at least, so that a plan of a small one has something to choose from
 _SCALAR = 8  # bytes at most of what is whole on each rank
 _DIVIDED = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE)
 
@@ -52,18 +55,44 @@ class RankLink:
 
 
 def gathered_bytes(graph: StepGraph, operation: int) -> int:
-    """Return the bytes of the whole tensor of a collective; 0 for any other operation."""
+    """Return the bytes of the whole tensors of a collective; 0 for any other operation."""
     found = graph.operations[operation]
     if operation not in graph.collectives:
         return 0
-    return max(graph.sizes[each] for each in (*found.reads, *found.writes))
+    return max(sum(graph.sizes[each] for each in accessed) for accessed in (found.reads, found.writes))
+
+
+def buckets(
+    things: Sequence[_Value], size: Callable[[_Value], int], kind: Callable[[_Value], object]
+) -> list[list[_Value]]:
+    """Return what is gathered or averaged together, in order: small things of one kind, though large ones are between.
+
+    Args:
+        things: what is gathered or averaged.
+        size: bytes of each.
+        kind: tells which may be together; None is the kind of what is alone.
+    """
+    found: list[list[_Value]] = []
+    most = min(BUCKET_BYTES, sum(map(size, things)) // _BUCKETS)
+    filling: dict[object, tuple[list[_Value] | None, int]] = {}
+    for each in things:
+        own, more = kind(each), size(each)
+        bucket, filled = filling.get(own, (None, 0))
+        if bucket is None or filled + more > most:
+            bucket, filled = [], 0
+            found.append(bucket)
+        bucket.append(each)
+        if own is not None and filled + more <= most:
+            filling[own] = bucket, filled + more
+    return found
 
 
 def sharded_step(graph: StepGraph, costs: Costs, link: RankLink) -> tuple[StepGraph, Costs]:
     """Return the step of each of several ranks as `fit(..., mesh=)` has it, with what it is predicted to take.
 
     Each rank has the mini-batch of the step. A parameter is gathered where forward or backward reads it first, and its
-    gradient is averaged when it is whole. The optimizer takes as much less time as there are ranks.
+    gradient is averaged when it is whole, small ones of neighbours together. The optimizer takes as much less time as
+    there are ranks.
 
     Raises:
         InvalidValueError: if gradients exist before the step, which then are no results of this one alone.
@@ -113,7 +142,17 @@ class _ShardedWriter:
             self.storages.append(replace(each, size=part) if divided or temporary else each)
             if divided and each.role is not Role.OPTIMIZER_STATE:
                 self._whole[index] = -1
-        self._last = {each: graph.writers[each][-1] for each in self._whole if graph.writers[each]}
+        roles = {each: graph.storages[each].role for each in self._whole}
+        read = [each for each, role in roles.items() if role is Role.PARAMETER and graph.readers[each]]
+        last = {
+            each: graph.writers[each][-1]
+            for each, role in roles.items()
+            if role is Role.GRADIENT and graph.writers[each]
+        }
+        size = graph.sizes.__getitem__
+        together = [*buckets(read, size, roles.get), *buckets([*last], size, roles.get)]
+        self._bucket = {each: tuple(bucket) for bucket in together for each in bucket}
+        self._last = {each: max(last[other] for other in self._bucket[each]) for each in last}
 
     def operations_of(self, index: int) -> Iterator[tuple[int | None, StepOperation]]:
         """Yield an operation with its index, behind gathers of what it reads, and before the averages of gradients."""
@@ -123,14 +162,14 @@ class _ShardedWriter:
             return
         for storage in operation.reads:
             if self._whole.get(storage) == -1 and self._graph.storages[storage].role is Role.PARAMETER:
-                yield None, self._collective("all_gather", operation, storage, self._whole_of(storage))
+                own = self._bucket[storage]
+                yield None, self._collective("all_gather", operation, own, [self._whole_of(each) for each in own])
         reads, writes = (
             tuple(sorted(self._whole_of(each) for each in accessed)) for accessed in (operation.reads, operation.writes)
         )
         yield index, replace(operation, reads=reads, writes=writes)
-        for storage in operation.writes:
-            if self._last.get(storage) == index:
-                yield None, self._collective("reduce_scatter", operation, self._whole[storage], storage)
+        for own in dict.fromkeys(self._bucket[each] for each in operation.writes if self._last.get(each) == index):
+            yield None, self._collective("reduce_scatter", operation, [self._whole[each] for each in own], own)
 
     def _whole_of(self, storage: int) -> int:
         if self._whole.get(storage) == -1:
@@ -139,13 +178,15 @@ class _ShardedWriter:
             self.storages.append(Storage(name=f"whole {own.name}", role=Role.ACTIVATION, size=own.size))
         return self._whole.get(storage, storage)
 
-    def _collective(self, kind: str, beside: StepOperation, source: int, target: int) -> StepOperation:
+    def _collective(
+        self, kind: str, beside: StepOperation, sources: Sequence[int], targets: Sequence[int]
+    ) -> StepOperation:
         return StepOperation(
-            name=f"{kind} of {self.storages[source].name}",
+            name=f"{kind} of {self.storages[sources[0]].name}",
             kind=f"{RANKS}.{kind}",
             phase=beside.phase,
             dtype=beside.dtype,
-            reads=(source,),
-            writes=(target,),
+            reads=tuple(sorted(sources)),
+            writes=tuple(sorted(targets)),
             module=beside.module,
         )

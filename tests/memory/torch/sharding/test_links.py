@@ -73,9 +73,10 @@ def both_ways(mesh):
     return found
 
 
-def test_a_step_is_predicted_for_ranks_as_fit_divides_it(tmp_path):
-    for predicted, fitted in on_ranks(both_ways, tmp_path / "store")[0]:
-        assert predicted[1] == fitted[1] > 20
+@pytest.mark.parametrize("together", ["0", "20000"])
+def test_a_step_is_predicted_for_ranks_as_fit_divides_it(together, tmp_path):
+    for predicted, fitted in on_ranks(both_ways, tmp_path / "store", BUCKET_BYTES=together)[0]:
+        assert predicted[1] == fitted[1] > (20 if together == "0" else 10)
         assert predicted[0] == pytest.approx(fitted[0], rel=0.03)
         for role in (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE, Role.BUFFER, Role.OUTPUT):
             assert predicted[2][role.value] == pytest.approx(fitted[2][role.value], rel=0.03), role
@@ -101,7 +102,7 @@ def test_a_report_says_what_is_gathered_when(again):
     first, gathers, moved, averaged, overlap, how = sharded_lines(plan, link, simulate(plan, builder.costs()))
     assert first == "sharded over 4 ranks"
     count = 2 if again else 1
-    assert gathers.startswith(f"gathered {'again for backward' if again else 'once'}: 1 parameters, 40 B: ")
+    assert gathers.startswith(f"gathered {'again for backward' if again else 'once'}: 40 B of parameters, by 1 ")
     assert moved == f"all_gather: {count} in a step, {30 * count} B over each link, {format_ms(4.5 * count)} apart"
     assert averaged == "reduce_scatter: 1 in a step, 30 B over each link, 4.50 ms apart"
     assert how.startswith("link: assumed, 0.5 ms from rank to rank")

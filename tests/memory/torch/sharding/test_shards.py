@@ -1,6 +1,8 @@
 """What a training loop sees of shards: DTensors, whose checkpoints pass between FSDP2 and fitted steps."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 
@@ -79,6 +81,28 @@ def test_checkpoints_pass_between_fsdp2_and_fitted_steps(tmp_path):
     for found in on_ranks(passed_on, tmp_path / "store", str(tmp_path / "saved")):
         assert found["fit"][:2] == found["fsdp2"][:2] == [True, True]
         assert found["fit"][2] == found["fsdp2"][2]
+
+
+def dropped(mesh):
+    """Train two steps, hold nothing of them, and return how many parameters are still there."""
+    from ucudnn.memory import fit
+
+    model = Scaled()
+    optimizer = made_optimizer("adamw", model.parameters())
+    data = torch.randn(5, 6), torch.randn(5, 1)
+    step = fit(model, data, loss=functional.mse_loss, optimizer=optimizer, mesh=mesh)
+    for _ in range(2):
+        optimizer.zero_grad()
+        step(*data).backward()
+        optimizer.step()
+    left = [weakref.ref(each) for each in model.parameters()]
+    del model, optimizer, step
+    gc.collect()
+    return sum(each() is not None for each in left)
+
+
+def test_a_sharded_step_that_nobody_holds_is_gone(tmp_path):
+    assert on_ranks(dropped, tmp_path / "store") == [0, 0]
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Hooks of tensors and optimizers that keep nothing alive.
 
-A tensor holds its hooks where Python's collector of garbage may not see them. So an object whose method is a hook of its
-own tensor would stay for ever, and the tensor with it.
+A tensor holds its hooks where Python's collector of garbage may not see them. So an object whose method is a hook of
+its own tensor would stay for ever, and the tensor with it.
 """
 
 from collections.abc import Callable

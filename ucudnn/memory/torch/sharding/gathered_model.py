@@ -1,7 +1,9 @@
 """GatheredModel: a model whose modules read whole parameters, of which each rank holds some rows.
 
 A parameter is gathered where it is read first in a forward, and once, because the gradient of a tied weight is one sum.
-What is gathered is an activation of the step: backward reads it, and a plan may drop it and gather it again.
+What is gathered is an activation of the step: backward reads it, and a plan may drop it and gather it again. Small
+parameters that follow each other are gathered together, and their gradients averaged so, because a collective of few
+bytes takes as long as one of some MiB.
 """
 
 import copy
@@ -18,9 +20,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._pytree import tree_map_only
 
 from ucudnn.errors import InvalidValueError
+from ucudnn.memory.step.sharded import buckets
 from ucudnn.memory.torch.sharding.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ucudnn.memory.torch.sharding.shards import ParameterShard
 from ucudnn.memory.torch.subject.update_parts import at_once
+
+_SPLIT: Any = torch.split_with_sizes_copy
 
 
 class GatheredModel(nn.Module):
@@ -56,11 +61,13 @@ class GatheredModel(nn.Module):
             dist.get_world_size(group), group.group_name, precision.param_dtype, precision.reduce_dtype
         )
 
+        together = buckets(shards, _bytes, _kind)
+
         @contextmanager
         def whole() -> Iterator[None]:
             tables = [(vars(each), each._parameters) for each in model.modules() if each._parameters]
             recurrent = [(vars(each), each._flat_weights) for each in model.modules() if isinstance(each, nn.RNNBase)]
-            read = _Reader(shards, way, dict(zip(map(id, trained), self.accumulated, strict=True)))
+            read = _Reader(together, way, dict(zip(map(id, trained), self.accumulated, strict=True)))
             try:
                 for attributes, table in tables:
                     attributes["_parameters"] = _WholeParameters(table, read)
@@ -147,19 +154,24 @@ class _WholeParameters(dict[str, Any]):
 class _Reader:
     """Gathers what is read, once."""
 
-    def __init__(self, shards: Sequence[ParameterShard], way: "_Way", accumulated: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self, buckets: Sequence[Sequence[ParameterShard]], way: "_Way", accumulated: Mapping[int, Tensor]
+    ) -> None:
         # While a step is traced, tensors without memory are in the places of the shards.
-        self._shards = {id(table[key]): each for each in shards for table, key in each.places}
+        self._buckets = {id(table[key]): bucket for bucket in buckets for each in bucket for table, key in each.places}
         self._whole: dict[int, Tensor] = {}
         self._way, self._accumulated = way, accumulated
 
     def __call__(self, inside: Tensor | None) -> Tensor | None:
-        shard = self._shards.get(id(inside))
-        if inside is None or shard is None:
+        bucket = self._buckets.get(id(inside))
+        if inside is None or bucket is None:
             return inside
         if id(inside) not in self._whole:
-            rows = shard.outside.shape[0] if shard.is_split else None
-            self._whole[id(inside)] = _Gathered.apply(inside, self._accumulated.get(id(shard)), rows, self._way)
+            insides = [dict.__getitem__(each.places[0][0], each.places[0][1]) for each in bucket]
+            accumulated = [self._accumulated[id(each)] for each in bucket if id(each) in self._accumulated]
+            rows = [each.outside.shape[0] if each.is_split else None for each in bucket]
+            found = _Gathered.apply(rows, self._way, *insides, *accumulated)
+            self._whole.update(zip(map(id, insides), found, strict=True))
         return self._whole[id(inside)]
 
     def forget(self) -> None:
@@ -177,38 +189,84 @@ class _Way(NamedTuple):
 
 
 class _Gathered(torch.autograd.Function):
-    """A whole parameter of its shards; backward returns this rank's part of the mean of all ranks' gradients.
+    """Whole parameters of their shards, by one collective each way.
+
+    Backward returns this rank's part of the mean of all
+    ranks' gradients.
 
     Where gradients are accumulated, it returns this rank's whole gradient, as that of another tensor.
     """
 
     @staticmethod
-    def forward(ctx: Any, inside: Tensor, accumulated: Tensor | None, rows: int | None, way: _Way) -> Tensor:
-        ctx.rows, ctx.way, ctx.dtype, ctx.accumulates = rows, way, inside.dtype, accumulated is not None
+    def forward(ctx: Any, rows: Sequence[int | None], way: _Way, *tensors: Tensor) -> tuple[Tensor, ...]:
+        insides = tensors[: len(rows)]
+        ctx.rows, ctx.way, ctx.shapes = rows, way, [each.shape for each in insides]
+        ctx.dtype, ctx.accumulates = tensors[0].dtype, len(tensors) > len(rows)
         ctx.set_materialize_grads(False)
-        part = _to(inside, way.dtype)
-        if rows is None:
-            return part.view_as(part)
-        full: Tensor = ALL_GATHER(part, way.ranks, way.group)
-        return full if full.shape[0] == rows else full[:rows]
+        if len(rows) > 1:
+            part = _to(torch.cat([each.reshape(-1) for each in insides]), way.dtype)
+            full: Tensor = ALL_GATHER(part, way.ranks, way.group)
+            found = _SPLIT(full.view(way.ranks, -1), [each.numel() for each in insides], 1)
+            parts = zip(found, ctx.shapes, rows, strict=True)
+            return tuple(each.view(-1, *shape[1:])[:count] for each, shape, count in parts)
+        part = _to(insides[0], way.dtype)
+        if rows[0] is None:
+            return (part.view_as(part),)
+        full = ALL_GATHER(part, way.ranks, way.group)
+        return (full if full.shape[0] == rows[0] else full[: rows[0]],)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        if gradient is None:
-            return None, None, None, None
+        none, way = (None,) * len(gradients), ctx.way
         if ctx.accumulates:
-            return None, _to(gradient, ctx.way.reduced), None, None
-        return _averaged(gradient, ctx.rows, ctx.way, ctx.dtype), None, None, None
+            return None, None, *none, *(each if each is None else _to(each, way.reduced) for each in gradients)
+        if all(each is None for each in gradients):
+            return None, None, *none
+        if len(gradients) > 1:
+            return None, None, *_averaged_together(gradients, ctx)
+        (gradient,) = gradients
+        assert gradient is not None
+        return None, None, _averaged(gradient, ctx.rows[0], way, ctx.dtype)
+
+
+def _averaged_together(gradients: Sequence[Tensor | None], ctx: Any) -> Iterator[Tensor | None]:
+    """Yield this rank's rows of the means of all ranks' gradients, None for what has none."""
+    way: _Way = ctx.way
+    given = next(each for each in gradients if each is not None)
+    every = [
+        (given.new_zeros(way.ranks, shape.numel()) if each is None else _padded(each, way)).reshape(way.ranks, -1)
+        for each, shape in zip(gradients, ctx.shapes, strict=True)
+    ]
+    whole = _to(torch.cat(every, 1), way.reduced).view(-1)
+    mean = _to(REDUCE_SCATTER(whole, way.ranks, way.group), ctx.dtype)
+    found = _SPLIT(mean, [each.numel() for each in ctx.shapes])
+    for gradient, part, shape in zip(gradients, found, ctx.shapes, strict=True):
+        yield None if gradient is None else part.view(shape)
+
+
+def _padded(gradient: Tensor, way: _Way) -> Tensor:
+    """Return a gradient of which each rank has as many rows."""
+    rows = gradient.shape[0]
+    if not rows % way.ranks:
+        return gradient
+    padded = gradient.new_zeros((-(-rows // way.ranks) * way.ranks, *gradient.shape[1:]))
+    padded[:rows].copy_(gradient)
+    return padded
+
+
+def _kind(shard: ParameterShard) -> object:
+    return (shard.inside.dtype, shard.outside.requires_grad) if shard.is_split else None
+
+
+def _bytes(shard: ParameterShard) -> int:
+    return shard.outside.numel() * shard.outside.element_size()
 
 
 def _averaged(gradient: Tensor, rows: int | None, way: _Way, dtype: torch.dtype) -> Tensor:
     """Return this rank's rows of the mean of all ranks' gradients; no number of rows stands for all of it."""
     gradient = _to(gradient, way.reduced).contiguous()
-    if rows is not None and rows % way.ranks:
-        padded = gradient.new_zeros((-(-rows // way.ranks) * way.ranks, *gradient.shape[1:]))
-        padded[:rows].copy_(gradient)
-        gradient = padded
+    if rows is not None:
+        gradient = _padded(gradient, way)
     mean = (ALL_REDUCE if rows is None else REDUCE_SCATTER)(gradient, way.ranks, way.group)
     return _to(mean, dtype)
 

@@ -155,6 +155,8 @@ class Sharding:
             casts = call.func is torch.ops.aten._to_copy.default and call.kwargs.get("dtype") is self._dtype
             if call.phase is Phase.OPTIMIZER or call.func in COLLECTIVES or (casts and self._dtype is not None):
                 continue
+            if call.func is torch.ops.aten.cat.default and all(each.storage in storages for each in call.inputs):
+                continue  # they are gathered together
             for name in (storages[each.storage] for each in call.inputs if each.storage in storages):
                 raise StepGraphError(
                     f"{call.module or 'the step'} reads {name} where it is not gathered ({call.func}):"
