@@ -30,6 +30,7 @@ from torch.nn import functional
 from bench.memory import models
 from ucudnn.errors import BudgetError
 from ucudnn.memory import fit
+from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter
 from ucudnn.memory.torch.device.stated_budget import outside_bytes
 
 BLOCKS = (models.TransformerBlock, nn.Sequential)
@@ -50,8 +51,10 @@ def measured(step: Callable[[], Any], device: torch.device, steps: int) -> dict[
     """Return the median time of a step on the slowest rank, and the most bytes of any rank, after the first steps."""
     for _ in range(3):
         step()
+    before, meter = 0, AllocatorMeter(device)
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        meter.begin()
     times = []
     for _ in range(steps):
         distributed.barrier()
@@ -60,7 +63,7 @@ def measured(step: Callable[[], Any], device: torch.device, steps: int) -> dict[
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(1e3 * (perf_counter() - begin))
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    peak = before + meter.taken_bytes() if device.type == "cuda" else 0  # without tensors that only fill holes
     found = torch.tensor([median(times), peak], dtype=torch.float64, device=device)
     distributed.all_reduce(found, op=distributed.ReduceOp.MAX)
     return {"ms": round(found[0].item(), 3), "peak_bytes": int(found[1])}
@@ -77,6 +80,7 @@ def ways(name: str, options: argparse.Namespace, mesh: Any, device: torch.device
     ]:
         if share and not top:
             continue  # a CPU's peak is not known
+        held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0  # by ways before this one
         torch.manual_seed(0)
         net, batch = model_of(name, small=options.small)
         x, y = (each.to(device) for each in batch())
@@ -100,7 +104,8 @@ def ways(name: str, options: argparse.Namespace, mesh: Any, device: torch.device
             optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
         found = measured(partial(_train, optimizer, call, x, y), device, options.steps)
         top = int(found["peak_bytes"]) if way == "fsdp2" else top
-        yield {"model": name, "ranks": mesh.size(), "way": way, "share": share, "predicted_bytes": predicted, **found}
+        told = {"model": name, "ranks": mesh.size(), "way": way, "share": share, "held_bytes": held}
+        yield {**told, "predicted_bytes": predicted, **found}
         del net, optimizer, call
         gc.collect()
 

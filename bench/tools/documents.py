@@ -486,6 +486,18 @@ def rivals_within() -> Iterable[Row]:
     yield from [*within(results("memory/rivals.json").get("cases", {}))] or [[UNKNOWN, *[""] * len(WAYS)]]
 
 
+SHARDED = {"gpt2-large": "GPT-2 large 4, AdamW", "resnet50": "ResNet-50 128, AdamW"}
+SHARDED_WAYS = ("fsdp2", "fsdp2 checkpoint", "fit", "fit 0.8", "fit 0.6")
+
+
+def sharded() -> Iterable[Row]:
+    """Yield times and peaks of steps that are divided among two GPUs, by FSDP2 and by `fit`."""
+    cases = results("memory/sharded.json")["cases"]
+    for model, title in SHARDED.items():
+        found = [cases[f"{model} {way}"] for way in SHARDED_WAYS]
+        yield [title, *(f"{ms(each['ms'])}, {each['peak_bytes'] / 2**30:.1f} GiB" for each in found)]
+
+
 # --- programs that are tuned while they run: torch/networks.json, torch/networks_64MiB.json
 
 MOST_RATIO, MOST_LIMITED_RATIO = 1.02, 1.05
@@ -580,6 +592,11 @@ TABLES = (
     ),
     Table("docs/beside-other-ways.md", " | ".join(["step by each way, H200", *COLUMNS]), rivals),
     Table("README.md", " | ".join(["tensors of an H200 within", *WAYS]), rivals_within),
+    Table(
+        "docs/several-gpus.md",
+        "step of two H200s | FSDP2 | with `checkpoint` | `fit` | within 80 % of FSDP2's peak | 60 %",
+        sharded,
+    ),
     Table(
         "README.md",
         "measured on an H200, float32, NCHW | without ucudnn | undivided | ucudnn | | spread",
