@@ -1,7 +1,10 @@
 """Tests of what a fitted step says of itself: who has how much memory, what was done to which layer, and times."""
 
+import gc
 import re
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +17,7 @@ from ucudnn.memory import fit  # noqa: E402
 from ucudnn.memory.torch.device.stated_budget import (  # noqa: E402
     StatedBudget,
     memory_parts,
+    other_bytes,
     outside_bytes,
     reserve_bytes,
     stated_budget,
@@ -116,6 +120,58 @@ def test_what_the_process_has_beside_the_allocator_is_subtracted_and_what_others
     assert stated.tensor_bytes == 1300 * MIB
     assert stated.lines() == []
     assert stated_budget(None, GPU).tensor_bytes is None
+
+
+def stored(address, size, **more):
+    """Return what stands for a tensor on a GPU."""
+    storage = SimpleNamespace(data_ptr=lambda: address, nbytes=lambda: size)
+    return SimpleNamespace(is_cuda=True, untyped_storage=lambda: storage, **more)
+
+
+def test_tensors_that_are_none_of_the_step_s_are_subtracted_when_the_collector_has_run(monkeypatch):
+    own = [stored(1, 100 * MIB), stored(1, 100 * MIB), stored(2, 50 * MIB)]
+    own.append(SimpleNamespace(is_cuda=True, _local_tensor=stored(3, 7 * MIB)))  # of a DTensor
+    allocated, collected = [1157 * MIB, 657 * MIB], []
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: allocated[len(collected)])
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(1))
+    assert other_bytes(GPU, own) == 500 * MIB
+    assert collected == [1]
+    collected.clear()
+    allocated[:] = [170 * MIB] * 2
+    assert other_bytes(GPU, own) == 0, "libraries keep a little"
+    assert other_bytes(GPU, own[:1], more=57 * MIB) == 0
+    assert not collected
+    assert other_bytes(CPU, own) == 0
+    stated = StatedBudget(budget=1000, other_bytes=200, outside_bytes=300, allocator_bytes=400)
+    assert stated.tensor_bytes == 500
+    assert stated.lines()[0] == "tensors of this process that are none of the step's: 200 B"
+    assert "predicted 900 B at most" in stated.lines()[1]
+    with pytest.raises(BudgetError, match="200 bytes of tensors that are none of the step's"), stated.explained():
+        raise BudgetError("too little", kernel="conv", limit_bytes=500, required_bytes=700)
+
+
+def test_what_a_step_has_is_told_from_other_tensors_when_it_is_fitted(monkeypatch):
+    _, model, sample, optimizer = fitted("stock")
+    loss, given = torch.nn.functional.cross_entropy, []
+    loss(model(*sample[:1]), sample[1]).backward()
+    optimizer.step()
+    module = sys.modules["ucudnn.memory.torch.running.fit"]
+    monkeypatch.setattr(module, "other_bytes", lambda *args: given.append(args) or 5_000_000)
+    options = {"loss": loss, "optimizer": optimizer}
+    with pytest.raises(BudgetError, match=r"4\.\d+ MiB of tensors that are none"):
+        fit(model, sample, budget=5_001_000, **options)
+    step = fit(model, sample, budget=50_000_000, **options)
+    assert step.stated.tensor_bytes == 45_000_000
+    _, own, buckets = given[-1]
+    states = [each for state in optimizer.state.values() for each in state.values()]
+    every = [*model.parameters(), *model.buffers(), *(each.grad for each in model.parameters()), *states, *sample]
+    assert {id(each) for each in own} == {id(each) for each in every}
+    assert buckets == 0
+    optimizer.zero_grad()
+    step(*sample)  # as planned; another mini-batch has the same other tensors
+    step(*(each[:1] for each in sample))
+    assert {each.stated.other_bytes for each in (step, *step._others)} == {5_000_000}
+    assert len(given) == 2
 
 
 def test_where_the_driver_does_not_tell_processes_apart_others_count_up_to_a_bound_and_that_is_said(

@@ -1,12 +1,13 @@
 """StatedBudget: a budget as the user states it, and who has how much of it beside activations."""
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from ucudnn.errors import BudgetError
 from ucudnn.memory.step.costs import Costs
@@ -22,6 +23,7 @@ _ROLES = {
     Role.INPUT: "inputs",
     Role.OUTPUT: "outputs",
 }
+_FEW = 16 * 2**20
 _LEAST_RESERVE = 16 * 2**20  # on an H200, up to 10 MiB grew beside the allocator after plans were made
 _RESERVE_PART = 4  # operations that were measured grew it by 70 MiB
 _UNSEEN_RESERVE = 128 * 2**20  # where nobody could see how much these grew it; from before them on it was 104 MiB
@@ -48,6 +50,7 @@ class StatedBudget:
     Attributes:
         budget: the total; None bounds nothing.
         library_bytes: what libraries keep in PyTorch's allocator.
+        other_bytes: tensors in PyTorch's allocator that are none of the step's, such as those of another model.
         outside_bytes: what the process has beside PyTorch's allocator.
         told_apart: whether other processes' bytes are not among these.
         reserve_bytes: what is kept for kernels that are loaded later, as those of the optimizer are in its first step.
@@ -63,6 +66,7 @@ class StatedBudget:
 
     budget: int | None
     library_bytes: int = 0
+    other_bytes: int = 0
     outside_bytes: int = 0
     told_apart: bool = True
     reserve_bytes: int = 0
@@ -78,7 +82,7 @@ class StatedBudget:
     @property
     def taken_bytes(self) -> int:
         """Bytes that no plan can use."""
-        return self.library_bytes + self.outside_bytes + self.reserve_bytes
+        return self.library_bytes + self.other_bytes + self.outside_bytes + self.reserve_bytes
 
     @property
     def tensor_bytes(self) -> int | None:
@@ -118,6 +122,8 @@ class StatedBudget:
             taken = f"{bytes_up(self.outside_bytes)} of context, modules and NCCL"
             if not self.told_apart:
                 taken += ", or of other processes,"
+            if self.other_bytes:
+                taken += f" and {bytes_up(self.other_bytes)} of tensors that are none of the step's"
             if self.library_bytes:
                 taken += f" and {bytes_up(self.library_bytes)} of library workspaces"
             if self.reserve_bytes:
@@ -139,10 +145,12 @@ class StatedBudget:
                 f" count as its context and modules, up to {format_bytes(_most_outside())}, and kernels that are loaded"
                 " later are not looked at"
             )
+        if self.other_bytes:
+            found.append(f"tensors of this process that are none of the step's: {format_bytes(self.other_bytes)}")
         if self.reserve_bytes:
             found.append(f"kept for kernels that are loaded later: {format_bytes(self.reserve_bytes)}")
         if self.budget is not None and self.allocator_bytes is not None:
-            taken = self.allocator_bytes + self.outside_bytes
+            taken = self.allocator_bytes + self.other_bytes + self.outside_bytes
             line = f"taken from the device: predicted {format_bytes(taken)} at most, holes between tensors included"
             if taken > self.budget:
                 line += ", which exceeds the budget: the tensors fit, but not side by side"
@@ -158,14 +166,41 @@ class StatedBudget:
         return found
 
 
-def stated_budget(budget: int | None, device: torch.device, host_bytes: int | None = None) -> StatedBudget:
-    """Return a budget with what the process has on the device now."""
+def stated_budget(
+    budget: int | None, device: torch.device, host_bytes: int | None = None, other_bytes: int = 0
+) -> StatedBudget:
+    """Return a budget with what the process has on the device now; arguments as the attributes of `StatedBudget`."""
     if budget is None:
         return StatedBudget(budget=None, host_bytes=host_bytes)
-    outside = read_outside(device)
+    found, told_apart = read_outside(device)
     return StatedBudget(
-        budget=budget, host_bytes=host_bytes, outside_bytes=outside.bytes, told_apart=outside.told_apart
+        budget=budget, host_bytes=host_bytes, other_bytes=other_bytes, outside_bytes=found, told_apart=told_apart
     )
+
+
+def other_bytes(device: torch.device, own: Sequence[Tensor], more: int = 0) -> int:
+    """Return the bytes of tensors in PyTorch's allocator of a GPU that are none of some tensors.
+
+    Bytes up to 16 MiB are none, because of what libraries keep and holes within the allocator's units.
+
+    Args:
+        device: the device; a CPU has no such allocator.
+        own: the tensors.
+        more: bytes that they have elsewhere in the allocator.
+    """
+    if device.type != "cuda":
+        return 0
+    locals_ = [getattr(each, "_local_tensor", each) for each in own]
+    sizes = {each.data_ptr(): each.nbytes() for each in (it.untyped_storage() for it in locals_ if it.is_cuda)}
+    known = more + sum(sizes.values())
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+    found = torch.cuda.memory_allocated(device) - known
+    if found > _FEW:
+        gc.collect()  # what nobody holds may wait for it
+        found = torch.cuda.memory_allocated(device) - known
+    return found if found > _FEW else 0
 
 
 def reserve_bytes(grown: int, device: torch.device) -> int:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
 from ucudnn.memory.planner.search import PLAN_SECONDS, PlanSearch
@@ -17,7 +19,7 @@ from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.torch.compiling.compiled_regions import SMALL, compiled_program
 from ucudnn.memory.torch.device.allocator import settings_restorer
 from ucudnn.memory.torch.device.allocator_meter import step_meter
-from ucudnn.memory.torch.device.stated_budget import StatedBudget, stated_budget
+from ucudnn.memory.torch.device.stated_budget import StatedBudget, other_bytes, stated_budget
 from ucudnn.memory.torch.hooks.hooked_step import HOOKS, INSTEAD_OF_A_PLAN, HookedStep, hooked_step
 from ucudnn.memory.torch.measuring.measure import memory_bytes
 from ucudnn.memory.torch.measuring.operation_costs import step_costs
@@ -141,6 +143,7 @@ def fit(
         convolutions=convolutions,
         debug=debug,
         host_bytes=host,
+        other_bytes=0 if total is None else _other_bytes(device, model, sample, optimizer),
         progress=progress,
         plan_seconds=plan_seconds,
         divide=divide,
@@ -160,6 +163,19 @@ def fit(
 
     sharding = Sharding(model, loss, optimizer, mesh, mixed_precision)
     return sharding.fitted(make, sample, keep_gradients=keep_gradients)
+
+
+def _other_bytes(device: torch.device, model: nn.Module, sample: Any, optimizer: Any) -> int:
+    """Return the bytes of tensors on a device that are none of the step's; buckets of DistributedDataParallel are."""
+    if not isinstance(model, nn.Module):  # which is refused later
+        return 0
+    parameters = [*model.parameters()]
+    optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    kept = (parameters, [each.grad for each in parameters], [*model.buffers()], sample)
+    states = [[*each.state.values()] for each in optimizers if isinstance(each, torch.optim.Optimizer)]
+    own = [each for each in tree_leaves((kept, states)) if isinstance(each, Tensor)]
+    buckets = sum(each.nbytes for each in parameters) if isinstance(model, DistributedDataParallel) else 0
+    return other_bytes(device, own, buckets)
 
 
 def fit_subject(subject: StepSubject, options: FitOptions) -> FittedStep:
@@ -191,7 +207,8 @@ def _fitted(subject: StepSubject, options: FitOptions, others: list[StepSubject]
         stages, name = Stages(options.progress), type(subject.model).__name__
         stages.begin(f"tracing {name}")
         program = options.ranks.all(partial(trace_program, subject, name, subject.batch))
-        stated = options.ranks.stated(stated_budget(options.budget, program.device, options.host_bytes))
+        on = program.device
+        stated = options.ranks.stated(stated_budget(options.budget, on, options.host_bytes, options.other_bytes))
         costs = step_costs(program.graph, program.device)
         updates = subject.optimizers, program.graph, costs, stated.tensor_bytes
         if not subject.in_pieces and (has_pieces(program.calls) or has_large_update(*updates)):

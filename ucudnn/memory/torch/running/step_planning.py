@@ -47,6 +47,7 @@ class FitOptions:
     Attributes:
         measured: whether each operation runs by itself before the plan is made, which gives its time, and on a GPU its
             scratch. Otherwise times are those of a device profile, and operations have no scratch.
+        other_bytes: tensors on the device that are none of the step's.
         races: whether torch.compile of the whole step takes turns with the plan, and stays where it is faster.
         regions: what is compiled already, if steps are.
         ranks: decides together with other ranks.
@@ -58,6 +59,7 @@ class FitOptions:
     convolutions: str | Mapping[str, Any] | None = None
     debug: bool = False
     host_bytes: int | None = None
+    other_bytes: int = 0
     progress: Progress | None = None
     plan_seconds: float | None = PLAN_SECONDS
     divide: bool = False
