@@ -120,6 +120,10 @@ def test_a_plan_counts_only_where_it_keeps_what_is_left_and_a_better_one_may_not
     assert [planned(), planned()] == [False, True]
     assert [planned(less=1), planned(budget - 1, less=1)] == [False, True]
     assert planned(int(1.004 * budget))  # other bytes beside the tensors
+    assert planned(int(1.04 * budget))  # kernels that are not loaded where times are known
+    assert kept_step._near(10**10) == 0.98 * 10**10 < kept_step._near(10**10 + 1)
+    assert kept_step._near(2**31) == pytest.approx(0.95 * 2**31)
+    assert kept_step._near(2**32) == 2**32 - 2**27
     assert [planned(int(1.1 * budget)), planned()] == [False, False], (
         "the first is far from the best, the second too much"
     )

@@ -46,8 +46,7 @@ _CHOOSING = *("blas", "cpu_", "cublas", "cudnn", "deterministic"), *("float32", 
 _PRECISIONS = "cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.matmul", "mkldnn.rnn"
 _OF_OPERATION = attrgetter("kind", "phase", "reads", "writes", "module", "repeatable", "problem", "problem_batch")
 _KINDS = [*ActionKind]
-_NEAR = 0.98  # share of what is left of a budget for which a plan was made; kernels take a little more or less of it
-_LOADED = 128 * 2**20  # bytes of kernels, such as all that are tried, which a process that knows times does not load
+_LOADED = 128 * 2**20  # bytes of kernels that are loaded where operations are timed, but not where times are known
 _SLOWER = 1.005  # times the slowdown by a plan where it was made
 
 
@@ -84,6 +83,11 @@ def kept_costs(files: StepFiles, program: StepProgram, measure: Callable[[Costs 
     name = f"costs {_conditions(program.device)} {alike_operations(program)}"
     costs, is_known = files.found(name, read, partial(measure, None), encode_measured)
     return measure(costs) if is_known else costs
+
+
+def _near(budget: int) -> float:
+    """Return for how many bytes at least a plan was made that counts within a budget; kernels take some of it."""
+    return budget - max(0.02 * budget, min(_LOADED, 0.05 * budget))
 
 
 @final
@@ -124,9 +128,7 @@ class KeptPlans:
         def read(value: Any) -> MemoryPlan | None:
             plan, made_within = self._decoded(value, budget), whole(value["bytes"], "budget")
             done, before = simulate(plan, self._costs), number(value["slowdown"], "slowdown")
-            over = budget is not None and (
-                done.peak_bytes > budget or made_within < min(_NEAR * budget, budget - _LOADED)
-            )
+            over = budget is not None and (done.peak_bytes > budget or made_within < _near(budget))
             if over or (host_bytes is not None and done.pinned_bytes > host_bytes):
                 return None
             if self._slowdown(plan, room) > _SLOWER * before:  # it is infinite where there is no room
