@@ -157,9 +157,10 @@ def test_losers_stand_first_and_a_front_has_what_nothing_beats(tmp_path):
     assert [*rows] == ["gradient accumulation", "eager PyTorch", "`activation_memory_budget`", "`save_on_cpu`", "`fit`"]
     assert rows["`fit`"] == ["1.20", "1.20", "1.20", "1.50", "–", "40 %"]
     assert rows["gradient accumulation"] == ["–"] * 5 + ["did not run"]
+    cases |= case("ours-compiled", 0.4, 7.0, 65)
     assert [row[1:] for row in rival_table.within(cases)] == [
-        ["9.00", "–", "–", "0.80", "1.20"],
-        ["9.00", "–", "–", "–", "1.20"],
+        ["9.00", "–", "–", "0.80", "1.20", "0.70"],
+        ["9.00", "–", "–", "–", "1.20", "–"],
     ]
     pytest.importorskip("matplotlib")
     rival_table.draw(cases, NETWORK, tmp_path / "front.svg")
