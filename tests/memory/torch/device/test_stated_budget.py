@@ -153,6 +153,7 @@ def test_tensors_that_are_none_of_the_step_s_are_subtracted_when_the_collector_h
 def test_what_a_step_has_is_told_from_other_tensors_when_it_is_fitted(monkeypatch):
     _, model, sample, optimizer = fitted("stock")
     loss, given = torch.nn.functional.cross_entropy, []
+    model.table = torch.zeros(3)  # no buffer
     loss(model(*sample[:1]), sample[1]).backward()
     optimizer.step()
     module = sys.modules["ucudnn.memory.torch.running.fit"]
@@ -165,6 +166,7 @@ def test_what_a_step_has_is_told_from_other_tensors_when_it_is_fitted(monkeypatc
     _, own, buckets = given[-1]
     states = [each for state in optimizer.state.values() for each in state.values()]
     every = [*model.parameters(), *model.buffers(), *(each.grad for each in model.parameters()), *states, *sample]
+    every.append(model.table)
     assert {id(each) for each in own} == {id(each) for each in every}
     assert buckets == 0
     optimizer.zero_grad()

@@ -171,7 +171,8 @@ def _other_bytes(device: torch.device, model: nn.Module, sample: Any, optimizer:
         return 0
     parameters = [*model.parameters()]
     optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-    kept = (parameters, [each.grad for each in parameters], [*model.buffers()], sample)
+    attributes = [it for each in model.modules() for it in vars(each).values() if isinstance(it, Tensor)]
+    kept = (parameters, [each.grad for each in parameters], [*model.buffers()], attributes, sample)
     states = [[*each.state.values()] for each in optimizers if isinstance(each, torch.optim.Optimizer)]
     own = [each for each in tree_leaves((kept, states)) if isinstance(each, Tensor)]
     buckets = sum(each.nbytes for each in parameters) if isinstance(model, DistributedDataParallel) else 0

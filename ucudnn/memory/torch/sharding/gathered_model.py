@@ -155,10 +155,10 @@ class _Reader:
     """Gathers what is read, once."""
 
     def __init__(
-        self, buckets: Sequence[Sequence[ParameterShard]], way: "_Way", accumulated: Mapping[int, Tensor]
+        self, together: Sequence[Sequence[ParameterShard]], way: "_Way", accumulated: Mapping[int, Tensor]
     ) -> None:
         # While a step is traced, tensors without memory are in the places of the shards.
-        self._buckets = {id(table[key]): bucket for bucket in buckets for each in bucket for table, key in each.places}
+        self._buckets = {id(table[key]): bucket for bucket in together for each in bucket for table, key in each.places}
         self._whole: dict[int, Tensor] = {}
         self._way, self._accumulated = way, accumulated
 
@@ -191,8 +191,7 @@ class _Way(NamedTuple):
 class _Gathered(torch.autograd.Function):
     """Whole parameters of their shards, by one collective each way.
 
-    Backward returns this rank's part of the mean of all
-    ranks' gradients.
+    Backward returns this rank's part of the mean of all ranks' gradients.
 
     Where gradients are accumulated, it returns this rank's whole gradient, as that of another tensor.
     """
@@ -255,7 +254,8 @@ def _padded(gradient: Tensor, way: _Way) -> Tensor:
 
 
 def _kind(shard: ParameterShard) -> object:
-    return (shard.inside.dtype, shard.outside.requires_grad) if shard.is_split else None
+    has_rows = shard.is_split and shard.outside.numel() > 0
+    return (shard.inside.dtype, shard.outside.requires_grad) if has_rows else None
 
 
 def _bytes(shard: ParameterShard) -> int:
