@@ -111,7 +111,7 @@ def ways(name: str, options: argparse.Namespace, mesh: Any, device: torch.device
 
 
 def _shard_by_fsdp2(net: nn.Module, mesh: Any) -> None:
-    """Shard each block, what is inside it first; nothing of the model is held when that is done."""
+    """Shard the model by its blocks, inner ones first; no name of the caller keeps a module alive."""
     for module in reversed([*net.modules()][1:]):
         if isinstance(module, BLOCKS):
             fully_shard(module, mesh=mesh)

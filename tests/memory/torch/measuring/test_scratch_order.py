@@ -25,7 +25,7 @@ def events(*given):
 
 
 A, B = returned(0), returned(1)
-CASES = {  # events, what is returned, and in MiB what is allocated in order, and what is returned later
+CASES = {  # events, results, and in MiB the expected pieces in order and the results that come later
     "a copy that is made first": (((1, 40), (2, 10), (3, 7), 3, 1), [2], (40, A, 7)),
     "one piece behind what is returned": (((2, 10), (3, 7), 3), [2], None),
     "nothing beside what is returned": (((2, 10),), [2], None),

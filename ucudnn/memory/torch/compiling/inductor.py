@@ -67,16 +67,15 @@ def _compiled(
         (output,) = traced.graph.find_nodes(op="output")
         output.meta["user_visible_output_idxs"] = []
         code: Any = compile_fx_inner(traced, given, static_input_idxs=(), is_inference=True)
-    lies = [(each.shape, each.stride, each.dtype) for each in results]
-
-    run = code
+    lies, run = [(each.shape, each.stride, each.dtype) for each in results], code
 
     # What the code returns is allocated before its scratch, as plans have it, and lies as eager PyTorch laid it.
     def call(*args: Tensor) -> list[Tensor]:
         nonlocal run
         found = [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in lies]
         run([*args, *found])
-        run = getattr(code, "current_callable", None) or code  # what the rest does is done in the first call
+        if run is code:  # what it does around its kernels is done in the first call
+            run = getattr(code, "current_callable", None) or code
         return found
 
     return call

@@ -1,7 +1,7 @@
 """StatedBudget: a budget as the user states it, and who has how much of it beside activations."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
@@ -190,17 +190,20 @@ def other_bytes(device: torch.device, own: Sequence[Tensor], more: int = 0) -> i
     """
     if device.type != "cuda":
         return 0
-    locals_ = [getattr(each, "_local_tensor", each) for each in own]
-    sizes = {each.data_ptr(): each.nbytes() for each in (it.untyped_storage() for it in locals_ if it.is_cuda)}
-    known = more + sum(sizes.values())
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
+    here = [getattr(each, "_local_tensor", each) for each in own if each.is_cuda]  # of a DTensor what this rank has
+    known = more + storage_bytes(here)
+    _clear_library_workspaces()
     found = torch.cuda.memory_allocated(device) - known
     if found > _FEW:
         gc.collect()  # what nobody holds may wait for it
         found = torch.cuda.memory_allocated(device) - known
     return found if found > _FEW else 0
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the storages in which tensors lie, each once."""
+    storages = [each.untyped_storage() for each in tensors]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 def reserve_bytes(grown: int, device: torch.device) -> int:
@@ -231,10 +234,8 @@ def library_workspace_bytes(device: torch.device) -> int:
     """
     if device.type != "cuda":
         return 0
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     torch.cuda.synchronize(device)
-    if clear is not None:
-        clear()
+    _clear_library_workspaces()
     before = torch.cuda.memory_allocated(device)
     with torch.enable_grad():
         x = torch.ones(8, 8, device=device, requires_grad=True)
@@ -242,6 +243,12 @@ def library_workspace_bytes(device: torch.device) -> int:
         del x
     torch.cuda.synchronize(device)
     return max(0, torch.cuda.memory_allocated(device) - before)
+
+
+def _clear_library_workspaces() -> None:
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
 
 
 def outside_bytes(device: torch.device) -> int:

@@ -22,7 +22,7 @@ class CutCall:
     """What a call has in rows that runs in parts, whatever the segment.
 
     Attributes:
-        made: storages of the results with rows, and of what it writes, which it need not return.
+        made: storages that it writes and that have rows, whether it returns them or not.
         on_fine: whether the first of them lies on the fine axis of the call's window.
         count: number of rows of the first of them, or else of an argument; 0 if nothing has rows.
         cut: for each tensor with rows its storage, the call that wrote it before, whether it lies on the fine axis,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from ucudnn.memory.torch.device.stated_budget import storage_bytes
 from ucudnn.memory.torch.measuring.training_step import TrainingStep
 
 
@@ -62,8 +63,7 @@ def _present_bytes(step: TrainingStep) -> int:
     tensors: list[Tensor] = [*model.parameters(), *model.buffers(), *step.input_tensors()]
     tensors += [each.grad for each in model.parameters() if each.grad is not None]
     tensors += [value for _, value in step.optimizer_state()]
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return storage_bytes(tensors)
 
 
 def descendants(events: Any) -> Iterator[Any]:

@@ -31,9 +31,9 @@ class AllocatorEvent(NamedTuple):
 def scratch_pieces(events: Sequence[AllocatorEvent], results: Sequence[int]) -> ScratchPieces | None:
     """Return what is there when a call has allocated the most, by the events during it.
 
-    `results` are the addresses of what the call returned, in order. There are no pieces where they are of no use,
-    because what is returned above 1 MiB is allocated in its order, all that is returned is there with the pieces, and
-    there is at most one of them, behind it.
+    `results` are the addresses of what the call returned, in order. The answer is None where the pieces say nothing
+    new: the call allocates its results above 1 MiB in order, all of them are there at that time, and at most one piece
+    of scratch comes behind them.
     """
     last = {each.address: place for place, each in enumerate(events) if each.kind == _TAKES}
     own = [address for address in dict.fromkeys(results) if address in last]
