@@ -28,6 +28,7 @@ class Head(nn.Module):
         return self.head(F.gelu(self.words(x))).flatten(0, 1).float()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 def test_products_of_odd_sides_are_padded_and_their_gradients_are_as_near_as_those_of_torch_compile(device):
     torch.manual_seed(0)
     model = Head().to(device)
@@ -54,7 +55,7 @@ def test_products_of_odd_sides_are_padded_and_their_gradients_are_as_near_as_tho
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("share", [0.7, 0.5])
+@pytest.mark.parametrize("share", [0.8, 0.65])
 def test_tensors_of_a_compiled_step_lie_where_its_plan_has_put_them(share):
     recipe = replace(RECIPES["gpt2"], batch=4, autocast=DataType.BFLOAT16)
     stock = trial(PYTORCH, recipe=recipe, steps=3, warmup=1)

@@ -421,3 +421,33 @@ distributed.destroy_process_group()
 def test_ranks_of_a_distributed_model(tmp_path):
     for output, errors, status in run_forked_ranks(RANKED, tmp_path / "ranks"):
         assert (output.split(), status) == (["True", "True"], 0), errors
+
+
+class Inner(nn.Module):
+    """Saves a tensor that no other module holds."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh().exp())
+
+
+def test_steps_that_grow_a_little_call_more_modules_again_without_being_recorded_again(dear_copies):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Inner(16) for _ in range(40)))
+    plain, repeated = copy.deepcopy(model), []
+    with budget("6MiB", device="cpu") as within:  # a plain step of 1024 rows takes 8 MiB
+        steps = within._begun
+        for number in range(16):
+            x = torch.randn(1024 if number < 6 else 1060, 16)
+            model.zero_grad()
+            model(x).square().mean().backward()
+            repeated.append(sum(use.repeated for use in steps.calls._uses.values()))
+            assert number < 6 or not steps._pressure.learning
+    plain(x).square().mean().backward()
+    assert_same_bits(gradients_of(plain), gradients_of(model))
+    assert 0 < repeated[5] < repeated[-1], repeated
+    assert steps._guarded <= 0
+    assert within.peak_bytes <= 6 * 2**20

@@ -16,7 +16,7 @@ def option(ms, size, *spans, inside=()):
 
 def choose(options, demand, limit, dearest=1.0, allowed=lambda module: True):
     found, left = choose_modules(options, demand, limit, dearest, allowed)
-    return [next(at for at, each in enumerate(options) if each.module is one) for one in found], left
+    return [next(at for at, each in enumerate(options) if each is one) for one in found], left
 
 
 DEMAND = [10, 20, 30, 40, 30, 20]  # events 1 to 6

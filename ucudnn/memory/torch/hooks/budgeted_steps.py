@@ -21,11 +21,11 @@ from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.torch.device.compilation import eagerly, never_compiled, stop_compiler
 from ucudnn.units import bytes_down, bytes_up, format_bytes
 
-_RESERVE = 192 * 2**20  # kernels that the first steps load, more than 128 MiB for a detector on an H200
-_LATER_RESERVE = 32 * 2**20
-_HOLES = 0.03  # of what PyTorch's allocator may take, for holes between tensors
+_RESERVES = (192 * 2**20, 64 * 2**20, 32 * 2**20)  # for kernels that the first step loads, the second, and later ones
+_HOLES, _HOLE_BYTES = 0.02, 160 * 2**20  # between tensors, of what PyTorch's allocator may take, and in its pages
 _FIRST_CHOICE = 2  # the step before it loads kernels, which says nothing about times
 _MOST_LEARNED = 8  # steps
+_CALM = 2  # steps in a row that needed no relief, after which operations are guarded no longer
 _MOST_LINES = 10
 _PARAMETERS, _GRADIENTS = "parameters and buffers", "their gradients"
 _OTHERS = "the optimizer's state, inputs and what operations take for a while"
@@ -41,7 +41,7 @@ class BudgetedSteps:
 
     def __init__(self, total: int, device: torch.device, host_bytes: int | None, *, explains: bool = False) -> None:
         self.total, self.device = total, device
-        self._steps, self._learned, self.outside = 0, 0, 0
+        self._steps, self._learned, self._guarded, self.outside = 0, 0, _CALM, 0
         self._backward, self._open, self._explains = False, True, explains
         self._owners, self._most = Counter[Any](), 0
         self._restore = settings_restorer(device)
@@ -50,12 +50,12 @@ class BudgetedSteps:
             expand_segments(device)
             torch.cuda.empty_cache()
         try:
-            cap = self._bound(_RESERVE)
+            cap = self._bound(_RESERVES[0])
         except BaseException:
             self._restore()
             raise
         self.alive: LiveBytes = AllocatedBytes(device) if counted is None else counted
-        self._pressure = Pressure(self.alive, cap, _HOLES if counted is None else 0.0)
+        self._pressure = Pressure(self.alive, cap, _HOLES + _HOLE_BYTES / cap if counted is None else 0.0)
         self._store = HostStore(device, host_bytes)
         self.memory = SavedMemory(device, self._pressure, self._store)
         if explains:
@@ -110,9 +110,9 @@ class BudgetedSteps:
                 self.guard.turn(on=False)
 
     def _turn_guard(self) -> None:
-        """Guard operations where their sizes are not known yet; on a CPU always."""
+        """Guard operations until steps need no relief; on a CPU always."""
         stop_compiler()
-        self.guard.turn(on=self._open and (self._pressure.learning or self.device.type != "cuda"))
+        self.guard.turn(on=self._open and (self._guarded > 0 or self.device.type != "cuda"))
 
     def _pack(self, tensor: Tensor) -> Any:
         packed = self.memory.pack(tensor)
@@ -144,15 +144,20 @@ class BudgetedSteps:
         self.memory.owner = None
         pressure = self._pressure
         if self._open and (pressure.learning or self._steps & (self._steps - 1) == 0):  # less and less often
-            pressure.allow(self._bound(_LATER_RESERVE if self._steps >= _FIRST_CHOICE else _RESERVE))
+            pressure.allow(self._bound(_RESERVES[min(self._steps, len(_RESERVES) - 1)]))
+        calm = pressure.end_step(tries=self.calls.trying)
+        tried, self.calls.trying = self.calls.trying, False  # what is dropped from now on was still there
+        if self._steps >= _FIRST_CHOICE and not tried and (pressure.learning or not calm):
+            self.calls.choose(self._store.ms_per_byte)
+        self._guarded = _CALM if pressure.learning or not calm else self._guarded - 1
         if pressure.learning:
             self._learned += 1
-            more = self._steps >= _FIRST_CHOICE and self.calls.choose(self._store.ms_per_byte)
-            self.calls.end_step()
-            calm = pressure.end_step() and not more and self._steps > _FIRST_CHOICE
-            pressure.learning = self._explains or (not calm and self._learned < _MOST_LEARNED)
-        elif not pressure.end_step():
+            settled = self._steps > _FIRST_CHOICE and not tried and not self.calls.trying
+            pressure.learning = self._explains or (not settled and self._learned < _MOST_LEARNED)
+        elif pressure.differs:
             pressure.learning, self._learned = True, 0
+        if pressure.learning:
+            self.calls.record()
         self.memory.begin_step()
 
     def _exceeded(self, error: torch.OutOfMemoryError) -> BudgetError:

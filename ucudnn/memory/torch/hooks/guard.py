@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any, final
 
 import torch
@@ -20,6 +21,14 @@ def tried_bytes(error: torch.OutOfMemoryError) -> int:
     """Return the bytes that an operation asked for in vain; 0 where the error does not say."""
     found = _TRIED.search(str(error))
     return parse_bytes(f"{found[1]}{found[2].replace('bytes', 'B')}") if found else 0
+
+
+@cache
+def _traits(func: Any) -> tuple[bool, bool, bool]:
+    """Return whether an operation can run again, draws random numbers then, and writes to running statistics."""
+    schema = getattr(func, "_schema", None)
+    again = schema is not None and not schema.is_mutable
+    return again, again and torch.Tag.nondeterministic_seeded in func.tags, str(func).startswith(_NORMS)
 
 
 @final
@@ -58,11 +67,9 @@ class Guard(EagerOperators):
 
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = getattr(func, "_schema", None)
-        again = schema is not None and not schema.is_mutable
-        drawn = again and torch.Tag.nondeterministic_seeded in func.tags
-        state = random_state(self._device) if drawn else None
-        statistics = args[3:5] if str(func).startswith(_NORMS) else ()
+        again, draws, writes = _traits(func)
+        state = random_state(self._device) if draws else None
+        statistics = args[3:5] if writes else ()
         before = [each if each is None else each.clone() for each in statistics]
         if self._counted is not None:
             self._count(self._counted, (args, kwargs))

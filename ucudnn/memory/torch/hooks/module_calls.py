@@ -23,7 +23,6 @@ from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.memory.torch.hooks.saved_tensors import SavedStorage, storage_key
 from ucudnn.torch.device.compilation import never_compiled
 
-_TARGET_PART = 64  # of the limit that a choice leaves free, so that small changes of a step need no other one
 _COPIES = 2  # what leaves for the host is copied there and back
 _plain: Any = nn.Module.__call__
 _lock = new_lock(LockLevel.INNERMOST)
@@ -66,6 +65,7 @@ class ModuleCalls:
         names: names of modules.
         depth: how many calls run now, one in another.
         begin: is called before one that is in no other one.
+        trying: whether modules were chosen that keep what they save in this step, and are called again to compare.
     """
 
     def __init__(self, memory: SavedMemory) -> None:
@@ -75,7 +75,7 @@ class ModuleCalls:
         self._memory, self._device = memory, memory.device
         self._uses: weakref.WeakKeyDictionary[nn.Module, ModuleUse] = weakref.WeakKeyDictionary()
         self._stack: list[Call] = []
-        self._quiet, self._trying = 0, False
+        self._quiet, self.trying = 0, False
         memory.added, memory.read = self._added, self._read
 
     @contextmanager
@@ -119,39 +119,42 @@ class ModuleCalls:
             self.depth -= 1
             memory.owner = before
 
-    def choose(self, most_ms_per_byte: float) -> bool:
-        """Choose more modules that are repeated by what was recorded in this step; return whether there are any.
+    def choose(self, most_ms_per_byte: float) -> None:
+        """Choose more modules that are repeated, by the last step that was recorded.
 
         What is still too much leaves for the host as soon as it can.
         """
-        if self._trying:  # what these drop from now on is still there in this step
-            self._trying = False
-            return True
         pressure = self._memory.pressure
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         repeated = {module for module, use in self._uses.items() if use.repeated}
+        within = {each for module in repeated for each in module.modules()}
         candidates = [
             RepeatableModule(
                 module, use.calls, sum(passed_ms(each.begin, each.end) for each in use.calls), {*module.modules()}
             )
             for module, use in self._uses.items()
-            if use.calls and not use.repeated and use.same_bits is not False and repeated.isdisjoint(module.modules())
+            if use.calls
+            and use.same_bits is not False
+            and module not in within
+            and repeated.isdisjoint(module.modules())
         ]
-        target = pressure.limit - pressure.limit // _TARGET_PART
         found, self._memory.ahead_bytes = choose_modules(
-            candidates, pressure.demand, target, _COPIES * most_ms_per_byte, may_be_repeated
+            candidates, pressure.demand, pressure.target, _COPIES * most_ms_per_byte, may_be_repeated
         )
+        profile = [0, *pressure.demand]
         for each in found:
-            self._uses[each].repeated = True
-            self._uses[each].size = max(call.size for call in self._uses[each].calls)
-        self._trying = bool(found)
-        return self._trying
+            self._uses[each.module].repeated = True
+            self._uses[each.module].size = each.largest
+            each.drop(profile, 1)
+        pressure.demand[:] = profile[1:]
+        self.trying = bool(found)
 
-    def end_step(self) -> None:
-        """Forget what was recorded in this step."""
+    def record(self) -> None:
+        """Forget the step that was recorded, because this one is."""
         for use in self._uses.values():
             use.calls = []
+        self._memory.pressure.demand.clear()
         self._stack.clear()
 
     def _met(self, module: nn.Module) -> ModuleUse:

@@ -60,7 +60,7 @@ def choose_modules(
     limit: int,
     most_ms_per_byte: float,
     allowed: Callable[[nn.Module], bool],
-) -> tuple[list[nn.Module], int]:
+) -> tuple[list[RepeatableModule], int]:
     """Return modules to call again, and the bytes that are too many even so.
 
     Args:
@@ -82,8 +82,7 @@ def choose_modules(
         and allowed(each.module)
     ]
     found = [_greedy([each for each in fitting if each.largest * part < limit], [*excess]) for part in _PARTS]
-    chosen, left = min(found, key=lambda each: sum(one.ms for one in each[0]) + each[1] * most_ms_per_byte)
-    return [each.module for each in chosen], left
+    return min(found, key=lambda each: sum(one.ms for one in each[0]) + each[1] * most_ms_per_byte)
 
 
 def _greedy(fitting: list[RepeatableModule], excess: list[int]) -> tuple[list[RepeatableModule], int]:

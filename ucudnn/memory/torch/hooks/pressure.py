@@ -4,9 +4,11 @@ from typing import Any, final
 
 from ucudnn.memory.torch.hooks.live_bytes import LiveBytes
 
-_MORE_MARGIN, _MOST_MARGIN = 0.01, 0.1  # shares of the cap
+_MORE_MARGIN, _MOST_MARGIN = 0.015, 0.15  # shares of the cap
+_MOST_CHANGE = 8  # a step that had this part of the limit too many is another one than was learned
+_TARGET_PART = 64  # of the limit that a step is to leave free, so that small changes need no other choice
 _UNKNOWN = 16  # a module that did not run yet takes this part of the limit for a while
-_LOOKS = 256  # while nothing is learned, what is alive is read after this part of the limit was saved
+_LOOKS = 128  # while nothing is learned, what is alive is read after this part of the limit was saved
 
 
 @final
@@ -19,27 +21,33 @@ class Pressure:
 
     Attributes:
         limit: bytes, the cap less a margin for holes between tensors; `allow` sets it.
-        demand: for each event of this step, the most bytes until it, had nothing left for the host.
+        demand: for each event of the last step that was learned, the most bytes until it, had nothing left.
         learning, in_backward: whether it learns; whether backward runs.
+        differs: whether the last step had far more too many than the one that was learned.
         relieved: bytes that left in this step because of what was alive.
         away: bytes of saved storages that are in the host's memory alone.
         most: the most bytes that were alive at an event so far.
     """
 
     def __init__(self, alive: LiveBytes, cap: int, margin: float) -> None:
-        self.alive, self.learning, self.in_backward = alive, True, False
+        self.alive, self.learning, self.in_backward, self.differs = alive, True, False, False
         self.demand: list[int] = []
         self.relieved = self.away = self.most = 0
-        self._margin = margin
+        self._margin, self._spread = min(margin, _MOST_MARGIN), 0
         self._taken: dict[tuple[bool, Any], int] = {}  # in forward or backward, by the owner of what is saved
         self._key: tuple[bool, Any] = (False, None)
-        self._since = self._retries = 0
+        self._since = self._retries = self._usual = 0  # bytes since a look; counts and relief of the step before
         self.allow(cap)
         self._level, _ = alive.look()
 
     def allow(self, cap: int) -> None:
         """Set the limit by the most bytes that the device may have, holes included."""
         self._cap, self.limit = cap, int(cap * (1 - self._margin))
+
+    @property
+    def target(self) -> int:
+        """Bytes that a step is to take: less than the limit, because steps differ."""
+        return self.limit - self.limit // _TARGET_PART - self._spread
 
     def excess(self, owner: Any) -> int:
         """Return how many bytes must go for the module that runs next, or whose backward does; 0 without a look."""
@@ -73,12 +81,21 @@ class Pressure:
         self.away -= size
         self._level += size
 
-    def end_step(self) -> bool:
-        """Begin a step; return whether the last one kept the limit without relief."""
-        calm = not self.relieved and self.alive.retries() == self._retries
-        if not calm and not self.learning:  # sizes change, or holes are larger: plan with more margin
+    def end_step(self, *, tries: bool) -> bool:
+        """Begin a step; return whether the last one kept the limit without relief.
+
+        What it had too many is left free from now on, because steps differ. Where it had not, and the allocator reached
+        its bound, holes are larger than was foreseen. A step that tries what is done from now on shows neither.
+        """
+        retries = self.alive.retries()
+        calm = not self.relieved and retries == self._retries
+        self.differs = not tries and self.relieved > self._usual + self.limit // _MOST_CHANGE
+        if self.learning:
+            self._usual = self.relieved
+        if self.relieved and not self.learning and not tries:
+            self._spread = min(self._spread + self.relieved, self.limit // _MOST_CHANGE)
+        elif not calm and not self.relieved:
             self._margin = min(_MOST_MARGIN, self._margin + _MORE_MARGIN)
             self.allow(self._cap)
-        self._retries, self.relieved = self.alive.retries(), 0
-        self.demand.clear()
+        self._retries, self.relieved = retries, 0
         return calm

@@ -7,6 +7,7 @@ Backward gets storages back before it asks for them, in the order in which it wi
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
+from heapq import nlargest
 from typing import Any, final
 
 import torch
@@ -26,7 +27,7 @@ from ucudnn.memory.torch.hooks.saved_tensors import (
 _LOOKED_AT = 8  # young storages whose holders are looked at whenever something is saved
 _LEAST_PART = 4096  # of the limit; a smaller storage takes the host more time than it is worth
 _AHEAD = 3  # storages that come back before backward asks for them
-_Storages = weakref.WeakValueDictionary[int, SavedStorage]
+_Reference = weakref.ref[SavedStorage]
 
 
 @final
@@ -51,11 +52,11 @@ class SavedMemory:
         self.device, self.pressure = device, pressure
         self._lock = new_lock(LockLevel.INNERMOST)
         self._store = store
-        self._by_key, self._resident, self._away = _Storages(), _Storages(), _Storages()
+        self._by_key, self._resident, self._away = dict[int, int](), dict[int, _Reference](), dict[int, _Reference]()
         self._kept: dict[int, Callable[[], Tensor | None]] = {}
-        self._young = deque[Callable[[], SavedStorage | None]]()
-        self._leaving = deque[tuple[Callable[[], SavedStorage | None], torch.UntypedStorage, Any]]()
-        self._gone = deque[tuple[Any, int, Any, Any]]()
+        self._young = deque[_Reference]()
+        self._leaving = deque[tuple[_Reference, torch.UntypedStorage, Any]]()
+        self._gone = deque[tuple[Any, int, int, int, Any, Any]]()
         self._order = self._left_ahead = 0
 
     def keep(self, tensor: Tensor) -> None:
@@ -78,14 +79,16 @@ class SavedMemory:
 
     def saved(self, key: int | None) -> SavedStorage | None:
         """Return the saved storage of a key, if there is one on the device."""
-        return None if key is None else self._by_key.get(key)
+        found = self._resident.get(self._by_key.get(key, 0)) if key is not None else None
+        return None if found is None else found()
 
     def owners(self) -> Counter[Any]:
         """Return the bytes of saved storages on the device, by owner."""
         with self._lock:
             found = Counter[Any]()
-            for each in [*self._resident.values()]:
-                found[each.owner] += each.size
+            for each in self._resident.values():
+                if (saved := each()) is not None:
+                    found[saved.owner] += saved.size
             return found
 
     def begin_step(self) -> None:
@@ -99,20 +102,23 @@ class SavedMemory:
         if key is None:
             return KeptTensor(tensor)
         storage = tensor.untyped_storage()
-        is_small = storage.nbytes() * self.least_part < self.pressure.limit
-        if is_small or not storage.nbytes() or self.is_kept(key) or tensor.is_conj() or tensor.is_neg():
+        size = storage.nbytes()
+        if not size or size * self.least_part < self.pressure.limit:
+            return KeptTensor(tensor)
+        if self.is_kept(key) or tensor.is_conj() or tensor.is_neg():
             return KeptTensor(tensor)
         with self._lock:
             self._settle()
             packed = SavedTensor(tensor)
-            saved = self._by_key.get(key)
+            saved = self.saved(key)
             if saved is None:
                 self._order += 1
                 saved = SavedStorage(storage, packed.versions, self.owner, self._order, self._gone)
-                self._by_key[key] = self._resident[saved.order] = saved
+                reference = weakref.ref(saved)
+                self._by_key[key], self._resident[saved.order] = saved.order, reference
                 if self.pressure.learning:
                     self.added(key, saved)
-                self._young.append(weakref.ref(saved))
+                self._young.append(reference)
                 self._leave_early()
                 self.pressure.grew(saved.size)
             packed.saved = saved
@@ -192,8 +198,8 @@ class SavedMemory:
 
     def _fetch_ahead(self, order: int) -> None:
         """Begin to bring back what backward reads next, as far as there is room."""
-        for each in sorted((key for key in [*self._away.keys()] if key < order), reverse=True)[:_AHEAD]:
-            saved = self._away.get(each)
+        for each in nlargest(_AHEAD, (key for key in self._away if key < order)) if self._away else ():
+            saved = self._away[each]()
             if saved is not None:
                 if self.pressure.room(self.owner, saved.size) > 0:
                     return
@@ -224,8 +230,8 @@ class SavedMemory:
     def _send(self, size: int) -> int:
         """Let so many bytes of the oldest storages leave; return how many have left without a copy."""
         left = sent = 0
-        for order in [*self._resident.keys()]:
-            saved = self._resident.get(order)
+        for reference in [*self._resident.values()]:
+            saved = reference()
             if left + sent >= size:
                 break
             if saved is None or saved.leaves or not saved.is_alone():
@@ -277,17 +283,21 @@ class SavedMemory:
 
     def _dropped(self, saved: SavedStorage) -> None:
         assert saved.storage is not None
-        self._by_key.pop(saved.storage._cdata, None)
+        if self._by_key.get(saved.storage._cdata) == saved.order:
+            del self._by_key[saved.storage._cdata]
         saved.storage, saved.leaves = None, False
-        self._resident.pop(saved.order, None)
-        self._away[saved.order] = saved
+        self._away[saved.order] = self._resident.pop(saved.order)
         self.pressure.away += saved.size
 
     def _settle(self) -> None:
         """Count what has gone since."""
         while self._gone:
-            storage, away, piece, arrival = self._gone.popleft()
-            self.pressure.away -= away
+            storage, order, key, size, piece, arrival = self._gone.popleft()
+            self._resident.pop(order, None)
+            if self._away.pop(order, None) is not None:
+                self.pressure.away -= size
+            if self._by_key.get(key) == order:
+                del self._by_key[key]
             self._store.wait(arrival)
             del storage
             if piece is not None:

@@ -76,12 +76,13 @@ class SavedStorage:
         departure, arrival: events of copies on a GPU.
         leaves: whether the memory on the device is to be freed at its departure.
         owner: the module that ran when it was saved, or None; `order` counts up with time.
+        key: that of the storage when it was saved.
         calls: the calls of modules that saved it, as far as they are measured.
     """
 
     __slots__ = (
-        *("__weakref__", "_gone", "arrival", "calls", "copied_version", "departure", "leaves", "order", "owner"),
-        *("piece", "size", "storage", "versions"),
+        *("__weakref__", "_gone", "arrival", "calls", "copied_version", "departure", "key", "leaves"),
+        *("order", "owner", "piece", "size", "storage", "versions"),
     )
 
     def __init__(
@@ -93,7 +94,7 @@ class SavedStorage:
         self.arrival: Any = None
         self.leaves = False
         self.calls: list[Any] = []
-        self.size, self.versions, self.copied_version = storage.nbytes(), versions, -1
+        self.key, self.size, self.versions, self.copied_version = storage._cdata, storage.nbytes(), versions, -1
         self.owner, self.order, self._gone = owner, order, gone
 
     def is_alone(self) -> bool:
@@ -109,8 +110,7 @@ class SavedStorage:
         # This only notes what is left to do, because any thread may call it at any time. A copy to the device may still
         # be writing to the storage.
         arriving = None if self.arrival is None else self.storage
-        if self.piece is not None or arriving is not None:
-            self._gone.append((arriving, self.size * (self.storage is None), self.piece, self.arrival))
+        self._gone.append((arriving, self.order, self.key, self.size, self.piece, self.arrival))
 
 
 @final

@@ -1,0 +1,68 @@
+"""What a step leaves free after one that took more than was foreseen, or had holes between tensors."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ucudnn.memory.torch.hooks.pressure import Pressure
+
+CAP = 64_000
+
+
+class Alive:
+    """An allocator whose figures a test says."""
+
+    def __init__(self):
+        self.level = self.count = 0
+
+    def look(self):
+        return self.level, self.level
+
+    def retries(self):
+        return self.count
+
+
+def pressure(margin=0.0, *, learning=False):
+    found = Pressure(Alive(), CAP, margin)
+    found.learning = learning
+    return found
+
+
+def test_a_step_leaves_free_what_one_before_it_had_too_many():
+    found = pressure()
+    assert (found.limit, found.target) == (CAP, CAP - CAP // 64)
+    found.relieved = 500
+    assert not found.end_step(tries=False)
+    assert (found.limit, found.target, found.differs) == (CAP, CAP - CAP // 64 - 500, False)
+    assert found.end_step(tries=False)
+    assert found.target == CAP - CAP // 64 - 500
+
+
+def test_a_step_that_took_far_more_is_another_one_and_does_not_bring_the_target_to_nothing():
+    found = pressure()
+    found.relieved = CAP // 2
+    found.end_step(tries=False)
+    assert found.differs
+    assert found.target == CAP - CAP // 64 - CAP // 8
+
+
+def test_holes_raise_the_margin_up_to_a_bound():
+    found = pressure(0.02)
+    limits = [found.limit]
+    for _ in range(20):
+        found.alive.count += 1
+        assert not found.end_step(tries=False)
+        limits.append(found.limit)
+    assert limits[:2] == [int(CAP * 0.98), int(CAP * 0.965)]
+    assert limits[-1] == int(CAP * 0.85)
+    assert pressure(0.9).limit == int(CAP * 0.85)
+
+
+@pytest.mark.parametrize("state", [{"learning": True}, {"tries": True}])
+def test_relief_shows_nothing_while_a_step_is_learned_or_tried(state):
+    found = pressure(learning=state.get("learning", False))
+    found.relieved = CAP // 2
+    found.alive.count += 1
+    assert not found.end_step(tries=state.get("tries", False))
+    assert (found.limit, found.target) == (CAP, CAP - CAP // 64)
+    assert found.differs is not state.get("tries", False)
