@@ -46,7 +46,7 @@ def record_plans(
         StepGraphError: if the step is not affine in its mini-batch.
     """
     with _named(plans):
-        make = partial(_make_step, plans, patch, batches[0])
+        make = partial(plans_step, plans, patch, batches[0])
         return record_made(make, _name(plans, patch), batches, _conditions(plans, patch), progress)
 
 
@@ -57,8 +57,37 @@ def plans_program(plans: NnunetPlans, patch: Patch, batch: int, progress: Progre
         InvalidNetworkError: see `record_plans`.
     """
     with _named(plans):
-        make = partial(_make_step, plans, patch, batch, are_held=False)
+        make = partial(plans_step, plans, patch, batch, are_held=False)
         return made_program(make, _name(plans, patch), batch, MathMode.TF32, _conditions(plans, patch), progress)
+
+
+def plans_step(plans: NnunetPlans, patch: Patch, batch: int, *, are_held: bool = True) -> TrainingStep:
+    """Return the step of a patch and a mini-batch, all zeros, on PyTorch's default device.
+
+    `are_held` is whether the step holds its outputs until it ends, as nnU-Net's loop does.
+    """
+    outputs: list[Tensor] = []
+    network = _make_network(plans).train()
+    x = torch.zeros(batch, plans.channels, *patch)
+    with torch.no_grad():
+        sizes = [each.shape[2:] for each in network(x[:1])]
+    kind, planes = (torch.bool, plans.outputs + plans.ignores) if plans.regions else (torch.int16, 1)
+    own_loss = _make_loss(plans, len(sizes))
+
+    def loss(output: list[Tensor], *targets: Tensor) -> Tensor:
+        outputs[:] = output if are_held else []
+        result: Tensor = own_loss(output, list(targets))
+        return result
+
+    return TrainingStep(
+        model=network,
+        inputs=(x,),
+        loss=loss,
+        targets=tuple(torch.zeros(batch, planes, *size, dtype=kind) for size in sizes),
+        optimizer=torch.optim.SGD(network.parameters(), **_OPTIMIZER),
+        autocast=partial(torch.autocast, x.device.type, torch.float16),
+        held=lambda: outputs,
+    )
 
 
 @contextmanager
@@ -82,31 +111,6 @@ def _conditions(plans: NnunetPlans, patch: Patch) -> dict[str, str]:
 
 def _edges(patch: Patch) -> str:
     return "x".join(map(str, patch))
-
-
-def _make_step(plans: NnunetPlans, patch: Patch, batch: int, *, are_held: bool = True) -> TrainingStep:
-    outputs: list[Tensor] = []
-    network = _make_network(plans).train()
-    x = torch.zeros(batch, plans.channels, *patch)
-    with torch.no_grad():
-        sizes = [each.shape[2:] for each in network(x)]
-    kind, planes = (torch.bool, plans.outputs + plans.ignores) if plans.regions else (torch.int16, 1)
-    own_loss = _make_loss(plans, len(sizes))
-
-    def loss(output: list[Tensor], *targets: Tensor) -> Tensor:
-        outputs[:] = output if are_held else []
-        result: Tensor = own_loss(output, list(targets))
-        return result
-
-    return TrainingStep(
-        model=network,
-        inputs=(x,),
-        loss=loss,
-        targets=tuple(torch.zeros(batch, planes, *size, dtype=kind) for size in sizes),
-        optimizer=torch.optim.SGD(network.parameters(), **_OPTIMIZER),
-        autocast=lambda: torch.autocast("cpu", torch.float16),
-        held=lambda: outputs,
-    )
 
 
 def _make_network(plans: NnunetPlans) -> nn.Module:
