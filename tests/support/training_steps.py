@@ -12,11 +12,13 @@ from ucudnn.problem import MathMode
 
 
 def training_step(name, optimizer="sgd", **options):
-    """Return a step of a small network: 'resnet18', 'inception', 'unet', 'unet3d', 'gpt' or 'densenet'."""
+    """Return a step of a small network: 'resnet18', 'inception', 'unet', 'unet3d', 'instance', 'gpt' or 'densenet'."""
     loss = functional.cross_entropy
     if name == "gpt":
         model, x = models.GPT(2, 64, 4, length=64, vocabulary=500), torch.randint(500, (4, 64))
         target = torch.randint(500, (4, 64))
+    elif name == "instance":
+        model, x, target = views_written_in_place(), torch.randn(2, 3, 12, 12, 12), torch.randint(5, (2, 12, 12, 12))
     elif name.startswith("unet"):
         dimensions, side = (3, (16, 16, 16)) if name == "unet3d" else (2, (64, 64))
         model, x = models.UNet(dimensions, [(8, 8), (16, 16), (32, 32)], 3, 5), torch.randn(2, 3, *side)
@@ -66,6 +68,15 @@ class Remembering(nn.Module):
         y, scale = self.body(x), self.scale.clone()
         self.scale = self.scale + 1
         return y * scale
+
+
+def views_written_in_place():
+    """Return a network whose activations write over views, as those behind instance normalization are."""
+    layers = (nn.Conv3d(3, 8, 3, padding=1), nn.Conv3d(8, 8, 3, padding=1))
+    return nn.Sequential(
+        *(each for layer in layers for each in (layer, nn.InstanceNorm3d(8, affine=True), nn.LeakyReLU(inplace=True))),
+        nn.Conv3d(8, 5, 1),
+    )
 
 
 def small_densenet():

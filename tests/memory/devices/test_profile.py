@@ -1,8 +1,10 @@
 """Tests of device profiles: every figure has a source, and published times are met that did not calibrate them."""
 
 import json
+from collections import defaultdict
 from dataclasses import replace
 from math import exp, log
+from statistics import median
 
 import pytest
 
@@ -13,6 +15,7 @@ from ucudnn.memory.devices.specification import specified_device
 from ucudnn.memory.step.graph import Affine
 from ucudnn.memory.step.shipped import open_step
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
+from ucudnn.profiles.format import load_profile
 
 FIGURES = {
     *("memory_bytes", "link", "flops_per_second", "bytes_per_second", "launch_ms", "matrix", "convolution"),
@@ -112,7 +115,33 @@ def test_the_h200_takes_the_measured_algorithms():
     }
     assert "roofline" not in names
     unrecorded = next(iter(open_step("unet2d").problems.values()))
-    assert {each.parts[0].algorithm for each in convolution_front(profile, unrecorded)} == {"roofline"}
+    slow, fast = convolution_front(profile, unrecorded)
+    assert (slow.parts[0].algorithm, fast.parts[0].algorithm) == ("roofline", "copies")
+    assert (slow.workspace_bytes, fast.workspace_bytes) == (0, unrecorded.x_bytes + unrecorded.y_bytes)
+    assert slow.time_ms > fast.time_ms
+
+
+@pytest.mark.parametrize(
+    "change", [{"layout": Layout.NHWC}, {"kernel": (1, 1), "padding": (0, 0)}, {"math": MathMode.FMA}]
+)
+def test_only_tensor_cores_copy_and_only_where_channels_come_first_and_kernels_are_larger(change):
+    problem = next(each for each in open_step("unet2d").problems.values() if each.stride == (1, 1))
+    (only,) = convolution_front(load_device("rtx-3090"), replace(problem, **change))
+    assert only.workspace_bytes == 0
+
+
+def test_copies_of_x_and_y_are_what_the_fastest_measured_algorithms_take():
+    measured = defaultdict(list)
+    for recording in load_profile("h200").recordings.values():
+        for problem, algorithms in recording.items():
+            copied = problem.x_bytes + problem.y_bytes
+            if copied > 2**26 and max(problem.kernel) > 1 and problem.math is MathMode.TF32 and problem.groups == 1:
+                fastest = min(algorithms, key=lambda each: each.time_ms)
+                key = problem.operation, problem.dtype, problem.layout.channels_last, len(problem.spatial)
+                measured[key].append(fastest.algorithm.workspace_bytes / copied)
+    assert len(measured) == 24
+    for (_, _, last, _), shares in measured.items():
+        assert median(shares) == pytest.approx(0 if last else 1, abs=0.09), shares
 
 
 def test_products_of_float32_take_tf32_only_where_the_step_says_so():

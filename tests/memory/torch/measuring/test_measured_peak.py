@@ -1,11 +1,15 @@
 """Tests of peaks: the simulated peak of a recorded step is that of PyTorch's allocator, with the same line as owner."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from tests.support.training_steps import Lambda, step_of, trace_step, training_step  # noqa: E402
+from ucudnn.memory.devices.profile import load_device  # noqa: E402
+from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
 from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.measuring import measured_peak  # noqa: E402
 from ucudnn.memory.torch.measuring.measure import measure  # noqa: E402
@@ -81,6 +85,17 @@ def test_the_peak_is_at_the_operation_and_the_line_that_pytorchs_profiler_shows(
     operation = liveness.graph.operations[liveness.order[liveness.peak_place]]
     assert operation.kind == f"aten.{operator}"
     assert operation.source == source != ""
+
+
+def test_what_a_node_of_autograd_holds_until_it_has_ended_counts():
+    step = training_step("instance")
+    traced = trace_step(step, "instance", 2)
+    found = measure_liveness(traced.graph, measure(step, traced, repeats=1))
+    assert found.peak_bytes == pytest.approx(profiled_peak(step)[0], abs=8)
+    with FakeTensorMode():  # real tensors are also copied where a view was written in place
+        graph = trace_step(training_step("instance"), "instance", 2).graph
+    costs = replace(device_costs(load_device("h200"), graph), granularity=1)
+    assert max(measure_liveness(graph, costs).live_bytes) == max(found.live_bytes)
 
 
 def test_a_step_without_allocations_has_the_bytes_that_are_there():

@@ -61,7 +61,7 @@ class BudgetedSteps:
         if explains:
             self.memory.least_part = total  # all of them count
         self.calls = ModuleCalls(self.memory)
-        self.guard = Guard(device, self.memory.free, self._exceeded, counted)
+        self.guard = Guard(device, self.memory, self._exceeded, self.alive)
         self.calls.begin = self._turn_guard
 
     def _bound(self, reserve: int) -> int:
@@ -189,6 +189,8 @@ class BudgetedSteps:
             f"peak of tensors: {format_bytes(self._pressure.most)}",
             f"host memory: {format_bytes(self._store.taken_bytes)}",
         ]
+        if self.guard.slower:
+            lines.append(f"convolutions that took a slower algorithm for want of memory: {self.guard.slower}")
         if self._explains:
             lines += self._lines("peak", self._owners)
         lines += [*self._lines("offloaded", memory.offloaded), *self._lines("recomputed", memory.recomputed)]

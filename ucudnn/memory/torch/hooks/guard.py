@@ -3,17 +3,22 @@
 import re
 from collections.abc import Callable
 from functools import cache
+from math import prod
 from typing import Any, final
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ucudnn.memory.torch.hooks.live_bytes import CountedBytes
+from ucudnn.memory.torch.hooks.live_bytes import CountedBytes, LiveBytes
 from ucudnn.memory.torch.hooks.repeated_call import random_state, set_random_state
+from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.torch.device.compilation import EagerOperators, never_compiled
 from ucudnn.units import parse_bytes
 
 _TRIED = re.compile(r"Tried to allocate ([\d.]+) (\w+)")
+_BACKWARD = torch.ops.aten.convolution_backward.default
+_CONVOLUTIONS = frozenset({torch.ops.aten.convolution.default, _BACKWARD})
 _NORMS = ("aten.native_batch_norm.", "aten.cudnn_batch_norm.", "aten.miopen_batch_norm.")
 
 
@@ -31,18 +36,43 @@ def _traits(func: Any) -> tuple[bool, bool, bool]:
     return again, again and torch.Tag.nondeterministic_seeded in func.tags, str(func).startswith(_NORMS)
 
 
+def convolution_bytes(func: Any, args: Any) -> int:
+    """Return what a convolution takes while it runs, in bytes: results, and copies of x and y if channels come first.
+
+    In the copies they come last, as tensor cores read them. See `ucudnn.memory.devices.roofline`.
+    """
+    x, w = args[1:3] if func is _BACKWARD else args[:2]
+    if not x.is_contiguous():  # what this reads has its channels last already
+        return 0
+    if func is _BACKWARD:
+        return int(2 * x.nbytes + args[0].nbytes + w.nbytes)
+    stride, padding, dilation, transposed, added, groups = args[3:]
+    taps = [dilate * (side - 1) for side, dilate in zip(w.shape[2:], dilation, strict=True)]
+    sides = zip(x.shape[2:], taps, stride, padding, added, strict=True)
+    if transposed:
+        out = prod((side - 1) * step - 2 * pad + tap + more + 1 for side, tap, step, pad, more in sides)
+    else:
+        out = prod((side + 2 * pad - tap - 1) // step + 1 for side, tap, step, pad, _ in sides)
+    channels = w.shape[1] * groups if transposed else w.shape[0]
+    return int(x.nbytes + 2 * x.element_size() * x.shape[0] * channels * out)
+
+
 @final
 class Guard(EagerOperators):
     """Guards the operations of a thread while it is on.
 
     An operation that writes to no argument can run again. Batch normalization writes to running statistics, which its
-    schema does not say.
+    schema does not say. A convolution that finds no memory for its workspace runs a slower algorithm of cuDNN, and
+    PyTorch takes that for all calls of the process from then on. So each has room when it is met first.
 
     Args:
         device: whose random numbers are drawn again.
-        free: frees some bytes; False if it cannot.
+        memory: frees bytes.
         explained: returns the error that is raised then.
-        counted: what counts the results on a CPU.
+        alive: what counts the results on a CPU, or how often an allocator refused.
+
+    Attributes:
+        slower: how many convolutions have taken a slower algorithm for want of memory.
     """
 
     supports_higher_order_operators = True
@@ -50,12 +80,15 @@ class Guard(EagerOperators):
     def __init__(
         self,
         device: torch.device,
-        free: Callable[[int], bool],
+        memory: SavedMemory,
         explained: Callable[[torch.OutOfMemoryError], Exception],
-        counted: CountedBytes | None,
+        alive: LiveBytes,
     ) -> None:
         super().__init__()
-        self._device, self._free, self._explained, self._counted = device, free, explained, counted
+        self._device, self._memory, self._explained = device, memory, explained
+        self._alive, self._counted = alive, alive if isinstance(alive, CountedBytes) else None
+        self._met = set[tuple[Any, ...]]()
+        self.slower = 0
 
     def turn(self, *, on: bool) -> None:
         """Turn it on or off for this thread, unless another mode is in its way."""
@@ -67,6 +100,23 @@ class Guard(EagerOperators):
 
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _CONVOLUTIONS and self._device.type == "cuda":
+            return self._convolved(func, args, kwargs or {})
+        return self._guarded(func, args, kwargs or {})
+
+    def _convolved(self, func: Any, args: Any, kwargs: Any) -> Any:
+        key = func, *(each.shape if isinstance(each, Tensor) else str(each) for each in args[:-1])
+        if key in self._met:
+            return self._guarded(func, args, kwargs)
+        before, failed = self._alive.refusals(), self._memory.pressure.failed
+        self._memory.make_room(convolution_bytes(func, args))
+        found = self._guarded(func, args, kwargs)
+        if self._alive.refusals() - before > self._memory.pressure.failed - failed:
+            self.slower += 1
+        self._met.add(key)
+        return found
+
+    def _guarded(self, func: Any, args: Any, kwargs: Any) -> Any:
         again, draws, writes = _traits(func)
         state = random_state(self._device) if draws else None
         statistics = args[3:5] if writes else ()
@@ -75,14 +125,14 @@ class Guard(EagerOperators):
             self._count(self._counted, (args, kwargs))
         while True:
             try:
-                found = func(*args, **(kwargs or {}))
+                found = func(*args, **kwargs)
                 if self._counted is not None:
                     self._counted.add(found, bounded=again)
                     self._count(self._counted, ())
                 return found
             except torch.OutOfMemoryError as error:
                 found = None
-                if not again or not self._free(tried_bytes(error)):
+                if not again or not self._memory.free(tried_bytes(error)):
                     raise self._explained(error) from error
             for each, old in zip(statistics, before, strict=True):
                 if each is not None:
@@ -94,5 +144,5 @@ class Guard(EagerOperators):
         """Count tensors that are there in any case, and let others leave for them."""
         counted.add(tensors)
         while (over := counted.over()) > 0:
-            if not self._free(over):
+            if not self._memory.free(over):
                 raise self._explained(torch.OutOfMemoryError())

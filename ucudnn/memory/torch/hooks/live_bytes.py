@@ -34,9 +34,9 @@ class AllocatedBytes:
     def add(self, tensors: Any) -> None:
         """Do nothing: the allocator knows them."""
 
-    def retries(self) -> int:
-        """Return how often the allocator gave pages back because it had reached its bound."""
-        return int(torch.cuda.memory_stats_as_nested_dict(self._device)["num_alloc_retries"])
+    def refusals(self) -> int:
+        """Return how often the allocator had no memory for what was asked."""
+        return int(torch.cuda.memory_stats_as_nested_dict(self._device)["num_ooms"])
 
 
 @final
@@ -58,8 +58,8 @@ class CountedBytes:
         self._peak = self._level
         return found
 
-    def retries(self) -> int:
-        """Return 0: nothing is given back."""
+    def refusals(self) -> int:
+        """Return 0: what an operation takes for itself is not counted."""
         return 0
 
     def add(self, tensors: Any, *, bounded: bool = False) -> None:

@@ -25,6 +25,7 @@ class Pressure:
         learning, in_backward: whether it learns; whether backward runs.
         differs: whether the last step had far more too many than the one that was learned.
         relieved: bytes that left in this step because of what was alive.
+        failed: how many operations of this step found no memory.
         away: bytes of saved storages that are in the host's memory alone.
         most: the most bytes that were alive at an event so far.
     """
@@ -32,11 +33,11 @@ class Pressure:
     def __init__(self, alive: LiveBytes, cap: int, margin: float) -> None:
         self.alive, self.learning, self.in_backward, self.differs = alive, True, False, False
         self.demand: list[int] = []
-        self.relieved = self.away = self.most = 0
+        self.relieved = self.failed = self.away = self.most = 0
         self._margin, self._spread = min(margin, _MOST_MARGIN), 0
         self._taken: dict[tuple[bool, Any], int] = {}  # in forward or backward, by the owner of what is saved
         self._key: tuple[bool, Any] = (False, None)
-        self._since = self._retries = self._usual = 0  # bytes since a look; counts and relief of the step before
+        self._since = self._usual = 0  # bytes since a look; relief of the step that was learned last
         self.allow(cap)
         self._level, _ = alive.look()
 
@@ -84,18 +85,17 @@ class Pressure:
     def end_step(self, *, tries: bool) -> bool:
         """Begin a step; return whether the last one kept the limit without relief.
 
-        What it had too many is left free from now on, because steps differ. Where it had not, and the allocator reached
-        its bound, holes are larger than was foreseen. A step that tries what is done from now on shows neither.
+        What it had too many is left free from now on, because steps differ. Where an operation found no memory all the
+        same, holes are larger than was foreseen. A step that tries what is done from now on shows neither.
         """
-        retries = self.alive.retries()
-        calm = not self.relieved and retries == self._retries
+        calm = not self.relieved
         self.differs = not tries and self.relieved > self._usual + self.limit // _MOST_CHANGE
-        if self.learning:
+        if self.learning or tries:
             self._usual = self.relieved
-        if self.relieved and not self.learning and not tries:
-            self._spread = min(self._spread + self.relieved, self.limit // _MOST_CHANGE)
-        elif not calm and not self.relieved:
+        elif self.failed:
             self._margin = min(_MOST_MARGIN, self._margin + _MORE_MARGIN)
             self.allow(self._cap)
-        self._retries, self.relieved = retries, 0
+        else:
+            self._spread = min(self._spread + self.relieved, self.limit // _MOST_CHANGE)
+        self.relieved = self.failed = 0
         return calm

@@ -154,10 +154,17 @@ class SavedMemory:
                 self._settle()
                 self._relieve(over)
 
+    def make_room(self, size: int) -> None:
+        """Let storages leave until the device has room for some bytes, as far as any can."""
+        with self._lock:
+            self._settle()
+            self._relieve(self.pressure.room(self.owner, size))
+
     def free(self, size: int) -> bool:
         """Let storages of some bytes leave at once; return whether any did."""
         with self._lock:
             self._settle()
+            self.pressure.failed += 1
             self.pressure.room(self.owner, 0)
             return self._relieve(max(size, self.pressure.limit // 64)) > 0
 

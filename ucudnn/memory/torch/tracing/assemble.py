@@ -10,7 +10,7 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -107,7 +107,8 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
         if each.device == subject.device and (each.size or subject.runs)
     }
     parts = [(part, _access(part, counted)) for call in calls for part in _parts(call)]
-    accesses = _with_held(trace, [(part, access) for part, access in parts if access.writes])
+    accesses = [(part, access) for part, access in parts if access.writes]
+    accesses = _with_held(trace, accesses, merged, {Phase.OPTIMIZER} if subject.runs else {*Phase})
     touched = [storage for _, access in accesses for storage in sorted(access.reads | access.writes)]
     named = [storage for storage in roles if storage in counted]
     rows = {storage: row for row, storage in enumerate(dict.fromkeys([*named, *touched]))}
@@ -147,20 +148,24 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
 
 
 def _with_held(
-    trace: Trace, accesses: Sequence[tuple[TracedCall, "_Access"]]
-) -> Sequence[tuple[TracedCall, "_Access"]]:
-    """Let operations of the optimizer read, too, what its code holds until they have ended.
+    trace: Trace, accesses: Sequence[tuple[TracedCall, "_Access"]], merged: Mapping[int, int], phases: Set[Phase]
+) -> list[tuple[TracedCall, "_Access"]]:
+    """Let operations of some phases read, too, what their code holds until they have ended.
 
-    A plan ends a storage with its last access. But the optimizer runs as it is, and its loops hold the temporaries of
-    one parameter until those of the next one are made.
+    A plan ends a storage with its last access. But what runs as it is holds more: the loops of an optimizer hold the
+    temporaries of one parameter until those of the next one are made, and a node of autograd holds its gradients until
+    the last of its operators has ended, as where an activation was written in place of a view.
     """
-    updates = [place for place, (call, _) in enumerate(accesses) if call.phase is Phase.OPTIMIZER]
-    indices = [accesses[place][0].index for place in updates]
+    places = [place for place, (call, _) in enumerate(accesses) if call.phase in phases]
+    indices = [accesses[place][0].index for place in places]
+    ends = [made.died for made in trace.storages]
+    for storage, other in merged.items():  # in the order of time
+        ends[other] = ends[storage]
     held = defaultdict[int, set[int]](set)
-    for storage in {each for place in updates for each in accesses[place][1].writes}:
-        made = trace.storages[storage]
-        if made.died is not None and indices[0] <= made.born:
-            held[updates[bisect_left(indices, made.died) - 1]].add(storage)
+    for storage in {each for place in places for each in accesses[place][1].writes}:
+        died, born = ends[storage], trace.storages[storage].born
+        if died is not None and indices[0] <= born:
+            held[places[bisect_left(indices, died) - 1]].add(storage)
     return [
         (call, replace(access, reads=access.reads | (held[place] - access.writes)) if place in held else access)
         for place, (call, access) in enumerate(accesses)
