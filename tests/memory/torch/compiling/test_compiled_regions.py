@@ -40,6 +40,15 @@ def test_a_step_is_compiled_and_computes_what_eager_pytorch_does():
     assert step.code.count("_compiled(") == count
 
 
+def test_pools_lie_in_regions_with_what_is_beside_them():
+    layers = [nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(8, 8, 3)]
+    model = nn.Sequential(*layers, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
+    step = compared(model, (torch.randn(4, 3, 30, 30), torch.randint(10, (4,))))
+    made = [each.func for each in step._run.program.calls]
+    inside = [each.func._opname for region in made if isinstance(region, FusedRegion) for each in region.calls]
+    assert inside.count("max_pool2d_with_indices") == inside.count("max_pool2d_with_indices_backward") == 2
+
+
 def test_it_keeps_a_budget_and_offloads():
     step = compared(SmallNet(), images(), policy="vdnn-ext-all-p", debug=True)
     assert step.simulation.offloaded_bytes > 0

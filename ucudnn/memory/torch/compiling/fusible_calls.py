@@ -17,7 +17,19 @@ _parsed: Any = torch._C.parse_schema
 BATCH_NORM, LAYER_NORM = aten.native_batch_norm.default, aten.native_layer_norm.default
 GROUP_NORM = aten.native_group_norm.default
 
-_SUMMING = ("sum", "mean", "var", "amax", "amin", "nll_loss", "mse_loss", "smooth_l1", "huber", "binary_cross")
+_REDUCING = (
+    "max_pool",
+    "sum",
+    "mean",
+    "var",
+    "amax",
+    "amin",
+    "nll_loss",
+    "mse_loss",
+    "smooth_l1",
+    "huber",
+    "binary_cross",
+)
 _TAGS = {getattr(torch.Tag, name) for name in ("pointwise", "reduction") if hasattr(torch.Tag, name)}
 _REDUCTION = getattr(torch.Tag, "reduction", None)
 _NAMES = frozenset({
@@ -33,7 +45,7 @@ _NAMES = frozenset({
     "new_ones", "scalar_tensor", "arange", "tril", "triu", "sum", "mean", "var", "var_mean", "amax", "amin",
     "hardswish_backward", "hardsigmoid_backward", "hardtanh_backward", "leaky_relu_backward", "elu_backward",
     "softplus_backward", "mish_backward", "glu", "glu_backward", "log_sigmoid_forward", "log_sigmoid_backward",
-    "native_dropout_backward", "masked_fill_",
+    "native_dropout_backward", "masked_fill_", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
 })  # fmt: skip
 
 _ALIGNED = 16  # bytes that a tensor core's load takes at once
@@ -101,7 +113,7 @@ def is_cheap(call: TracedCall) -> bool:
     A softmax is so, because its result is larger than what it is made of by much, or as large.
     """
     name = call.func._opname
-    return _REDUCTION not in call.func.tags and not name.startswith(_SUMMING) and "norm" not in name
+    return _REDUCTION not in call.func.tags and not name.startswith(_REDUCING) and "norm" not in name
 
 
 def may_come_first(call: TracedCall) -> bool:

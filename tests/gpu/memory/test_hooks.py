@@ -1,0 +1,53 @@
+"""Steps by hooks on a GPU: convolutions take the algorithms of the plain loop, within the budget."""
+
+from contextlib import nullcontext
+from multiprocessing import get_context
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from tests.support.plain_training import assert_same_bits, gradients_of  # noqa: E402
+from ucudnn.memory import budget  # noqa: E402
+from ucudnn.memory.torch.device.stated_budget import outside_bytes  # noqa: E402
+
+MIB = 2**20
+
+
+class Block(nn.Module):
+    """Saves tensors that no other module holds, and has convolutions whose channels come first."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+        self.norm, self.again = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return (self.again(self.second(self.norm(self.first(x)).relu())) + x).relu()
+
+
+def trained(limit):
+    """Return the gradients of the last of some steps, within some bytes or plain, and what kept the budget."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), *(Block(64) for _ in range(6))).cuda()
+    x = torch.randn(16, 3, 160, 160, device="cuda")
+    within = budget(limit, device="cuda") if limit else None
+    with nullcontext() if within is None else within:
+        for _ in range(10):
+            model.zero_grad()
+            model(x).square().mean().backward()
+    return [each.cpu() for each in gradients_of(model)], within
+
+
+@pytest.mark.alone
+def test_a_convolution_that_is_met_within_a_budget_first_takes_the_algorithm_of_the_plain_loop(device):
+    limit = 20 * 64 * 16 * 160 * 160 * 4 + outside_bytes(device) + 256 * MIB  # two thirds of what the blocks save
+    found, within = trained(limit)
+    assert within._begun.guard.slower == 0
+    assert within.peak_bytes <= limit
+    assert "recomputed: 0" not in within.report()
+    with get_context("spawn").Pool(1) as other:  # PyTorch keeps the algorithms that a process has taken
+        plain, _ = other.apply(trained, (0,))
+    assert_same_bits(plain, found)
