@@ -36,7 +36,7 @@ from ucudnn.memory.torch.device.stated_budget import outside_bytes
 from ucudnn.units import format_bytes
 
 SHARES = (0.8, 0.6)
-WARM, MEASURED, LEAST = 9, 7, 4
+WARM, MEASURED, LEAST = 12, 8, 4
 Setting = tuple[nn.Module, Callable[[], Tensor]]  # a model and what returns its loss
 
 
