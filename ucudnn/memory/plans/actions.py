@@ -19,6 +19,7 @@ overwrites with the same, as soon as the copy to the host has ended. This is how
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from typing import Any, NamedTuple
 
 
@@ -81,11 +82,13 @@ Moves = Mapping[int, tuple[Move, ...]]
 """What moves before an action, by the action's index."""
 
 
+@cache
 def run(operation: int) -> Action:
     """Run an operation of the step; every operation runs exactly once."""
     return Action(ActionKind.RUN, operation)
 
 
+@cache
 def recompute(operation: int) -> Action:
     """Run an operation again, to make bytes again that were freed.
 
@@ -96,21 +99,25 @@ def recompute(operation: int) -> Action:
     return Action(ActionKind.RECOMPUTE, operation)
 
 
+@cache
 def offload(storage: int) -> Action:
     """Copy a storage to pinned host memory; it stays on the device until a `free`."""
     return Action(ActionKind.OFFLOAD, storage)
 
 
+@cache
 def prefetch(storage: int) -> Action:
     """Take memory for a storage, unless it has it still, and copy it back from the host; access it after a `wait`."""
     return Action(ActionKind.PREFETCH, storage)
 
 
+@cache
 def free(storage: int) -> Action:
     """Give back the memory of a storage: at once, or when its offload has ended."""
     return Action(ActionKind.FREE, storage)
 
 
+@cache
 def wait(storage: int) -> Action:
     """Let compute wait until the copies of a storage have ended."""
     return Action(ActionKind.WAIT, storage)

@@ -1,21 +1,13 @@
 """Where a plan frees: after the last access to bytes that nothing reads any more, or that are made or fetched again."""
 
 from collections.abc import Sequence
-from enum import Enum
 
-from ucudnn.memory.plans.actions import Action, ActionKind, free
+from ucudnn.memory.plans.actions import COMPUTES, Action, ActionKind, free
 from ucudnn.memory.step.graph import StepGraph
 
-
-class _Use(Enum):
-    KEEP = 0  # needs or replaces bytes that are there: no free before it
-    SEND = 1  # copies them to the host: no free before it either
-    MAKE = 2  # a recomputation makes them whole
-    FETCH = 3  # a prefetch brings them
-
-
 _ANY = -1
-_Access = tuple[int, _Use, int]  # index of the action, what it does, the version that it reads or makes
+_Accessed = tuple[tuple[int, int, bool], ...]  # storage, version that is read or else made, whether it is read
+_ACCESSED = "_freed_accesses"  # of a step, beside its fields
 
 
 def with_frees(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, ...]:
@@ -24,50 +16,67 @@ def with_frees(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, ...
     Activations are freed after their last access, and after the last access before a prefetch or a recomputation brings
     their bytes back. A storage that the program writes anew stays, as it does in the program.
     """
-    frees: list[list[int]] = [[] for _ in actions]
-    for storage, accesses in enumerate(_accesses(graph, actions)):
-        if not graph.exists_after[storage]:
-            for index in _free_points(accesses):
-                frees[index].append(storage)
-    with_them: list[Action] = []
-    for action, storages in zip(actions, frees, strict=True):
-        with_them.append(action)
-        with_them += [free(storage) for storage in storages]
-    return tuple(with_them)
+    accessed, walk = _accessed(graph), _Walk(graph)
+    found: list[Action] = []
+    for action in reversed(actions):
+        kind, target = action
+        if kind in COMPUTES:
+            freed = walk.computed(accessed[target], again=kind is ActionKind.RECOMPUTE)
+        else:
+            freed = [target] if walk.is_freed(kind, target) else []
+        found += map(free, sorted(freed, reverse=True))
+        found.append(action)
+    return tuple(reversed(found))
 
 
-def _accesses(graph: StepGraph, actions: Sequence[Action]) -> list[list[_Access]]:
-    found: list[list[_Access]] = [[] for _ in graph.storages]
-    for index, (kind, target) in enumerate(actions):
-        if kind is ActionKind.RUN or kind is ActionKind.RECOMPUTE:
-            operation = graph.operations[target]
-            again = _Use.MAKE if kind is ActionKind.RECOMPUTE else _Use.KEEP
-            for storage, version in zip(operation.reads, graph.read_versions[target], strict=True):
-                found[storage].append((index, _Use.KEEP, version))
-            for storage, version in graph.makes[target]:
-                if storage not in operation.reads:
-                    found[storage].append((index, again, version))
-        elif kind is ActionKind.PREFETCH or kind is ActionKind.OFFLOAD:
-            found[target].append((index, _Use.FETCH if kind is ActionKind.PREFETCH else _Use.SEND, _ANY))
-        elif kind is not ActionKind.SYNCHRONIZE:
-            found[target].append((index, _Use.KEEP, _ANY))
-    return found
+class _Walk:
+    """What is known of each storage behind an action; the walk is from the last action to the first."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        count = len(graph.storages)
+        self._stays = graph.exists_after
+        self._needed = [False] * count  # by the next access
+        self._wanted, self._fetched = [_ANY] * count, [_ANY] * count  # versions: read next, and by the next prefetch
+
+    def computed(self, accessed: _Accessed, *, again: bool) -> list[int]:
+        """Return what is freed behind an operation."""
+        needed, wanted, freed = self._needed, self._wanted, []
+        for storage, version, is_read in accessed:
+            keeps = is_read or not again  # bytes that are there
+            if not keeps and needed[storage] and wanted[storage] not in (_ANY, version):
+                continue  # a newer version is there and is read later: what is made here is dropped at once
+            if not needed[storage]:
+                freed.append(storage)
+            needed[storage], wanted[storage] = keeps, version
+        return freed
+
+    def is_freed(self, kind: ActionKind, storage: int) -> bool:
+        """Return whether a storage is freed behind another action."""
+        if kind is ActionKind.SYNCHRONIZE or self._stays[storage]:
+            return False
+        freed = not self._needed[storage]
+        self._needed[storage] = kind is not ActionKind.PREFETCH
+        if kind is ActionKind.PREFETCH:
+            self._fetched[storage], self._wanted[storage] = self._wanted[storage], _ANY
+        elif kind is ActionKind.OFFLOAD and self._fetched[storage] != _ANY:
+            self._fetched[storage], self._wanted[storage] = _ANY, self._fetched[storage]
+        return freed
 
 
-def _free_points(accesses: Sequence[_Access]) -> list[int]:
-    points = []
-    needed = False  # by the next access; the walk is from the last one to the first
-    wanted = fetched = _ANY  # versions: the one that is read next, and the one that the next prefetch must bring
-    for index, use, version in reversed(accesses):
-        if use is _Use.MAKE and needed and wanted not in (_ANY, version):
-            continue  # a newer version is there and is read later: what is made here is dropped at once
-        if not needed:
-            points.append(index)
-        needed = use in (_Use.KEEP, _Use.SEND)
-        if use is _Use.FETCH:
-            fetched, wanted = wanted, _ANY
-        elif use is _Use.SEND and fetched != _ANY:
-            fetched, wanted = _ANY, fetched
-        elif version != _ANY:
-            wanted = version
-    return points
+def _accessed(graph: StepGraph) -> Sequence[_Accessed]:
+    """Return for each operation what it accesses that does not stay after the step."""
+    known: Sequence[_Accessed] | None = vars(graph).get(_ACCESSED)
+    if known is None:  # a step never changes
+        stays = graph.exists_after
+        known = vars(graph)[_ACCESSED] = [
+            (
+                *(
+                    (each, version, True)
+                    for each, version in zip(operation.reads, read, strict=True)
+                    if not stays[each]
+                ),
+                *((each, made, False) for each, made in makes if each not in operation.reads and not stays[each]),
+            )
+            for operation, read, makes in zip(graph.operations, graph.read_versions, graph.makes, strict=True)
+        ]
+    return known
