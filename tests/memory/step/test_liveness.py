@@ -1,10 +1,13 @@
 """Tests of liveness: spans, live bytes, peak, floor and owners."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import StepBuilder, random_steps
+from ucudnn.errors import InvalidValueError
 from ucudnn.memory.plans.actions import run
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -105,3 +108,12 @@ def test_entries_follow_the_order(order):
     assert liveness.order == (order or tuple(range(6)))
     assert liveness.scratch_bytes[liveness.order.index(0)] == 7
     assert liveness.spans[LOSS] == (liveness.order.index(2), 6)
+
+
+def test_what_is_known_of_a_step_is_that_of_the_scratch_and_the_granularity_that_are_asked_for():
+    builder = small_step()
+    graph, costs = builder.graph(), builder.costs()
+    for each in (costs, replace(costs, scratch_bytes=(9,) * 6), replace(costs, granularity=8), replace(costs)):
+        assert measure_liveness(graph, each).floors == measure_liveness(builder.graph(), each).floors
+    with pytest.raises(InvalidValueError, match="made for another step"):
+        measure_liveness(graph, replace(costs, time_ms=(1.0,)))

@@ -103,6 +103,8 @@ class Costs:
 
     def with_configurations(self, chosen: Mapping[int, Configuration]) -> "Costs":
         """Return the costs of the same step where operations take the time and the workspace of configurations."""
+        if not chosen:
+            return self
         times, scratch = list(self.time_ms), list(self.scratch_bytes)
         for operation, configuration in chosen.items():
             times[operation] = configuration.time_ms

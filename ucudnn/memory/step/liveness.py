@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from ucudnn.bounded import BoundedDict
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 
 _LATEST = "_latest_liveness"  # of a step, beside its fields
+_MOST_LATEST = 4  # of which plans of one step have as many: with other workspaces of convolutions
 _Span = tuple[int, int]  # first and last place in an order
 
 
@@ -102,10 +104,12 @@ def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None
     """
     if order is not None:
         return _measured(graph, costs, order)
-    known: tuple[Costs, Liveness] | None = vars(graph).get(_LATEST)
-    if known is None or known[0] is not costs:  # a step never changes, and each of its policies asks
-        known = vars(graph)[_LATEST] = costs, _measured(graph, costs, range(len(graph.operations)))
-    return known[1]
+    costs.check(len(graph.operations))
+    known: BoundedDict[tuple[object, ...], Liveness] = vars(graph).setdefault(_LATEST, BoundedDict(_MOST_LATEST))
+    of_costs = costs.granularity, costs.scratch_bytes
+    if of_costs not in known:  # a step never changes, and each of its policies asks
+        known[of_costs] = _measured(graph, costs, range(len(graph.operations)))
+    return known[of_costs]
 
 
 def _measured(graph: StepGraph, costs: Costs, order: Sequence[int]) -> Liveness:
