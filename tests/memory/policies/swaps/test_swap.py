@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, random_steps, small_branches, small_line
-from ucudnn.memory.policies.swaps.swap import SwapPolicy
+from ucudnn.memory.plans.actions import COPIES, synchronize
+from ucudnn.memory.policies.swaps import swap as swap_module
+from ucudnn.memory.policies.swaps.swap import SwapPolicy, storage_swaps, swap_plan
 from ucudnn.memory.simulation.simulator import simulate
 
 
@@ -121,3 +124,14 @@ def test_the_least_cap_is_never_above_the_published_peak(step):
     capped = simulate(SwapPolicy(capped=True).plan(graph, costs, None), costs)
     assert capped.peak_bytes <= published.peak_bytes
     assert capped.offloaded_bytes == published.offloaded_bytes
+
+
+@given(step=random_steps(), share=st.floats(0, 1))
+def test_what_settled_copies_leave_is_what_a_simulation_of_them_has(step, share):
+    graph, costs = step
+    swaps = storage_swaps(graph)
+    gone = swaps[int(share * len(swaps)) :]
+    plan = swap_plan("", graph, gone, {each.storage: each.read - 1 for each in gone}, None)
+    actions = [each for action in plan.actions for each in (action, *[synchronize()] * (action.kind in COPIES))]
+    settled = simulate(replace(plan, actions=tuple(actions)), costs)
+    assert swap_module._settled(graph, costs, gone) == [*settled.running_bytes]

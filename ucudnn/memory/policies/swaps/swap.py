@@ -14,8 +14,9 @@ storage would exceed the cap, and compute waits for offloads where it would.
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from ucudnn.memory.plans.actions import Action, offload, prefetch, run, synchronize, wait
+from ucudnn.memory.plans.actions import Action, offload, prefetch, run, wait
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
@@ -23,6 +24,7 @@ from ucudnn.memory.simulation.stalls import with_stalls
 from ucudnn.memory.step.budget import check_budget, over_budget
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.step.order import dependencies
 
 
@@ -55,9 +57,7 @@ class SwapPolicy:
             return plan
         if self.threshold_bytes is None and budget is not None:
             gone = swaps[_most_that_stay(graph, costs, swaps, budget) :]
-        least = max(
-            _settled(graph, costs, gone), default=simulate(swap_plan("", graph, (), {}, None), costs).peak_bytes
-        )
+        least = max(_settled(graph, costs, gone), default=measure_liveness(graph, costs).peak_bytes)
         cap = least if budget is None else budget
         if least > cap:
             raise over_budget("swap-capped", graph, least, cap)
@@ -134,8 +134,12 @@ def _capped_triggers(graph: StepGraph, costs: Costs, swaps: Sequence[StorageSwap
 
 def _settled(graph: StepGraph, costs: Costs, swaps: Sequence[StorageSwap]) -> list[int]:
     """Return the bytes beside each operation when copies take no time and storages come back at their readers."""
-    plan = swap_plan("", graph, swaps, {swap.storage: swap.read - 1 for swap in swaps}, None, settled=True)
-    return [*simulate(plan, costs).running_bytes]
+    found = measure_liveness(graph, costs)
+    changes = [0] * (len(graph.operations) + 1)
+    for swap in swaps:
+        changes[max(swap.written, swap.left) + 1] -= found.sizes[swap.storage]
+        changes[swap.read] += found.sizes[swap.storage]
+    return [*map(sum, zip(found.live_bytes, found.scratch_bytes, accumulate(changes), strict=False))]
 
 
 def swap_plan(
@@ -144,14 +148,12 @@ def swap_plan(
     swaps: Sequence[StorageSwap],
     triggers: Mapping[int, int],
     budget: int | None,
-    *,
-    settled: bool = False,
 ) -> MemoryPlan:
-    """Return a plan; a settled one synchronizes after each offload."""
+    """Return a plan."""
     after: list[list[Action]] = [[] for _ in graph.operations]
     before: list[list[Action]] = [[] for _ in graph.operations]
     for swap in swaps:
-        after[swap.written] += [offload(swap.storage), *([synchronize()] if settled else [])]
+        after[swap.written].append(offload(swap.storage))
     for swap in sorted(swaps, key=lambda swap: (swap.read, swap.storage)):
         after[triggers[swap.storage]].append(prefetch(swap.storage))
         before[swap.read].append(wait(swap.storage))
