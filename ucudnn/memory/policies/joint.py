@@ -33,6 +33,7 @@ from ucudnn.memory.plans.unfolded import UnfoldedStep
 from ucudnn.memory.policies.selective import ActivationSelection, search_of
 from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.simulation.configurations import fitting, upgraded
+from ucudnn.memory.simulation.copy_bounds import CopyBounds
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.budget import check_budget
 from ucudnn.memory.step.costs import Costs
@@ -45,6 +46,7 @@ _HIDDEN = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)  # of what copies can move beside co
 _EXPECTED = 0.5  # the same share where a selection is only estimated
 _AMPLE = 2  # times the bytes that are needed at a time, beyond which it hardly matters how many they are
 _MOST_PLANNED, _MOST_ESTIMATED = 16, 64  # selections in which one activation changes sides, and activations
+_SAME = 1 + 1e-9  # times a time, up to which a difference is rounding
 _FASTER = 0.9995  # of the time of a step: less is no difference
 
 
@@ -61,9 +63,12 @@ class JointPolicy:
         check_budget(graph, least, budget)
         cap = measure_liveness(graph, least).floor_bytes if budget is None else budget
         with drafts():
-            found = [(each, each.start()) for each in _searches(graph, costs, cap)]
-            search, start = min(found, key=lambda each: simulate(each[0].plan(each[1]), costs).step_ms)
-            plan = search.plan(search.improved(start))
+            found = [
+                (each, start, each.plan(start)) for each in _searches(graph, costs, cap) if (start := each.start())
+            ]
+            search, start, plan = min(found, key=lambda each: simulate(each[2], costs).step_ms)
+            improved = search.improved(start)
+            plan = plan if improved is start else search.plan(improved)
         return replace(plan, budget=budget)
 
 
@@ -107,9 +112,14 @@ class _JointSearch:
             peak = max(least, self._cap) + int((self._selections[0].peak_bytes - least) * share)
             chosen = next(each for each in self._selections if each.peak_bytes <= peak)
             found.append(self._planned(self._selecting.thinned(chosen, peak)))
-        if self.graph is self._step or not any(found):
+        known_ms = min((each.step_ms for each in found if each is not None), default=inf)
+        if known_ms == inf or (self.graph is self._step and self._copied_ms() <= _SAME * known_ms):
             found.append(self._planned(self._selections[0]))
         return min((each for each in found if each is not None), key=lambda each: each.step_ms)
+
+    def _copied_ms(self) -> float:
+        """Return a time below which no step is computed whose copies alone keep the budget."""
+        return float(CopyBounds(self.graph, self.costs).copied_ms(self._cap).max(initial=0.0))
 
     def improved(self, best: _JointPlan) -> _JointPlan:
         """Return a plan that is no slower, in which copies do more beside compute, or activations change sides."""
