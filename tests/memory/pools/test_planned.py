@@ -24,6 +24,12 @@ def test_what_is_known_to_come_keeps_its_place_free():
     assert PlannedPool().place(lifetimes).extent_bytes == 650
 
 
+def test_no_smaller_pool_is_looked_for_than_is_asked_for():
+    lifetimes, online = unavoidable_gaps(), BestFitPool().place(unavoidable_gaps())
+    assert PlannedPool().place(lifetimes, online.extent_bytes) == online
+    assert PlannedPool().place(lifetimes, online.extent_bytes - 1).extent_bytes < online.extent_bytes
+
+
 @pytest.mark.parametrize(("passes", "most"), [(0, 1), (3, 3), (12, 12 + 5 * 2)])
 def test_no_more_orders_are_placed_than_pairs_allow(monkeypatch, passes, most):
     lifetimes, placed, place = unavoidable_gaps(), [], planned._Search._place

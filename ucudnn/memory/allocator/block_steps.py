@@ -59,8 +59,10 @@ class BlockSteps:
         """Return where the pieces of the first step lie, or of those after it; coarse as in `places`."""
         key = first and self.follows_other, coarse
         if key not in self._places:
-            step = self.first if key[0] else self.later
-            self._places[key] = places(self.graph, step.events, coarse=coarse)
+            step, enough = self.later, 0
+            if key[0]:  # the block must hold both steps, so the first one need not take less than those after it
+                step, enough = self.first, self.places(first=False, coarse=coarse).extent
+            self._places[key] = places(self.graph, step.events, coarse=coarse, enough=enough)
         return self._places[key]
 
 

@@ -43,18 +43,19 @@ class Places(NamedTuple):
         return Places(moved, self.extent + begin)
 
 
-def places(graph: StepGraph, events: Sequence[Event], *, coarse: bool) -> Places:
+def places(graph: StepGraph, events: Sequence[Event], *, coarse: bool, enough: int = 0) -> Places:
     """Return where the pieces of a step lie; the optimizer's state lies elsewhere.
 
     Args:
         graph: the step.
         events: those of its large tensors.
         coarse: whether gaps between pieces have more than 1 MiB, or none.
+        enough: an extent below which nobody looks for a smaller one.
     """
     lifetimes = _Lifetimes(graph)
     lifetimes.step(events)
     pieces = [Lifetime(ABSENT, 0, _coarse(size) if coarse else size, *span) for size, *span in lifetimes.space.pieces]
-    found = PlannedPool(_ENOUGH, _MOST_TRIES).place(pieces)
+    found = PlannedPool(_ENOUGH, _MOST_TRIES).place(pieces, enough)
     addresses = {action: tuple(found.addresses[each] for each in own) for action, own in lifetimes.numbers.items()}
     return Places(addresses, found.extent_bytes)
 

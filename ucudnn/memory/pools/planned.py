@@ -48,11 +48,11 @@ class PlannedPool:
     def __init__(self, enough: float = _ENOUGH, most_tries: int = _MOST_TRIES) -> None:
         self._enough, self._most_tries = enough, most_tries
 
-    def place(self, lifetimes: Sequence[Lifetime]) -> Placement:
-        """Return an address for each piece."""
+    def place(self, lifetimes: Sequence[Lifetime], enough_bytes: int = 0) -> Placement:
+        """Return an address for each piece; an extent of `enough_bytes` is small enough in any case."""
         least = live_bytes(lifetimes)
         online = BestFitPool().place(lifetimes)
-        enough = least * (1 + self._enough)
+        enough = max(least * (1 + self._enough), enough_bytes)
         if online.extent_bytes <= enough:
             return online
         large = [index for index, life in enumerate(lifetimes) if life.size > least * _SMALL]
