@@ -1,5 +1,6 @@
 """Tests of a search for a plan that ends in time: with the best plan so far that has room, or else with the first."""
 
+import gc
 import time
 
 import pytest
@@ -77,6 +78,17 @@ def test_auto_plans_until_it_has_a_plan_and_other_policies_only_where_that_has_n
     assert simulate(best, step[1]).time_ms < simulate(plan, step[1]).time_ms
     floor = measure_liveness(*step[:2]).floor_bytes
     assert len(planned(int(1.2 * floor), 0)[1]) > len(names), "the first plan has room, so this step tests nothing"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_looked_for_behind_a_search_as_before_it(step, enabled):
+    enabled_before, during = gc.isenabled(), []
+    (gc.enable if enabled else gc.disable)()
+    try:
+        make_plan(*step, "auto", search=PlanSearch(None, lambda _: during.append(gc.isenabled())))
+        assert (gc.isenabled(), {*during}) == (enabled, {False})
+    finally:
+        (gc.enable if enabled_before else gc.disable)()
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), "20", True])

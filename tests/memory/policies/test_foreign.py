@@ -3,8 +3,10 @@
 import pytest
 
 from tests.support.step_graphs import StepBuilder
-from ucudnn.errors import InvalidValueError
+from ucudnn.errors import InvalidValueError, MemoryPlanError
 from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.plans.actions import run
+from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import POLICIES, chosen_policies, find_policy, named_policies
 from ucudnn.memory.policies.swaps.swap import SwapPolicy
 
@@ -47,6 +49,12 @@ def test_an_object_plans_as_it_says_and_shipped_ones_are_taken_as_they_are():
 def test_what_is_no_plan_for_the_budget_is_an_error_that_says_so(plan, message):
     with pytest.raises(InvalidValueError, match=message):
         make_plan(STEP.graph(), STEP.costs(), 29, Own(plan))
+
+
+def test_a_plan_that_is_not_valid_is_an_error_where_it_is_made():
+    wrong = Own(lambda graph, *_: MemoryPlan(policy="wrong", graph=graph, actions=(run(0),)))
+    with pytest.raises(MemoryPlanError, match="never runs"):
+        make_plan(STEP.graph(), STEP.costs(), 100, wrong)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from ucudnn.errors import BudgetError
 from ucudnn.memory.allocator.headroom import AllocatorRoom
 from ucudnn.memory.planner.condensed import planned
+from ucudnn.memory.planner.search import uncollected
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, find_policy
 from ucudnn.memory.policies.joint import JointPolicy
@@ -43,6 +44,7 @@ def frugal_plan(
     return replace(found, budget=other.budget)
 
 
+@uncollected()
 def least_plan(graph: StepGraph, costs: Costs, policy: str | MemoryPolicy) -> MemoryPlan | None:
     """Return a policy's plan for the least budget that it keeps, as `frugal_plan`; None where there is none."""
     name = "checkpoint" if policy == "auto" else policy

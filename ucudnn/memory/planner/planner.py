@@ -8,8 +8,8 @@ bound can also give empty pages back in each step. All this takes time, with whi
 A policy plans only when its bound, the least time that the step takes by it, is below the times of all known plans.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
@@ -21,10 +21,10 @@ from ucudnn.memory.allocator.replay import ReplayedReturns
 from ucudnn.memory.planner.bounds import StepBounds
 from ucudnn.memory.planner.condensed import planned
 from ucudnn.memory.planner.least import holds_host, least_paged, near
-from ucudnn.memory.planner.search import PlanCandidate as _Candidate
-from ucudnn.memory.planner.search import PlanSearch
-from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.planner.search import PlanCandidate, PlanSearch, uncollected
+from ucudnn.memory.plans.plan import MemoryPlan, drafts
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
+from ucudnn.memory.policies.foreign import ForeignPolicy
 from ucudnn.memory.policies.joint import JointPolicy
 from ucudnn.memory.simulation.early_collectives import with_early_collectives
 from ucudnn.memory.simulation.late_copies import with_late_copies
@@ -82,36 +82,35 @@ def make_plan(
     """
     if policy == "auto" and budget is None and not _has_faster(costs):
         return with_early_collectives(find_policy("stock").plan(graph, costs, None), costs)
-    policies = chosen_policies(policy)
-    slow = [each for each in policies[1:] if room is not None and isinstance(each, JointPolicy)]
-    search = search or PlanSearch()
-    choice = _Choice(graph, costs, budget, room, host_bytes, search)
+    policies, search = chosen_policies(policy), search or PlanSearch()
+    choose = partial(_Choice, graph, costs, budget, room, host_bytes)
+    with uncollected(), nullcontext() if isinstance(policies[0], ForeignPolicy) else drafts():
+        found = _best(choose, policies, search)
+    return replace(found)  # which checks it
+
+
+def _best(choose: "Callable[[PlanSearch], _Choice]", policies: list[MemoryPolicy], search: PlanSearch) -> MemoryPlan:
+    """Return the plan that `make_plan` returns; raises as that does."""
+    choice = choose(search)
+    slow = [each for each in policies[1:] if choice.room is not None and isinstance(each, JointPolicy)]
     for number, each in enumerate(each for each in policies if each not in slow):
         choice.add(number, each)
-        if policy == "auto" and not number and choice.fits and not _has_faster(costs):
+        if len(policies) > 1 and not number and choice.fits and not _has_faster(choice.costs):
             break  # nothing is faster than a step of which nothing is moved or recomputed
     try:
         found = choice.best()
     except BudgetError as error:
-        is_above = budget is None or budget >= measure_liveness(graph, costs).floor_bytes
-        for each in slow if is_above else ():
+        for each in slow if choice.has_budget else ():
             with suppress(BudgetError):
-                return make_plan(graph, costs, budget, each, room, host_bytes)
+                return _best(choose, [each], PlanSearch())
         raise choice.with_room(error, policies) from None
     for each in slow:
-        search.other_ms = _whole_ms(costs, room, found)
-        other = _Choice(graph, costs, budget, room, host_bytes, search)
+        search.other_ms = choice.whole_ms(found)
+        other = choose(search)
         if not search.over and other.is_faster(each):
             with suppress(BudgetError):
-                found = min(found, other.best(), key=partial(_whole_ms, costs, room))
+                found = min(found, other.best(), key=choice.whole_ms)
     return found
-
-
-def _whole_ms(costs: Costs, room: AllocatorRoom | None, plan: MemoryPlan) -> float:
-    """Return how long a step takes by a plan, with pages that go back to the driver in each step."""
-    found = room is None or room.compaction(plan, costs) is not None
-    pause_ms = 0.0 if found or room is None else returns_ms(room.returns(plan, costs))
-    return simulate(plan, costs).step_ms + pause_ms
 
 
 def _has_faster(costs: Costs) -> bool:
@@ -131,25 +130,37 @@ class _Choice:
         host_bytes: int | None,
         search: PlanSearch,
     ) -> None:
-        self._graph, self._costs, self._budget, self._room, self._search = graph, costs, budget, room, search
+        self._graph, self.costs, self._budget, self.room, self._search = graph, costs, budget, room, search
         self._host_bytes, self._bounds, self._least_ms = host_bytes, StepBounds(graph, costs), inf
         self._gains_ms = inf if search.other_ms is None else _GAIN * search.other_ms
-        self._waiting: list[_Candidate] = []
-        self._postponed: list[_Candidate] = []
-        self._too_much_host: list[_Candidate] = []
+        self._waiting: list[PlanCandidate] = []
+        self._postponed: list[PlanCandidate] = []
+        self._too_much_host: list[PlanCandidate] = []
         self._pushed = set[tuple[int, float, int]]()
         self._refused: list[tuple[MemoryPolicy, BudgetError]] = []
         self._policies: list[MemoryPolicy] = []
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the budget is not below the floor."""
+        return self._budget is None or self._budget >= measure_liveness(self._graph, self.costs).floor_bytes
+
+    def whole_ms(self, plan: MemoryPlan) -> float:
+        """Return how long a step takes by a plan, with pages that go back to the driver in each step."""
+        step_ms = simulate(plan, self.costs).step_ms
+        if self.room is None or self.room.compaction(plan, self.costs) is not None:
+            return step_ms
+        return step_ms + returns_ms(self.room.returns(plan, self.costs))
 
     def add(self, number: int, policy: MemoryPolicy) -> None:
         """Add a policy. It plans when nothing that is known can be faster than it."""
         self._policies.append(policy)
         least_ms = self._bounds.least_ms(policy, self._budget)
-        step_ms = max(least_ms, sum(self._costs.issue_ms))
+        step_ms = max(least_ms, sum(self.costs.issue_ms))
         self._least_ms = min(self._least_ms, step_ms)
-        heappush(self._waiting, _Candidate(step_ms, least_ms, number, 0, 0, policy, None))
+        heappush(self._waiting, PlanCandidate(step_ms, least_ms, number, 0, 0, policy, None))
 
-    def _next(self) -> _Candidate | None:
+    def _next(self) -> PlanCandidate | None:
         """Return the fastest plan that no policy can beat, or of those known when time is over; None without one."""
         while self._waiting or self._postponed:
             if not self._waiting:  # none of the plans that were known has room
@@ -165,26 +176,26 @@ class _Choice:
                 return candidate
         return None
 
-    def _best(self, tight: _Candidate | None = None, *, placed: bool = False) -> _Candidate | None:
+    def _best(self, tight: PlanCandidate | None = None, *, placed: bool = False) -> PlanCandidate | None:
         """Return the fastest plan so far, and tell of it; None without one. Of those that have room, if it is asked."""
         known = [each for each in (*self._waiting, tight) if each is not None and each.plan is not None]
         if placed:
             known = [each for each in known if each.is_priced or each is tight]
         best = min(known, key=lambda each: each.time_ms, default=None)
         if best is not None and best.plan is not None:
-            is_placed = placed or self._room is None or best.is_priced
+            is_placed = placed or self.room is None or best.is_priced
             self._search.found(best.plan.policy, best.time_ms, self._least_ms, is_placed=is_placed)
         return best
 
-    def _plan(self, candidate: _Candidate) -> None:
+    def _plan(self, candidate: PlanCandidate) -> None:
         policy, tries = candidate.policy, 1
-        if self._budget is not None and self._room is not None and isinstance(policy, JointPolicy):
-            most = self._budget - self._room.lost_bytes  # more does not fit side by side
-            spared = int((1 - _LEAST_STEP) * (most - self._room.spare_bytes))  # pages of small tensors take some
+        if self._budget is not None and self.room is not None and isinstance(policy, JointPolicy):
+            most = self._budget - self.room.lost_bytes  # more does not fit side by side
+            spared = int((1 - _LEAST_STEP) * (most - self.room.spare_bytes))  # pages of small tensors take some
             budgets = most, spared, int((1 - _MOST_STEP) * spared)  # with less it may find a faster plan
             for budget in budgets if self._search.other_ms is None else budgets[1:]:
                 with suppress(BudgetError):
-                    plan = planned(policy, self._graph, self._costs, budget)
+                    plan = planned(policy, self._graph, self.costs, budget)
                     tries = _MOST_FEW_TRIES - (budget < spared)
                     found = self._candidate(candidate.number, policy, plan, tries=tries)
                     self._push(found)
@@ -193,13 +204,13 @@ class _Choice:
         if tries > 1:
             return
         try:
-            plan = planned(policy, self._graph, self._costs, self._budget)
+            plan = planned(policy, self._graph, self.costs, self._budget)
         except BudgetError as error:
             self._refused.append((policy, error))
         else:
             self._push(self._candidate(candidate.number, policy, plan, tries=tries))
 
-    def _price(self, candidate: _Candidate) -> None:
+    def _price(self, candidate: PlanCandidate) -> None:
         """Add the time of the pages that go back to a plan that runs in no block, if it runs at all."""
         assert candidate.plan is not None
         assert candidate.bare_ms is not None
@@ -225,9 +236,9 @@ class _Choice:
         if candidate is None or candidate.plan is None:
             return False
         heappush(self._waiting, candidate)
-        if self._room is None:
+        if self.room is None:
             return True
-        found = self._room.widest(candidate.plan, self._costs)
+        found = self.room.widest(candidate.plan, self.costs)
         if found is not None:
             return not found.moved_bytes
         return not self._over(candidate.plan) and not self._returns_ms(candidate.plan)
@@ -239,17 +250,17 @@ class _Choice:
             BudgetError: if there is none.
         """
         looked_at: list[MemoryPlan] = []
-        tight: _Candidate | None = None
+        tight: PlanCandidate | None = None
         candidate = self._next() or min(self._too_much_host, default=None)  # whoever takes the host's memory refuses
         if candidate is None:
             raise self._refusal()
         while candidate is not None and candidate.plan is not None:
-            plan, room = candidate.plan, self._room
+            plan, room = candidate.plan, self.room
             if tight is not None and candidate.time_ms > _DEAR * tight.time_ms:
                 break
             if room is None or candidate.is_priced:
                 return self._laid_out(plan)
-            layout = room.widest(plan, self._costs)
+            layout = room.widest(plan, self.costs)
             over = 0 if layout is not None else self._over(plan)
             if layout is not None:
                 pause_ms = room.moves_ms(layout)
@@ -264,7 +275,7 @@ class _Choice:
             if (
                 layout is None
                 and (tight is None or candidate.time_ms < tight.time_ms)
-                and room.spending(plan, self._costs)
+                and room.spending(plan, self.costs)
             ):
                 tight = candidate
             looked_at.append(plan)
@@ -275,7 +286,7 @@ class _Choice:
             self._closest(*min(((self._paged_over(each), each) for each in looked_at), key=lambda each: each[0]))
         )
 
-    def _following(self, candidate: _Candidate, over: int, tight: _Candidate | None) -> _Candidate | None:
+    def _following(self, candidate: PlanCandidate, over: int, tight: PlanCandidate | None) -> PlanCandidate | None:
         """Return what is looked at after a plan; None where nothing is left. When time is over, the best with room."""
         best = self._best(tight, placed=True)
         if self._search.ends(has_plan=best is not None) and best is not None:
@@ -285,16 +296,16 @@ class _Choice:
 
     def _laid_out(self, plan: MemoryPlan) -> MemoryPlan:
         """Return a plan with what moves in the smallest block that is worth it."""
-        found = None if self._room is None else self._room.compaction(plan, self._costs)
+        found = None if self.room is None else self.room.compaction(plan, self.costs)
         return replace(plan, budget=self._budget, moves=plan.moves if found is None else found.moves)
 
     def _refusal(self) -> BudgetError:
         """Return what refuses a budget that no policy keeps: the floor, if it is below that, else the least need."""
         try:
-            check_budget(self._graph, self._costs, self._budget)
+            check_budget(self._graph, self.costs, self._budget)
         except BudgetError as floor:
             plans = [
-                near(policy, self._graph, self._costs, refused.required_bytes)
+                near(policy, self._graph, self.costs, refused.required_bytes)
                 for policy, refused in self._refused
                 if refused.required_bytes < floor.required_bytes
             ]
@@ -311,11 +322,11 @@ class _Choice:
         """
         if not beyond:
             return plan
-        assert self._room is not None
-        most = self._room.tensor_bytes
+        assert self.room is not None
+        most = self.room.tensor_bytes
         needed = most + beyond
         if not self._search.gives_up:
-            needed, found = least_paged(self._graph, self._costs, self._room, self._policies, self._host_bytes)
+            needed, found = least_paged(self._graph, self.costs, self.room, self._policies, self._host_bytes)
             if found is not None and self._keeps(found) and needed <= most:
                 return found
         raise BudgetError(
@@ -328,9 +339,9 @@ class _Choice:
 
     def with_room(self, refused: BudgetError, policies: Sequence[MemoryPolicy]) -> BudgetError:
         """Return what refuses a budget in live bytes, with what the allocator's room must be, holes included."""
-        if self._room is None:
+        if self.room is None:
             return refused
-        needed, found = least_paged(self._graph, self._costs, self._room, policies, self._host_bytes)
+        needed, found = least_paged(self._graph, self.costs, self.room, policies, self._host_bytes)
         if found is None or needed <= refused.required_bytes:
             return refused
         pages = f"; its tensors take {bytes_up(needed)} of pages, holes between them included"
@@ -338,52 +349,52 @@ class _Choice:
 
     def _returns_ms(self, plan: MemoryPlan) -> float:
         """Return how long pages take that go back in each step, so that a plan leaves what is spared."""
-        assert self._room is not None
-        return returns_ms(self._room.returns(plan, self._costs, self._room.spare_bytes))
+        assert self.room is not None
+        return returns_ms(self.room.returns(plan, self.costs, self.room.spare_bytes))
 
     def _over(self, plan: MemoryPlan) -> int:
         """Return about how many bytes the allocator takes for a plan beyond the room, without what is spared."""
-        assert self._room is not None
-        most = self._room.tensor_bytes - self._room.spare_bytes
-        if self._room.in_one_block:  # of which holes are no more than a little
-            return max(self._room.bound_bytes(plan, self._costs) - most, int(_LEAST_STEP * most))
-        return max(0, self._room.least_taken(plan, self._costs) - most)
+        assert self.room is not None
+        most = self.room.tensor_bytes - self.room.spare_bytes
+        if self.room.in_one_block:  # of which holes are no more than a little
+            return max(self.room.bound_bytes(plan, self.costs) - most, int(_LEAST_STEP * most))
+        return max(0, self.room.least_taken(plan, self.costs) - most)
 
     def _paged_over(self, plan: MemoryPlan) -> int:
         """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""
-        assert self._room is not None
-        return max(0, self._room.paged_bytes(plan, self._costs) - self._room.tensor_bytes)
+        assert self.room is not None
+        return max(0, self.room.paged_bytes(plan, self.costs) - self.room.tensor_bytes)
 
-    def _tighten(self, candidate: _Candidate, over: int) -> None:
+    def _tighten(self, candidate: PlanCandidate, over: int) -> None:
         """Let a policy plan again for fewer bytes, if it can; for its least budget where that is nearer."""
-        assert self._room is not None
+        assert self.room is not None
         few = not over or isinstance(candidate.policy, JointPolicy)
         if self._search.gives_up or candidate.tries >= (_MOST_FEW_TRIES if few else _MOST_TRIES):
             return
         least, most = (int(candidate.peak_bytes * share) for share in (_LEAST_STEP, _MOST_STEP))
-        less = over if self._room.in_one_block and over else min(max(int(over * _STEP), least), most)
-        plan = near(candidate.policy, self._graph, self._costs, candidate.peak_bytes - less)
+        less = over if self.room.in_one_block and over else min(max(int(over * _STEP), least), most)
+        plan = near(candidate.policy, self._graph, self.costs, candidate.peak_bytes - less)
         if plan is not None:
             found = self._candidate(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)
             if found.peak_bytes < candidate.peak_bytes:
                 self._push(found)
 
-    def _candidate(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> _Candidate:
-        if self._room is not None:
-            plan, _ = with_late_copies(plan, self._costs)
-        plan = with_early_collectives(plan, self._costs)
-        found = simulate(plan, self._costs)
-        return _Candidate(found.step_ms, found.time_ms, number, tries, found.peak_bytes, policy, plan)
+    def _candidate(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> PlanCandidate:
+        if self.room is not None:
+            plan, _ = with_late_copies(plan, self.costs)
+        plan = with_early_collectives(plan, self.costs)
+        found = simulate(plan, self.costs)
+        return PlanCandidate(found.step_ms, found.time_ms, number, tries, found.peak_bytes, policy, plan)
 
-    def _push(self, candidate: _Candidate) -> None:
+    def _push(self, candidate: PlanCandidate) -> None:
         assert candidate.plan is not None
         same = candidate.number, candidate.time_ms, candidate.peak_bytes
         if same in self._pushed:
             return
         self._pushed.add(same)
-        fits_host = holds_host(simulate(candidate.plan, self._costs), self._host_bytes)
+        fits_host = holds_host(simulate(candidate.plan, self.costs), self._host_bytes)
         heappush(self._waiting if fits_host else self._too_much_host, candidate)
 
     def _keeps(self, plan: MemoryPlan) -> bool:
-        found = simulate(plan, self._costs)
+        found = simulate(plan, self.costs)
         return (self._budget is None or found.peak_bytes <= self._budget) and holds_host(found, self._host_bytes)

@@ -1,6 +1,8 @@
 """PlanSearch bounds the time of a search for a plan and tells its progress; it compares plans as PlanCandidates."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import ceil, inf
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -14,6 +16,18 @@ if TYPE_CHECKING:  # the command line takes the default from here, and most comm
 
 PLAN_SECONDS = 20.0
 """How long a search takes at most, unless somebody says otherwise."""
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Let nothing look for garbage that refers to itself: a search makes many objects and hardly any such garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @final
