@@ -9,7 +9,7 @@ from typing import NamedTuple, final
 
 from ucudnn.memory.allocator.placing import Places, places
 from ucudnn.memory.allocator.replay import SMALL_BYTES, AllocatorSpace
-from ucudnn.memory.allocator.step_replay import Event, Piece, ReplayedStep, StepReplay
+from ucudnn.memory.allocator.step_replay import Event, Piece, ReplayedStep, StepReplay, Wanted
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
@@ -100,8 +100,12 @@ class _SmallTensors(StepReplay):
         small = wanted if not large else tuple(each for each in wanted if each[1] <= SMALL_BYTES)
         is_small = small or (event.kind is ActionKind.FREE and event.target in self.pieces)
         if large or event.released or not is_small:
-            self._events.append(event._replace(state=(), wanted=large, small_live=self.small.live))
-        super().act(event._replace(state=(), wanted=small) if event.state or large else event)
+            self._events.append(self._with(event, large))
+        super().act(self._with(event, small) if event.state or large else event)
+
+    def _with(self, event: Event, wanted: Wanted) -> Event:
+        """Return an event with what it wants in a step that makes no state beside that, faster than by `_replace`."""
+        return Event(*event[:4], (), wanted, *event[6:8], self.small.live)
 
 
 def _most_bytes(graph: StepGraph, *steps: Sequence[Event]) -> int:

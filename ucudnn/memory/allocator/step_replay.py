@@ -105,7 +105,7 @@ class _Walk:
 
     def __init__(self, plan: MemoryPlan, costs: Costs, delayed: Mapping[int, int]) -> None:
         self._graph, self._costs, self._delayed = plan.graph, costs, delayed
-        self._sizes = [costs.rounded(size) for size in self._graph.sizes]
+        self._sizes = costs.sizes_of(self._graph)
         self._scratch = list(costs.scratch_bytes)
         for operation, chosen in plan.configurations.items():
             self._scratch[operation] = chosen.workspace_bytes

@@ -33,7 +33,7 @@ def lower_order(graph: StepGraph, costs: Costs) -> list[int]:
     Only operations that neither depend on each other nor draw random numbers change places.
     """
     before, order = [{*each} for each in dependencies(graph)], [*range(len(graph.operations))]
-    sizes, scratch = ([costs.rounded(size) for size in each] for each in (graph.sizes, costs.scratch_bytes))
+    sizes, scratch = costs.sizes_of(graph), [*map(costs.rounded, costs.scratch_bytes)]
     accessed = [{*each.reads, *each.writes} for each in graph.operations]
     moves = range(graph.backward_begins, graph.optimizer_begins - 1)
     done = [0] * len(sizes)  # accesses to each storage before a place

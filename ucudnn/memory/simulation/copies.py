@@ -95,7 +95,7 @@ class CopyQueues:
 
     def compute(self, work_ms: float) -> None:
         """Let the clock run until compute has done its work, and the copies that end at the same instant theirs."""
-        while not self.idle:
+        while self._out.copies or self._back.copies or self._ranks.copies:
             step, lanes = self._next_end()
             slower = self._contention if self._out.copies or self._back.copies else 1.0
             if work_ms * slower < step - INSTANT_MS:

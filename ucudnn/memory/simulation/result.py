@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
+from itertools import starmap
 from typing import NamedTuple
 
 
@@ -75,8 +77,8 @@ class Simulation:
             the number of actions where that is the end.
         ended: by the action of a copy or a collective beside compute, the action before which it has ended, counted as
             those of `delayed`.
-        lifetimes: all memory that the step takes and gives back, in the order of taking; persistent bytes, gradients,
-            outputs and buffers of the plan are not among them.
+        taken: all memory that the step takes and gives back, as fields of lifetimes, in the order of giving back;
+            persistent bytes, gradients, outputs and buffers of the plan are not among them.
         issue_ms: time in which the host issues all operations, those that run again included; 0 where it is not known.
         event_ms: the time of each event that lifetimes count, from event 0, in milliseconds. What is taken at an event
             is taken at this time or later, before the next event.
@@ -98,9 +100,19 @@ class Simulation:
     memory: tuple[tuple[float, int], ...]
     delayed: Mapping[int, int]
     ended: Mapping[int, int]
-    lifetimes: tuple[Lifetime, ...]
+    taken: tuple[tuple[int, int, int, int, int], ...]
     event_ms: tuple[float, ...]
     issue_ms: float = 0.0
+
+    @cached_property
+    def lifetimes(self) -> tuple[Lifetime, ...]:
+        """All memory that the step takes, in the order of taking; an operation takes its scratch after its storages."""
+        return tuple(
+            sorted(
+                starmap(Lifetime, self.taken),
+                key=lambda each: (each.begin, each.action, each.storage < 0, each.storage),
+            )
+        )
 
     @property
     def waits_for_host(self) -> bool:

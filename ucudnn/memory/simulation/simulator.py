@@ -13,7 +13,7 @@ from ucudnn.errors import BudgetError
 from ucudnn.memory.plans.actions import COMPUTES, ActionKind, follow
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.copies import CopyQueues, CopyRequest
-from ucudnn.memory.simulation.result import Lifetime, Queue, Simulation, TimelineEntry
+from ucudnn.memory.simulation.result import Queue, Simulation, TimelineEntry
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Phase, StepOperation
 from ucudnn.units import bytes_down, bytes_up
@@ -40,8 +40,11 @@ def simulate(plan: MemoryPlan, costs: Costs, cap_bytes: int | None = None) -> Si
         return known[1]
     costs.check(len(plan.graph.operations))
     walk = _Walk(plan, costs, cap_bytes)
-    follow(plan.actions, walk)
-    found = walk.end()
+    try:
+        follow(plan.actions, walk)
+        found = walk.end()
+    finally:
+        del walk.queues  # which know the walk
     if cap_bytes is None or not found.stalls:  # a plan never changes, and its planner asks several times
         vars(plan)[_LATEST] = costs, found
     return found
@@ -50,7 +53,7 @@ def simulate(plan: MemoryPlan, costs: Costs, cap_bytes: int | None = None) -> Si
 def fixed_bytes(plan: MemoryPlan, costs: Costs) -> int:
     """Return the bytes that a plan holds during the whole step: what exists before it, and the plan's buffers."""
     graph = plan.graph
-    sizes = [costs.rounded(size) for size in graph.sizes]
+    sizes = costs.sizes_of(graph)
     held = sum(size for size, exists in zip(sizes, graph.exists_before, strict=True) if exists)
     held += sum(max(sizes[storage] for storage in buffer) for buffer in plan.buffers if buffer)
     return held + (max(_scratch(plan, costs), default=0) if plan.scratch_buffer else 0)
@@ -74,6 +77,7 @@ class _Walk:
         graph = plan.graph
         self.at, self.count = -1, len(plan.actions)  # the action, and how many there are
         self.graph, self.cap = graph, cap_bytes
+        self.makes, self.stays = graph.makes, graph.exists_after
         self.queues = CopyQueues(costs, self._copy_ended)
         self.times, self.scratch = _times(plan, costs), _scratch(plan, costs)
         if plan.scratch_buffer:
@@ -83,7 +87,7 @@ class _Walk:
             self.times[each] = 0.0
         self.running_beside: dict[int, StepOperation] = {}  # collectives that have not ended, by their action
         self.out_rate, self.back_rate = costs.offload_bytes_per_ms, costs.prefetch_bytes_per_ms
-        self.sizes = [costs.rounded(size) for size in graph.sizes]
+        self.sizes = [*costs.sizes_of(graph)]
         for storage in chain.from_iterable(plan.buffers):
             self.sizes[storage] = 0
         self.version = [0 if exists else _ABSENT for exists in graph.exists_before]
@@ -107,21 +111,21 @@ class _Walk:
         self.timeline: list[TimelineEntry] = []
         self.memory = [(0.0, self.live)]
         self.event_ms = [0.0]
-        self.lifetimes: list[Lifetime] = []
+        self.taken: list[tuple[int, int, int, int, int]] = []  # as those of a `Lifetime`
 
     def run(self, operation: int) -> None:
-        born = []
-        for storage, version in self.graph.makes[operation]:
-            if self.version[storage] == _ABSENT:
+        born, versions = [], self.version
+        for storage, version in self.makes[operation]:
+            if versions[storage] == _ABSENT:
                 born.append(storage)
-            self.version[storage] = version
+            versions[storage] = version
         self.compute_ms += self.times[operation]
         self._compute(operation, born, ())
 
     def recompute(self, operation: int) -> None:
         reads = self.graph.operations[operation].reads
         born, dropped = [], []
-        for storage, version in self.graph.makes[operation]:
+        for storage, version in self.makes[operation]:
             current = self.version[storage]
             if current == _ABSENT:
                 born.append(storage)
@@ -158,8 +162,8 @@ class _Walk:
         self.queues.prefetch(CopyRequest(storage, self.at, size / self.back_rate))
 
     def free(self, storage: int) -> None:
-        # A collective that reads it may hold another operand already, and holds one only.
-        self._await_storage(storage, written=self.offloading.get(storage) in self.freeing)
+        if self.running_beside:  # a collective that reads it may hold another operand already, and holds one only
+            self._await_storage(storage, written=self.offloading.get(storage) in self.freeing)
         self.version[storage] = _ABSENT
         born = self.born.pop(storage)
         if storage in self.offloading:
@@ -202,7 +206,7 @@ class _Walk:
             memory=tuple(self.memory),
             delayed=self.delayed,
             ended=self.ended,
-            lifetimes=tuple(sorted(self.lifetimes, key=_by_taking)),
+            taken=tuple(self.taken),
             event_ms=tuple(self.event_ms),
             issue_ms=self.issued_ms,
         )
@@ -221,7 +225,7 @@ class _Walk:
 
     def _work(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
         """Take an operation's memory, let it compute, and free the storages that it drops at its end."""
-        sizes, scratch = self.sizes, self.scratch[operation]
+        sizes, scratch, queues = self.sizes, self.scratch[operation], self.queues
         passing = scratch
         for storage in dropped:
             passing += sizes[storage]
@@ -234,11 +238,11 @@ class _Walk:
             self._begin_life(storage)
         self.issued_ms += self.issue[operation]
         self.running.append(self.live)
-        now, begin, time_ms = self.queues.now, self.event, self.times[operation]
+        now, begin, time_ms = queues.now, self.event, self.times[operation]
         self.computing = True
-        self.queues.compute(time_ms)
+        queues.compute(time_ms)
         self.computing = False
-        ended = self.queues.now
+        ended = queues.now
         self.contention_ms += ended - now - time_ms
         if time_ms:
             self.timeline.append(TimelineEntry(Queue.COMPUTE, self.at, now, ended))
@@ -247,10 +251,10 @@ class _Walk:
             self.memory.append((ended, self.live))
             self._count_event()  # copies that ended beside the operation may have counted it up, too
             if scratch:
-                self.lifetimes.append(Lifetime(_ABSENT, self.at, scratch, begin, self.event))
+                self.taken.append((_ABSENT, self.at, scratch, begin, self.event))
             for storage in dropped:
                 if sizes[storage]:
-                    self.lifetimes.append(Lifetime(storage, self.at, sizes[storage], begin, self.event))
+                    self.taken.append((storage, self.at, sizes[storage], begin, self.event))
 
     def _await_storage(self, storage: int, *, written: bool = True) -> None:
         """Wait for collectives that make a storage, and where it is written, for those that read it."""
@@ -296,10 +300,11 @@ class _Walk:
                 )
         self.live += size
         self.memory.append((self.queues.now, self.live))
-        self.peak = max(self.peak, self.live)
+        if self.live > self.peak:
+            self.peak = self.live
 
     def _begin_life(self, storage: int) -> None:
-        if not self.graph.exists_after[storage]:
+        if not self.stays[storage]:
             self.born[storage] = (self.at, self.event)
             self.offloading.pop(storage, None)  # what still runs reads the bytes of its life before
 
@@ -307,7 +312,7 @@ class _Walk:
         size = self.sizes[storage]
         if size:
             self._count_event()
-            self.lifetimes.append(Lifetime(storage, born[0], size, born[1], self.event))
+            self.taken.append((storage, born[0], size, born[1], self.event))
             self.live -= size
             self.memory.append((self.queues.now, self.live))
 
@@ -357,8 +362,3 @@ def _last_prefetches(plan: MemoryPlan) -> set[int]:
         elif kind is ActionKind.OFFLOAD and target in last:
             found.add(last.pop(target))
     return found | set(last.values())
-
-
-def _by_taking(life: Lifetime) -> tuple[int, int, bool, int]:
-    """Order pieces as they are taken; an operation takes its scratch after its storages."""
-    return life.begin, life.action, life.storage == _ABSENT, life.storage

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from ucudnn.configuration import Configuration
 from ucudnn.errors import InvalidValueError
+from ucudnn.memory.step.graph import StepGraph
+
+_SIZES = "_rounded_sizes"  # of a step, beside its fields
 
 
 class ScratchPieces(NamedTuple):
@@ -129,6 +132,13 @@ class Costs:
     def rounded(self, size: int) -> int:
         """Return the bytes that the device's allocator takes for a storage of a size in bytes."""
         return -(-size // self.granularity) * self.granularity
+
+    def sizes_of(self, graph: StepGraph) -> tuple[int, ...]:
+        """Return the bytes that the device's allocator takes for each storage of a step, which keeps them."""
+        known: dict[int, tuple[int, ...]] = vars(graph).setdefault(_SIZES, {})
+        if self.granularity not in known:
+            known[self.granularity] = tuple(map(self.rounded, graph.sizes))
+        return known[self.granularity]
 
     def pieces(self, operation: int, scratch_bytes: int) -> ScratchPieces:
         """Return the pieces of an operation's scratch as the device's allocator takes them.

@@ -114,21 +114,22 @@ def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None
 
 def _measured(graph: StepGraph, costs: Costs, order: Sequence[int]) -> Liveness:
     costs.check(len(graph.operations))
-    sizes = [costs.rounded(size) for size in graph.sizes]
+    sizes = costs.sizes_of(graph)
     spans = _spans(graph, order)
     fixed = graph.exists_after
     held = _held(graph, order, spans)
     live = _sums(spans, sizes, len(order))
     persistent = _sums([span if after else None for span, after in zip(spans, fixed, strict=True)], sizes, len(order))
     working = _sums(held, sizes, len(order))
+    waits = [each is not None for each in held]
     for place, operation in enumerate(order):
-        accessed = {*graph.operations[operation].reads, *graph.operations[operation].writes}
-        others = (each for each in accessed if not fixed[each] and not _covers(held[each], place))
-        working[place] += sum(map(sizes.__getitem__, others))
+        for each in {*graph.operations[operation].reads, *graph.operations[operation].writes}:
+            if not fixed[each] and not (waits[each] and _covers(held[each], place)):
+                working[place] += sizes[each]
     return Liveness(
         graph=graph,
         order=tuple(order),
-        sizes=tuple(sizes),
+        sizes=sizes,
         spans=tuple(spans),
         scratch_bytes=tuple(costs.rounded(costs.scratch_bytes[operation]) for operation in order),
         live_bytes=tuple(live),
@@ -142,13 +143,12 @@ def _spans(graph: StepGraph, order: Sequence[int]) -> list[_Span | None]:
     for place, operation in enumerate(order):
         places[operation] = place
     spans: list[_Span | None] = []
-    for storage, accesses in enumerate(graph.accesses):
+    for accesses, before, after in zip(graph.accesses, graph.exists_before, graph.exists_after, strict=True):
         at = [places[operation] for operation in accesses]
-        if graph.exists_before[storage]:
-            at.append(-1)
-        if at and graph.exists_after[storage]:
-            at.append(len(order))
-        spans.append((min(at), max(at)) if at else None)
+        if not at and not before:
+            spans.append(None)
+        else:
+            spans.append((-1 if before else min(at), len(order) if after else max(at, default=-1)))
     return spans
 
 
