@@ -147,3 +147,17 @@ def test_the_predicted_peak_of_a_line_is_exact():
             actions.append(run(place))
         plan = MemoryPlan(policy="blocks", graph=graph, actions=with_frees(graph, actions))
         assert forward.peak_bytes(blocks) == simulate(plan, costs).peak_bytes
+
+
+def test_the_peak_that_is_known_is_that_of_the_same_blocks():
+    builder = chain(6)
+    forward = ForwardBlocks(builder.graph(), builder.costs())
+    blocks = [forward.divide(count) for count in (2, 3)]
+    chosen = [each[: count + 1] for each in blocks for count in range(len(each))]
+    peaks = [forward.peak_bytes(each) for each in chosen]
+    known = forward.peak_bytes(chosen[0])
+    assert [forward.peak_bytes([*each]) for each in chosen] == peaks
+    again = ForwardBlocks(builder.graph(), builder.costs())
+    assert [again.peak_bytes(each) for each in reversed(chosen)] == peaks[::-1]
+    assert known == peaks[0]
+    assert len({*peaks}) > 1

@@ -58,6 +58,7 @@ class ForwardBlocks:
         self._changes = exact_array(self._liveness.changes())
         self._scratch_row = exact_array(self._liveness.scratch_bytes)
         self._divided: dict[int, tuple[Block, ...]] = {}
+        self._peaks: dict[tuple[int, ...], tuple[tuple[Block, ...], int]] = {}
 
     @classmethod
     def latest(cls, graph: StepGraph, costs: Costs) -> "ForwardBlocks":
@@ -93,6 +94,12 @@ class ForwardBlocks:
 
         It is more where an input of a block is freed while the block runs again: here it counts until the block's end.
         """
+        key = tuple(map(id, blocks))  # no other ones have their numbers, because they are kept beside the peak
+        if key not in self._peaks:
+            self._peaks[key] = tuple(blocks), self._peak_bytes(blocks)
+        return self._peaks[key][1]
+
+    def _peak_bytes(self, blocks: Sequence[Block]) -> int:
         sizes, spans = self._liveness.sizes, self._liveness.spans
         changes = self._changes.copy()
         extended: dict[int, int] = {}

@@ -10,6 +10,7 @@ in the order of the program, from the nearest bytes that are there.
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from ucudnn.memory.plans.actions import Action
@@ -66,6 +67,8 @@ class DroppedActivations:
     def __init__(self, graph: StepGraph, costs: Costs) -> None:
         self._graph, self._costs = graph, costs
         self.spans = {storage: span for storage in graph.saved if (span := self._span(storage)) is not None}
+        self._reads = {storage: (first, storage) for storage, (_, first) in self.spans.items()}
+        self._versions = {storage: self._version(storage, first) for first, storage in self._reads.values()}
         liveness = measure_liveness(graph, costs)
         self.sizes, self._scratch = liveness.sizes, liveness.scratch_bytes
         self._changes = exact_array(liveness.changes())
@@ -82,10 +85,8 @@ class DroppedActivations:
         operations: dict[int, tuple[int, ...]] = {}
         made: dict[int, int] = {}
         missing = set(dropped)
-        read_at: dict[int, list[int]] = {}
-        for storage in sorted(dropped):
-            read_at.setdefault(self.spans[storage][1], []).append(storage)
-        for place, storages in sorted(read_at.items()):
+        makes, reads, versions = self._graph.makes, self._reads, self._versions
+        for place, storages in groupby(sorted(dropped, key=reads.__getitem__), lambda each: reads[each][0]):
             wanted = [each for each in storages if each not in made]
             if not wanted:
                 continue
@@ -95,9 +96,9 @@ class DroppedActivations:
                 return None
             operations[place] = again
             for operation in again:
-                for each, version in self._graph.makes[operation]:
-                    stays = each in dropped and (each not in brief or self.spans[each][1] == place)
-                    if stays and version == self._version(each, self.spans[each][1]):
+                for each, version in makes[operation]:
+                    stays = each in dropped and (each not in brief or reads[each][0] == place)
+                    if stays and version == versions[each]:
                         made.setdefault(each, place)
                         missing.discard(each)
         times = self._costs.time_ms

@@ -49,10 +49,9 @@ def _fastest(costs: Costs, left: Mapping[int, int]) -> dict[int, Configuration]:
     """Return the fastest configuration of each convolution within some bytes, or else that of least workspace."""
     found = {}
     for operation, front in costs.configurations.items():
-        sizes = {each: costs.rounded(each.workspace_bytes) for each in front}
-        fits = [each for each in front if sizes[each] <= left[operation]]
+        fits = [each for each in front if costs.rounded(each.workspace_bytes) <= left[operation]]
         best = fits[-1] if fits else front[0]
-        own = costs.rounded(costs.scratch_bytes[operation])
-        if best.time_ms < costs.time_ms[operation] if own <= left[operation] else fits or sizes[best] < own:
+        own, size = costs.rounded(costs.scratch_bytes[operation]), costs.rounded(best.workspace_bytes)
+        if best.time_ms < costs.time_ms[operation] if own <= left[operation] else fits or size < own:
             found[operation] = best
     return found

@@ -12,11 +12,12 @@ last one that overwrites the storage whole, up to the k-th.
 Sizes are affine in the mini-batch: see `Affine`. A step that was recorded at two batches stands for every batch.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from itertools import pairwise
+from operator import lt
 
 from ucudnn.errors import StepGraphError
 from ucudnn.problem import MOST_SIZE, ConvolutionProblem
@@ -343,10 +344,10 @@ class StepGraph:
 
 
 def _check_phases(graph: StepGraph) -> None:
-    order = [*Phase]
+    ranks = {phase: rank for rank, phase in enumerate(Phase)}
     latest = Phase.FORWARD
     for index, operation in enumerate(graph.operations):
-        if order.index(operation.phase) < order.index(latest):
+        if operation.phase is not latest and ranks[operation.phase] < ranks[latest]:
             raise StepGraphError(
                 f"{graph.name}: {graph.operation_name(index)} belongs to {operation.phase.value}, and an operation"
                 f" before it to {latest.value}"
@@ -356,11 +357,10 @@ def _check_phases(graph: StepGraph) -> None:
 
 def _check_names(graph: StepGraph) -> None:
     for noun, values in (("operation", graph.operations), ("storage", graph.storages)):
-        seen: set[str] = set()
-        for value in values:
-            if value.name in seen:
-                raise StepGraphError(f"{graph.name}: {noun} name {value.name!r} occurs twice")
-            seen.add(value.name)
+        names = [value.name for value in values]
+        if len({*names}) < len(names):
+            twice = next(name for name, number in Counter(names).items() if number > 1)
+            raise StepGraphError(f"{graph.name}: {noun} name {twice!r} occurs twice")
     for index, size in enumerate(graph.sizes):
         if size < 0:
             raise StepGraphError(
@@ -369,18 +369,11 @@ def _check_names(graph: StepGraph) -> None:
 
 
 def _check_accesses(graph: StepGraph) -> None:
-    written = list(graph.exists_before)
+    written, count = list(graph.exists_before), len(graph.storages)
     for index, operation in enumerate(graph.operations):
         for accessed in (operation.reads, operation.writes):
-            if any(not 0 <= storage < len(written) for storage in accessed):
-                raise StepGraphError(
-                    f"{graph.name}: {graph.operation_name(index)} accesses storages {accessed}, of which some are not"
-                    f" among 0 to {len(written) - 1}"
-                )
-            if any(first >= second for first, second in pairwise(accessed)):
-                raise StepGraphError(
-                    f"{graph.name}: {graph.operation_name(index)} lists storages {accessed}, which must ascend"
-                )
+            if accessed and not (0 <= accessed[0] <= accessed[-1] < count and all(map(lt, accessed, accessed[1:]))):
+                raise StepGraphError(f"{graph.name}: {graph.operation_name(index)} {_wrong_accesses(accessed, count)}")
         for storage in operation.reads:
             if not written[storage]:
                 raise StepGraphError(
@@ -389,3 +382,9 @@ def _check_accesses(graph: StepGraph) -> None:
                 )
         for storage in operation.writes:
             written[storage] = True
+
+
+def _wrong_accesses(accessed: Sequence[int], count: int) -> str:
+    if any(not 0 <= storage < count for storage in accessed):
+        return f"accesses storages {accessed}, of which some are not among 0 to {count - 1}"
+    return f"lists storages {accessed}, which must ascend"
