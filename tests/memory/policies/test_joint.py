@@ -1,6 +1,7 @@
 """Tests of policy 'joint': what is cheap to recompute is dropped, what still does not fit leaves, in one plan."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -105,3 +106,16 @@ def test_unets_run_below_what_recomputation_needs_in_a_part_of_the_time_that_cop
     assert found.recompute_ms > 0 < found.offloaded_bytes
     assert found.peak_bytes <= budget
     assert found.step_ms < faster * simulate(SpillPolicy().plan(graph, costs, budget), costs).step_ms
+
+
+def test_what_is_known_of_a_step_changes_no_plan_with_other_costs_or_another_budget():
+    step, plans = open_step("unet3d"), []
+    costs = device_costs(load_device("h200"), step)
+    other = replace(costs, time_ms=costs.time_ms[::-1])
+    live = measure_liveness(step, costs)
+    for share, each in [(0.25, costs), (0.5, costs), (0.25, other), (0.25, costs)]:
+        budget = int(live.floor_bytes + share * (live.peak_bytes - live.floor_bytes))
+        plans.append(JointPolicy().plan(step, each, budget))
+        assert plans[-1].actions == JointPolicy().plan(replace(step), replace(each), budget).actions
+    assert plans[0] == plans[-1]
+    assert plans[0].actions != plans[2].actions

@@ -23,6 +23,7 @@ from itertools import accumulate, pairwise
 from math import inf
 from typing import Any, NamedTuple
 
+from ucudnn.bounded import BoundedDict
 from ucudnn.configuration import Configuration
 from ucudnn.errors import BudgetError
 from ucudnn.memory.plans.actions import COMPUTES, Action, run
@@ -87,12 +88,7 @@ class _JointSearch:
         self, graph: StepGraph, costs: Costs, cap: int, chosen: Mapping[int, Configuration], is_reordered: bool
     ) -> None:
         self._step, self._step_costs, self._cap, self._chosen = graph, costs, cap, chosen
-        self.graph, self.costs = graph, costs.with_configurations(chosen) if chosen else costs
-        self._order: Sequence[int] = range(len(graph.operations))
-        if is_reordered:
-            self._order = lower_order(graph, self.costs)
-            other = UnfoldedStep(graph, self.costs, [*map(run, self._order)])
-            self.graph, self.costs = other.graph, other.costs
+        self._order, self.graph, self.costs = _ordered(graph, costs, chosen, is_reordered)
 
     def plan(self, found: _JointPlan) -> MemoryPlan:
         """Return a plan of the step itself, with faster configurations where it leaves room for them."""
@@ -181,6 +177,26 @@ class _JointSearch:
         except BudgetError:  # what runs again needs more beside it than any operation of the step
             return None
         return _JointPlan(simulate(plan, step.costs).step_ms, selection, step.folded(plan.actions))
+
+
+def _ordered(
+    graph: StepGraph, costs: Costs, chosen: Mapping[int, Configuration], is_reordered: bool
+) -> tuple[Sequence[int], StepGraph, Costs]:
+    """Return an order of a step, and the step in it with the configurations, the same for each budget."""
+    key = id(graph), id(costs), is_reordered, *((each, id(own)) for each, own in chosen.items())
+    entry = _ORDERED.get(key)
+    if entry is None:  # while the parts are kept, no others have their numbers
+        order: Sequence[int] = range(len(graph.operations))
+        found = order, graph, costs.with_configurations(chosen)
+        if is_reordered:
+            order = lower_order(graph, found[2])
+            other = UnfoldedStep(graph, found[2], [*map(run, order)])
+            found = order, other.graph, other.costs
+        entry = _ORDERED[key] = (graph, costs, chosen), found
+    return entry[1]
+
+
+_ORDERED: BoundedDict[tuple[object, ...], tuple[object, tuple[Sequence[int], StepGraph, Costs]]] = BoundedDict(4)
 
 
 def _searches(graph: StepGraph, costs: Costs, cap: int) -> Iterator[_JointSearch]:

@@ -272,4 +272,4 @@ class ActivationSearch:
         return None if found is None else ActivationSelection(found, brief, *self.activations.peak(found, away))
 
 
-_SEARCHES: BoundedDict[tuple[int, int], tuple[object, ActivationSearch]] = BoundedDict(2)
+_SEARCHES: BoundedDict[tuple[int, int], tuple[object, ActivationSearch]] = BoundedDict(4)
