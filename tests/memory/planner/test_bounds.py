@@ -4,16 +4,20 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import random_steps, small_unet
 from tests.support.strategies import examples
 from ucudnn.errors import BudgetError
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.planner.bounds import StepBounds
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.step.shipped import open_step
 
 
 @examples(1 / 2)  # each is planned by all policies
@@ -49,3 +53,12 @@ def test_what_a_slow_link_copies_counts():
     taken_ms = simulate(spill.plan(graph, costs, budget), costs).time_ms
     assert sum(costs.time_ms) < 0.5 * taken_ms < least_ms <= taken_ms
     assert StepBounds(graph, costs).least_ms(POLICIES["checkpoint"], budget) == sum(costs.time_ms)
+
+
+@pytest.mark.parametrize("name", ["swap", "vdnn-conv-m", "vdnn-all-p", "vdnn-ext-conv-p"])
+def test_what_is_moved_whatever_the_budget_is_counts(name):
+    graph = open_step("vgg16")
+    costs = replace(device_costs(load_device("h200"), graph), offload_bytes_per_ms=1e6, prefetch_bytes_per_ms=1e6)
+    peak = measure_liveness(graph, costs).peak_bytes
+    taken_ms = simulate(POLICIES[name].plan(graph, costs, peak), costs).time_ms
+    assert sum(costs.time_ms) < 0.4 * taken_ms < StepBounds(graph, costs).least_ms(POLICIES[name], peak) <= taken_ms

@@ -45,14 +45,15 @@ class StepBounds:
 
         All of them leave before backward begins, and come back after that.
         """
-        has_choice = self._costs.configurations or any(layer.convolution for layer in self._layers.forward)
+        layers = self._layers.forward
+        has_choice = self._costs.configurations or any(layer.convolution for layer in layers)
         if not has_choice and (policy.offloads != "all" or policy.fastest):
             return inf
-        if policy.offloads != "all":
+        if policy.offloads == "dynamic":
             return self._copies.least
         forward = float(self._copies.before[self._copies.turn])
-        inputs = (each for layer in self._layers.forward[: self._layers.classifier] for each in layer.inputs)
-        out, back = self._moved_ms(inputs)
+        leaving = (each for each in layers[: self._layers.classifier] if each.convolution or policy.offloads == "all")
+        out, back = self._moved_ms(storage for each in leaving for storage in each.inputs)
         return max(forward, out) + max(self._copies.least - forward, back)
 
     def _moved_ms(self, storages: Iterable[int]) -> tuple[float, float]:

@@ -27,6 +27,9 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # what is new counts as old, so that no collection follows at once
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
