@@ -8,6 +8,7 @@ from math import inf, prod
 from typing import Any
 
 from ucudnn.errors import BudgetError, InvalidProblemError, StepGraphError
+from ucudnn.memory.allocator.segments import segmented_bytes
 from ucudnn.memory.planner.planner import make_plan
 from ucudnn.memory.policies.catalog import AUTO
 from ucudnn.memory.reports.explanation import CostsOf, floor_batch, largest, largest_within
@@ -17,8 +18,8 @@ from ucudnn.memory.step.graph import Role, StepGraph
 from ucudnn.units import format_bytes, format_ms
 
 CONTEXT_BYTES = 2**30
-"""Bytes of a GPU that no plan has: CUDA's context, loaded kernels and what the allocator loses; up to 0.9 GiB on an
-H200."""
+"""Bytes of a GPU that no plan has: CUDA's context, loaded kernels and what is lost in a block of tensors; up to 0.9 GiB
+on an H200."""
 
 BOUNDS = (1.1, 1.5)
 """Times of a sample or a voxel that are looked for, in multiples of the program's own time."""
@@ -26,6 +27,7 @@ BOUNDS = (1.1, 1.5)
 _NEAR = 0.02  # share of a mini-batch by which a larger one may fit, too, beside such a bound
 _AS_IT_IS = "as it is"
 _WAYS = _FITTED, _DIVIDED = "with fit", "with fit, divided"
+_STOCK = "stock"  # a program as it is, whose allocator knows nothing of a plan, and loses holes
 _LOSS = "loss"  # the output of a recorded step that its loop does not hold for itself
 
 
@@ -138,7 +140,7 @@ def largest_batches(
     """
     left, own = _beside_context(budget), own or graph
     search = partial(largest_within, graph=graph)
-    plain = partial(_fitted, own, costs_of, left, "stock")
+    plain = partial(_fitted, own, costs_of, left, _STOCK)
     rows = _searched([(_AS_IT_IS, plain)], search, own.batch, "mini-batch", progress)
     own_ms = own_ms or rows[0].sample_ms or sum(costs_of(own).time_ms) / own.batch
     most = floor_batch(graph, costs_of, left)  # 'spill' and 'joint' keep each budget down to the floor
@@ -187,7 +189,7 @@ def largest_patches(
     record = cache(lambda index: recorded(patches[index], [batch]))
     every = recorded(plans.patch, [max(2, batch) * factor for factor in (1, 2, 3)])  # one sample repeats no weights
     own = every if batch > 1 else record(patches.index(plans.patch))
-    planned = _fitted(own, costs_of, None, "stock", batch)
+    planned = _fitted(own, costs_of, None, _STOCK, batch)
     assert planned is not None
     own_ms, of_patch = planned.sample_ms, None if divide is None else partial(divide, plans.patch)
     batches = largest_batches(_released(every), costs_of, budget, progress, of_patch, every, own_ms).rows
@@ -196,7 +198,7 @@ def largest_patches(
 
     @cache
     def found(policy: str, number: int) -> LargestBatch | None:
-        graph = record(number - 1) if policy == "stock" else _released(record(number - 1))
+        graph = record(number - 1) if policy == _STOCK else _released(record(number - 1))
         fitted = _fitted(graph, costs_of, left, policy, batch)
         return None if fitted is None else replace(fitted, patch=patches[number - 1])
 
@@ -211,7 +213,7 @@ def largest_patches(
         ways += _divided_ways(ways, divided, own_ms)
     number = bisect_right([*map(prod, patches)], prod(plans.patch) * left / planned.peak_bytes)
     search = partial(largest, most=len(patches))
-    rows += _searched([(_AS_IT_IS, partial(found, "stock")), *ways], search, max(1, number), "patch", progress)
+    rows += _searched([(_AS_IT_IS, partial(found, _STOCK)), *ways], search, max(1, number), "patch", progress)
     where = f"{plans.configuration} of {plans.path.name}, {costs_of(own).where}"
     return LargestBatches(where=where, budget=left, rows=tuple(rows), own_ms=own_ms)
 
@@ -297,9 +299,11 @@ def _fitted(graph: StepGraph, costs_of: CostsOf, budget: int | None, policy: str
         sized = graph.with_batch(batch)
         costs = costs_of(sized)
         plan = make_plan(sized, costs, budget, policy)
+        done = simulate(plan, costs)
+        if policy == _STOCK and budget is not None:
+            segmented_bytes(plan, costs, done, budget)
     except (BudgetError, StepGraphError, InvalidProblemError):
         return None
-    done = simulate(plan, costs)
     return LargestBatch(way="", batch=batch, policy=plan.policy, peak_bytes=done.peak_bytes, time_ms=done.step_ms)
 
 

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any, final
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ucudnn.memory.torch.hooks.live_bytes import CountedBytes, LiveBytes
@@ -63,7 +62,7 @@ class Guard(EagerOperators):
 
     An operation that writes to no argument can run again. Batch normalization writes to running statistics, which its
     schema does not say. A convolution that finds no memory for its workspace runs a slower algorithm of cuDNN, and
-    PyTorch takes that for all calls of the process from then on. So each has room when it is met first.
+    PyTorch takes that for all calls of the process from then on. So room is made for it before.
 
     Args:
         device: whose random numbers are drawn again.
@@ -72,7 +71,7 @@ class Guard(EagerOperators):
         alive: what counts the results on a CPU, or how often an allocator refused.
 
     Attributes:
-        slower: how many convolutions have taken a slower algorithm for want of memory.
+        slower: how many calls of convolutions have taken a slower algorithm for want of memory.
     """
 
     supports_higher_order_operators = True
@@ -87,7 +86,6 @@ class Guard(EagerOperators):
         super().__init__()
         self._device, self._memory, self._explained = device, memory, explained
         self._alive, self._counted = alive, alive if isinstance(alive, CountedBytes) else None
-        self._met = set[tuple[Any, ...]]()
         self.slower = 0
 
     def turn(self, *, on: bool) -> None:
@@ -105,15 +103,10 @@ class Guard(EagerOperators):
         return self._guarded(func, args, kwargs or {})
 
     def _convolved(self, func: Any, args: Any, kwargs: Any) -> Any:
-        key = func, *(each.shape if isinstance(each, Tensor) else str(each) for each in args[:-1])
-        if key in self._met:
-            return self._guarded(func, args, kwargs)
         before, failed = self._alive.refusals(), self._memory.pressure.failed
         self._memory.make_room(convolution_bytes(func, args))
         found = self._guarded(func, args, kwargs)
-        if self._alive.refusals() - before > self._memory.pressure.failed - failed:
-            self.slower += 1
-        self._met.add(key)
+        self.slower += self._alive.refusals() - before > self._memory.pressure.failed - failed
         return found
 
     def _guarded(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -60,8 +60,14 @@ class Pressure:
         """Note bytes that were saved."""
         self._since += size
 
-    def room(self, owner: Any, extra: int) -> int:
-        """Return how many bytes must go for an owner and some bytes; below 1, so many more would fit."""
+    def room(self, owner: Any, extra: int, passing: int = 0) -> int:
+        """Return how many bytes must go for an owner and some bytes; below 1, so many more would fit.
+
+        Args:
+            owner: a module, or None for what runs outside of all.
+            extra: bytes that stay.
+            passing: bytes that are taken for a while, as far as more is known than what the owner took before.
+        """
         before, key = self._level, (self.in_backward, owner)
         self._level, peak = self.alive.look()
         self.most, self._since = max(self.most, peak), 0
@@ -70,7 +76,7 @@ class Pressure:
             self._taken[self._key] = max(self._taken.get(self._key, 0), peak - max(before, self._level))
         self._key = key
         unknown = self.limit // _UNKNOWN if self.learning else 0
-        return self._level + extra + self._taken.get(key, unknown) - self.limit
+        return self._level + extra + max(passing, self._taken.get(key, unknown)) - self.limit
 
     def rebase(self) -> None:
         """Note that storages have left, so that their bytes do not count twice."""

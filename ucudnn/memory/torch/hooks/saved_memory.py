@@ -155,10 +155,10 @@ class SavedMemory:
                 self._relieve(over)
 
     def make_room(self, size: int) -> None:
-        """Let storages leave until the device has room for some bytes, as far as any can."""
+        """Let storages leave until the device has room for what takes some bytes for a while, as far as any can."""
         with self._lock:
             self._settle()
-            self._relieve(self.pressure.room(self.owner, size))
+            self._relieve(self.pressure.room(self.owner, 0, size))
 
     def free(self, size: int) -> bool:
         """Let storages of some bytes leave at once; return whether any did."""
