@@ -498,6 +498,35 @@ def sharded() -> Iterable[Row]:
         yield [title, *(f"{ms(each['ms'])}, {each['peak_bytes'] / 2**30:.1f} GiB" for each in found)]
 
 
+HOOKED = {
+    "wav2vec2": "Wav2Vec2 with CTC, 8 of 10 s",
+    "faster_rcnn": "Faster R-CNN, 8 of 800²",
+    "mixtral": "Mixtral of 8 small experts, 8 x 1024",
+    "resnet50": "ResNet-50 256, NHWC",
+}
+
+
+def hooked() -> Iterable[Row]:
+    """Yield times of steps that have no plan beside those of eager PyTorch, the largest loss first."""
+    for name, title in HOOKED.items():
+        trials = results("memory/hooks.json")["cases"][name]["trials"]
+        eager, *within = (trials[share] for share in ("1.0", "0.8", "0.6"))
+        assert all(each["peak"] <= each["budget"] for each in within)
+        taken = (f"{each['ms'] / eager['ms']:.2f}" for each in within)
+        yield [title, f"{ms(eager['ms'])}, {eager['peak'] / 2**30:.1f} GiB", *taken]
+
+
+def volumes() -> Iterable[Row]:
+    """Yield peaks of nnU-Net's plans: predicted, measured and by nnU-Net's own estimate, the largest error first."""
+    cases = results("memory/nnunet.json")["cases"]
+    found = [(cases[name.partition(", ")[0]], each) for name, each in cases.items() if name.endswith(", as planned")]
+    rows = [(case, each) for case, each in found if each["way"] == "as planned"]
+    for case, each in sorted(rows, key=lambda row: -abs(row[1]["allocated_bytes"] / row[1]["predicted"] - 1)):
+        patch = "x".join(map(str, each["patch"]))
+        sizes = each["predicted"], each["allocated_bytes"], case["nnunet_bytes"]
+        yield [f"{each['plan']}, {each['batch']} of {patch}", *(f"{size / 2**30:.2f} GiB" for size in sizes)]
+
+
 # --- programs that are tuned while they run: torch/networks.json, torch/networks_64MiB.json
 
 MOST_RATIO, MOST_LIMITED_RATIO = 1.02, 1.05
@@ -589,6 +618,12 @@ TABLES = (
         "docs/memory.md",
         " | ".join(["step within a budget", *(f"PyTorch, {gpu} | 90 % | 70 % | 50 %" for gpu in BUDGET_FILES)]),
         fitted,
+    ),
+    Table("docs/memory.md", "step without a plan, H200 | eager PyTorch | within 80 % of that | 60 %", hooked),
+    Table(
+        "docs/training-steps.md",
+        "plan of nnU-Net, peak on an H200 | predicted | measured | nnU-Net's estimate",
+        volumes,
     ),
     Table("docs/beside-other-ways.md", " | ".join(["step by each way, H200", *COLUMNS]), rivals),
     Table("README.md", " | ".join(["tensors of an H200 within", *WAYS]), rivals_within),

@@ -54,6 +54,8 @@ BASELINES = {  # the first cell of a table: what a user has without ucudnn, and 
     "step by each way, H200": ("eager", "70 %"),
     "tensors of an H200 within": ("eager", "70 %"),
     "step of two H200s": ("FSDP2", "with `checkpoint`"),
+    "step without a plan, H200": ("eager PyTorch", "within 80 % of that"),
+    "plan of nnU-Net, peak on an H200": ("predicted", "measured"),
     "kernels": ("ucudnn", "HiGHS"),  # solvers
     "time steps": ("time: plain", "peak of the layer"),  # plain is PyTorch's; nothing is divided
     "models of a library": (),  # counts of models, each compared with the plain loop
