@@ -11,6 +11,7 @@ pytest.importorskip("nnunetv2")
 from tests.support.nnunet import ARCHITECTURE, write_plans
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.reports import fits
 from ucudnn.memory.reports.fits import BOUNDS, CONTEXT_BYTES, chosen_patch, largest_patches
 from ucudnn.memory.reports.nnunet_plans import read_plans
 from ucudnn.memory.step.graph import Role
@@ -52,7 +53,8 @@ def test_each_mini_batch_of_a_record_is_the_record_of_that_mini_batch(tmp_path, 
     assert kinds.get("aten.avg_pool3d", "float16") == "float16"
 
 
-def test_the_largest_patch_fits_and_the_next_one_does_not(tmp_path):
+def test_the_largest_patch_fits_and_the_next_one_does_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(fits, "segmented_bytes", lambda *_: 0)  # a small patch is less than one segment
     plans = read_plans(write_plans(tmp_path, batch_size=1), "3d_fullres")
     record = {}
 

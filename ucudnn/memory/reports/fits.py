@@ -14,6 +14,7 @@ from ucudnn.memory.policies.catalog import AUTO
 from ucudnn.memory.reports.explanation import CostsOf, floor_batch, largest, largest_within
 from ucudnn.memory.reports.nnunet_plans import NnunetPlans, Patch
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Role, StepGraph
 from ucudnn.units import format_bytes, format_ms
 
@@ -143,7 +144,7 @@ def largest_batches(
     plain = partial(_fitted, own, costs_of, left, _STOCK)
     rows = _searched([(_AS_IT_IS, plain)], search, own.batch, "mini-batch", progress)
     own_ms = own_ms or rows[0].sample_ms or sum(costs_of(own).time_ms) / own.batch
-    most = floor_batch(graph, costs_of, left)  # 'spill' and 'joint' keep each budget down to the floor
+    most = floor_batch(graph, lambda sized: _least(costs_of(sized)), left)  # 'spill' and 'joint' go down to the floor
 
     @cache
     def planned(batch: int) -> LargestBatch | None:
@@ -305,6 +306,11 @@ def _fitted(graph: StepGraph, costs_of: CostsOf, budget: int | None, policy: str
     except (BudgetError, StepGraphError, InvalidProblemError):
         return None
     return LargestBatch(way="", batch=batch, policy=plan.policy, peak_bytes=done.peak_bytes, time_ms=done.step_ms)
+
+
+def _least(costs: Costs) -> Costs:
+    """Return costs with the convolutions of least workspace."""
+    return costs.with_configurations(costs.smallest)
 
 
 def _named(way: str, found: LargestBatch | None) -> LargestBatch:

@@ -4,13 +4,12 @@
 * Where autograd adds two gradients of a tensor, PyTorch writes into the first one if nobody else has it. A tracer keeps
   PyTorch from that, so it is undone here: such an addition becomes one in place.
 * In a step that is to run, other operators of backward write over operands, too, where that gives the same bits.
-* A convolution's backward becomes two operations, the gradient of its input and that of its weight, because they are
-  two kernels with workspaces of their own.
+* A convolution's backward becomes two operations, because they are two kernels with workspaces of their own.
 """
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -107,8 +106,9 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
         if each.device == subject.device and (each.size or subject.runs)
     }
     parts = [(part, _access(part, counted)) for call in calls for part in _parts(call)]
-    accesses = [(part, access) for part, access in parts if access.writes]
-    accesses = _with_held(trace, accesses, merged, {Phase.OPTIMIZER} if subject.runs else {*Phase})
+    accesses = _with_held(trace, [each for each in parts if each[1].writes], merged, Phase.OPTIMIZER)
+    if not (subject.runs or subject.in_pieces):
+        accesses = _with_held(trace, accesses, merged, Phase.BACKWARD)
     touched = [storage for _, access in accesses for storage in sorted(access.reads | access.writes)]
     named = [storage for storage in roles if storage in counted]
     rows = {storage: row for row, storage in enumerate(dict.fromkeys([*named, *touched]))}
@@ -148,24 +148,24 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
 
 
 def _with_held(
-    trace: Trace, accesses: Sequence[tuple[TracedCall, "_Access"]], merged: Mapping[int, int], phases: Set[Phase]
+    trace: Trace, accesses: Sequence[tuple[TracedCall, "_Access"]], merged: Mapping[int, int], phase: Phase
 ) -> list[tuple[TracedCall, "_Access"]]:
-    """Let operations of some phases read, too, what their code holds until they have ended.
+    """Let operations of a phase read, too, what their code holds until they have ended.
 
-    A plan ends a storage with its last access. But what runs as it is holds more: the loops of an optimizer hold the
-    temporaries of one parameter until those of the next one are made, and a node of autograd holds its gradients until
-    the last of its operators has ended, as where an activation was written in place of a view.
+    Loops of an optimizer hold the temporaries of one parameter until those of the next one are made. A node of autograd
+    holds its gradients until its last operator has ended, as where an activation was written in place of a view.
     """
-    places = [place for place, (call, _) in enumerate(accesses) if call.phase in phases]
-    indices = [accesses[place][0].index for place in places]
+    places = [(call.index, place) for place, (call, _) in enumerate(accesses) if call.phase is phase]
     ends = [made.died for made in trace.storages]
     for storage, other in merged.items():  # in the order of time
         ends[other] = ends[storage]
+    last = {storage: place for place, (_, access) in enumerate(accesses) for storage in access.reads | access.writes}
     held = defaultdict[int, set[int]](set)
-    for storage in {each for place in places for each in accesses[place][1].writes}:
-        died, born = ends[storage], trace.storages[storage].born
-        if died is not None and indices[0] <= born:
-            held[places[bisect_left(indices, died) - 1]].add(storage)
+    for storage in {each for _, place in places for each in accesses[place][1].writes}:
+        if (died := ends[storage]) is not None and places[0][0] <= trace.storages[storage].born:
+            place = places[bisect_left(places, (died, 0)) - 1][1]
+            if phase is Phase.OPTIMIZER or accesses[place][0].node == accesses[last[storage]][0].node:
+                held[place].add(storage)
     return [
         (call, replace(access, reads=access.reads | (held[place] - access.writes)) if place in held else access)
         for place, (call, access) in enumerate(accesses)
