@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from ucudnn.cli import app
-from ucudnn.networks.tables import CSV_HEADER
+from ucudnn.networks.tables import CSV_HEADER, NETWORKS, load_network
 
 
 @pytest.fixture
@@ -48,6 +48,17 @@ def test_json_has_the_fields_of_the_readme(plan):
     assert {"undivided_ms", "micro_batched_ms", "speedup", "workspace_bytes"} <= set(answer["total"])
     counted = sum(kernel["micro_batched_ms"] * kernel["count"] for kernel in answer["kernels"])
     assert answer["total"]["micro_batched_ms"] == pytest.approx(counted)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_shipped_profile_has_plans_of_every_known_network_at_three_mini_batches(plan, network):
+    default = plan(network, "--profile", "h200", "--workspace", "64MiB")
+    assert default["batch"] == load_network(network).batch
+    for batch in (default["batch"], default["batch"] // 2, default["batch"] // 4):
+        for limit in (("--workspace", "64MiB"), ("--total-workspace", "1GiB")):
+            answer = plan(network, "--profile", "h200", "--batch", str(batch), "--policy", "undivided", *limit)
+            assert (answer["network"], answer["batch"]) == (network, batch)
+            assert answer["total"]["undivided_ms"] > 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -109,7 +109,7 @@ desirable ALEXNET --layer conv9 OUT | --layer='conv9' is not in alexnet: give on
 configurations CONV2 --operation Sideways OUT | --operation='Sideways' is not known
 configurations CONV2 --policy all OUT | and not of 255: choose one of these, and a policy that tries no others
 layers ALEXNET --workspace 64_apples OUT | size '64_apples' cannot be read
-layers densenet121 --profile h200 OUT | recorded were the layers of alexnet
+layers densenet121 --profile h200 --dtype float16 OUT | these shapes were recorded as float32 NCHW
 division ALEXNET --total-workspace 1MiB --branches OUT | alexnet has none; inception3 does
 """
 

@@ -68,7 +68,6 @@ def test_a_loaded_profile_equals_the_saved_one_which_is_compressed_by_its_name(t
 def test_the_shipped_profile_has_configurations_for_every_kernel_of_its_networks(network):
     shipped = load_profile("h200")
     assert shipped.conditions["device"] == "NVIDIA H200"
-    assert set(shipped.recordings) == {"alexnet", "vgg16", "resnet18", "resnet50", "unet3d", "inception3"}
     benchmark = Benchmark(ReplayBackend(shipped, candidates=Candidates.GRAPH, network=network))
     for variant in variants(["float32", "float16"], ["tf32", "fma"], ["first", "last"]):
         for kernel in variant.of_network(load_network(network)).kernels():

@@ -169,11 +169,12 @@ def _decode(name: str, content: Any) -> Profile:
         if not all(isinstance(text, str) for text in (api, algorithm, *notes)):
             raise ProfileError(f"algorithm {shortened([api, algorithm, *notes])} is not named by texts")
     recordings = {}
+    shared: dict[tuple[int, int], Algorithm] = {}
     for network, entries in content["recordings"].items():
         recording: dict[ConvolutionProblem, tuple[Measurement, ...]] = {}
         for entry in entries:
             for problem, rows in _by_size(entry):
-                recording[problem] = tuple(_decode_row(problem, row, algorithms) for row in rows)
+                recording[problem] = tuple(_decode_row(problem, row, algorithms, shared) for row in rows)
         recordings[network] = recording
     conditions = texts_by_name(content["conditions"], "condition")
     database = content.get("database")
@@ -194,20 +195,23 @@ def _by_size(entry: Mapping[str, Any]) -> Iterator[tuple[ConvolutionProblem, lis
 
 
 def _decode_row(
-    problem: ConvolutionProblem, row: list[Any], algorithms: list[tuple[str, str, tuple[str, ...]]]
+    problem: ConvolutionProblem,
+    row: list[Any],
+    algorithms: list[tuple[str, str, tuple[str, ...]]],
+    shared: dict[tuple[int, int], Algorithm],
 ) -> Measurement:
+    """Return the measurement of a row; `shared` keeps its algorithm for other rows, of which most have an equal one."""
     index, time_ms, spread_ms, workspace_bytes = row
     api, algorithm, notes = algorithms[index]
-    if not (isinstance(time_ms, int | float) and 0 < time_ms < _MOST_MS):
+    if not (type(time_ms) in (int, float) and 0 < time_ms < _MOST_MS):
         raise ProfileError(f"{problem}: {algorithm} took {time_ms} ms, which is no time")
-    if not (isinstance(spread_ms, int | float) and 0 <= spread_ms < _MOST_MS):
+    if not (type(spread_ms) in (int, float) and 0 <= spread_ms < _MOST_MS):
         raise ProfileError(f"{problem}: {algorithm} has times {spread_ms} ms apart, which is no spread")
     size = whole(workspace_bytes, lambda: f"{problem}: workspace of {algorithm}")  # a profile has thousands of rows
-    return Measurement(
-        algorithm=Algorithm(name=algorithm, workspace_bytes=size, api=api, notes=notes),
-        time_ms=time_ms,
-        spread_ms=spread_ms,
-    )
+    key = index, size
+    if key not in shared:
+        shared[key] = Algorithm(name=algorithm, workspace_bytes=size, api=api, notes=notes)
+    return Measurement(algorithm=shared[key], time_ms=time_ms, spread_ms=spread_ms)
 
 
 def decode_problem(given: Mapping[str, Any], batch: int) -> ConvolutionProblem:
