@@ -147,7 +147,8 @@ class BudgetedSteps:
             pressure.allow(self._bound(_RESERVES[min(self._steps, len(_RESERVES) - 1)]))
         calm = pressure.end_step(tries=self.calls.trying)
         tried, self.calls.trying = self.calls.trying, False  # what is dropped from now on was still there
-        if self._steps >= _FIRST_CHOICE and not tried and (pressure.learning or not calm):
+        is_tighter = not calm and pressure.target < self.calls.target
+        if self._steps >= _FIRST_CHOICE and not tried and (pressure.learning or is_tighter):
             self.calls.choose(self._store.ms_per_byte)
         self._guarded = _CALM if pressure.learning or not calm else self._guarded - 1
         if pressure.learning:

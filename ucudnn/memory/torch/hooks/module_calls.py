@@ -66,6 +66,7 @@ class ModuleCalls:
         depth: how many calls run now, one in another.
         begin: is called before one that is in no other one.
         trying: whether modules were chosen that keep what they save in this step, and are called again to compare.
+        target: the bytes for which modules were chosen last.
     """
 
     def __init__(self, memory: SavedMemory) -> None:
@@ -75,7 +76,7 @@ class ModuleCalls:
         self._memory, self._device = memory, memory.device
         self._uses: weakref.WeakKeyDictionary[nn.Module, ModuleUse] = weakref.WeakKeyDictionary()
         self._stack: list[Call] = []
-        self._quiet, self.trying = 0, False
+        self._quiet, self.trying, self.target = 0, False, 0
         memory.added, memory.read = self._added, self._read
 
     @contextmanager
@@ -142,6 +143,7 @@ class ModuleCalls:
         found, self._memory.ahead_bytes = choose_modules(
             candidates, pressure.demand, pressure.target, _COPIES * most_ms_per_byte, may_be_repeated
         )
+        self.target = pressure.target
         profile = [0, *pressure.demand]
         for each in found:
             self._uses[each.module].repeated = True
