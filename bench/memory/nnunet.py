@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 from bench.memory.nnunet_plans import FIT, FITTED, LARGEST, MORE, NEXT, PLAIN, PLANS, fits, opened, planned, predicted
 from bench.memory.nnunet_steps import Asked, serve
 from bench.memory.rival_table import print_rows
-from bench.tools.results import cpu_conditions, load, save_case
+from bench.memory.rivals import kept_cells
+from bench.tools.results import cpu_conditions, save_case
 from bench.tools.script import add_commit, command_line, commit_of, note, run_main, verdict
 from ucudnn.memory.reports.fits import CONTEXT_BYTES
 from ucudnn.memory.torch.comparison.trial import ENDED
@@ -61,7 +62,7 @@ def predict(arguments: Namespace, out: Path) -> None:
     conditions["commit"] = commit_of(arguments)
     for each in PLANS:
         name = " ".join(each)
-        if name in kept(out):
+        if name in kept_cells(out):
             continue
         note(f"planning {name}")
         case = planned(*each, small=arguments.small)
@@ -71,11 +72,6 @@ def predict(arguments: Namespace, out: Path) -> None:
             budget = CONTEXT_BYTES + int(1.3 * case["predicted"]["peak_bytes"]) if arguments.small else BUDGET
             case |= {"budget": budget, "fits": fits(plans, budget)}
         save_case(out, name, case)
-
-
-def kept(path: Path) -> Mapping[str, Any]:
-    """Return the cases that are kept."""
-    return load(path)["cases"] if path.exists() else {}
 
 
 def stages(cases: Mapping[str, Any]) -> Iterator[list[Cell]]:
@@ -92,7 +88,7 @@ def stages(cases: Mapping[str, Any]) -> Iterator[list[Cell]]:
 
 def train(arguments: Namespace, out: Path) -> None:
     """Measure what is missing, until the time is over."""
-    until, cases = monotonic() + arguments.seconds, kept(out)
+    until, cases = monotonic() + arguments.seconds, kept_cells(out)
     for stage, together in zip(stages(cases), (arguments.together, 1, 1), strict=True):
         missing = [
             cell for cell in stage if str(cell) not in cases and (not arguments.cell or str(cell) in arguments.cell)
@@ -164,7 +160,7 @@ def line(name: str, row: Mapping[str, Any], cases: Mapping[str, Any]) -> list[st
 
 def show(out: Path) -> bool:
     """Print all cells, the largest errors first, and whether all bounds hold."""
-    cases = kept(out)
+    cases = kept_cells(out)
     every = [cell for stage in stages(cases) for cell in stage]
     rows = {str(cell): cases.get(str(cell), cell._asdict()) for cell in every}
     lost = sorted(rows.items(), key=lambda each: -error_of(each[1]) if "machine" in each[1] else 1.0)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.memory.nnunet_plans import opened
+from bench.memory.rival_steps import cap
 from bench.torch.measuring import conditions
 from ucudnn.memory import fit
 from ucudnn.memory.torch.comparison.trial import numbered_device
@@ -81,19 +82,12 @@ def _measured(asked: Asked) -> dict[str, Any]:
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    _cap(device, asked.budget)
+    cap(device, asked.budget)
     begin = perf_counter()
     forward, told = _fitted(step, asked.budget) if asked.fits else (_plain(step), {})
-    _cap(device, asked.budget)  # fitting loads kernels
+    cap(device, asked.budget)  # fitting loads kernels
     told["fit_s"] = perf_counter() - begin
     return {**told, **_figures(step, _loop(step, forward, device), device, tensors=not asked.fits)}
-
-
-def _cap(device: torch.device, budget: int | None) -> None:
-    """Let PyTorch's allocator have no more than a GPU with so much memory would leave it."""
-    if device.type == "cuda" and budget is not None:
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, (budget - outside_bytes(device)) / total), device)
 
 
 def _plain(step: TrainingStep) -> _Forward:

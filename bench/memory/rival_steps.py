@@ -324,7 +324,7 @@ def _ours(step: TrainingStep, asked: Asked, turns: Turns, stack: ExitStack) -> _
         if name != "tracing":
             (turns.give if name == "planning" else turns.take)()
 
-    _cap(device, budget)
+    cap(device, budget)
     with step.autocast():
         options = FitOptions(
             budget=budget,
@@ -337,7 +337,7 @@ def _ours(step: TrainingStep, asked: Asked, turns: Turns, stack: ExitStack) -> _
         )
         fitted = stack.enter_context(closing(fit_subject(trial_subject(step), options)))
     stages["fitted"] = perf_counter() - began
-    _cap(device, budget)  # fitting loads kernels
+    cap(device, budget)  # fitting loads kernels
 
     def more() -> dict[str, Any]:
         plan, found = fitted.plan, fitted.simulation
@@ -356,7 +356,7 @@ def _ours(step: TrainingStep, asked: Asked, turns: Turns, stack: ExitStack) -> _
     return with_plan(step, fitted), more
 
 
-def _cap(device: torch.device, budget: int | None) -> None:
+def cap(device: torch.device, budget: int | None) -> None:
     """Let PyTorch's allocator have no more than the budget leaves beside context, modules and kernels."""
     if device.type == "cuda" and budget is not None:
         left = max(0, budget - read_outside(device).bytes) / torch.cuda.get_device_properties(device).total_memory

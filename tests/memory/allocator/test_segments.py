@@ -82,3 +82,14 @@ def test_a_step_takes_segments_of_its_tensors_and_scratch_beside_what_was_there_
     assert segmented_bytes(plan, costs, done, 55 * MIB) == 54 * MIB  # the segment of the scratch has gone back
     with pytest.raises(BudgetError):
         segmented_bytes(plan, costs, done, 53 * MIB)
+
+
+def test_gradients_that_stay_from_step_to_step_were_there_before():
+    builder = StepBuilder()
+    builder.storage("w", 3 * MIB, Role.PARAMETER)
+    builder.storage("dw", 5 * MIB, Role.GRADIENT)
+    builder.storage("y", 15 * MIB)
+    builder.run("first", "w", "y").backward("last", "y dw", "dw")
+    graph, costs = builder.graph(gradients_kept=True), builder.costs()
+    plan = make_plan(graph, costs, None, "stock")
+    assert segmented_bytes(plan, costs, simulate(plan, costs), 2**40) == (3 + 5 + 16) * MIB

@@ -16,7 +16,7 @@ from ucudnn.memory.allocator.block_steps import BlockSteps
 from ucudnn.memory.allocator.compaction import LARGE_PAGE, Compaction, compact, smallest, tightened, whole_pages
 from ucudnn.memory.allocator.replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
 from ucudnn.memory.allocator.slide_search import COPY_BYTES
-from ucudnn.memory.allocator.step_replay import ReplayedStep, replayed_step
+from ucudnn.memory.allocator.step_replay import ReplayedStep, bytes_before, replayed_step
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
@@ -190,8 +190,4 @@ class AllocatorRoom:
 
     def _lasting(self, graph: StepGraph, costs: Costs) -> int:
         """Return the bytes of the storages that exist before the first step, and of holes between them."""
-        return self.lost_bytes + sum(
-            costs.rounded(size)
-            for size, storage, exists in zip(graph.sizes, graph.storages, graph.exists_before, strict=True)
-            if exists and (self.state_exists or storage.role is not Role.OPTIMIZER_STATE)
-        )
+        return self.lost_bytes + bytes_before(graph, costs, state_exists=self.state_exists)

@@ -24,7 +24,8 @@ SMALL_BYTES = 2**20
 PAGE_BYTES = (2 * 2**20, 20 * 2**20)
 """Bytes of a page in each range."""
 _STEPS = 2
-_LEAST_ASKED = 10 * 2**20  # the smallest tensor that counts as it is; smaller ones count as a page
+LEAST_ASKED = 10 * 2**20
+"""The smallest tensor that counts as it is; smaller ones count as a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ class AllocatorSpace:
 
     def _make_room(self, size: int) -> None:
         """Give empty pages back where a tensor exceeds the bound with all that the allocator has."""
-        asked = size if size >= _LEAST_ASKED else PAGE_BYTES[size > SMALL_BYTES]
+        asked = size if size >= LEAST_ASKED else PAGE_BYTES[size > SMALL_BYTES]
         if self._most is None or self._mapped + asked <= self._most:
             return
         self.times += 1

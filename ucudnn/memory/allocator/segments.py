@@ -10,17 +10,15 @@ driver first.
 from typing import final
 
 from ucudnn.errors import BudgetError
-from ucudnn.memory.allocator.replay import SMALL_BYTES
-from ucudnn.memory.allocator.step_replay import Piece, StepReplay, replayed_step
+from ucudnn.memory.allocator.replay import LEAST_ASKED, PAGE_BYTES, SMALL_BYTES
+from ucudnn.memory.allocator.step_replay import Piece, StepReplay, bytes_before, replayed_step
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.free_list import Holes
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.step.graph import Role
 
-_SMALL_SEGMENT, _SEGMENT, _LEAST_OWN, _UNIT = 2 * 2**20, 20 * 2**20, 10 * 2**20, 2 * 2**20
-_GRANULARITY = 512
-_BEFORE = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
+_UNIT = 2 * 2**20
+_LEAST_LEFT = (512, SMALL_BYTES + 1)  # the smallest rest that is a hole, of small pieces and of larger ones
 _STEPS = 3  # the second one begins with the optimizer's state, and the third with the segments of a whole step
 
 
@@ -36,10 +34,9 @@ def segmented_bytes(plan: MemoryPlan, costs: Costs, done: Simulation, most_bytes
     Raises:
         BudgetError: if a tensor finds no place within the bound.
     """
-    graph, sizes = plan.graph, costs.sizes_of(plan.graph)
-    before = sum(size for size, each in zip(sizes, graph.storages, strict=True) if each.role in _BEFORE)
+    before = bytes_before(plan.graph, costs, state_exists=False)
     space = _Segments(most_bytes - before)
-    replay = StepReplay(graph, space, state_exists=False)
+    replay = StepReplay(plan.graph, space, state_exists=False)
     events = replayed_step(plan, costs, done.delayed, done.ended).events
     for _ in range(_STEPS):
         replay.step(events)
@@ -57,15 +54,13 @@ class _Segments:
 
     def take(self, size: int) -> Piece:
         """Return a piece of the smallest hole that is large enough, or of a new segment."""
-        rounded = max(_GRANULARITY, -(-size // _GRANULARITY) * _GRANULARITY)
-        is_large = rounded > SMALL_BYTES
+        is_large = size > SMALL_BYTES
         holes = self._holes[is_large]
-        address = holes.best(rounded)
+        address = holes.best(size)
         if address is None:
-            address = self._grow(rounded, is_large=is_large)
-        end = holes.ends[address]
-        left = end - address - rounded
-        taken = rounded if left >= (SMALL_BYTES + 1 if is_large else _GRANULARITY) else end - address
+            address = self._grow(size, is_large=is_large)
+        there = holes.ends[address] - address
+        taken = size if there - size >= _LEAST_LEFT[is_large] else there
         holes.take(address, taken)
         self._taken[address] = taken
         return address, size
@@ -76,8 +71,7 @@ class _Segments:
         self._holes[size > SMALL_BYTES].give_back(address, self._taken.pop(address))
 
     def _grow(self, size: int, *, is_large: bool) -> int:
-        own = -(-size // _UNIT) * _UNIT
-        segment = (_SEGMENT if size < _LEAST_OWN else own) if is_large else _SMALL_SEGMENT
+        segment = -(-size // _UNIT) * _UNIT if size >= LEAST_ASKED else PAGE_BYTES[is_large]
         if self.reserved + segment > self._most:
             self._release()
         if self.reserved + segment > self._most:
@@ -87,7 +81,7 @@ class _Segments:
                 limit_bytes=self._most,
                 required_bytes=self.reserved + segment,
             )
-        begin, self._end = self._end, self._end + segment + _GRANULARITY  # between segments nothing merges
+        begin, self._end = self._end, self._end + segment + 1  # between segments nothing merges
         self._segments[is_large][begin] = segment
         self._holes[is_large].give_back(begin, segment)
         self.reserved += segment

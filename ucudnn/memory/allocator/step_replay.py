@@ -233,5 +233,14 @@ class StepReplay:
             self.space.give_back(piece)
 
 
+def bytes_before(graph: StepGraph, costs: Costs, *, state_exists: bool) -> int:
+    """Return the bytes of the storages that exist before the first step, of which none is replayed."""
+    return sum(
+        size
+        for size, storage, exists in zip(costs.sizes_of(graph), graph.storages, graph.exists_before, strict=True)
+        if exists and (state_exists or storage.role is not Role.OPTIMIZER_STATE)
+    )
+
+
 def _states(graph: StepGraph) -> set[int]:
     return {each for each, storage in enumerate(graph.storages) if storage.role is Role.OPTIMIZER_STATE}

@@ -90,13 +90,13 @@ def _candidates(profile: DeviceProfile, problem: ConvolutionProblem) -> list[Mic
             f"device {profile.name} has no share of the peak for convolutions of {kind}, channels {layout}"
         )
     flops = 2 * problem.multiplications / share
-    slower = (
-        _WITHOUT_COPIES.get(kind, 1) if layout == "first" and max(problem.kernel) > 1 and problem.groups == 1 else 1
-    )
-    found = [_configuration(profile, problem, "roofline", flops * slower, 0, 0)]
-    if slower > 1:
-        found.append(_configuration(profile, problem, "copies", flops, 0, problem.x_bytes + problem.y_bytes))
-    return found
+    is_copied = kind in _WITHOUT_COPIES and layout == "first" and max(problem.kernel) > 1 and problem.groups == 1
+    if not is_copied:
+        return [_configuration(profile, problem, "roofline", flops, 0, 0)]
+    return [
+        _configuration(profile, problem, "roofline", flops * _WITHOUT_COPIES[kind], 0, 0),
+        _configuration(profile, problem, "copies", flops, 0, problem.x_bytes + problem.y_bytes),
+    ]
 
 
 def _modelled(profile: DeviceProfile, problem: ConvolutionProblem) -> Iterable[MicroConfiguration]:

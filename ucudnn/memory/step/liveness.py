@@ -102,9 +102,9 @@ def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None
     Raises:
         InvalidValueError: if the costs belong to a step with another number of operations.
     """
+    costs.check(len(graph.operations))
     if order is not None:
         return _measured(graph, costs, order)
-    costs.check(len(graph.operations))
     known: BoundedDict[tuple[object, ...], Liveness] = vars(graph).setdefault(_LATEST, BoundedDict(_MOST_LATEST))
     of_costs = costs.granularity, costs.scratch_bytes
     if of_costs not in known:  # a step never changes, and each of its policies asks
@@ -113,7 +113,6 @@ def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None
 
 
 def _measured(graph: StepGraph, costs: Costs, order: Sequence[int]) -> Liveness:
-    costs.check(len(graph.operations))
     sizes = costs.sizes_of(graph)
     spans = _spans(graph, order)
     fixed = graph.exists_after

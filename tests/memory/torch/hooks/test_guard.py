@@ -29,6 +29,13 @@ def test_results_and_copies_of_x_and_y_count(case, dtype):
     assert convolution_bytes(aten.convolution_backward.default, given) == taken
 
 
+def test_one_value_counts_for_each_dimension():
+    x, w = torch.randn(2, 3, 9, 7), torch.randn(5, 3, 3, 3)
+    given = x, w, None, [2], [1], [1], False, [0], 1
+    y = aten.convolution(*given)
+    assert convolution_bytes(aten.convolution.default, given) == x.nbytes + 2 * y.nbytes
+
+
 def test_channels_that_come_last_are_not_copied():
     x = torch.randn(2, 3, 9, 7).to(memory_format=torch.channels_last)
     how = [1, 1], [0, 0], [1, 1], False, [0, 0], 1

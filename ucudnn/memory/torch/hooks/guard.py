@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from functools import cache
-from math import prod
 from typing import Any, final
 
 import torch
@@ -12,6 +11,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from ucudnn.memory.torch.hooks.live_bytes import CountedBytes, LiveBytes
 from ucudnn.memory.torch.hooks.repeated_call import random_state, set_random_state
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
+from ucudnn.problem import MathMode
+from ucudnn.torch.calls.problem import convolution_of, memory_format_of
 from ucudnn.torch.device.compilation import EagerOperators, never_compiled
 from ucudnn.units import parse_bytes
 
@@ -40,20 +41,17 @@ def convolution_bytes(func: Any, args: Any) -> int:
 
     In the copies they come last, as tensor cores read them. See `ucudnn.memory.devices.roofline`.
     """
-    x, w = args[1:3] if func is _BACKWARD else args[:2]
-    if not x.is_contiguous():  # what this reads has its channels last already
-        return 0
     if func is _BACKWARD:
-        return int(2 * x.nbytes + args[0].nbytes + w.nbytes)
-    stride, padding, dilation, transposed, added, groups = args[3:]
-    taps = [dilate * (side - 1) for side, dilate in zip(w.shape[2:], dilation, strict=True)]
-    sides = zip(x.shape[2:], taps, stride, padding, added, strict=True)
-    if transposed:
-        out = prod((side - 1) * step - 2 * pad + tap + more + 1 for side, tap, step, pad, more in sides)
+        _, x, w, _, *geometry, _ = args
     else:
-        out = prod((side + 2 * pad - tap - 1) // step + 1 for side, tap, step, pad, _ in sides)
-    channels = w.shape[1] * groups if transposed else w.shape[0]
-    return int(x.nbytes + 2 * x.element_size() * x.shape[0] * channels * out)
+        x, w, _, *geometry = args
+    how = (tuple(each) if isinstance(each, list) else each for each in geometry)
+    form = memory_format_of(x, w)
+    asked = convolution_of(x.shape, w.shape, x.dtype, *how, memory_format=form, math=MathMode.TF32, deterministic=False)
+    if asked is None or asked.problem.layout.channels_last:
+        return 0
+    copies = asked.problem.x_bytes + asked.problem.y_bytes
+    return copies + int(x.nbytes + w.nbytes if func is _BACKWARD else copies - x.nbytes)
 
 
 @final
