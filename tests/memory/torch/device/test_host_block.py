@@ -1,11 +1,13 @@
 """Tests of the host's block of memory: what the machine and the container leave, and what is refused."""
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from ucudnn.errors import BudgetError  # noqa: E402
-from ucudnn.memory.torch.device.host_block import HostBlock, check_host_memory, host_memory  # noqa: E402
+from ucudnn.memory.torch.device.host_block import HostBlock, check_host_memory, host_memory, pages  # noqa: E402
 
 GIB = 2**30
 
@@ -90,3 +92,18 @@ def test_a_block_has_exactly_its_bytes_from_the_begin_of_a_page():
     block.release()
     assert block.memory.numel() == 0
     assert HostBlock(0, pinned=True).memory.numel() == 0
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_pages_are_zeros_and_a_fork_neither_copies_nor_changes_what_is_to_be_pinned(pinned):
+    found = pages(5 * 2**20 + 3, pinned=pinned)
+    assert not found.count_nonzero()
+    assert found.data_ptr() % 4096 == 0
+    found.fill_(7)
+    child = os.fork()
+    if not child:
+        seen = int(found[0]), int(found[-1])
+        found.fill_(9)
+        os._exit(0 if seen == ((0, 0) if pinned else (7, 7)) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert set(found.tolist()) == {7 if pinned else 9}

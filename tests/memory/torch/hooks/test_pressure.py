@@ -13,10 +13,11 @@ class Alive:
     """An allocator whose figures a test says."""
 
     def __init__(self):
-        self.level = 0
+        self.level = self.peak = 0
 
     def look(self):
-        return self.level, self.level
+        peak, self.peak = max(self.level, self.peak), 0
+        return self.level, peak
 
 
 def pressure(margin=0.0, *, learning=False):
@@ -63,3 +64,31 @@ def test_relief_shows_nothing_while_a_step_is_learned_or_tried(state):
     assert not found.end_step(tries=state.get("tries", False))
     assert (found.limit, found.target) == (CAP, CAP - CAP // 64)
     assert found.differs is not state.get("tries", False)
+
+
+def test_while_it_learns_there_is_room_for_results_and_then_for_what_is_taken_for_a_while():
+    found = pressure(learning=True)
+    assert found.room("new", 0) == CAP // 16 - CAP
+    found.alive.level, found.alive.peak = 10_000, 14_000  # "new" had results of 10,000 and took 4,000 beside them
+    assert found.room("other", 0) == 10_000 + CAP // 16 - CAP
+    assert found.room("new", 0) == 10_000 + 14_000 - CAP
+    assert found.most_passing == 4000
+    found.learning = False
+    assert found.room("new", 7) == 10_000 + 7 + 4000 - CAP
+    assert (found.room("other", 0), found.room("never", 0)) == (10_000 - CAP,) * 2
+
+
+def test_what_an_operation_says_to_take_counts_for_its_owner_in_forward_or_backward():
+    found = pressure()
+    found.takes("conv", 5000)
+    assert found.room("conv", 0) == 5000 - CAP
+    found.in_backward = True
+    assert found.room("conv", 0) == -CAP
+
+
+@pytest.mark.parametrize("what", ["relieved", "failed"])
+def test_a_step_is_calm_that_sent_nothing_and_in_which_nothing_failed(what):
+    found = pressure()
+    setattr(found, what, 1)
+    assert not found.end_step(tries=False)
+    assert found.end_step(tries=False)

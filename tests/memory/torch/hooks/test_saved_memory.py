@@ -1,4 +1,4 @@
-"""Saved tensors whose copies end late, as on a GPU: nothing is freed, read or written before its copy has ended."""
+"""What leaves a device and comes back. Copies may end late, as on a GPU: nothing is freed or read before they have."""
 
 import random
 import weakref
@@ -8,11 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
+from ucudnn.errors import FittedStepError  # noqa: E402
 from ucudnn.memory.torch.hooks.host_store import HostStore  # noqa: E402
 from ucudnn.memory.torch.hooks.pressure import Pressure  # noqa: E402
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory  # noqa: E402
 
 CPU = torch.device("cpu")
+OWNERS = "small", "large"
 
 
 class LateEvent:
@@ -75,13 +77,14 @@ class LateStore:
 
 
 class Saved:
-    """Says that saved tensors are all that is alive."""
+    """Says that saved tensors, and what passes, are all that is alive."""
 
     def __init__(self):
-        self.memory = None
+        self.memory, self.passing = None, 0
 
     def look(self):
-        return (0 if self.memory is None else sum(self.memory.owners().values()),) * 2
+        level = 0 if self.memory is None else sum(self.memory.owners().values())
+        return level, level + self.passing
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -117,3 +120,51 @@ def test_copies_that_end_late_change_nothing(seed):
     assert (memory.owners(), memory.pressure.away) == ({}, 0)
     assert sum(memory.offloaded.values()) > 10000
     assert len({event.after is None for event in store.begun}) == 2
+
+
+@pytest.mark.parametrize("room", [0.3, 0.6, 0.9])
+def test_a_step_sends_what_does_not_fit_once_and_brings_it_back_once(room):
+    count, size = 80, 4000
+    store, alive = LateStore(random.Random(0)), Saved()
+    alive.memory = memory = SavedMemory(CPU, Pressure(alive, int(count * size * room), 0.0), store)
+    for learning in (True, False):
+        memory.pressure.learning, memory.pressure.in_backward = learning, False
+        memory.begin_step()
+        saved, before = [], len(store.begun)
+        for at in range(count):
+            memory.owner = OWNERS[at % 2]
+            x = torch.randn(size // 4)
+            saved.append((memory.pack(x), x.clone()))
+            del x
+        away = len(store.begun) - before
+        assert abs(away - count * (1 - room)) < 8
+        memory.pressure.in_backward = True
+        while saved:
+            packed, expected = saved.pop()
+            assert torch.equal(memory.unpack(packed), expected)
+            alive.passing = len(saved) % 2 * 3 * size  # until the next look, what every second operation takes
+        alive.passing = 0
+        sent = sum(event.after is None for event in store.begun[before:])
+        back = len(store.begun) - before - sent
+        assert sent <= away + 4  # the first of these operations needs room, too
+        assert back == sent
+    memory.settle()
+
+
+def test_parts_of_a_storage_come_back_from_the_host_as_they_were_and_a_change_in_place_is_told():
+    memory = SavedMemory(CPU, Pressure(Saved(), 5000, 0.0), HostStore(CPU, 2**30))
+    x = torch.randn(8, 200)
+    expected, packed = [x[2:4].clone(), x.T.clone(), x[5].clone()], [*map(memory.pack, (x[2:4], x.T, x[5]))]
+    for _ in range(2):
+        for each, value in zip(packed, expected, strict=True):
+            found = memory.unpack(each)
+            assert torch.equal(found, value)
+            assert found.stride() == (value.stride() if found.dim() < 2 or value.shape[0] == 2 else (1, 200))
+        del x, found
+        assert memory.free(1)
+        x = memory.unpack(packed[0])
+    y = torch.randn(8, 200)
+    part = memory.pack(y[2:4])
+    y.add_(1)
+    with pytest.raises(FittedStepError, match=r"of shape \[2, 200\] is at version 1; expected version 0"):
+        memory.unpack(part)

@@ -101,7 +101,8 @@ class BudgetedSteps:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Keep the budget of what this thread computes in a block."""
-        hooks = saved_tensors_hooks(never_compiled(self._pack), never_compiled(self._unpack))
+        pack = self._pack if self._explains else self.memory.pack
+        hooks = saved_tensors_hooks(never_compiled(pack), never_compiled(self._unpack))
         with eagerly(), hooks, self.calls.followed():
             self._turn_guard()
             try:
@@ -125,12 +126,13 @@ class BudgetedSteps:
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
                 self._backward = self._pressure.in_backward = True
         found = self.memory.unpack(packed)
-        self._look_at_peak()
+        if self._explains:
+            self._look_at_peak()
         return found
 
     def _look_at_peak(self) -> None:
-        """Note who owns the memory if there is more than before, where that is asked for."""
-        if self._explains and self._pressure.most > self._most:
+        """Note who owns the memory if there is more than before."""
+        if self._pressure.most > self._most:
             self._most, self._owners = self._pressure.most, self.memory.owners()
             kept = self.memory.kept()
             self._owners[_PARAMETERS] = sum(each.nbytes for each in kept)

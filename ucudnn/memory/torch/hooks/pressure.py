@@ -7,7 +7,7 @@ from ucudnn.memory.torch.hooks.live_bytes import LiveBytes
 _MORE_MARGIN, _MOST_MARGIN = 0.015, 0.15  # shares of the cap
 _MOST_CHANGE = 8  # a step that had this part of the limit too many is another one than was learned
 _TARGET_PART = 64  # of the limit that a step is to leave free, so that small changes need no other choice
-_UNKNOWN = 16  # a module that did not run yet takes this part of the limit for a while
+_UNKNOWN = 16  # a module that did not run yet takes this part of the limit
 _LOOKS = 128  # while nothing is learned, what is alive is read after this part of the limit was saved
 
 
@@ -16,15 +16,16 @@ class Pressure:
     """Compares what is alive with a limit.
 
     While it learns, it reads what is alive at each event: a tensor is saved or read, or a module begins. The peak since
-    the last event is what the module takes for a while. Later it reads rarely, because a look takes as long as a small
-    operation.
+    the last event is what the module takes, for a while or with its results. Later it reads rarely, because a look
+    takes as long as a small operation. Only while it learns is there to be room for results, because a step that was
+    learned has it by plan: there an operation that finds no memory costs more than a storage that leaves in vain.
 
     Attributes:
         limit: bytes, the cap less a margin for holes between tensors; `allow` sets it.
         demand: for each event of the last step that was learned, the most bytes until it, had nothing left.
         learning, in_backward: whether it learns; whether backward runs.
         differs: whether the last step had far more too many than the one that was learned.
-        relieved: bytes that left in this step because of what was alive.
+        relieved: bytes that were sent to the host in this step because of what was alive.
         failed: how many operations of this step found no memory.
         away: bytes of saved storages that are in the host's memory alone.
         most: the most bytes that were alive at an event so far.
@@ -33,9 +34,11 @@ class Pressure:
     def __init__(self, alive: LiveBytes, cap: int, margin: float) -> None:
         self.alive, self.learning, self.in_backward, self.differs = alive, True, False, False
         self.demand: list[int] = []
-        self.relieved = self.failed = self.away = self.most = 0
+        self.relieved = self.failed = self.away = self.most = self._most_taken = 0
         self._margin, self._spread = min(margin, _MOST_MARGIN), 0
-        self._taken: dict[tuple[bool, Any], int] = {}  # in forward or backward, by the owner of what is saved
+        # Bytes taken for a while, and those with results, in forward or backward, by the owner of what is saved.
+        self._taken: dict[tuple[bool, Any], int] = {}
+        self._grown: dict[tuple[bool, Any], int] = {}
         self._key: tuple[bool, Any] = (False, None)
         self._since = self._usual = 0  # bytes since a look; relief of the step that was learned last
         self.allow(cap)
@@ -50,6 +53,11 @@ class Pressure:
         """Bytes that a step is to take: less than the limit, because steps differ."""
         return self.limit - self.limit // _TARGET_PART - self._spread
 
+    @property
+    def most_passing(self) -> int:
+        """Bytes that any module takes for a while, as far as is known."""
+        return max(self._most_taken, self.limit // _UNKNOWN if self.learning else 0)
+
     def excess(self, owner: Any) -> int:
         """Return how many bytes must go for the module that runs next, or whose backward does; 0 without a look."""
         if not self.learning and self._since * _LOOKS < self.limit:
@@ -59,6 +67,12 @@ class Pressure:
     def grew(self, size: int) -> None:
         """Note bytes that were saved."""
         self._since += size
+
+    def takes(self, owner: Any, size: int) -> None:
+        """Note that an owner takes some bytes for a while, however many it was seen to take."""
+        key = (self.in_backward, owner)
+        for each in (self._taken, self._grown):
+            each[key] = max(each.get(key, 0), size)
 
     def room(self, owner: Any, extra: int, passing: int = 0) -> int:
         """Return how many bytes must go for an owner and some bytes; below 1, so many more would fit.
@@ -73,10 +87,13 @@ class Pressure:
         self.most, self._since = max(self.most, peak), 0
         if self.learning:
             self.demand.append(peak + self.away)
-            self._taken[self._key] = max(self._taken.get(self._key, 0), peak - max(before, self._level))
+            taken = peak - max(before, self._level)
+            self._taken[self._key] = max(self._taken.get(self._key, 0), taken)
+            self._grown[self._key] = max(self._grown.get(self._key, 0), peak - before)
+            self._most_taken = max(self._most_taken, taken)
         self._key = key
-        unknown = self.limit // _UNKNOWN if self.learning else 0
-        return self._level + extra + max(passing, self._taken.get(key, unknown)) - self.limit
+        known = self._grown.get(key, self.limit // _UNKNOWN) if self.learning else self._taken.get(key, 0)
+        return self._level + extra + max(passing, known) - self.limit
 
     def rebase(self) -> None:
         """Note that storages have left, so that their bytes do not count twice."""
@@ -94,7 +111,7 @@ class Pressure:
         What it had too many is left free from now on, because steps differ. Where an operation found no memory all the
         same, holes are larger than was foreseen. A step that tries what is done from now on shows neither.
         """
-        calm = not self.relieved
+        calm = not self.relieved and not self.failed
         self.differs = not tries and self.relieved > self._usual + self.limit // _MOST_CHANGE
         if self.learning or tries:
             self._usual = self.relieved

@@ -27,6 +27,7 @@ from ucudnn.memory.torch.hooks.saved_tensors import (
 _LOOKED_AT = 8  # young storages whose holders are looked at whenever something is saved
 _LEAST_PART = 4096  # of the limit; a smaller storage takes the host more time than it is worth
 _AHEAD = 3  # storages that come back before backward asks for them
+_NEAR = 16  # so many storages before backward asks for one, it comes back if there is room for what runs now
 _Reference = weakref.ref[SavedStorage]
 
 
@@ -109,19 +110,19 @@ class SavedMemory:
             return KeptTensor(tensor)
         with self._lock:
             self._settle()
-            packed = SavedTensor(tensor)
             saved = self.saved(key)
-            if saved is None:
+            if saved is not None:
+                packed = SavedTensor(tensor, saved)
+            else:
                 self._order += 1
-                saved = SavedStorage(storage, packed.versions, self.owner, self._order, self._gone)
-                reference = weakref.ref(saved)
+                saved = SavedStorage(storage, self.owner, self._order, self._gone)
+                packed, reference = SavedTensor(tensor, saved), weakref.ref(saved)
                 self._by_key[key], self._resident[saved.order] = saved.order, reference
                 if self.pressure.learning:
                     self.added(key, saved)
                 self._young.append(reference)
                 self._leave_early()
-                self.pressure.grew(saved.size)
-            packed.saved = saved
+                self.pressure.grew(size)
             del storage, saved
             self._relieve(self.pressure.excess(self.owner))
             return packed
@@ -130,7 +131,7 @@ class SavedMemory:
         """Return the tensor that was packed; raise a FittedStepError if it was changed in place since."""
         if isinstance(packed, KeptTensor):
             return packed.tensor
-        packed.versions.check()
+        packed.check()
         with self._lock:
             self._settle()
             saved = packed.saved
@@ -138,12 +139,13 @@ class SavedMemory:
             if saved.calls:
                 self.read(saved)
             self._back(saved)
-            assert saved.storage is not None
-            found = packed.shown(saved.storage)
+            found = packed.shown()
             self._relieve(self.pressure.excess(saved.owner))
-            self._store.wait(saved.arrival)
-            saved.arrival = None
-            self._fetch_ahead(saved.order)
+            if saved.arrival is not None:
+                self._store.wait(saved.arrival)
+                saved.arrival = None
+            if self._away:
+                self._fetch_ahead(saved.order)
             return found
 
     def relieve(self) -> None:
@@ -158,7 +160,8 @@ class SavedMemory:
         """Let storages leave until the device has room for what takes some bytes for a while, as far as any can."""
         with self._lock:
             self._settle()
-            self._relieve(self.pressure.room(self.owner, 0, size))
+            self.pressure.takes(self.owner, size)
+            self._relieve(self.pressure.room(self.owner, 0))
 
     def free(self, size: int) -> bool:
         """Let storages of some bytes leave at once; return whether any did."""
@@ -183,34 +186,41 @@ class SavedMemory:
         if freed < over:
             freed += self._send(over - freed)
             freed += self._drop_departed(over - freed, wait=True)
-        self.pressure.relieved += freed
         self.pressure.rebase()
         return freed
 
-    def _back(self, saved: SavedStorage) -> None:
-        """Bring a storage back to the device if it has left."""
+    def _back(self, saved: SavedStorage, *, ahead: bool = False) -> None:
+        """Bring a storage back to the device if it has left; others leave for it unless it comes ahead."""
         saved.leaves = False
-        if saved.storage is None:
+        if saved.storage is not None:
+            return
+        if not ahead:
             self._relieve(self.pressure.room(saved.owner, saved.size))
-            try:
-                target = torch.empty(saved.size, dtype=torch.uint8, device=self.device)
-            except torch.OutOfMemoryError:  # there are holes between tensors
-                self._relieve(2 * saved.size)
-                target = torch.empty(saved.size, dtype=torch.uint8, device=self.device)
-            assert saved.piece is not None
-            saved.arrival = self._store.come_back(target, saved.piece, saved.departure)
-            saved.storage = target.untyped_storage()
-            self._resident[saved.order] = self._away.pop(saved.order)
-            self.pressure.came(saved.size)
+        try:
+            target = torch.empty(saved.size, dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError:  # there are holes between tensors
+            if ahead:
+                return
+            self._relieve(2 * saved.size)
+            target = torch.empty(saved.size, dtype=torch.uint8, device=self.device)
+        assert saved.piece is not None
+        saved.arrival = self._store.come_back(target, saved.piece, saved.departure)
+        saved.storage = target.untyped_storage()
+        self._resident[saved.order] = self._away.pop(saved.order)
+        self.pressure.came(saved.size)
 
     def _fetch_ahead(self, order: int) -> None:
-        """Begin to bring back what backward reads next, as far as there is room."""
-        for each in nlargest(_AHEAD, (key for key in self._away if key < order)) if self._away else ():
+        """Begin to bring back what backward reads next, as far as there is room.
+
+        What it reads much later must leave room for all that runs until then, because it would have to leave again.
+        """
+        for each in nlargest(_AHEAD, (key for key in self._away if key < order)):
             saved = self._away[each]()
             if saved is not None:
-                if self.pressure.room(self.owner, saved.size) > 0:
+                passing = 0 if order - each <= _NEAR else self.pressure.most_passing
+                if self.pressure.room(self.owner, saved.size, passing) > 0:
                     return
-                self._back(saved)
+                self._back(saved, ahead=True)
 
     def _leave_early(self) -> None:
         """Send storages on their way that are to leave anyway, so that copies run beside forward."""
@@ -235,10 +245,13 @@ class SavedMemory:
         self.pressure.rebase()
 
     def _send(self, size: int) -> int:
-        """Let so many bytes of the oldest storages leave; return how many have left without a copy."""
+        """Let so many bytes of the oldest storages leave; return how many have left without a copy.
+
+        Those that have come back are younger in the dictionary than they are.
+        """
         left = sent = 0
-        for reference in [*self._resident.values()]:
-            saved = reference()
+        for order in sorted(self._resident):
+            saved = self._resident[order]()
             if left + sent >= size:
                 break
             if saved is None or saved.leaves or not saved.is_alone():
@@ -253,6 +266,7 @@ class SavedMemory:
                 self._depart(saved)
                 sent += saved.size
             del saved
+        self.pressure.relieved += sent
         return left
 
     def _depart(self, saved: SavedStorage) -> None:
@@ -264,7 +278,7 @@ class SavedMemory:
             saved.piece = saved.piece or self._store.take(saved.size)
             source = torch.empty(0, dtype=torch.uint8, device=self.device).set_(saved.storage)
             saved.departure = self._store.leave(source, saved.piece)
-            saved.copied_version = saved.versions.now
+            saved.copied_version = saved.version
             self.offloaded[saved.owner] += saved.size
         saved.leaves = True
         self._leaving.append((weakref.ref(saved), saved.storage, saved.departure))
@@ -292,7 +306,7 @@ class SavedMemory:
         assert saved.storage is not None
         if self._by_key.get(saved.storage._cdata) == saved.order:
             del self._by_key[saved.storage._cdata]
-        saved.storage, saved.leaves = None, False
+        saved.drop()
         self._away[saved.order] = self._resident.pop(saved.order)
         self.pressure.away += saved.size
 

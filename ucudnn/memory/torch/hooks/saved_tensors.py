@@ -1,7 +1,7 @@
 """SavedTensor: what a hook returns in the place of a saved tensor; a storage is there once for all its views.
 
 PyTorch does not check tensors that hooks have packed for changes in place. So each keeps the counter of versions that
-its tensor shares with its views, without the memory, and compares it when it is unpacked.
+its tensor shares with its views, with or without the memory, and compares it when it is unpacked.
 """
 
 from functools import cache
@@ -47,14 +47,9 @@ class VersionCheck:
         if type(tensor) is Tensor and tensor.layout is torch.strided:  # the counter stays that of the tensor
             self._counter.data = _nothing(tensor.dtype, tensor.device)
 
-    @property
-    def now(self) -> int:
-        """The version now."""
-        return self._counter._version
-
     def check(self) -> None:
         """Raise PyTorch's error, a FittedStepError, if the tensor was changed in place since it was saved."""
-        check_version(self.now, self.version, *self.form)
+        check_version(self._counter._version, self.version, *self.form)
 
 
 def check_version(now: int, version: int, dtype: torch.dtype, shape: torch.Size) -> None:
@@ -72,6 +67,8 @@ class SavedStorage:
     """The memory of saved tensors, on the device, in the host's memory or in both.
 
     Attributes:
+        tensors: what was saved, without its graph. None of them has memory once this has left the device.
+        places: their parts of the storage, once it has left: types, offsets, shapes and strides.
         piece: its bytes in the host's memory, or None; `copied_version` is its version when it was copied.
         departure, arrival: events of copies on a GPU.
         leaves: whether the memory on the device is to be freed at its departure.
@@ -82,28 +79,42 @@ class SavedStorage:
 
     __slots__ = (
         *("__weakref__", "_gone", "arrival", "calls", "copied_version", "departure", "key", "leaves"),
-        *("order", "owner", "piece", "size", "storage", "versions"),
+        *("order", "owner", "piece", "places", "size", "storage", "tensors"),
     )
 
-    def __init__(
-        self, storage: torch.UntypedStorage, versions: VersionCheck, owner: Any, order: int, gone: Any
-    ) -> None:
+    def __init__(self, storage: torch.UntypedStorage, owner: Any, order: int, gone: Any) -> None:
         self.storage: torch.UntypedStorage | None = storage
+        self.tensors: list[Tensor] = []
+        self.places: list[tuple[torch.dtype, int, torch.Size, tuple[int, ...]]] = []
         self.piece: HostPiece | None = None
         self.departure: Any = None
         self.arrival: Any = None
         self.leaves = False
         self.calls: list[Any] = []
-        self.key, self.size, self.versions, self.copied_version = storage._cdata, storage.nbytes(), versions, -1
+        self.key, self.size, self.copied_version = storage._cdata, storage.nbytes(), -1
         self.owner, self.order, self._gone = owner, order, gone
+
+    @property
+    def version(self) -> int:
+        """The version now, which all of its tensors share."""
+        return self.tensors[0]._version
 
     def is_alone(self) -> bool:
         """Return whether the memory on the device would be freed if it left."""
-        return self.storage is not None and _use_count(self.storage._cdata) == _alone()
+        held = 0 if self.places else len(self.tensors)
+        return self.storage is not None and _use_count(self.storage._cdata) == _alone() + held
 
     def is_copied(self) -> bool:
         """Return whether the host has the bytes as they are."""
-        return self.piece is not None and self.copied_version == self.versions.now
+        return self.piece is not None and self.copied_version == self.version
+
+    def drop(self) -> None:
+        """Free the memory on the device."""
+        if not self.places:
+            self.places = [(each.dtype, each.storage_offset(), each.shape, each.stride()) for each in self.tensors]
+            for each in self.tensors:  # they keep their counters of versions
+                each.data = _nothing(each.dtype, each.device)
+        self.storage, self.leaves = None, False
 
     @never_compiled
     def __del__(self) -> None:
@@ -117,16 +128,26 @@ class SavedStorage:
 class SavedTensor:
     """A tensor that was saved for backward, as a part of its storage."""
 
-    __slots__ = ("__weakref__", "_place", "saved", "versions")
+    __slots__ = ("_at", "_tensor", "_version", "saved")
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._place = tensor.storage_offset(), tensor.shape, tensor.stride()
-        self.versions = VersionCheck(tensor)
-        self.saved: SavedStorage
+    def __init__(self, tensor: Tensor, saved: SavedStorage) -> None:
+        self._tensor, self._version, self.saved = tensor.detach(), tensor._version, saved
+        self._at = len(saved.tensors)
+        saved.tensors.append(self._tensor)
 
-    def shown(self, storage: torch.UntypedStorage) -> Tensor:
-        """Return the tensor in a storage."""
-        return torch.empty(0, dtype=self.versions.form[0], device=storage.device).set_(storage, *self._place)
+    def check(self) -> None:
+        """Raise PyTorch's error, a FittedStepError, if the tensor was changed in place since it was saved."""
+        if self._tensor._version != self._version:
+            shape = self.saved.places[self._at][2] if self.saved.places else self._tensor.shape
+            check_version(self._tensor._version, self._version, self._tensor.dtype, shape)
+
+    def shown(self) -> Tensor:
+        """Return the tensor, whose storage is on the device."""
+        if not self.saved.places:
+            return self._tensor.detach()
+        assert self.saved.storage is not None
+        dtype, *place = self.saved.places[self._at]
+        return torch.empty(0, dtype=dtype, device=self.saved.storage.device).set_(self.saved.storage, *place)
 
 
 @final
