@@ -1,4 +1,4 @@
-"""What leaves a device and comes back. Copies may end late, as on a GPU: nothing is freed or read before they have."""
+"""What leaves a device and comes back. Copies may end late, as on a GPU; nothing is freed or read before."""
 
 import random
 import weakref
@@ -86,6 +86,9 @@ class Saved:
         level = 0 if self.memory is None else sum(self.memory.owners().values())
         return level, level + self.passing
 
+    def refusals(self):
+        return 0, 0
+
 
 @pytest.mark.parametrize("seed", range(12))
 def test_copies_that_end_late_change_nothing(seed):
@@ -155,16 +158,31 @@ def test_parts_of_a_storage_come_back_from_the_host_as_they_were_and_a_change_in
     memory = SavedMemory(CPU, Pressure(Saved(), 5000, 0.0), HostStore(CPU, 2**30))
     x = torch.randn(8, 200)
     expected, packed = [x[2:4].clone(), x.T.clone(), x[5].clone()], [*map(memory.pack, (x[2:4], x.T, x[5]))]
-    for _ in range(2):
-        for each, value in zip(packed, expected, strict=True):
+    strides = [(200, 1), (1, 200), (1,)]
+    del x
+    for _ in range(3):  # as it was saved, and when it has come back
+        for each, value, stride in zip(packed, expected, strides, strict=True):
             found = memory.unpack(each)
             assert torch.equal(found, value)
-            assert found.stride() == (value.stride() if found.dim() < 2 or value.shape[0] == 2 else (1, 200))
-        del x, found
+            assert found.stride() == stride
+        del found
         assert memory.free(1)
-        x = memory.unpack(packed[0])
     y = torch.randn(8, 200)
     part = memory.pack(y[2:4])
     y.add_(1)
     with pytest.raises(FittedStepError, match=r"of shape \[2, 200\] is at version 1; expected version 0"):
         memory.unpack(part)
+
+
+def test_room_for_a_convolution_is_made_until_it_is_one_piece(monkeypatch):
+    memory = SavedMemory(CPU, Pressure(Saved(), 64_000, 0.0), HostStore(CPU, 2**30))
+    saved = [memory.pack(torch.randn(500)) for _ in range(20)]
+    asked, fits = [], iter([False, False, True])
+    monkeypatch.setattr(SavedMemory, "_fits", lambda _, size: asked.append(size) or next(fits))
+    memory.make_room(8000)
+    assert asked == [8000] * 3
+    assert memory.pressure.away == 2 * 2000
+    monkeypatch.setattr(SavedMemory, "_fits", lambda *_: False)
+    memory.make_room(8000)  # all that can leave has left then
+    assert memory.pressure.away == 20 * 2000
+    assert len(saved) == 20

@@ -4,8 +4,8 @@ PyTorch's own pinned allocations are rounded up to powers of two and kept in a c
 system, of exactly the size that is wanted, which the CUDA runtime pins (cudaHostRegister) and releases
 (cudaHostUnregister). It begins on a page of its own, because only whole pages are pinned.
 
-To pin 2 GiB took 0.82 s on an H200's host as long as the runtime had the pages made one by one, and 0.09 s with pages of
-2 MiB that several threads had made before.
+To pin 2 GiB took 0.82 s on an H200's host as long as the runtime had the pages made one by one. It took 0.09 s with
+pages of 2 MiB that several threads had made before.
 """
 
 import mmap

@@ -106,10 +106,10 @@ class Guard(EagerOperators):
         return self._guarded(func, args, kwargs or {})
 
     def _convolved(self, func: Any, args: Any, kwargs: Any) -> Any:
-        before, failed = self._alive.refusals(), self._memory.pressure.failed
         self._memory.make_room(convolution_bytes(func, args))
+        before, failed = self._alive.refusals()[0], self._memory.pressure.failed
         found = self._guarded(func, args, kwargs)
-        self.slower += self._alive.refusals() - before > self._memory.pressure.failed - failed
+        self.slower += self._alive.refusals()[0] - before > self._memory.pressure.failed - failed
         return found
 
     def _guarded(self, func: Any, args: Any, kwargs: Any) -> Any:

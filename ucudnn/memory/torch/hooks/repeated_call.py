@@ -23,6 +23,7 @@ from ucudnn.torch.device.compilation import never_compiled
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 _MOST_CLONED = 2**20  # bytes of a buffer; larger ones are masks and tables
 _OTHERS = {"OptimizedModule", "DistributedDataParallel", "FullyShardedDataParallel", "SyncBatchNorm", "ScriptModule"}
+_HOOKS = {name for name in vars(nn.Module()) if "hooks" in name}  # dictionaries that calls do not fill
 _NOT_REPEATED = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     "_compiled_call_impl",
@@ -95,11 +96,14 @@ class RepeatedCall:
         self._leaves = [memory.pack(each.detach()) if isinstance(each, Tensor) else each for each in leaves]
         self._random, self._autocasts = random_state(memory.device), _autocasts(memory.device)
         self._versions = [(each, each._version) for each in module.parameters()]
-        given, before = [(each, each._version) for each in tensors], _lengths(module)
+        self._modules = [*module.modules()]
+        given, before = [(each, each._version) for each in tensors], _lengths(self._modules)
         del leaves, tensors
         with saved_tensors_hooks(never_compiled(self._pack), never_compiled(self._unpack)):
             found = self._run(module, *args, **kwargs)
-        if any(each._version != version for each, version in (*given, *self._versions)) or before != _lengths(module):
+        if any(each._version != version for each, version in (*given, *self._versions)) or before != _lengths(
+            self._modules
+        ):
             if self._tried is None:
                 raise self._differs("changes arguments, parameters or lists")
             self._end_trial(same=False)
@@ -185,7 +189,7 @@ class RepeatedCall:
 
         args, kwargs = tree_unflatten(inputs, self._form)
         with ExitStack() as stack:
-            stack.enter_context(_left_as_found(self._module, own))
+            stack.enter_context(_left_as_found(self._modules, own))
             stack.enter_context(torch.random.fork_rng(devices=_devices(memory.device)))
             set_random_state(memory.device, self._random)
             for autocast in self._autocasts:
@@ -245,19 +249,19 @@ def _autocasts(device: torch.device) -> list[dict[str, Any]]:
     ]
 
 
-def _lengths(module: nn.Module) -> list[int]:
-    values = (value for each in module.modules() for value in vars(each).values())
-    return [len(value) for value in values if isinstance(value, list | dict | set)]
+def _lengths(modules: list[nn.Module]) -> list[int]:
+    values = (value for each in modules for name, value in vars(each).items() if name not in _HOOKS)
+    return [len(value) for value in values if isinstance(value, (list, dict, set))]
 
 
 @contextmanager
-def _left_as_found(module: nn.Module, own: set[int | None]) -> Iterator[None]:
-    """Let a module write clones of its buffers for a block, and put its attributes back behind it.
+def _left_as_found(modules: list[nn.Module], own: set[int | None]) -> Iterator[None]:
+    """Let modules write clones of their buffers for a block, and put their attributes back behind it.
 
     Kernels change statistics of a batch normalization without a new version, so nothing tells which buffers are
     written. The clones are added to `own`, storages that stay.
     """
-    found = [(each, vars(each).copy(), each._buffers.copy()) for each in module.modules()]
+    found = [(each, vars(each).copy(), each._buffers.copy()) for each in modules]
     try:
         for each, _, buffers in found:
             for name, buffer in buffers.items():

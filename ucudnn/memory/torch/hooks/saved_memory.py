@@ -157,11 +157,24 @@ class SavedMemory:
                 self._relieve(over)
 
     def make_room(self, size: int) -> None:
-        """Let storages leave until the device has room for what takes some bytes for a while, as far as any can."""
+        """Let storages leave until the device has room for what takes some bytes for a while, as far as any can.
+
+        The room is one piece: holes between tensors are no use to a convolution, which cannot be asked to try again.
+        """
         with self._lock:
             self._settle()
             self.pressure.takes(self.owner, size)
             self._relieve(self.pressure.room(self.owner, 0))
+            while not self._fits(size) and self._relieve(max(size // 4, self.pressure.limit // 64)):
+                pass
+
+    def _fits(self, size: int) -> bool:
+        """Return whether the allocator has a piece of some bytes, which it keeps for who asks next."""
+        try:
+            torch.empty(size, dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError:
+            return False
+        return True
 
     def free(self, size: int) -> bool:
         """Let storages of some bytes leave at once; return whether any did."""

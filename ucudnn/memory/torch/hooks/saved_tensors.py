@@ -111,7 +111,7 @@ class SavedStorage:
     def drop(self) -> None:
         """Free the memory on the device."""
         if not self.places:
-            self.places = [(each.dtype, each.storage_offset(), each.shape, each.stride()) for each in self.tensors]
+            self.places = [(each.dtype, int(each.storage_offset()), each.shape, each.stride()) for each in self.tensors]
             for each in self.tensors:  # they keep their counters of versions
                 each.data = _nothing(each.dtype, each.device)
         self.storage, self.leaves = None, False
