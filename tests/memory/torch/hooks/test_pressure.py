@@ -13,14 +13,11 @@ class Alive:
     """An allocator whose figures a test says."""
 
     def __init__(self):
-        self.level = self.peak = self.flushes = 0
+        self.level = self.peak = 0
 
     def look(self):
         peak, self.peak = max(self.level, self.peak), 0
         return self.level, peak
-
-    def refusals(self):
-        return 0, self.flushes
 
 
 def pressure(margin=0.0, *, learning=False):
@@ -58,18 +55,6 @@ def test_holes_raise_the_margin_up_to_a_bound():
     assert limits[:2] == [int(CAP * 0.98), int(CAP * 0.965)]
     assert limits[-1] == int(CAP * 0.85)
     assert pressure(0.9).limit == int(CAP * 0.85)
-
-
-def test_a_step_in_which_the_allocator_flushed_its_cache_leaves_more_free_and_is_calm():
-    found = pressure()
-    found.alive.flushes = 3
-    assert found.end_step(tries=False)
-    assert found.limit == int(CAP * 0.985)
-    assert found.end_step(tries=False)
-    assert found.limit == int(CAP * 0.985)
-    found.learning, found.alive.flushes = True, 9
-    assert found.end_step(tries=False)
-    assert found.limit == int(CAP * 0.985)
 
 
 @pytest.mark.parametrize("state", [{"learning": True}, {"tries": True}])

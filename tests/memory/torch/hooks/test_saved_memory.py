@@ -86,9 +86,6 @@ class Saved:
         level = 0 if self.memory is None else sum(self.memory.owners().values())
         return level, level + self.passing
 
-    def refusals(self):
-        return 0, 0
-
 
 @pytest.mark.parametrize("seed", range(12))
 def test_copies_that_end_late_change_nothing(seed):

@@ -147,9 +147,9 @@ class BudgetedSteps:
         pressure = self._pressure
         if self._open and (pressure.learning or self._steps & (self._steps - 1) == 0):  # less and less often
             pressure.allow(self._bound(_RESERVES[min(self._steps, len(_RESERVES) - 1)]))
-        limit, calm = pressure.limit, pressure.end_step(tries=self.calls.trying)
+        calm = pressure.end_step(tries=self.calls.trying)
         tried, self.calls.trying = self.calls.trying, False  # what is dropped from now on was still there
-        is_tighter = (not calm or pressure.limit < limit) and pressure.target < self.calls.target
+        is_tighter = not calm and pressure.target < self.calls.target
         if self._steps >= _FIRST_CHOICE and not tried and (pressure.learning or is_tighter):
             self.calls.choose(self._store.ms_per_byte)
         self._guarded = _CALM if pressure.learning or not calm else self._guarded - 1

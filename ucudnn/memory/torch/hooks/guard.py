@@ -107,9 +107,9 @@ class Guard(EagerOperators):
 
     def _convolved(self, func: Any, args: Any, kwargs: Any) -> Any:
         self._memory.make_room(convolution_bytes(func, args))
-        before, failed = self._alive.refusals()[0], self._memory.pressure.failed
+        before, failed = self._alive.refusals(), self._memory.pressure.failed
         found = self._guarded(func, args, kwargs)
-        self.slower += self._alive.refusals()[0] - before > self._memory.pressure.failed - failed
+        self.slower += self._alive.refusals() - before > self._memory.pressure.failed - failed
         return found
 
     def _guarded(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -34,10 +34,9 @@ class AllocatedBytes:
     def add(self, tensors: Any) -> None:
         """Do nothing: the allocator knows them."""
 
-    def refusals(self) -> tuple[int, int]:
-        """Return how often the allocator had no memory for what was asked, and how often it flushed its cache."""
-        found = torch.cuda.memory_stats_as_nested_dict(self._device)
-        return int(found["num_ooms"]), int(found["num_alloc_retries"])
+    def refusals(self) -> int:
+        """Return how often the allocator had no memory for what was asked."""
+        return int(torch.cuda.memory_stats_as_nested_dict(self._device)["num_ooms"])
 
 
 @final
@@ -59,9 +58,9 @@ class CountedBytes:
         self._peak = self._level
         return found
 
-    def refusals(self) -> tuple[int, int]:
-        """Return zeros: what an operation takes for itself is not counted, and there is no cache."""
-        return 0, 0
+    def refusals(self) -> int:
+        """Return 0: what an operation takes for itself is not counted."""
+        return 0
 
     def add(self, tensors: Any, *, bounded: bool = False) -> None:
         """Count tensors in containers that are not counted yet.

@@ -41,7 +41,6 @@ class Pressure:
         self._grown: dict[tuple[bool, Any], int] = {}
         self._key: tuple[bool, Any] = (False, None)
         self._since = self._usual = 0  # bytes since a look; relief of the step that was learned last
-        self._flushes = alive.refusals()[1]
         self.allow(cap)
         self._level, _ = alive.look()
 
@@ -110,15 +109,13 @@ class Pressure:
         """Begin a step; return whether the last one kept the limit without relief.
 
         What it had too many is left free from now on, because steps differ. Where an operation found no memory all the
-        same, or only after the allocator had flushed its cache, for which the device waits, holes are larger than was
-        foreseen. A step that tries what is done from now on shows neither.
+        same, holes are larger than was foreseen. A step that tries what is done from now on shows neither.
         """
-        before, self._flushes = self._flushes, self.alive.refusals()[1]
         calm = not self.relieved and not self.failed
         self.differs = not tries and self.relieved > self._usual + self.limit // _MOST_CHANGE
         if self.learning or tries:
             self._usual = self.relieved
-        elif self.failed or self._flushes > before:
+        elif self.failed:
             self._margin = min(_MOST_MARGIN, self._margin + _MORE_MARGIN)
             self.allow(self._cap)
         else:
