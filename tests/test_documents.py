@@ -80,7 +80,7 @@ def test_what_commands_install_can_be_had():
 def database(tmp_path_factory):
     """Return a file in which the commands of all pages keep their measurements, as a reader's do, who has some."""
     path = shared_folder(tmp_path_factory, "pages") / "measurements.sqlite"
-    reader = Reader(tmp_path_factory.mktemp("reader"), UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(path))
+    reader = Reader(tmp_path_factory.mktemp("reader"), here=True, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(path))
     with path.with_suffix(".lock").open("a") as lock:  # once for all processes that share the folder
         flock(lock, LOCK_EX)
         if not os.fstat(lock.fileno()).st_size:  # pages for PyTorch may have made the file, and measured nothing
@@ -111,7 +111,7 @@ def turns():
 @pytest.mark.slow
 @pytest.mark.parametrize("first", turns(), ids=[*turns()])
 def test_commands_run_in_turn_and_print_what_pages_show(first, tmp_path, database):
-    reader = Reader(tmp_path, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(database))
+    reader = Reader(tmp_path, here=True, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(database))
     printed = {}
     for command in turns()[first]:
         if command.runs not in printed:

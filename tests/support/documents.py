@@ -9,9 +9,13 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
+from unittest.mock import patch
 
 from tests.support.paths import ROOT
+from ucudnn.cli.app import main
 
 README = (ROOT / "README.md").read_text()
 HANDBOOK = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -136,14 +140,15 @@ class Reader:
 
     Args:
         folder: the folder; commands write there.
+        here: whether commands of `ucudnn` run in this process, because a new one imports and reads all anew.
         environment: variables beside those of this process.
 
     Attributes:
         told: what the last command wrote to standard error.
     """
 
-    def __init__(self, folder, **environment):
-        self.folder = folder
+    def __init__(self, folder, *, here=False, **environment):
+        self.folder, self.here = folder, here
         self.told = ""
         for name in ("examples", "bench"):
             (folder / name).symlink_to(ROOT / name)
@@ -158,6 +163,9 @@ class Reader:
         self.environment = {**clean, "PATH": path, "PYTHONPATH": str(ROOT), **environment}
 
     def types(self, command):
+        words = shlex.split(command)
+        if self.here and words[0] == "ucudnn":
+            return self._types_here(words)
         done = subprocess.run(
             ["bash", "-c", command],
             capture_output=True,
@@ -169,3 +177,14 @@ class Reader:
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         self.told = done.stderr
         return done.stdout
+
+    def _types_here(self, words):
+        out, told = StringIO(), StringIO()
+        with chdir(self.folder), patch.dict(os.environ, self.environment, clear=True), patch("sys.argv", words):
+            try:
+                with redirect_stdout(out), redirect_stderr(told):
+                    main()
+            except SystemExit as end:
+                assert not end.code, f"{words}\n{out.getvalue()}{told.getvalue()}"
+        self.told = told.getvalue()
+        return out.getvalue()
