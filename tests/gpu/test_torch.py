@@ -16,9 +16,8 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 import ucudnn.torch  # noqa: E402
 from tests.support.paths import ROOT  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
-from tests.support.torch_cases import CASES, asked, default_flags, modules  # noqa: E402
+from tests.support.torch_cases import CASES, default_flags, modules  # noqa: E402
 from ucudnn import Effort  # noqa: E402
-from ucudnn.problem import MathMode  # noqa: E402
 from ucudnn.torch.calls.aten_kernels import held_bytes  # noqa: E402
 from ucudnn.torch.calls.kernel_call import IN_CAPTURE  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
@@ -85,24 +84,6 @@ def test_outputs_and_gradients_are_near_float64(index, dtype):
     assert_near(found, expected, TOLERANCE[dtype])
     assert on.report().left == {}
     assert on.report().calls == 3
-
-
-def test_results_without_tf32_are_nearer_to_float64(flags):
-    module, x = torch.nn.Conv2d(32, 48, 3, padding=1), drawn(8, 32, 20, 20)
-    expected = in_float64(module, x)
-    flags.allow_tf32 = False
-    with enable() as on:
-        assert_near(outcome(module, x, torch.float32), expected, 1e-4)
-    assert {each[1] for each in asked(on).values()} == {MathMode.FMA}
-
-
-def test_deterministic_algorithms_repeat_every_bit(flags):
-    module, x = torch.nn.Conv2d(32, 48, 3, padding=1), drawn(32, 32, 20, 20)
-    flags.deterministic = True
-    with enable():
-        first, second = (outcome(module, x, torch.float32) for _ in range(2))
-    for one, other in zip(first, second, strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("index", [1, 5])
@@ -368,17 +349,6 @@ def test_threads_may_have_streams_of_their_own():
     assert on.report().left == {}
 
 
-def test_a_training_step_may_run_on_another_stream():
-    module = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 3), torch.nn.Conv2d(32, 16, 3))
-    x = drawn(16, 16, 20, 20)
-    expected = in_float64(module, x)
-    with enable(), torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
-        found = outcome(module, x, torch.float32)
-        torch.cuda.synchronize()
-    assert_near(found, expected, 4e-3)
-
-
 def captured(run):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -423,24 +393,6 @@ def test_a_capture_leaves_unplanned_kernels_to_pytorch(caplog):
         assert on.report().left == {IN_CAPTURE: 1}
         assert on.report().calls == 1
     assert IN_CAPTURE in caplog.text
-
-
-# PyTorch warns of its own convolutions, too.
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
-def test_a_training_step_may_be_a_cuda_graph():
-    module = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3))
-    x = drawn(16, 16, 20, 20)
-    expected = in_float64(module, x)
-    with enable():
-        module.cuda()
-        graphed = torch.cuda.make_graphed_callables(module, (x.detach().clone().requires_grad_(),))
-        given = x.detach().clone().requires_grad_()
-        out = graphed(given)
-        weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device="cuda").view_as(out)
-        (out * weights.float()).sum().backward()
-        torch.cuda.synchronize()
-        found = [out.detach(), given.grad, *(each.grad for each in module.parameters())]
-        assert_near(found, expected, 4e-3)
 
 
 def test_a_converted_module_divides_a_workspace_among_its_layers():

@@ -10,7 +10,6 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from bench.memory import models  # noqa: E402
-from tests.gpu.memory.trials import trial  # noqa: E402
 from tests.support.plain_training import fit_plan  # noqa: E402
 from ucudnn.memory.planner.planner import make_plan  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
@@ -93,14 +92,6 @@ def test_recomputation_runs_the_same_configuration_to_the_bit():
         step.close()
     for other in trained[1:]:
         assert all(torch.equal(*pair) for pair in zip(trained[0], other, strict=True))
-
-
-def test_workspaces_are_counted_in_the_peak():
-    fastest, smallest = (trial(policy, convolutions="undivided") for policy in ("vdnn-all-p", "vdnn-all-m"))
-    for figures in (fastest, smallest):
-        assert figures.configured > 20
-        assert figures.predicted_peak == pytest.approx(figures.allocated, rel=0.02)
-    assert smallest.workspace <= fastest.workspace
 
 
 def test_a_convolution_on_other_addresses_gives_the_same_bits():

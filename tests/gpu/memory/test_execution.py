@@ -14,12 +14,10 @@ torch = pytest.importorskip("torch")
 
 from tests.gpu.memory.trials import outcome, trial  # noqa: E402
 from tests.support.training_steps import training_step  # noqa: E402
-from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory.pools.host_slots import HostSlots  # noqa: E402
 from ucudnn.memory.simulation.result import Queue  # noqa: E402
 from ucudnn.memory.simulation.simulator import predicted_bytes, simulate  # noqa: E402
 from ucudnn.memory.torch.comparison.device_timeline import measure_timeline  # noqa: E402
-from ucudnn.memory.torch.device.host_block import HostBlock  # noqa: E402
 from ucudnn.memory.torch.device.nvml import process_bytes  # noqa: E402
 from ucudnn.memory.torch.device.stated_budget import (  # noqa: E402
     library_workspace_bytes,
@@ -120,15 +118,6 @@ def test_copies_both_ways_run_beside_a_long_product(device):
     assert found.busy_ms(Queue.FROM_HOST) > 0
     assert found.overlap > 0.4  # the first of three copies runs beside nothing
     transfers.close()
-
-
-def test_the_block_is_pinned_until_it_is_released():
-    block = HostBlock(3 * MIB + 512, pinned=True)
-    memory = block.memory
-    assert memory.numel() == 3 * MIB + 512
-    assert memory.is_pinned()
-    block.release()
-    assert not memory.is_pinned()
 
 
 def test_the_block_is_released_with_its_step_and_after_an_error(device):
@@ -289,13 +278,3 @@ def test_measuring_operations_keeps_the_budget(device):
     taken = torch.cuda.max_memory_reserved() - others
     assert taken <= inside, f"{taken} of {inside} bytes beside {others} of others: {fitted.stated}"
     assert torch.cuda.get_per_process_memory_fraction() == before
-
-
-def test_a_budget_below_the_floor_is_refused_before_anything_runs():
-    model, loss, sample = model_and_data("resnet18")
-    gc.collect()  # earlier tests' steps are cycles
-    before = torch.cuda.memory_allocated()
-    with pytest.raises(BudgetError, match="below the floor"):
-        fit(model, sample, loss=loss, budget=MIB)
-    gc.collect()
-    assert torch.cuda.memory_allocated() == before

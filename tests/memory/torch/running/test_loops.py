@@ -486,43 +486,6 @@ def test_two_fitted_models_play_against_each_other(policy):
     assert judged.step._others
 
 
-def test_a_loop_as_in_torchvisions_references():
-    """Criterion outside of the model, autocast, scaler, clipping, warm-up, averaged model, accuracy, evaluation."""
-    generator = torch.Generator().manual_seed(0)
-    images = [(torch.randn(3, 8, 8, generator=generator), number % 5) for number in range(11)]
-    loader = torch.utils.data.DataLoader(images, batch_size=4)  # the last mini-batch has three
-    criterion, autocast = nn.CrossEntropyLoss(label_smoothing=0.1), torch.autocast("cpu", torch.bfloat16)
-    with autocast:
-        pair = Pair((small()[0], next(iter(loader))[0], None), policy="checkpoint")
-
-    def loop(model, call):
-        optimizer = sgd(model, weight_decay=1e-4)
-        warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4)
-        scaler, average = torch.amp.GradScaler("cpu", init_scale=8.0), torch.optim.swa_utils.AveragedModel(model)
-        for _ in range(2):
-            model.train()
-            for image, target in loader:
-                with autocast:
-                    output = call(image)
-                    loss = criterion(output, target)
-                optimizer.zero_grad()
-                scaler.scale(loss).backward()
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                scaler.step(optimizer)
-                scaler.update()
-                warm_up.step()
-                average.update_parameters(model)
-                yield from (loss, (output.argmax(1) == target).sum())
-            model.eval()
-            with torch.inference_mode():
-                yield [criterion(call(image), target).item() for image, target in loader]
-        yield from state_of(average, None)
-
-    pair.check(loop)
-    assert [other.plan.graph.batch for other in pair.step._others] == [3]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
