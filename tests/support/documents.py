@@ -179,12 +179,17 @@ class Reader:
         return done.stdout
 
     def _types_here(self, words):
-        out, told = StringIO(), StringIO()
-        with chdir(self.folder), patch.dict(os.environ, self.environment, clear=True), patch("sys.argv", words):
+        out, told, status, before = StringIO(), StringIO(), 0, {*sys.modules}
+        path = patch("sys.path", [str(self.folder), *sys.path])
+        with chdir(self.folder), patch.dict(os.environ, self.environment, clear=True), patch("sys.argv", words), path:
             try:
                 with redirect_stdout(out), redirect_stderr(told):
                     main()
             except SystemExit as end:
-                assert not end.code, f"{words}\n{out.getvalue()}{told.getvalue()}"
+                status = end.code
+        assert not status, f"{words}\n{out.getvalue()}{told.getvalue()}"
+        for name in {*sys.modules} - before:  # another reader has other programs of these names
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(self.folder)):
+                del sys.modules[name]
         self.told = told.getvalue()
         return out.getvalue()

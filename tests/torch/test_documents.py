@@ -20,6 +20,7 @@ def database(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show what is printed without a GPU")
 @pytest.mark.parametrize("page", at("torch"))
 def test_the_commands_of_a_page_run_in_turn(page, tmp_path, database):
@@ -27,7 +28,7 @@ def test_the_commands_of_a_page_run_in_turn(page, tmp_path, database):
     (tmp_path / "my_models.py").write_text(MODELS)
     (tmp_path / "torchvision").mkdir()  # its wheels need the PyTorch that they were built for
     (tmp_path / "torchvision" / "__init__.py").write_text(MODELS)
-    reader = Reader(tmp_path, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(database), OMP_NUM_THREADS="1")
+    reader = Reader(tmp_path, here=True, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(database))
     for command in {each.runs: each for each in at("torch")[page]}.values():  # each once
         printed = reader.types(command.runs)
         if command.prints:
