@@ -35,8 +35,9 @@ def test_ci_runs_what_the_quick_tests_leave_out_or_skip():
     assert ' -m pytest -q -n auto -m "not slow"\n' in (ROOT / "README.md").read_text()
     places = {mark: [ROOT / place for place in found] for mark, found in MARKED.items()}
     assert [place for place in chain(*places.values()) if not place.exists()] == []
+    needs = r"(torch|nvidia[.\w]*)"
     wanting = re.compile(
-        r"importorskip\(\"(torch|nvidia[.\w]*)\"|find_spec\(\"(torch|nvidia[.\w]*)\"\)|nvidia-cudnn wheels"
+        rf"importorskip\(\"{needs}\"|find_spec\(\"{needs}\"\)|^import torch$|^from torch\b|nvidia-cudnn wheels", re.M
     )
     files = {*(ROOT / "tests").rglob("test_*.py")} - {*(ROOT / "tests" / "gpu").rglob("*"), Path(__file__)}
     skipped = {file for file in files if wanting.search(file.read_text())}

@@ -14,13 +14,7 @@ from tests.support.problems import make_problem
 from ucudnn import Handle
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.errors import (
-    BackendError,
-    BackendUnavailableError,
-    InfeasibleError,
-    InvalidProblemError,
-    SettingsError,
-)
+from ucudnn.errors import BackendError, BackendUnavailableError, InfeasibleError, InvalidProblemError, SettingsError
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Operation
 from ucudnn.workspace.allocation import DividedWorkspace, SharedWorkspace

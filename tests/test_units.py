@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 
 import ucudnn
 from ucudnn.errors import InvalidSizeError
-from ucudnn.units import (
-    bytes_down,
-    bytes_up,
-    csv_text,
-    format_bytes,
-    format_ms,
-    parse_budget,
-    parse_bytes,
-    parse_limit,
-)
+from ucudnn.units import bytes_down, bytes_up, csv_text, format_bytes, format_ms, parse_budget, parse_bytes, parse_limit
 
 
 @pytest.mark.parametrize(

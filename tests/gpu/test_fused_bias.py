@@ -6,17 +6,7 @@ import numpy as np
 import pytest
 
 import ucudnn
-from tests.support.gpu import (
-    QUICK,
-    SHAPES,
-    Guarded,
-    Operands,
-    element_type,
-    measured,
-    micro,
-    open_or_skip,
-    tolerance,
-)
+from tests.support.gpu import QUICK, SHAPES, Guarded, Operands, element_type, measured, micro, open_or_skip, tolerance
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED

@@ -3,6 +3,11 @@
 import pytest
 
 
+def pytest_pycollect_makemodule():
+    """Skip this folder without PyTorch, which its tests import."""
+    pytest.importorskip("torch")
+
+
 @pytest.fixture
 def fixed_plans(torch_gpu, monkeypatch):
     monkeypatch.setattr(torch_gpu.backends.cudnn, "deterministic", True)

@@ -8,12 +8,11 @@ import functools
 import warnings
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
-from tests.support.plain_training import Race  # noqa: E402
-from tests.support.repeatability import (  # noqa: E402
+from tests.support.memory_plans import random_plan_in_parts
+from tests.support.plain_training import Race
+from tests.support.repeatability import (
     differing_operation,
     differing_tensor,
     distance,
@@ -21,9 +20,9 @@ from tests.support.repeatability import (  # noqa: E402
     largest_distance,
     same,
 )
-from tests.support.small_networks import NETWORKS, small_network  # noqa: E402
-from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
-from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
+from tests.support.small_networks import NETWORKS, small_network
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.policies.catalog import POLICIES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*deterministic:UserWarning"),  # PyTorch names what may not repeat itself

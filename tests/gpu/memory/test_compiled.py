@@ -3,18 +3,16 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
-
-from bench.memory.record_steps import RECIPES  # noqa: E402
-from tests.gpu.memory.trials import trial  # noqa: E402
-from tests.support.compiled_steps import errors, gradients, in_float64  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.torch.comparison.trial_result import PYTORCH  # noqa: E402
-from ucudnn.problem import DataType  # noqa: E402
+from bench.memory.record_steps import RECIPES
+from tests.gpu.memory.trials import trial
+from tests.support.compiled_steps import errors, gradients, in_float64
+from ucudnn.memory import fit
+from ucudnn.memory.torch.comparison.trial_result import PYTORCH
+from ucudnn.problem import DataType
 
 
 class Head(nn.Module):

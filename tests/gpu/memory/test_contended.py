@@ -3,13 +3,12 @@
 from contextlib import closing
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.training_steps import training_step  # noqa: E402
-from ucudnn.memory.torch.measuring.copy_slowdown import CopiesBeside, alone_and_beside  # noqa: E402
-from ucudnn.memory.torch.measuring.measure import bandwidth  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from tests.support.training_steps import training_step
+from ucudnn.memory.torch.measuring.copy_slowdown import CopiesBeside, alone_and_beside
+from ucudnn.memory.torch.measuring.measure import bandwidth
+from ucudnn.memory.torch.running.fit import fit
 
 pytestmark = [
     pytest.mark.alone,  # other processes' copies share the link

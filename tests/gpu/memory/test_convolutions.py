@@ -3,21 +3,19 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from bench.memory import models  # noqa: E402
-from tests.support.plain_training import fit_plan  # noqa: E402
-from ucudnn.memory.planner.planner import make_plan  # noqa: E402
-from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
-from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices  # noqa: E402
-from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+from bench.memory import models
+from tests.support.plain_training import fit_plan
+from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
+from ucudnn.memory.torch.measuring.operation_costs import step_costs
+from ucudnn.memory.torch.running.fit import fit
+from ucudnn.memory.torch.subject.step_program import step_subject
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 STEPS = 3
 

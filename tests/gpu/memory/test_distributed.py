@@ -3,11 +3,10 @@
 import json
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.ranked_training import NUMBERS, WAYS, collectives_before, train_ranks  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.ranked_training import NUMBERS, WAYS, collectives_before, train_ranks
+from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and torch.distributed.is_available()), reason="PyTorch has no GPU or no NCCL"

@@ -9,24 +9,19 @@ import textwrap
 from time import sleep
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.gpu.memory.trials import outcome, trial  # noqa: E402
-from tests.support.training_steps import training_step  # noqa: E402
-from ucudnn.memory.pools.host_slots import HostSlots  # noqa: E402
-from ucudnn.memory.simulation.result import Queue  # noqa: E402
-from ucudnn.memory.simulation.simulator import predicted_bytes, simulate  # noqa: E402
-from ucudnn.memory.torch.comparison.device_timeline import measure_timeline  # noqa: E402
-from ucudnn.memory.torch.device.nvml import process_bytes  # noqa: E402
-from ucudnn.memory.torch.device.stated_budget import (  # noqa: E402
-    library_workspace_bytes,
-    outside_bytes,
-    reserve_bytes,
-)
-from ucudnn.memory.torch.measuring.operation_costs import measure_operator  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
-from ucudnn.memory.torch.running.transfers import Transfers  # noqa: E402
+from tests.gpu.memory.trials import outcome, trial
+from tests.support.training_steps import training_step
+from ucudnn.memory.pools.host_slots import HostSlots
+from ucudnn.memory.simulation.result import Queue
+from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
+from ucudnn.memory.torch.comparison.device_timeline import measure_timeline
+from ucudnn.memory.torch.device.nvml import process_bytes
+from ucudnn.memory.torch.device.stated_budget import library_workspace_bytes, outside_bytes, reserve_bytes
+from ucudnn.memory.torch.measuring.operation_costs import measure_operator
+from ucudnn.memory.torch.running.fit import fit
+from ucudnn.memory.torch.running.transfers import Transfers
 
 pytestmark = pytest.mark.usefixtures("fixed_plans")
 ALONE = pytest.mark.alone  # others' memory may count as ours, and their work changes which algorithms trials choose

@@ -4,14 +4,12 @@ from contextlib import nullcontext
 from multiprocessing import get_context
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from tests.support.plain_training import assert_same_bits, gradients_of  # noqa: E402
-from ucudnn.memory import budget  # noqa: E402
-from ucudnn.memory.torch.device.stated_budget import outside_bytes  # noqa: E402
+from tests.support.plain_training import assert_same_bits, gradients_of
+from ucudnn.memory import budget
+from ucudnn.memory.torch.device.stated_budget import outside_bytes
 
 MIB = 2**20
 

@@ -1,11 +1,10 @@
 """Operators of backward that write over an operand on a GPU: small steps, and the bits of operators at full size."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.in_place import KINDS, race, written_over  # noqa: E402
-from ucudnn.memory.torch.tracing import in_place  # noqa: E402
+from tests.support.in_place import KINDS, race, written_over
+from ucudnn.memory.torch.tracing import in_place
 
 aten = torch.ops.aten
 

@@ -2,12 +2,10 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from tests.gpu.memory.trials import trial  # noqa: E402
-from tests.support.large_unet import RECIPE  # noqa: E402
-from ucudnn.benchmarking.storage.step_files import StepFiles  # noqa: E402
-from ucudnn.memory.torch.comparison.trial_result import PYTORCH  # noqa: E402
+from tests.gpu.memory.trials import trial
+from tests.support.large_unet import RECIPE
+from ucudnn.benchmarking.storage.step_files import StepFiles
+from ucudnn.memory.torch.comparison.trial_result import PYTORCH
 
 
 @pytest.mark.alone

@@ -3,17 +3,15 @@
 import copy
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from tests.support.plain_training import state_of  # noqa: E402
-from tests.support.small_networks import small_network  # noqa: E402
-from tests.support.training_steps import training_step  # noqa: E402
-from ucudnn.errors import StepGraphError  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from tests.support.plain_training import state_of
+from tests.support.small_networks import small_network
+from tests.support.training_steps import training_step
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.running.fit import fit
 
 pytestmark = pytest.mark.usefixtures("fixed_plans")
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from tests.gpu.memory.trials import trial  # noqa: E402
+from tests.gpu.memory.trials import trial
 
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])

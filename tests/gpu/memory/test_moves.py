@@ -4,22 +4,21 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from bench.memory.record_steps import RECIPES  # noqa: E402
-from tests.gpu.memory.trials import trial  # noqa: E402
-from tests.support.large_unet import RECIPE  # noqa: E402
-from tests.support.moving_plans import shaken  # noqa: E402
-from tests.support.plain_training import Race, train  # noqa: E402
-from tests.support.small_networks import small_network  # noqa: E402
-from ucudnn.memory.planner.planner import make_plan  # noqa: E402
-from ucudnn.memory.torch.codegen.code_support import arrive, leave  # noqa: E402
-from ucudnn.memory.torch.comparison.trial_result import PYTORCH  # noqa: E402
-from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter, _Addresses, drop, pads  # noqa: E402
-from ucudnn.memory.torch.device.stated_budget import library_workspace_bytes, outside_bytes  # noqa: E402
-from ucudnn.memory.torch.device.stream_copies import slide  # noqa: E402
-from ucudnn.memory.torch.running.fit import FitOptions, fit, fit_subject  # noqa: E402
+from bench.memory.record_steps import RECIPES
+from tests.gpu.memory.trials import trial
+from tests.support.large_unet import RECIPE
+from tests.support.moving_plans import shaken
+from tests.support.plain_training import Race, train
+from tests.support.small_networks import small_network
+from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.torch.codegen.code_support import arrive, leave
+from ucudnn.memory.torch.comparison.trial_result import PYTORCH
+from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter, _Addresses, drop, pads
+from ucudnn.memory.torch.device.stated_budget import library_workspace_bytes, outside_bytes
+from ucudnn.memory.torch.device.stream_copies import slide
+from ucudnn.memory.torch.running.fit import FitOptions, fit, fit_subject
 
 pytestmark = pytest.mark.usefixtures("fixed_plans")
 

@@ -2,17 +2,14 @@
 
 from statistics import median
 
-import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from ucudnn.memory.torch.measuring.made_operands import operand_storages, operator_on_made_up  # noqa: E402
-from ucudnn.memory.torch.measuring.operation_costs import measure_operator  # noqa: E402
-from ucudnn.memory.torch.measuring.scratch_order import with_scratch_pieces  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import StepSubject  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+from ucudnn.memory.torch.measuring.made_operands import operand_storages, operator_on_made_up
+from ucudnn.memory.torch.measuring.operation_costs import measure_operator
+from ucudnn.memory.torch.measuring.scratch_order import with_scratch_pieces
+from ucudnn.memory.torch.subject.step_program import StepSubject
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 MIB = 2**20
 

@@ -5,12 +5,11 @@ import sys
 import warnings
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.training_steps import training_step  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.torch.device.stated_budget import outside_bytes, read_outside  # noqa: E402
+from tests.support.training_steps import training_step
+from ucudnn.memory import fit
+from ucudnn.memory.torch.device.stated_budget import outside_bytes, read_outside
 
 MIB = 2**20
 OTHER = """

@@ -8,17 +8,7 @@ from hypothesis import given
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import MemoryPlanError
-from ucudnn.memory.plans.actions import (
-    Action,
-    ActionKind,
-    free,
-    offload,
-    prefetch,
-    recompute,
-    run,
-    synchronize,
-    wait,
-)
+from ucudnn.memory.plans.actions import Action, ActionKind, free, offload, prefetch, recompute, run, synchronize, wait
 from ucudnn.memory.plans.plan import MemoryPlan, drafts
 from ucudnn.memory.step.graph import Phase, Role
 

@@ -5,6 +5,11 @@ import logging
 import pytest
 
 
+def pytest_pycollect_makemodule():
+    """Skip this folder without PyTorch, which its tests import."""
+    pytest.importorskip("torch")
+
+
 @pytest.fixture(autouse=True)
 def frozen(older_objects_frozen):
     """Each test fits steps, and so asks for whole collections."""

@@ -9,8 +9,6 @@ from math import inf
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.support.paths import ROOT
 from ucudnn.cli.app import main
 from ucudnn.memory.reports.fits import BOUNDS

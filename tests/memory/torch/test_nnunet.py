@@ -5,7 +5,6 @@ from math import prod
 
 import pytest
 
-pytest.importorskip("torch")
 pytest.importorskip("nnunetv2")
 
 from tests.support.nnunet import ARCHITECTURE, write_plans

@@ -5,20 +5,19 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
 
-torch = pytest.importorskip("torch")
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
-
-from tests.support.training_steps import Lambda, step_of, trace_step, training_step  # noqa: E402
-from ucudnn.errors import InvalidNetworkError, StepGraphError  # noqa: E402
-from ucudnn.memory.step.graph import Phase, Role  # noqa: E402
-from ucudnn.memory.torch.hooks.hooked_step import INSTEAD_OF_A_PLAN  # noqa: E402
-from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, make_step  # noqa: E402
-from ucudnn.memory.torch.record import record, record_made, record_measured  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
-from ucudnn.networks.variants import Variant  # noqa: E402
-from ucudnn.problem import DataType, Layout, Operation  # noqa: E402
+from tests.support.training_steps import Lambda, step_of, trace_step, training_step
+from ucudnn.errors import InvalidNetworkError, StepGraphError
+from ucudnn.memory.step.graph import Phase, Role
+from ucudnn.memory.torch.hooks.hooked_step import INSTEAD_OF_A_PLAN
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, make_step
+from ucudnn.memory.torch.record import record, record_made, record_measured
+from ucudnn.memory.torch.running.fit import fit
+from ucudnn.networks.variants import Variant
+from ucudnn.problem import DataType, Layout, Operation
 
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 16, 16))
 

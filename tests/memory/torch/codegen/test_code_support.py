@@ -1,12 +1,11 @@
 """Tests of what generated code checks in its first step."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import ucudnn.memory  # noqa: E402
-from ucudnn.errors import StepGraphError  # noqa: E402
-from ucudnn.memory.torch.codegen.code_support import arrive, check_geometry, check_gone, leave, watched  # noqa: E402
+import ucudnn.memory
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.codegen.code_support import arrive, check_geometry, check_gone, leave, watched
 
 HERE = torch.device("cpu")
 

@@ -1,12 +1,11 @@
 """Tests of measured timelines: what counts as overlap."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.memory.simulation.hidden_copies import merged  # noqa: E402
-from ucudnn.memory.simulation.result import Queue  # noqa: E402
-from ucudnn.memory.torch.comparison.device_timeline import MeasuredTimeline, measure_timeline  # noqa: E402
+from ucudnn.memory.simulation.hidden_copies import merged
+from ucudnn.memory.simulation.result import Queue
+from ucudnn.memory.torch.comparison.device_timeline import MeasuredTimeline, measure_timeline
 
 
 def timeline(compute, to_host=(), from_host=()):

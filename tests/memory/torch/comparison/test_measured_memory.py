@@ -1,17 +1,16 @@
 """Tests of the measured memory of a plan: each operation has the bytes that the plan predicts, and its scratch."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
-from ucudnn.memory.step.graph import Phase  # noqa: E402
-from ucudnn.memory.torch.codegen.code_support import MARK  # noqa: E402
-from ucudnn.memory.torch.comparison.measured_memory import measure_memory  # noqa: E402
-from ucudnn.memory.torch.comparison.trial import run_trial, with_plan  # noqa: E402
-from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E402
-from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, make_step  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.codegen.code_support import MARK
+from ucudnn.memory.torch.comparison.measured_memory import measure_memory
+from ucudnn.memory.torch.comparison.trial import run_trial, with_plan
+from ucudnn.memory.torch.comparison.trial_result import TrialSettings
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, make_step
+from ucudnn.memory.torch.running.fit import fit
 
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from ucudnn.cli import memory_run
 from ucudnn.cli.app import main
 from ucudnn.errors import OutputError

@@ -8,20 +8,11 @@ from multiprocessing import Pipe
 
 import pytest
 
-pytest.importorskip("torch")
-
 import ucudnn.memory
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.comparison import trial
-from ucudnn.memory.torch.comparison.trial import (
-    ENDED,
-    PolicyTrial,
-    result_of,
-    run_apart,
-    run_trial,
-    trial_step,
-)
+from ucudnn.memory.torch.comparison.trial import ENDED, PolicyTrial, result_of, run_apart, run_trial, trial_step
 from ucudnn.memory.torch.comparison.trial_result import TrialResult, TrialSettings
 from ucudnn.memory.torch.comparison.trial_table import compare_trials, trial_policy
 from ucudnn.memory.torch.device.stated_budget import OutsideReading

@@ -4,8 +4,6 @@ import ctypes
 
 import pytest
 
-pytest.importorskip("torch")
-
 from ucudnn.memory.torch.comparison.trial_process import process_of, received
 
 

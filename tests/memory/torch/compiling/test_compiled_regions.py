@@ -3,20 +3,18 @@
 import copy
 
 import pytest
+import torch
+from torch import nn
+from torch._inductor.fx_passes import pad_mm
+from torch.nn import functional as F  # noqa: N812  # its usual name
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch._inductor.fx_passes import pad_mm  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
-
-from tests.support.compiled_steps import SmallNet, compared, gradients, images, regions_of  # noqa: E402
-from tests.support.raced_steps import Called  # noqa: E402
-from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
-from ucudnn.memory.step.graph import Phase  # noqa: E402
-from ucudnn.memory.torch.compiling import compiled_regions, fusible_calls  # noqa: E402
-from ucudnn.memory.torch.compiling.region import FusedRegion  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from tests.support.compiled_steps import SmallNet, compared, gradients, images, regions_of
+from tests.support.raced_steps import Called
+from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.compiling import compiled_regions, fusible_calls
+from ucudnn.memory.torch.compiling.region import FusedRegion
+from ucudnn.memory.torch.running.fit import fit
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*CPU autocast:UserWarning")]
 LAST = torch.channels_last

@@ -1,11 +1,10 @@
 import random
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.memory.torch.compiling.derived_views import view_calls  # noqa: E402
-from ucudnn.memory.torch.subject.traced_values import TracedTensor  # noqa: E402
+from ucudnn.memory.torch.compiling.derived_views import view_calls
+from ucudnn.memory.torch.subject.traced_values import TracedTensor
 
 aten = torch.ops.aten
 

@@ -3,26 +3,24 @@
 import random
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
-
-from tests.support.autocast_networks import AROUND, AutocastNetwork, loss  # noqa: E402
-from tests.support.compiled_steps import regions_of  # noqa: E402
-from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
-from tests.support.plain_training import Race, race_or_none  # noqa: E402
-from tests.support.random_networks import random_network  # noqa: E402
-from tests.support.small_networks import NETWORKS, small_network  # noqa: E402
-from tests.support.strategies import examples  # noqa: E402
-from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
-from ucudnn.memory.step.graph import Phase, Role  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.torch.compiling.fused_program import RegionKinds, fused_program  # noqa: E402
-from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
+from tests.support.autocast_networks import AROUND, AutocastNetwork, loss
+from tests.support.compiled_steps import regions_of
+from tests.support.memory_plans import random_plan_in_parts
+from tests.support.plain_training import Race, race_or_none
+from tests.support.random_networks import random_network
+from tests.support.small_networks import NETWORKS, small_network
+from tests.support.strategies import examples
+from ucudnn.memory.policies.catalog import POLICIES
+from ucudnn.memory.step.graph import Phase, Role
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.compiling.fused_program import RegionKinds, fused_program
+from ucudnn.memory.torch.measuring.operation_costs import step_costs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight"),

@@ -1,10 +1,8 @@
-import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.memory.step.graph import Phase  # noqa: E402
-from ucudnn.memory.torch.compiling.fusible_calls import is_cheap, is_fusible, out_of_place  # noqa: E402
-from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor  # noqa: E402
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.compiling.fusible_calls import is_cheap, is_fusible, out_of_place
+from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 
 aten = torch.ops.aten
 

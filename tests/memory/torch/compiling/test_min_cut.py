@@ -3,8 +3,6 @@ from itertools import chain, combinations
 
 import pytest
 
-pytest.importorskip("torch")
-
 from ucudnn.memory.torch.compiling.min_cut import FlowNetwork
 
 

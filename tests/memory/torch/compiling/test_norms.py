@@ -1,18 +1,15 @@
 from dataclasses import replace
 
-import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812  # its usual name
 
-torch = pytest.importorskip("torch")
-
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
-
-from tests.support.compiled_steps import SmallNet, images  # noqa: E402
-from ucudnn.memory.step.graph import Affine, Phase, Role, Storage  # noqa: E402
-from ucudnn.memory.torch.compiling.fused_program import RegionKinds, fused_program  # noqa: E402
-from ucudnn.memory.torch.compiling.norms import with_native_norms  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
-from ucudnn.memory.torch.subject.traced_values import TracedTensor  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+from tests.support.compiled_steps import SmallNet, images
+from ucudnn.memory.step.graph import Affine, Phase, Role, Storage
+from ucudnn.memory.torch.compiling.fused_program import RegionKinds, fused_program
+from ucudnn.memory.torch.compiling.norms import with_native_norms
+from ucudnn.memory.torch.subject.step_program import step_subject
+from ucudnn.memory.torch.subject.traced_values import TracedTensor
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 aten = torch.ops.aten
 

@@ -4,26 +4,24 @@ import copy
 import random
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
-
-from tests.support.compiled_steps import SmallNet, errors, gradients, images  # noqa: E402
-from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
-from tests.support.plain_training import Race, race_or_none  # noqa: E402
-from tests.support.random_networks import random_network  # noqa: E402
-from tests.support.strategies import examples  # noqa: E402
-from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
-from ucudnn.memory.step.graph import Phase  # noqa: E402
-from ucudnn.memory.torch.compiling import compiled_regions, step_race  # noqa: E402
-from ucudnn.memory.torch.compiling.fused_program import RegionKinds, fused_program  # noqa: E402
-from ucudnn.memory.torch.compiling.seeded_masks import MASK, seeded_mask  # noqa: E402
-from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from tests.support.compiled_steps import SmallNet, errors, gradients, images
+from tests.support.memory_plans import random_plan_in_parts
+from tests.support.plain_training import Race, race_or_none
+from tests.support.random_networks import random_network
+from tests.support.strategies import examples
+from ucudnn.memory.policies.catalog import POLICIES
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.compiling import compiled_regions, step_race
+from ucudnn.memory.torch.compiling.fused_program import RegionKinds, fused_program
+from ucudnn.memory.torch.compiling.seeded_masks import MASK, seeded_mask
+from ucudnn.memory.torch.measuring.operation_costs import step_costs
+from ucudnn.memory.torch.running.fit import fit
 
 KEEP = (0.7, 0.5, 0.8, 0.9)
 

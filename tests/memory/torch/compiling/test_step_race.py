@@ -4,18 +4,16 @@ import copy
 from time import sleep
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from tests.support.compiled_steps import SmallNet, gradients, images  # noqa: E402
-from tests.support.raced_steps import Called  # noqa: E402
-from ucudnn.errors import InvalidValueError  # noqa: E402
-from ucudnn.memory.torch.compiling import compiled_regions, step_race  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from tests.support.compiled_steps import SmallNet, gradients, images
+from tests.support.raced_steps import Called
+from ucudnn.errors import InvalidValueError
+from ucudnn.memory.torch.compiling import compiled_regions, step_race
+from ucudnn.memory.torch.running.fit import fit
 
 TURNS, MOST = 12, 52
 

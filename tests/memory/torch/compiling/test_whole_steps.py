@@ -6,32 +6,22 @@ Here regions run as they are, as where there is no compiler: `test_compiled_regi
 import copy
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from tests.support.compiled_steps import (  # noqa: E402
-    SmallNet,
-    compared,
-    errors,
-    gradients,
-    images,
-    in_float64,
-    regions_of,
-)
-from tests.support.divided_networks import NETWORKS  # noqa: E402
-from tests.support.raced_steps import Called  # noqa: E402
-from ucudnn.errors import BudgetError  # noqa: E402
-from ucudnn.memory.step.graph import Phase  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.torch.compiling import compiled_regions  # noqa: E402
-from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+from tests.support.compiled_steps import SmallNet, compared, errors, gradients, images, in_float64, regions_of
+from tests.support.divided_networks import NETWORKS
+from tests.support.raced_steps import Called
+from ucudnn.errors import BudgetError
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.compiling import compiled_regions
+from ucudnn.memory.torch.measuring.operation_costs import step_costs
+from ucudnn.memory.torch.running.fit import fit
+from ucudnn.memory.torch.subject.step_program import step_subject
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 
 def no_compiler(*_):

@@ -4,23 +4,21 @@ import copy
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-import ucudnn.memory  # noqa: E402
-from tests.support.live_bytes import LiveBytes  # noqa: E402
-from tests.support.operands import QUICK  # noqa: E402
-from tests.support.plain_training import Race, fit_plan, state_of, train  # noqa: E402
-from tests.support.small_networks import small_network  # noqa: E402
-from tests.support.torch_cases import modules  # noqa: E402
-from ucudnn.errors import InvalidValueError, SettingsError, StepError  # noqa: E402
-from ucudnn.memory.planner.planner import make_plan  # noqa: E402
-from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
-from ucudnn.memory.step.graph import Phase  # noqa: E402
-from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices  # noqa: E402
+import ucudnn.memory
+from tests.support.live_bytes import LiveBytes
+from tests.support.operands import QUICK
+from tests.support.plain_training import Race, fit_plan, state_of, train
+from tests.support.small_networks import small_network
+from tests.support.torch_cases import modules
+from ucudnn.errors import InvalidValueError, SettingsError, StepError
+from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UNDIVIDED = {"policy": "undivided", "effort": QUICK, "database": "off", "slabs": False}

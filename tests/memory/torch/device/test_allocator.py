@@ -3,11 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.memory.torch.device import allocator  # noqa: E402
-from ucudnn.memory.torch.device.allocator import allocator_cap, expand_segments  # noqa: E402
+from ucudnn.memory.torch.device import allocator
+from ucudnn.memory.torch.device.allocator import allocator_cap, expand_segments
 
 GPU = torch.device("cuda", 0)
 TOTAL = 1000

@@ -1,11 +1,10 @@
 """What only fills holes is none of what a step takes. On a GPU, `tests/gpu/memory/test_moves.py` measures it."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.live_bytes import LiveBytes  # noqa: E402
-from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter, drop, pads, step_meter  # noqa: E402
+from tests.support.live_bytes import LiveBytes
+from ucudnn.memory.torch.device.allocator_meter import AllocatorMeter, drop, pads, step_meter
 
 CPU = torch.device("cpu")
 

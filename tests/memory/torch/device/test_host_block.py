@@ -4,10 +4,8 @@ import os
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.errors import BudgetError  # noqa: E402
-from ucudnn.memory.torch.device.host_block import HostBlock, check_host_memory, host_memory, pages  # noqa: E402
+from ucudnn.errors import BudgetError
+from ucudnn.memory.torch.device.host_block import HostBlock, check_host_memory, host_memory, pages
 
 GIB = 2**30
 

@@ -4,11 +4,10 @@ import ctypes
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.memory.torch.device import nvml  # noqa: E402
-from ucudnn.memory.torch.device.nvml import own_bytes, process_bytes  # noqa: E402
+from ucudnn.memory.torch.device import nvml
+from ucudnn.memory.torch.device.nvml import own_bytes, process_bytes
 
 UNKNOWN = 2**64 - 1
 

@@ -7,14 +7,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.shared_gpu import GPU, MIB, SharedGpu  # noqa: E402
-from tests.support.training_steps import small_unet  # noqa: E402
-from ucudnn.errors import BudgetError  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.torch.device.stated_budget import (  # noqa: E402
+from tests.support.shared_gpu import GPU, MIB, SharedGpu
+from tests.support.training_steps import small_unet
+from ucudnn.errors import BudgetError
+from ucudnn.memory import fit
+from ucudnn.memory.torch.device.stated_budget import (
     StatedBudget,
     memory_parts,
     other_bytes,
@@ -22,7 +21,7 @@ from ucudnn.memory.torch.device.stated_budget import (  # noqa: E402
     reserve_bytes,
     stated_budget,
 )
-from ucudnn.memory.torch.device.step_clock import StepClock  # noqa: E402
+from ucudnn.memory.torch.device.step_clock import StepClock
 
 CPU = torch.device("cpu")
 

@@ -4,12 +4,11 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.errors import BackendError  # noqa: E402
-from ucudnn.memory.torch.device import stream_copies  # noqa: E402
-from ucudnn.memory.torch.device.stream_copies import ComputeStream, copy_on, slide  # noqa: E402
+from ucudnn.errors import BackendError
+from ucudnn.memory.torch.device import stream_copies
+from ucudnn.memory.torch.device.stream_copies import ComputeStream, copy_on, slide
 
 GPU = torch.device("cuda", 1)
 

@@ -5,14 +5,13 @@ import weakref
 from dataclasses import replace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.memory.allocator.block import DIVIDER_BYTES, END_BYTES  # noqa: E402
-from ucudnn.memory.allocator.compaction import Compaction  # noqa: E402
-from ucudnn.memory.allocator.growing_range import GrowingRange  # noqa: E402
-from ucudnn.memory.allocator.replay import PAGE_BYTES  # noqa: E402
-from ucudnn.memory.torch.device.tensor_block import TakenBlock  # noqa: E402
+from ucudnn.memory.allocator.block import DIVIDER_BYTES, END_BYTES
+from ucudnn.memory.allocator.compaction import Compaction
+from ucudnn.memory.allocator.growing_range import GrowingRange
+from ucudnn.memory.allocator.replay import PAGE_BYTES
+from ucudnn.memory.torch.device.tensor_block import TakenBlock
 
 MIB = 2**20
 LAYOUT = Compaction(

@@ -5,25 +5,23 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from tests.support.divided_steps import check, divided_step, program_of, segment_of  # noqa: E402
-from tests.support.plain_training import fit_plan  # noqa: E402
-from tests.support.strategies import examples  # noqa: E402
-from ucudnn.errors import StepGraphError  # noqa: E402
-from ucudnn.memory.policies.catalog import find_policy  # noqa: E402
-from ucudnn.memory.torch.division.batch_norms import split_norms  # noqa: E402
-from ucudnn.memory.torch.division.divided_program import divided  # noqa: E402
-from ucudnn.memory.torch.division.part_axes import PartAxes  # noqa: E402
-from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment  # noqa: E402
-from ucudnn.memory.torch.division.segment_choice import SegmentChoice  # noqa: E402
-from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
+from tests.support.divided_steps import check, divided_step, program_of, segment_of
+from tests.support.plain_training import fit_plan
+from tests.support.strategies import examples
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.memory.torch.division.batch_norms import split_norms
+from ucudnn.memory.torch.division.divided_program import divided
+from ucudnn.memory.torch.division.part_axes import PartAxes
+from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment
+from ucudnn.memory.torch.division.segment_choice import SegmentChoice
+from ucudnn.memory.torch.measuring.operation_costs import step_costs
 
 FORMATS = torch.contiguous_format, torch.channels_last
 CHANNELS, SIZE, TOKENS, WIDTH, WORDS = 4, 8, 6, 8, 11

@@ -6,22 +6,20 @@ import warnings
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from tests.support.divided_networks import NETWORKS, TinyGpt, classes, logits_loss, vgg  # noqa: E402
-from ucudnn.errors import BudgetError, InvalidValueError  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.torch.device.stated_budget import StatedBudget  # noqa: E402
-from ucudnn.memory.torch.division.divisions import lowest  # noqa: E402
-from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
-from ucudnn.memory.torch.tracing import real_geometry  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+from tests.support.divided_networks import NETWORKS, TinyGpt, classes, logits_loss, vgg
+from ucudnn.errors import BudgetError, InvalidValueError
+from ucudnn.memory import fit
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.device.stated_budget import StatedBudget
+from ucudnn.memory.torch.division.divisions import lowest
+from ucudnn.memory.torch.measuring.operation_costs import step_costs
+from ucudnn.memory.torch.subject.step_program import step_subject
+from ucudnn.memory.torch.tracing import real_geometry
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 pytestmark = pytest.mark.slow
 

@@ -5,19 +5,17 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from tests.support.divided_steps import check, divided_step, program_of, segment_of  # noqa: E402
-from tests.support.strategies import examples  # noqa: E402
-from ucudnn.errors import StepGraphError  # noqa: E402
-from ucudnn.memory.torch.division.part_axes import PartAxes  # noqa: E402
-from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment  # noqa: E402
+from tests.support.divided_steps import check, divided_step, program_of, segment_of
+from tests.support.strategies import examples
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.division.part_axes import PartAxes
+from ucudnn.memory.torch.division.segment import SegmentOrder, StepSegment
 
 CHANNELS, WIDTH = 4, 4
 CONVOLUTION = {2: nn.Conv2d, 3: nn.Conv3d}

@@ -4,22 +4,20 @@ import copy
 import re
 
 import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.autograd.graph import save_on_cpu  # noqa: E402
-from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from tests.support.forked_ranks import run_forked_ranks  # noqa: E402
-from tests.support.plain_training import assert_same_bits, gradients_of, optimizer_of, state_of  # noqa: E402
-from ucudnn.errors import BudgetError, FittedStepError, InvalidSizeError, InvalidValueError  # noqa: E402
-from ucudnn.memory import budget  # noqa: E402
-from ucudnn.memory.torch.hooks.host_store import HostStore  # noqa: E402
+from tests.support.forked_ranks import run_forked_ranks
+from tests.support.plain_training import assert_same_bits, gradients_of, optimizer_of, state_of
+from ucudnn.errors import BudgetError, FittedStepError, InvalidSizeError, InvalidValueError
+from ucudnn.memory import budget
+from ucudnn.memory.torch.hooks.host_store import HostStore
 
 WIDTH, ROWS = 64, 512
 

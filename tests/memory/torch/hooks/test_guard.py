@@ -1,10 +1,9 @@
 """What a convolution takes while it runs, as it is known before."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ucudnn.memory.torch.hooks.guard import convolution_bytes  # noqa: E402
+from ucudnn.memory.torch.hooks.guard import convolution_bytes
 
 aten = torch.ops.aten
 CASES = {  # sizes of x and w, and stride, padding, dilation, whether it is transposed, added padding and groups

@@ -3,15 +3,13 @@
 import copy
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from tests.support.plain_training import assert_same_bits, optimizer_of, state_of, train  # noqa: E402
-from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
+from tests.support.plain_training import assert_same_bits, optimizer_of, state_of, train
+from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
+from ucudnn.memory import fit
 
 
 class Chosen(nn.Module):

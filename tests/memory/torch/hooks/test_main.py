@@ -7,8 +7,6 @@ import pytest
 
 from tests.support.paths import ROOT
 
-pytest.importorskip("torch")
-
 SCRIPT = """
 import sys, torch
 from torch import nn

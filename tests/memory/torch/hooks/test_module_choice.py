@@ -1,8 +1,5 @@
 """Which modules are called again by the profile of a step."""
 
-import pytest
-
-pytest.importorskip("torch")
 from torch import nn
 
 from ucudnn.memory.torch.hooks.module_choice import Call, RepeatableModule, choose_modules

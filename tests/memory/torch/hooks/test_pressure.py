@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("torch")
-
 from ucudnn.memory.torch.hooks.pressure import Pressure
 
 CAP = 64_000

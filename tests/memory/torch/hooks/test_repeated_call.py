@@ -1,18 +1,16 @@
 """Calls of modules that are repeated in backward: what gives the same bits, and what does not."""
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from tests.support.plain_training import assert_same_bits  # noqa: E402
-from ucudnn.errors import FittedStepError  # noqa: E402
-from ucudnn.memory.torch.hooks.host_store import HostStore  # noqa: E402
-from ucudnn.memory.torch.hooks.live_bytes import CountedBytes  # noqa: E402
-from ucudnn.memory.torch.hooks.pressure import Pressure  # noqa: E402
-from ucudnn.memory.torch.hooks.repeated_call import RepeatedCall, may_be_repeated  # noqa: E402
-from ucudnn.memory.torch.hooks.saved_memory import SavedMemory  # noqa: E402
+from tests.support.plain_training import assert_same_bits
+from ucudnn.errors import FittedStepError
+from ucudnn.memory.torch.hooks.host_store import HostStore
+from ucudnn.memory.torch.hooks.live_bytes import CountedBytes
+from ucudnn.memory.torch.hooks.pressure import Pressure
+from ucudnn.memory.torch.hooks.repeated_call import RepeatedCall, may_be_repeated
+from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 
 CPU = torch.device("cpu")
 WIDTH = 8

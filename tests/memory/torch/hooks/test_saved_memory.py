@@ -4,14 +4,12 @@ import random
 import weakref
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-
-from ucudnn.errors import FittedStepError  # noqa: E402
-from ucudnn.memory.torch.hooks.host_store import HostStore  # noqa: E402
-from ucudnn.memory.torch.hooks.pressure import Pressure  # noqa: E402
-from ucudnn.memory.torch.hooks.saved_memory import SavedMemory  # noqa: E402
+from ucudnn.errors import FittedStepError
+from ucudnn.memory.torch.hooks.host_store import HostStore
+from ucudnn.memory.torch.hooks.pressure import Pressure
+from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 
 CPU = torch.device("cpu")
 OWNERS = "small", "large"

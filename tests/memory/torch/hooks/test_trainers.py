@@ -3,14 +3,13 @@
 import copy
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
-
-from tests.support.plain_training import assert_same_bits  # noqa: E402
-from ucudnn.memory import budget, fit  # noqa: E402
+from tests.support.plain_training import assert_same_bits
+from ucudnn.memory import budget, fit
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the packages
 WIDTH, ROWS = 32, 512

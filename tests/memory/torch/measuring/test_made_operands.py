@@ -3,15 +3,13 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-
-from ucudnn.memory.torch.measuring.made_operands import operand_storages, operator_on_made_up  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import StepSubject  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+from ucudnn.memory.torch.measuring.made_operands import operand_storages, operator_on_made_up
+from ucudnn.memory.torch.subject.step_program import StepSubject
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 
 class Noted:

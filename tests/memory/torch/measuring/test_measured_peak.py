@@ -3,24 +3,23 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-torch = pytest.importorskip("torch")
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-
-from tests.support.training_steps import Lambda, step_of, trace_step, training_step  # noqa: E402
-from ucudnn.memory.devices.profile import load_device  # noqa: E402
-from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.torch.measuring import measured_peak  # noqa: E402
-from ucudnn.memory.torch.measuring.measure import measure  # noqa: E402
-from ucudnn.memory.torch.measuring.measured_peak import (  # noqa: E402
+from tests.support.training_steps import Lambda, step_of, trace_step, training_step
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.measuring import measured_peak
+from ucudnn.memory.torch.measuring.measure import measure
+from ucudnn.memory.torch.measuring.measured_peak import (
     _present_bytes,
     allocations,
     descendants,
     memory_between_marks,
     peak_bytes,
 )
-from ucudnn.memory.torch.tracing.provenance import short_line  # noqa: E402
+from ucudnn.memory.torch.tracing.provenance import short_line
 
 STEPS = ["unet", "unet3d", "gpt", "densenet"]
 

@@ -7,20 +7,19 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.live_bytes import LiveBytes  # noqa: E402
-from tests.support.training_steps import training_step  # noqa: E402
-from ucudnn.memory.devices.profile import load_device  # noqa: E402
-from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
-from ucudnn.memory.step.graph import Phase  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.torch.measuring import operation_costs  # noqa: E402
-from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs  # noqa: E402
-from ucudnn.memory.torch.measuring.progress import Stages  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import StepSubject  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+from tests.support.live_bytes import LiveBytes
+from tests.support.training_steps import training_step
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.measuring import operation_costs
+from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs
+from ucudnn.memory.torch.measuring.progress import Stages
+from ucudnn.memory.torch.subject.step_program import StepSubject
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 UNKNOWN = 12345.0
 

@@ -1,9 +1,5 @@
 """Tests of what a long call says: each stage, and now and then how far it is."""
 
-import pytest
-
-pytest.importorskip("torch")
-
 from ucudnn.memory.torch.measuring.progress import Stages
 
 

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("torch")
-
 from ucudnn.memory.step.costs import ScratchPieces, returned
 from ucudnn.memory.torch.measuring.scratch_order import AllocatorEvent, scratch_pieces
 

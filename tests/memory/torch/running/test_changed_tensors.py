@@ -3,16 +3,14 @@
 import weakref
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from tests.support.plain_training import Pair, gradients_of  # noqa: E402
-from ucudnn.errors import InvalidValueError  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
+from tests.support.plain_training import Pair, gradients_of
+from ucudnn.errors import InvalidValueError
+from ucudnn.memory import fit
+from ucudnn.memory.plans.actions import ActionKind
 
 CHANGED = "modified by an inplace operation"
 

@@ -1,18 +1,16 @@
 """Fitted steps of several processes: DistributedDataParallel averages gradients, and FSDP shards parameters."""
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-import ucudnn.memory  # noqa: E402
-from tests.support.forked_ranks import run_forked_ranks  # noqa: E402
-from tests.support.ranked_training import NUMBERS, WAYS, train_ranks  # noqa: E402
-from tests.support.small_networks import InPlace, small_network  # noqa: E402
-from ucudnn.errors import InvalidValueError  # noqa: E402
+import ucudnn.memory
+from tests.support.forked_ranks import run_forked_ranks
+from tests.support.ranked_training import NUMBERS, WAYS, train_ranks
+from tests.support.small_networks import InPlace, small_network
+from ucudnn.errors import InvalidValueError
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 

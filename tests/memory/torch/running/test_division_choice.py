@@ -4,18 +4,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from tests.support.divided_networks import NETWORKS  # noqa: E402
-from ucudnn.memory.planner.planner import make_plan  # noqa: E402
-from ucudnn.memory.step.costs import Costs  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.torch.device.stated_budget import StatedBudget  # noqa: E402
-from ucudnn.memory.torch.measuring.operation_costs import step_costs  # noqa: E402
-from ucudnn.memory.torch.measuring.progress import Stages  # noqa: E402
-from ucudnn.memory.torch.running.division_choice import DivisionChoice  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+from tests.support.divided_networks import NETWORKS
+from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.device.stated_budget import StatedBudget
+from ucudnn.memory.torch.measuring.operation_costs import step_costs
+from ucudnn.memory.torch.measuring.progress import Stages
+from ucudnn.memory.torch.running.division_choice import DivisionChoice
+from ucudnn.memory.torch.subject.step_program import step_subject
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 
 @dataclass(frozen=True)

@@ -5,22 +5,20 @@ import warnings
 from itertools import pairwise
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
-from tests.support.plain_training import Pair, Race, assert_same_bits, state_of, train  # noqa: E402
-from tests.support.training_steps import trace_step  # noqa: E402
-from ucudnn.memory.planner.planner import make_plan  # noqa: E402
-from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
-from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
-from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, TrainingStep  # noqa: E402
-from ucudnn.memory.torch.record import record, record_measured  # noqa: E402
-from ucudnn.memory.torch.running.fit import FitOptions, fit_subject  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
+from tests.support.memory_plans import random_plan_in_parts
+from tests.support.plain_training import Pair, Race, assert_same_bits, state_of, train
+from tests.support.training_steps import trace_step
+from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.policies.catalog import POLICIES
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, TrainingStep
+from ucudnn.memory.torch.record import record, record_measured
+from ucudnn.memory.torch.running.fit import FitOptions, fit_subject
+from ucudnn.memory.torch.subject.step_program import step_subject
 
 
 class Boxes(nn.Module):

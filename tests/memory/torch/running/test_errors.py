@@ -5,15 +5,13 @@ import gc
 import warnings
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from tests.support.interruption import Points, drawn_points, state  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from tests.support.interruption import Points, drawn_points, state
+from ucudnn.memory.torch.running.fit import fit
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # errors in generators' ends
 ERRORS = (RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError, MemoryError)

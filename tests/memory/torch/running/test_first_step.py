@@ -4,17 +4,15 @@ import warnings
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from tests.support.live_bytes import LiveBytes  # noqa: E402
-from tests.support.plain_training import Race  # noqa: E402
-from tests.support.shared_gpu import GPU, MIB, SharedGpu  # noqa: E402
-from tests.support.small_networks import small_network  # noqa: E402
-from ucudnn.memory.simulation.simulator import predicted_bytes, simulate  # noqa: E402
-from ucudnn.memory.torch.device.stated_budget import StatedBudget  # noqa: E402
-from ucudnn.memory.torch.running import fit, step_planning  # noqa: E402
-from ucudnn.memory.torch.running.first_step import FirstStep, outside_meter  # noqa: E402
-from ucudnn.units import bytes_up  # noqa: E402
+from tests.support.live_bytes import LiveBytes
+from tests.support.plain_training import Race
+from tests.support.shared_gpu import GPU, MIB, SharedGpu
+from tests.support.small_networks import small_network
+from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
+from ucudnn.memory.torch.device.stated_budget import StatedBudget
+from ucudnn.memory.torch.running import fit, step_planning
+from ucudnn.memory.torch.running.first_step import FirstStep, outside_meter
+from ucudnn.units import bytes_up
 
 
 class CountingMeter:

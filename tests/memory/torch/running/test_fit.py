@@ -5,28 +5,20 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from tests.support.live_bytes import LiveBytes  # noqa: E402
-from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
-from tests.support.plain_training import CountedCopies, Race, train  # noqa: E402
-from tests.support.repeatability import (  # noqa: E402
-    differing_operation,
-    differing_tensor,
-    distance,
-    largest_distance,
-    same,
-)
-from tests.support.small_networks import NETWORKS, small_network  # noqa: E402
-from ucudnn.memory.plans.actions import ActionKind, run  # noqa: E402
-from ucudnn.memory.plans.frees import with_frees  # noqa: E402
-from ucudnn.memory.plans.lower_order import lower_order  # noqa: E402
-from ucudnn.memory.plans.plan import MemoryPlan  # noqa: E402
-from ucudnn.memory.policies.catalog import POLICIES, find_policy  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
+from tests.support.live_bytes import LiveBytes
+from tests.support.memory_plans import random_plan_in_parts
+from tests.support.plain_training import CountedCopies, Race, train
+from tests.support.repeatability import differing_operation, differing_tensor, distance, largest_distance, same
+from tests.support.small_networks import NETWORKS, small_network
+from ucudnn.memory.plans.actions import ActionKind, run
+from ucudnn.memory.plans.frees import with_frees
+from ucudnn.memory.plans.lower_order import lower_order
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.catalog import POLICIES, find_policy
+from ucudnn.memory.step.liveness import measure_liveness
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 aten = torch.ops.aten

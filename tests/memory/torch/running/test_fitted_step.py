@@ -6,20 +6,18 @@ import re
 from threading import Thread
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-from tests.support.plain_training import Pair, Race, assert_same_bits, gradients_of  # noqa: E402
-from tests.support.small_networks import small_network  # noqa: E402
-from tests.support.torch_cases import enable_on_cpu  # noqa: E402
-from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
+from tests.support.plain_training import Pair, Race, assert_same_bits, gradients_of
+from tests.support.small_networks import small_network
+from tests.support.torch_cases import enable_on_cpu
+from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
+from ucudnn.memory import fit
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.step.liveness import measure_liveness
 
 
 def small(name="inplace"):

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch")
-
 PROGRAM = """
 import os
 import signal

@@ -7,19 +7,18 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.fitting_process import fitted  # noqa: E402
-from tests.support.step_graphs import within_most_of_its_peak  # noqa: E402
-from ucudnn.benchmarking.storage.step_files import StepFiles  # noqa: E402
-from ucudnn.memory.allocator.headroom import AllocatorRoom  # noqa: E402
-from ucudnn.memory.planner.search import PlanSearch  # noqa: E402
-from ucudnn.memory.policies.catalog import find_policy  # noqa: E402
-from ucudnn.memory.simulation.simulator import simulate  # noqa: E402
-from ucudnn.memory.torch.measuring import operation_costs  # noqa: E402
-from ucudnn.memory.torch.running import kept_step  # noqa: E402
-from ucudnn.memory.torch.running.kept_step import KeptPlans  # noqa: E402
+from tests.support.fitting_process import fitted
+from tests.support.step_graphs import within_most_of_its_peak
+from ucudnn.benchmarking.storage.step_files import StepFiles
+from ucudnn.memory.allocator.headroom import AllocatorRoom
+from ucudnn.memory.planner.search import PlanSearch
+from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.torch.measuring import operation_costs
+from ucudnn.memory.torch.running import kept_step
+from ucudnn.memory.torch.running.kept_step import KeptPlans
 
 KNOWN, EARLIER = "whose times are known", "plan of an earlier process"
 

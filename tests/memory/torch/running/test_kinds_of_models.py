@@ -4,17 +4,15 @@ import copy
 import warnings
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from tests.support.plain_training import Pair  # noqa: E402
-from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
-from ucudnn.memory.torch.tracing.trace_checks import quiet_fakes  # noqa: E402
+from tests.support.plain_training import Pair
+from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.memory.torch.running.fit import fit
+from ucudnn.memory.torch.tracing.trace_checks import quiet_fakes
 
 ROWS = torch.randn(6, 8), torch.randn(6, 4)
 SEQUENCES = torch.randn(3, 5, 8), torch.randn(3, 5, 4)

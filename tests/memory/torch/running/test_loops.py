@@ -11,16 +11,14 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from tests.support.plain_training import Pair, assert_same_bits, state_of  # noqa: E402
-from tests.support.small_networks import InPlace, small_network  # noqa: E402
-from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
+from tests.support.plain_training import Pair, assert_same_bits, state_of
+from tests.support.small_networks import InPlace, small_network
+from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
+from ucudnn.memory import fit
 
 POLICY = "vdnn-ext-all-p"
 

@@ -3,24 +3,22 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from tests.support.large_unet import large_unet  # noqa: E402
-from tests.support.live_bytes import LiveBytes  # noqa: E402
-from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
-from tests.support.moving_plans import shaken  # noqa: E402
-from tests.support.plain_training import Race, train  # noqa: E402
-from tests.support.small_networks import small_network  # noqa: E402
-from ucudnn.errors import BudgetError  # noqa: E402
-from ucudnn.memory.allocator import block, block_steps, compaction, placing, replay  # noqa: E402
-from ucudnn.memory.allocator.headroom import AllocatorRoom  # noqa: E402
-from ucudnn.memory.planner.least import least_plan  # noqa: E402
-from ucudnn.memory.planner.planner import make_plan  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from tests.support.large_unet import large_unet
+from tests.support.live_bytes import LiveBytes
+from tests.support.memory_plans import random_plan_in_parts
+from tests.support.moving_plans import shaken
+from tests.support.plain_training import Race, train
+from tests.support.small_networks import small_network
+from ucudnn.errors import BudgetError
+from ucudnn.memory.allocator import block, block_steps, compaction, placing, replay
+from ucudnn.memory.allocator.headroom import AllocatorRoom
+from ucudnn.memory.planner.least import least_plan
+from ucudnn.memory.planner.planner import make_plan
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.running.fit import fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE, SMALL, END = 256, 64, 512

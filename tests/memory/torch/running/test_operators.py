@@ -3,18 +3,16 @@
 import copy
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
-from torch.nn.utils import parametrizations  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from tests.support.plain_training import assert_same_bits, state_of, train  # noqa: E402
-from tests.support.raced_steps import Called, raced  # noqa: E402
-from ucudnn.errors import StepGraphError  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
+from tests.support.plain_training import assert_same_bits, state_of, train
+from tests.support.raced_steps import Called, raced
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.running.fit import fit
 
 SEQUENCE, ONES = (4, 5, 6), torch.ones(3)
 

@@ -1,17 +1,15 @@
 """Gradients that DistributedDataParallel averages while backward of a fitted step goes on."""
 
 import pytest
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from tests.support.live_bytes import LiveBytes  # noqa: E402
-from tests.support.plain_training import assert_same_bits, gradients_of  # noqa: E402
-from tests.support.ranked_training import NUMBERS, WAYS, collectives_before, train_ranks  # noqa: E402
-from tests.support.small_networks import small_network  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
+from tests.support.live_bytes import LiveBytes
+from tests.support.plain_training import assert_same_bits, gradients_of
+from tests.support.ranked_training import NUMBERS, WAYS, collectives_before, train_ranks
+from tests.support.small_networks import small_network
+from ucudnn.memory import fit
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 

@@ -3,19 +3,18 @@
 import random
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from tests.support.autocast_networks import AROUND, PARTS, AutocastNetwork, loss  # noqa: E402
-from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
-from tests.support.plain_training import Race, race_or_none  # noqa: E402
-from tests.support.random_networks import OPERATIONS, RandomNetwork, random_network  # noqa: E402
-from tests.support.strategies import examples  # noqa: E402
-from ucudnn.errors import BudgetError  # noqa: E402
-from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
-from ucudnn.memory.simulation.simulator import simulate  # noqa: E402
+from tests.support.autocast_networks import AROUND, PARTS, AutocastNetwork, loss
+from tests.support.memory_plans import random_plan_in_parts
+from tests.support.plain_training import Race, race_or_none
+from tests.support.random_networks import OPERATIONS, RandomNetwork, random_network
+from tests.support.strategies import examples
+from ucudnn.errors import BudgetError
+from ucudnn.memory.policies.catalog import POLICIES
+from ucudnn.memory.simulation.simulator import simulate
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight"),  # PyTorch's mean square norm

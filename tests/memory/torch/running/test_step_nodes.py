@@ -4,20 +4,18 @@ import copy
 from functools import partial
 
 import pytest
+import torch
+from hypothesis import given, strategies
+from torch import autograd, nn
+from torch.autograd import forward_ad
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given, strategies  # noqa: E402
-from torch import autograd, nn  # noqa: E402
-from torch.autograd import forward_ad  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from tests.support.plain_training import Pair, assert_same_bits, gradients_of  # noqa: E402
-from tests.support.strategies import examples  # noqa: E402
-from ucudnn.errors import FittedStepError, InvalidValueError  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
+from tests.support.plain_training import Pair, assert_same_bits, gradients_of
+from tests.support.strategies import examples
+from ucudnn.errors import FittedStepError, InvalidValueError
+from ucudnn.memory import fit
 
 POLICIES = ["stock", "checkpoint", "checkpoint-selective", "swap", "spill"]
 ACTIVATIONS = [nn.Tanh, nn.Softplus, nn.Sigmoid, lambda: nn.LeakyReLU(0.2), nn.ELU]

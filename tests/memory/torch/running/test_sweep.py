@@ -4,19 +4,17 @@ from contextlib import suppress
 from itertools import cycle
 
 import pytest
+import torch
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F  # noqa: N812  # its usual name
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch._subclasses import fake_tensor  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
-
-from tests.support.raced_steps import Called, raced  # noqa: E402
-from ucudnn.errors import BudgetError, FittedStepError, InvalidValueError, StepGraphError  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
-from ucudnn.memory.torch.tracing import real_geometry, tracer  # noqa: E402
+from tests.support.raced_steps import Called, raced
+from ucudnn.errors import BudgetError, FittedStepError, InvalidValueError, StepGraphError
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.running.fit import fit
+from ucudnn.memory.torch.tracing import real_geometry, tracer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 LAST, DEEP = torch.channels_last, torch.channels_last_3d

@@ -6,13 +6,12 @@ import sys
 from itertools import product
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.lazy_streams import LazyGpu  # noqa: E402
-from ucudnn.errors import BackendError, BudgetError, InvalidValueError  # noqa: E402
-from ucudnn.memory.pools.host_slots import HostSlots  # noqa: E402
-from ucudnn.memory.torch.running.transfers import Transfers  # noqa: E402
+from tests.support.lazy_streams import LazyGpu
+from ucudnn.errors import BackendError, BudgetError, InvalidValueError
+from ucudnn.memory.pools.host_slots import HostSlots
+from ucudnn.memory.torch.running.transfers import Transfers
 
 SIZE = 4096
 SHARED = HostSlots(sizes={3: SIZE, 7: SIZE, 9: 40}, addresses={3: 0, 7: 0, 9: SIZE}, extent_bytes=SIZE + 512)

@@ -3,12 +3,10 @@
 import copy
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from tests.support.sharded_ranks import (  # noqa: E402
+from tests.support.sharded_ranks import (
     batches,
     counted_collectives,
     fsdp2,
@@ -17,8 +15,8 @@ from tests.support.sharded_ranks import (  # noqa: E402
     sharded_network,
     whole_parameters,
 )
-from ucudnn.errors import InvalidValueError  # noqa: E402
-from ucudnn.memory.step.graph import Role  # noqa: E402
+from ucudnn.errors import InvalidValueError
+from ucudnn.memory.step.graph import Role
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 

@@ -9,21 +9,19 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from tests.support.forked_ranks import run_forked_ranks  # noqa: E402
-from tests.support.sharded_ranks import Odd, fsdp2, made_optimizer, on_ranks, trained  # noqa: E402
-from tests.support.step_graphs import small_line  # noqa: E402
-from ucudnn.errors import BudgetError, InvalidValueError, UcudnnError  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.policies.stock import StockPolicy  # noqa: E402
-from ucudnn.memory.torch.sharding import sharded_step  # noqa: E402
-from ucudnn.memory.torch.sharding.agreement import Agreement  # noqa: E402
+from tests.support.forked_ranks import run_forked_ranks
+from tests.support.sharded_ranks import Odd, fsdp2, made_optimizer, on_ranks, trained
+from tests.support.step_graphs import small_line
+from ucudnn.errors import BudgetError, InvalidValueError, UcudnnError
+from ucudnn.memory import fit
+from ucudnn.memory.policies.stock import StockPolicy
+from ucudnn.memory.torch.sharding import sharded_step
+from ucudnn.memory.torch.sharding.agreement import Agreement
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.support.sharded_ranks import on_ranks
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.plans.actions import Action, ActionKind

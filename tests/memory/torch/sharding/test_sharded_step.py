@@ -5,13 +5,11 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from tests.support.sharded_ranks import (  # noqa: E402
+from tests.support.sharded_ranks import (
     batches,
     fsdp2,
     logged_collectives,

@@ -5,13 +5,11 @@ import gc
 import weakref
 
 import pytest
+import torch
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch.nn import functional  # noqa: E402
-
-from tests.support.sharded_ranks import Odd, fsdp2, made_optimizer, on_ranks, trained  # noqa: E402
-from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
+from tests.support.sharded_ranks import Odd, fsdp2, made_optimizer, on_ranks, trained
+from ucudnn.errors import InvalidValueError, StepGraphError
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 

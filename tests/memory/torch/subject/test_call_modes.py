@@ -3,17 +3,15 @@
 from contextlib import contextmanager
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-import ucudnn.memory  # noqa: E402
-from ucudnn.errors import InvalidValueError  # noqa: E402
+import ucudnn.memory
+from ucudnn.errors import InvalidValueError
 
 DATA = torch.randn(4, 8), torch.randn(4, 8)
 

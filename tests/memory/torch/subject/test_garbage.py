@@ -4,11 +4,10 @@ import gc
 import weakref
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import ucudnn.memory  # noqa: E402
-from ucudnn.memory.torch.subject.left_as_found import Snapshot, only_new_collected  # noqa: E402
+import ucudnn.memory
+from ucudnn.memory.torch.subject.left_as_found import Snapshot, only_new_collected
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,12 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-
-from tests.support.interruption import Points, state  # noqa: E402
-from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found  # noqa: E402
+from tests.support.interruption import Points, state
+from ucudnn.memory.torch.subject.left_as_found import Snapshot, left_as_found
 
 
 class Other(nn.Linear):

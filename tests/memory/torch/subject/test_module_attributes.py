@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-import ucudnn.memory  # noqa: E402
-from tests.support.plain_training import Pair  # noqa: E402
-from ucudnn.errors import InvalidValueError  # noqa: E402
+import ucudnn.memory
+from tests.support.plain_training import Pair
+from ucudnn.errors import InvalidValueError
 
 POLICY = "vdnn-ext-all-p"
 

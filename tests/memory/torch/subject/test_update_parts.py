@@ -4,16 +4,14 @@ import copy
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-
-from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.step.graph import Phase  # noqa: E402
-from ucudnn.memory.torch.device.stated_budget import StatedBudget  # noqa: E402
-from ucudnn.memory.torch.subject.update_parts import has_parts, in_parts, update_in_parts  # noqa: E402
+from ucudnn.memory import fit
+from ucudnn.memory.step.graph import Phase
+from ucudnn.memory.torch.device.stated_budget import StatedBudget
+from ucudnn.memory.torch.subject.update_parts import has_parts, in_parts, update_in_parts
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2, foreach=True),

@@ -3,16 +3,14 @@
 import copy
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from tests.support.plain_training import Race, assert_trained_alike  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
-from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
+from tests.support.plain_training import Race, assert_trained_alike
+from ucudnn.memory import fit
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.policies.catalog import POLICIES
 
 
 class AddsARow(torch.autograd.Function):

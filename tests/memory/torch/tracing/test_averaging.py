@@ -1,13 +1,11 @@
 """The buckets in which DistributedDataParallel averages gradients."""
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from ucudnn.memory.torch.tracing import averaging  # noqa: E402
+from ucudnn.memory.torch.tracing import averaging
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 

@@ -4,15 +4,13 @@ from functools import partial
 from types import ModuleType
 
 import pytest
+import torch
+from hypothesis import given, strategies
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given, strategies  # noqa: E402
-from torch import nn  # noqa: E402
-
-import ucudnn.memory  # noqa: E402
-from tests.support.strategies import examples  # noqa: E402
-from ucudnn.errors import InvalidValueError  # noqa: E402
+import ucudnn.memory
+from tests.support.strategies import examples
+from ucudnn.errors import InvalidValueError
 
 POLICIES = ["stock", "checkpoint", "checkpoint-selective", "swap", "spill"]
 SOURCE = """

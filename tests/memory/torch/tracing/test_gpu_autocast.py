@@ -4,13 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from ucudnn.memory.torch.tracing import gpu_autocast as module  # noqa: E402
-from ucudnn.memory.torch.tracing.gpu_autocast import gpu_autocast  # noqa: E402
+from ucudnn.memory.torch.tracing import gpu_autocast as module
+from ucudnn.memory.torch.tracing.gpu_autocast import gpu_autocast
 
 pytestmark = pytest.mark.extra
 

@@ -4,19 +4,17 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
-
-from tests.support.in_place import KINDS, race, written_over  # noqa: E402
-from tests.support.plain_training import Pair, Race  # noqa: E402
-from ucudnn.errors import BudgetError  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.torch.tracing import in_place  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+from tests.support.in_place import KINDS, race, written_over
+from tests.support.plain_training import Pair, Race
+from ucudnn.errors import BudgetError
+from ucudnn.memory import fit
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.tracing import in_place
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,17 +4,15 @@ import copy
 import io
 
 import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+from torch.nn.utils import prune
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.nn.utils import prune  # noqa: E402
-
-from tests.support.plain_training import Pair, assert_trained_alike, state_of, train  # noqa: E402
-from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
-from ucudnn.memory import fit  # noqa: E402
+from tests.support.plain_training import Pair, assert_trained_alike, state_of, train
+from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.memory import fit
 
 KEPT = {  # what an error names, by lines of forward that return a factor of its output
     "self.kept = ((torch.zeros_like(y) if self.kept is None else self.kept) + y).detach()\nreturn self.kept": "kept",

@@ -3,21 +3,19 @@
 import copy
 
 import pytest
+import torch
+import torch.optim.optimizer as optimizers
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  # its usual name
+from torch.utils._python_dispatch import TorchDispatchMode
 
-torch = pytest.importorskip("torch")
-
-import torch.optim.optimizer as optimizers  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-from tests.support.live_bytes import LiveBytes  # noqa: E402
-from ucudnn.memory.devices.profile import load_device  # noqa: E402
-from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
-from ucudnn.memory.step.graph import Phase, Role  # noqa: E402
-from ucudnn.memory.step.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
-from ucudnn.memory.torch.subject.update_parts import at_once  # noqa: E402
+from tests.support.live_bytes import LiveBytes
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.step.graph import Phase, Role
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.running.fit import fit
+from ucudnn.memory.torch.subject.update_parts import at_once
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),

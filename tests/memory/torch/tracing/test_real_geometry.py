@@ -3,20 +3,18 @@
 from itertools import product
 
 import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch._subclasses import FakeTensorMode  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
-
-from tests.support.plain_training import Pair  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
-from ucudnn.memory.torch.tracing.provenance import Provenance  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
-from ucudnn.memory.torch.tracing.tracer import Tracer  # noqa: E402
+from tests.support.plain_training import Pair
+from ucudnn.memory.torch.subject.step_program import step_subject
+from ucudnn.memory.torch.tracing.provenance import Provenance
+from ucudnn.memory.torch.tracing.traced_program import trace_program
+from ucudnn.memory.torch.tracing.tracer import Tracer
 
 LAST = torch.channels_last
 

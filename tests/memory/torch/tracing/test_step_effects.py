@@ -11,24 +11,22 @@ import uuid  # noqa: F401  # in lines of effects
 from collections import deque
 from itertools import count
 
+import numpy
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F  # noqa: F401, N812  # in lines of effects
 
-torch = pytest.importorskip("torch")
-numpy = pytest.importorskip("numpy")
-
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, F401, N812  # in lines of effects
-
-import ucudnn.memory  # noqa: E402
-from tests.support.plain_training import state_of  # noqa: E402
-from tests.support.strategies import examples  # noqa: E402
-from ucudnn.errors import StepGraphError  # noqa: E402
-from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
-from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs  # noqa: E402
-from ucudnn.memory.torch.subject.step_program import step_subject  # noqa: E402
-from ucudnn.memory.torch.tracing.traced_program import trace_program  # noqa: E402
+import ucudnn.memory
+from tests.support.plain_training import state_of
+from tests.support.strategies import examples
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.policies.catalog import POLICIES
+from ucudnn.memory.torch.measuring.operation_costs import measure_operations, step_costs
+from ucudnn.memory.torch.subject.step_program import step_subject
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 WIDTH = 4
 NUMBER, ENTRIES, STATE, DRAWN, GENERATOR = 0, [], {"steps": 0}, numpy.random.default_rng(0), torch.Generator()

@@ -3,15 +3,13 @@
 import logging
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from tests.support.plain_training import Pair  # noqa: E402
-from ucudnn.errors import StepGraphError  # noqa: E402
-from ucudnn.memory.torch.running.fit import fit  # noqa: E402
-from ucudnn.memory.torch.tracing.trace_checks import quiet_fakes  # noqa: E402
+from tests.support.plain_training import Pair
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.running.fit import fit
+from ucudnn.memory.torch.tracing.trace_checks import quiet_fakes
 
 SIZE = 6
 

@@ -3,18 +3,15 @@
 import sys
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.strategies import examples
-
-torch = pytest.importorskip("torch")
-
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-
-from tests.support.training_steps import step_of, trace_step  # noqa: E402
-from ucudnn.memory.torch.tracing.provenance import Provenance  # noqa: E402
-from ucudnn.memory.torch.tracing.tracer import Tracer  # noqa: E402
+from tests.support.training_steps import step_of, trace_step
+from ucudnn.memory.torch.tracing.provenance import Provenance
+from ucudnn.memory.torch.tracing.tracer import Tracer
 
 aten = torch.ops.aten
 
