@@ -8,6 +8,7 @@ import sys
 from argparse import ArgumentParser
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,9 +92,38 @@ def test_a_verdict_names_the_figure_and_its_bound(capsys):
     assert capsys.readouterr().out == "met    steps: 1.02, at most 1.03\nMISSED steps: 1.04 s, at most 1.03 s\n"
 
 
-def test_all_ways_under_caps_are_tried_in_one_run(run, tmp_path):
+@pytest.fixture
+def here(run, capsys):
+    """Return a function that runs a script in this process, in the place of one of its own, and returns what it prints.
+
+    One of them imports PyTorch for seconds.
+    """
+
+    def printed(module, *options):
+        pytest.importorskip("torch")
+        from ucudnn.torch.overrides import process_overrides
+
+        capsys.readouterr()
+        run(module, *options)
+        process_overrides.use(None)
+        return capsys.readouterr().out
+
+    return printed
+
+
+def test_all_ways_under_caps_are_tried_in_one_run(run, here, tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    out = tmp_path / "memory.json"
+    from bench.torch import memory
+
+    apart, out = subprocess.run, tmp_path / "memory.json"
+
+    def started(command, **how):
+        """Run the first trial in a process of its own, and others here."""
+        if "ucudnn" in command:
+            return apart(command, **how)
+        return SimpleNamespace(returncode=0, stdout=here(*command[2:]))
+
+    monkeypatch.setattr(memory.subprocess, "run", started)
     command = ["bench.torch.memory", "--backend", "cpu", "--cap", "0", "--out", str(out)]
     run(*command)
     found = load(out)
@@ -110,8 +140,10 @@ def test_all_ways_under_caps_are_tried_in_one_run(run, tmp_path):
         assert all(re.match(r"1x2 \w+$", text) for text in plans) or not name.startswith("undivided")
 
 
-def test_networks_are_measured_once_each_in_a_process_of_its_own(run, capsys, tmp_path):
+def test_networks_are_measured_once_each_in_a_process_of_its_own(run, here, capsys, tmp_path, monkeypatch):
     pytest.importorskip("torch")
+    from bench.torch import networks
+
     out = tmp_path / "networks.json"
     command = ["bench.torch.networks", "--backend", "cpu", "--network", "small", "--form", "nchw"]
     command += ["--steps", "1", "--tuning-seconds", "0", "--setting", "stock", "--out", str(out)]
@@ -120,6 +152,7 @@ def test_networks_are_measured_once_each_in_a_process_of_its_own(run, capsys, tm
     assert before["small nchw stock 0"]["step_ms"] > 0
     assert "unknown" in before["small nchw unknown 0"]["error"]
     capsys.readouterr()
+    monkeypatch.setattr(networks, "apart", lambda module, options: last_line(here(module, "--here", *options)))
     run(*command, "--setting", "64KiB")
     cases = load(out)["cases"]
     assert cases["small nchw stock 0"] == before["small nchw stock 0"], "it is kept"
@@ -128,19 +161,15 @@ def test_networks_are_measured_once_each_in_a_process_of_its_own(run, capsys, tm
     assert capsys.readouterr().err.count("small nchw") == 1
 
 
-def test_image_sizes_are_the_same_for_all_settings(run, tmp_path, monkeypatch, capsys):
-    """Settings are taken in turn in this process, which has imported PyTorch."""
+def last_line(printed):
+    return json.loads(printed.splitlines()[-1])
+
+
+def test_image_sizes_are_the_same_for_all_settings(run, here, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     from bench.torch import image_sizes
-    from ucudnn.torch.overrides import process_overrides
 
-    def here(module, options):
-        capsys.readouterr()
-        run(module, "--here", *options)
-        process_overrides.use(None)
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-    monkeypatch.setattr(image_sizes, "apart", here)
+    monkeypatch.setattr(image_sizes, "apart", lambda module, options: last_line(here(module, "--here", *options)))
     out = tmp_path / "image_sizes.json"
     command = ["bench.torch.image_sizes", "--backend", "cpu", "--network", "small", "--batch", "2", "--sizes", "2"]
     run(*command, "--steps", "3", "--setting", "64KiB-off", "--out", str(out))  # NumPy is slower, which it says

@@ -4,6 +4,7 @@ import copy
 import json
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.support.divided_networks import NETWORKS, TinyGpt, classes, logits_lo
 from ucudnn.errors import BudgetError, InvalidValueError
 from ucudnn.memory import fit
 from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.memory.torch.comparison import trial, trial_table
 from ucudnn.memory.torch.device.stated_budget import StatedBudget
 from ucudnn.memory.torch.division.divisions import lowest
 from ucudnn.memory.torch.measuring.operation_costs import step_costs
@@ -228,7 +230,8 @@ def test_hooks_around_a_divided_step_run_once_with_the_gradients_of_the_whole():
         step(*sample)
 
 
-def test_commands_show_and_train_a_step_with_and_without_division(call):
+def test_commands_show_and_train_a_step_with_and_without_division(call, monkeypatch):
+    monkeypatch.setattr(trial_table, "compare_trials", partial(trial_table.compare_trials, run=trial.run_trial))
     step = "tests.support.training_steps:small_unet", "--shape", "3x32x32", "--batch", "8"
 
     def told(command, *options):
