@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.support.paths import ROOT
+from ucudnn.memory.__main__ import main
 
 SCRIPT = """
 import sys, torch
@@ -20,34 +21,50 @@ sys.exit(7)
 """
 
 
-def run(tmp_path, *options):
+@pytest.fixture
+def script(tmp_path):
+    """Return the path of a training script with a module beside it."""
     (tmp_path / "beside.py").touch()
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "ucudnn.memory", *options, str(script), "--rate", "0.1"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+@pytest.fixture
+def run(script, monkeypatch, capsys):
+    """Return a function that runs the script in this process; it returns exit status and both outputs."""
+
+    def ended(*options):
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.setattr(sys, "argv", ["ucudnn.memory", *options, script, "--rate", "0.1"])
+        with pytest.raises(SystemExit) as end:
+            main()
+        sys.modules.pop("beside", None)
+        return end.value.code, *capsys.readouterr()
+
+    return ended
 
 
 @pytest.mark.slow
-def test_a_script_runs_as_it_is(tmp_path):
-    done = run(tmp_path, "--budget", "1200KiB", "--device", "cpu", "--report")
+def test_a_script_runs_as_it_is(script):
+    options = "--budget", "1200KiB", "--device", "cpu", "--report"
+    command = [sys.executable, "-m", "ucudnn.memory", *options, script, "--rate", "0.1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout) == (7, "--rate 0.1\n"), done.stderr
     assert "2 steps on cpu by hooks, budget 1.17 MiB" in done.stderr
     assert "\noffloaded of 1.1: " in done.stderr
 
 
-@pytest.mark.slow
-def test_who_owns_the_peak(tmp_path):
-    done = run(tmp_path, "--device", "cpu", "why")
-    assert (done.returncode, done.stdout) == (7, "--rate 0.1\n"), done.stderr
+def test_who_owns_the_peak(run):
+    status, out, told = run("--device", "cpu", "why")
+    assert (status, out) == (7, "--rate 0.1\n"), told
     for line in ("peak of parameters and buffers: 97.5 KiB", "peak of 3.1: 160 KiB", "offloaded: 0"):
-        assert f"\n{line}" in done.stderr
+        assert f"\n{line}" in told
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "words"), [("10KiB", "BudgetError: the step needs"), ("much", "InvalidSizeError")])
-def test_an_error_of_the_budget_ends_it_in_one_line(tmp_path, size, words):
-    done = run(tmp_path, "--budget", size, "--device", "cpu")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(words)
-    assert done.stderr.count("\n") == 1
+def test_an_error_of_the_budget_ends_it_in_one_line(run, size, words):
+    status, out, told = run("--budget", size, "--device", "cpu")
+    assert (status, out) == (2, "")
+    assert told.startswith(words)
+    assert told.count("\n") == 1
