@@ -107,8 +107,7 @@ def test_whole_numbers_of_any_type_are_accepted(one):
 
 @pytest.mark.parametrize("name", ["padding", "stride", "dilation", "groups"])
 @pytest.mark.parametrize(
-    "value",
-    [1.0, "1", None, True, np.float64(1), np.bool_(True), (1.0, 1), (1, True), frozenset({1.0}), object()],
+    "value", [1.0, "1", None, True, np.float64(1), np.bool_(True), (1.0, 1), (1, True), frozenset({1.0}), object()]
 )
 def test_what_is_no_whole_number_is_refused_though_it_may_equal_one_that_was_given_before(name, value):
     x, w, y = np.ones((2, 3, 6, 6)), np.ones((4, 3, 3, 3)), np.ones((2, 4, 4, 4))

@@ -68,9 +68,7 @@ def test_slow_tests_come_first_where_processes_share_the_tests():
 
 
 @pytest.mark.slow
-def test_a_suite_in_the_background_takes_ctrl_c_and_says_what_it_draws_and_skips(
-    tmp_path,
-):
+def test_a_suite_in_the_background_takes_ctrl_c_and_says_what_it_draws_and_skips(tmp_path):
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_configure, pytest_terminal_summary\n")
     (tmp_path / "test_one.py").write_text(
         "import signal\nimport pytest\nfrom hypothesis import settings\n\n"

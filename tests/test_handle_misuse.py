@@ -80,10 +80,7 @@ def test_a_signal_handler_that_convolves_is_refused(monkeypatch, same, entry):
     x, w, y = operands(PROBLEM)
     own = handle()
     other = own if same else handle(backend=own.backend)
-    calls = {
-        "forward": lambda: other.forward(x, w, np.empty_like(y), padding=1),
-        "optimize": other.optimize,
-    }
+    calls = {"forward": lambda: other.forward(x, w, np.empty_like(y), padding=1), "optimize": other.optimize}
     with interrupted(monkeypatch, calls[entry]) as errors:
         check_run(PROBLEM, partial(own.forward, padding=1))
     assert [type(error) for error in errors] == [ReentryError]

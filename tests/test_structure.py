@@ -92,7 +92,7 @@ ROOMS = {  # each room: the rooms directly under it; imports go down only
 }
 ROOMY = {("torch", "calls"), ("memory", "torch", "tracing"), ("cudnn",), ("backends", "cpu")}
 SHARED_FILE_NAMES = {
-    *("backend", "bench", "base", "problem", "factory", "division", "plan", "report", "planner", "replay"),
+    *("backend", "bench", "base", "problem", "factory", "division", "plan", "report", "planner", "replay")
 }
 PLACES = {  # a package from elsewhere: the modules or folders that import it
     "numpy": ("backends", "execution.overlap", "solvers", "torch", "memory.plans", "memory.simulation.copy_bounds"),
@@ -363,11 +363,7 @@ RULES = {
         structure.import_circles,
         ["a -> low -> low.b -> a"],
     ),
-    "circles": (
-        {"a.py": "import rooms.b", "b.py": "from rooms import a"},
-        structure.import_circles,
-        ["a -> b -> a"],
-    ),
+    "circles": ({"a.py": "import rooms.b", "b.py": "from rooms import a"}, structure.import_circles, ["a -> b -> a"]),
     "crowd": (
         {f"{folder}/{name}.py": "" for folder in ("low", "roomy") for name in ("a", "b", "c", "__init__")},
         lambda modules: structure.crowded_folders(modules, 2, {("roomy",)}),

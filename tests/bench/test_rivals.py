@@ -103,13 +103,7 @@ def test_eager_comes_first_and_what_is_kept_stays(tmp_path, monkeypatch):
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_process_that_times_its_steps_is_alone_and_one_that_ends_gives_its_turn_back(monkeypatch, tmp_path, ends):
     arguments = Namespace(
-        seconds=100.0,
-        cell_seconds=20.0,
-        again=True,
-        small=True,
-        device="cpu",
-        steps=3,
-        policy="auto",
+        seconds=100.0, cell_seconds=20.0, again=True, small=True, device="cpu", steps=3, policy="auto"
     )
     race = rivals.Race(arguments, tmp_path / "found.json")
     signals = []

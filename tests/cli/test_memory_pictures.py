@@ -113,10 +113,7 @@ def test_the_plan_of_auto_is_drawn(call, pictures):
     [
         (("--timeline", "x.png"), "draw the plan of one policy: give it as --policy NAME"),
         (("--policy", "stock,base", "--addresses", "x.png"), "draw the plan of one policy"),
-        (
-            ("--policy", "stock", "--addresses", "x.png", "--pool", "first"),
-            "--pool='first' is not known: give best",
-        ),
+        (("--policy", "stock", "--addresses", "x.png", "--pool", "first"), "--pool='first' is not known: give best"),
         (("--policy", "stock", "--pool", "planned"), "--pool has no effect without --addresses"),
         (("--policy", "stock", "--front", "--timeline", "x.png"), "--timeline has no effect with --front"),
         (("--policy", "stock", "--timeline", "x.txt"), "x.txt is no name of a picture"),

@@ -31,11 +31,9 @@ def handle(request, cupy, monkeypatch):
 
 def in_order(operation, x, w, y):
     """Return what an operation reads, and what it writes, in the order of cuDNN's arguments."""
-    return {
-        Operation.FORWARD: (x, w, y),
-        Operation.BACKWARD_DATA: (w, y, x),
-        Operation.BACKWARD_FILTER: (x, y, w),
-    }[operation]
+    return {Operation.FORWARD: (x, w, y), Operation.BACKWARD_DATA: (w, y, x), Operation.BACKWARD_FILTER: (x, y, w)}[
+        operation
+    ]
 
 
 class Described:

@@ -106,11 +106,7 @@ def check_legible(figure):
 
 KERNELS = st.lists(
     st.tuples(
-        st.integers(0, 40),
-        st.sampled_from(OPERATIONS),
-        st.integers(1, 4),
-        st.floats(1e-3, 1e3),
-        st.integers(0, 2**32),
+        st.integers(0, 40), st.sampled_from(OPERATIONS), st.integers(1, 4), st.floats(1e-3, 1e3), st.integers(0, 2**32)
     ),
     min_size=1,
     max_size=30,

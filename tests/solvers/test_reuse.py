@@ -62,12 +62,7 @@ def exhaustive(candidates, left, room):
     return best
 
 
-@given(
-    st.lists(micro(), max_size=7),
-    st.integers(1, 8),
-    st.integers(0, 8),
-    st.integers(0, 4),
-)
+@given(st.lists(micro(), max_size=7), st.integers(1, 8), st.integers(0, 8), st.integers(0, 4))
 def test_it_is_the_fastest_of_all(candidates, size, limit, step):
     found = fastest_with_tail(candidates, size, limit, [samples * step for samples in range(size + 1)])
 

@@ -167,12 +167,7 @@ class Reader:
         if self.here and words[0] == "ucudnn":
             return self._types_here(words)
         done = subprocess.run(
-            ["bash", "-c", command],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=self.folder,
-            env=self.environment,
+            ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=self.folder, env=self.environment
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         self.told = done.stderr

@@ -91,10 +91,7 @@ def random_steps(draw, most_operations=12):
     builder = program.builder
     rates = {name: float(draw(whole(1, 4))) for name in ("offload_bytes_per_ms", "prefetch_bytes_per_ms")}
     costs = builder.costs(
-        contention=draw(one_of(1.0, 1.25)),
-        duplex=draw(one_of(1.0, 0.75)),
-        granularity=draw(one_of(1, 4)),
-        **rates,
+        contention=draw(one_of(1.0, 1.25)), duplex=draw(one_of(1.0, 0.75)), granularity=draw(one_of(1, 4)), **rates
     )
     return builder.graph(batch=2, gradients_kept=draw(BOOLEANS)), costs
 

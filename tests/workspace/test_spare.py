@@ -210,9 +210,7 @@ def test_a_handle_computes_fresh_outputs_within_the_limit(operation, policy):
 
 
 @pytest.mark.parametrize(
-    ("beta", "bound"),
-    [(1.0, {"workspace_limit": "64KiB"}), (0.0, {"total_workspace": "256KiB"})],
-    ids=["beta", "WD"],
+    ("beta", "bound"), [(1.0, {"workspace_limit": "64KiB"}), (0.0, {"total_workspace": "256KiB"})], ids=["beta", "WD"]
 )
 @pytest.mark.parametrize("operation", OUTPUTS)
 def test_an_output_that_must_be_read_is_not_workspace(operation, beta, bound):

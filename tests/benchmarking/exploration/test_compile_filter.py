@@ -123,10 +123,7 @@ class Compiling(CountingBackend):
     def algorithms(self, problem):
         return tuple(
             Algorithm(
-                name=name,
-                workspace_bytes=need(problem) * problem.batch,
-                api="graph",
-                compiles=name in self.compiled,
+                name=name, workspace_bytes=need(problem) * problem.batch, api="graph", compiles=name in self.compiled
             )
             for name, need in self.needs.items()
         )

@@ -40,9 +40,7 @@ def test_an_algorithm_that_does_not_fit_at_twice_a_size_gets_the_benefit_of_the_
     micros = dict(micro(size, name, rates[size] * slower[name], 1) for size in LADDER for name in others)
     micros |= dict(micro(size, "CLOSE", rates[size], 100) for size in LADDER if size * 100 <= limit)
     rounds = schedule(
-        ["CLOSE", *others],
-        micros=micros,
-        fits=lambda size, name: size * (100 if name == "CLOSE" else 1) <= limit,
+        ["CLOSE", *others], micros=micros, fits=lambda size, name: size * (100 if name == "CLOSE" else 1) <= limit
     )
     sizes, names, _ = next(rounds)
     assert tuple(sizes) == LADDER

@@ -99,10 +99,7 @@ def test_several_measurements_are_saved_together_or_not_at_all(database):
 
 @pytest.mark.parametrize(
     ("request_", "exploration"),
-    [
-        (REQUEST, EXPLORATION),
-        (replace(REQUEST, rows=(4, 2)), replace(EXPLORATION, divisions=((1, 4), (2, 3)))),
-    ],
+    [(REQUEST, EXPLORATION), (replace(REQUEST, rows=(4, 2)), replace(EXPLORATION, divisions=((1, 4), (2, 3))))],
 )
 def test_explorations_come_back_in_another_process_for_the_same_request_only(path, request_, exploration):
     with closing(Database(path)) as writer, closing(Database(path)) as reader:

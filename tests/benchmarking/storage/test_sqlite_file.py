@@ -84,12 +84,6 @@ def test_an_empty_file_becomes_a_database_that_says_whose_it_is_before_its_log_i
         assert times(database) == {1.25}
 
 
-def test_only_plans_create_a_file(tmp_path):
-    with pytest.raises(DatabaseError, match="there is no database at"):
-        Database(tmp_path / "folder" / "measurements.db", read_only=True)
-    assert not list(tmp_path.iterdir())
-
-
 def test_reading_changes_nothing_while_another_writes(path):
     with closing(Database(path)) as writer, closing(Database(path, read_only=True)) as reader:
         add(writer, "eng9", 7.0)

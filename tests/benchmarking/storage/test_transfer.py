@@ -117,10 +117,7 @@ def test_an_export_is_a_profile_that_can_be_replayed(tmp_path):
         (lambda rows: rows["measurements"][0].__setitem__(5, "unknown"), "status 'unknown' is none of"),
         (lambda rows: rows["measurements"][0].__setitem__(6, -1.0), "time_ms -1.0 is no number"),
         (lambda rows: rows["measurements"][0].__setitem__(-1, "yesterday"), "yesterday"),
-        (
-            lambda rows: rows["measurements"][0].__setitem__(8, 1 << 63),
-            "samples 92233.* is no whole number",
-        ),
+        (lambda rows: rows["measurements"][0].__setitem__(8, 1 << 63), "samples 92233.* is no whole number"),
         (lambda rows: rows["measurements"][0].__setitem__(10, 10**30), "workspace_bytes 10+ is no whole number"),
         (lambda rows: rows["explorations"][0].__setitem__(1, '{"\ud800": 1}'), "surrogates not allowed"),
         (lambda rows: rows["explorations"][0].__setitem__(4, str([[1, 1]] * 7000)), "more slabs than any plan"),

@@ -11,7 +11,7 @@ from ucudnn.memory.torch.measuring.measure import bandwidth
 from ucudnn.memory.torch.running.fit import fit
 
 pytestmark = [
-    pytest.mark.alone,  # other processes' copies share the link
+    pytest.mark.alone  # other processes' copies share the link
 ]
 
 TURNS = 6

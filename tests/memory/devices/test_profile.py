@@ -17,9 +17,7 @@ from ucudnn.memory.step.shipped import open_step
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 from ucudnn.profiles.format import load_profile
 
-FIGURES = {
-    *("memory_bytes", "link", "flops_per_second", "bytes_per_second", "launch_ms", "matrix", "convolution"),
-}
+FIGURES = {*("memory_bytes", "link", "flops_per_second", "bytes_per_second", "launch_ms", "matrix", "convolution")}
 UNTESTED = ("a10g", "l4", "l40s", "rtx-3060")  # of which no published time of training was found
 PUBLISHED = ("a10", "a100-40", "a100-80", "h100", "p100", "rtx-3090", "rtx-4090", "t4", "v100")
 WITHIN = {

@@ -85,7 +85,7 @@ def test_an_older_version_that_is_made_while_a_newer_one_is_away_goes_before_tha
     actions = with_frees(graph, beside + older)
     assert MemoryPlan(policy="hand", graph=graph, actions=actions)
     assert [actions[index - 1] for index, action in enumerate(actions) if action == free(A)] == [
-        *(offload(A), recompute(1), run(5)),
+        *(offload(A), recompute(1), run(5))
     ]
 
 

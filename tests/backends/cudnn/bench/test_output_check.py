@@ -24,13 +24,7 @@ from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Opera
 from ucudnn.slabs import pieces_of, slabs_by_problem
 
 PLANE = ConvolutionProblem(
-    operation=Operation.FORWARD,
-    batch=1,
-    channels=3,
-    spatial=(12, 9),
-    filters=4,
-    kernel=(3, 3),
-    padding=(1, 1),
+    operation=Operation.FORWARD, batch=1, channels=3, spatial=(12, 9), filters=4, kernel=(3, 3), padding=(1, 1)
 )
 
 

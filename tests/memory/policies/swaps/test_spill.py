@@ -92,7 +92,7 @@ def test_bytes_that_are_written_anew_are_not_copied():
     builder.backward("anew", "d", "a").backward("end", "a", "e")
     assert traced(planned(builder, 40)) == ["run f", "run wide", "run anew", "free d", "run end", "free a", "free e"]
     assert traced(planned(builder, 30)) == [
-        *("run f", "free a", "run wide", "run anew", "free d", "run end", "free a", "free e"),
+        *("run f", "free a", "run wide", "run anew", "free d", "run end", "free a", "free e")
     ]
 
 

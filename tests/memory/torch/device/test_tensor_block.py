@@ -15,13 +15,7 @@ from ucudnn.memory.torch.device.tensor_block import TakenBlock
 
 MIB = 2**20
 LAYOUT = Compaction(
-    block_bytes=100 * MIB,
-    small_bytes=2 * MIB,
-    kept=(30 * MIB,),
-    top=90 * MIB,
-    moves={},
-    moved_bytes=0,
-    first_moves={},
+    block_bytes=100 * MIB, small_bytes=2 * MIB, kept=(30 * MIB,), top=90 * MIB, moves={}, moved_bytes=0, first_moves={}
 )
 
 

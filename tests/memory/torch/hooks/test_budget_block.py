@@ -156,14 +156,7 @@ MODELS = {
     "experts": Experts,
     "packed": Packed,
 }
-SHARES = {
-    "packed": 0.85,
-    "compiled": 0.85,
-    "save_on_cpu": 0.85,
-    "checkpoint": 0.75,
-    "reentrant": 0.75,
-    "experts": 0.75,
-}
+SHARES = {"packed": 0.85, "compiled": 0.85, "save_on_cpu": 0.85, "checkpoint": 0.75, "reentrant": 0.75, "experts": 0.75}
 
 
 def plain_step(model, x, y):

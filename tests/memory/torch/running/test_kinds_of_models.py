@@ -294,8 +294,7 @@ def test_conjugates_keep_their_signs_wherever_storages_go(kind, policy):
 
 @pytest.mark.parametrize("read", [torch.Tensor.conj, torch.Tensor.mT.__get__])
 @pytest.mark.parametrize(
-    "function",
-    [torch.fft.fft, lambda y: torch.fft.fft(y).conj(), lambda y: torch.view_as_complex(y.view(6, 2, 2))],
+    "function", [torch.fft.fft, lambda y: torch.fft.fft(y).conj(), lambda y: torch.view_as_complex(y.view(6, 2, 2))]
 )
 def test_gradients_that_arrive_as_conjugates_are_those_of_the_plain_loop(function, read):
     torch.manual_seed(0)

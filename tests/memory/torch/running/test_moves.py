@@ -85,8 +85,7 @@ def replayed(layout, steps, limits):
 
 @pytest.mark.parametrize("way", ["placed", "moves", "slides"])
 @pytest.mark.parametrize(
-    ("name", "policy"),
-    [("unet", "checkpoint"), ("unet3d", "checkpoint"), ("unet", "swap-capped"), ("unet3d", "spill")],
+    ("name", "policy"), [("unet", "checkpoint"), ("unet3d", "checkpoint"), ("unet", "swap-capped"), ("unet3d", "spill")]
 )
 def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy, way, monkeypatch):
     monkeypatch.setattr(compaction, "LARGE_PAGE", PAGE)
