@@ -140,7 +140,7 @@ class Reader:
 
     Args:
         folder: the folder; commands write there.
-        here: whether commands of `ucudnn` run in this process, because a new one imports and reads all anew.
+        here: whether commands of ucudnn run in this process, because a new one imports and reads all anew.
         environment: variables beside those of this process.
 
     Attributes:
@@ -165,7 +165,11 @@ class Reader:
     def types(self, command):
         words = shlex.split(command)
         if self.here and words[0] == "ucudnn":
-            return self._types_here(words)
+            return self._types_here(words, main)
+        if self.here and words[:3] == ["python", "-m", "ucudnn.torch"]:
+            from ucudnn.torch.__main__ import main as run_program  # not at the top, because PyTorch may not be there
+
+            return self._types_here(words[2:], run_program)
         done = subprocess.run(
             ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=self.folder, env=self.environment
         )
@@ -173,13 +177,13 @@ class Reader:
         self.told = done.stderr
         return done.stdout
 
-    def _types_here(self, words):
+    def _types_here(self, words, program):
         out, told, status, before = StringIO(), StringIO(), 0, {*sys.modules}
         path = patch("sys.path", [str(self.folder), *sys.path])
         with chdir(self.folder), patch.dict(os.environ, self.environment, clear=True), patch("sys.argv", words), path:
             try:
                 with redirect_stdout(out), redirect_stderr(told):
-                    main()
+                    program()
             except SystemExit as end:
                 status = end.code
         assert not status, f"{words}\n{out.getvalue()}{told.getvalue()}"

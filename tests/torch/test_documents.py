@@ -4,6 +4,7 @@ Programs and models that the pages only name stand in the reader's folder.
 """
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.support.documents import Reader, at, examples_at
 from tests.support.paths import shared_folder
 from tests.support.printed import assert_prints
 from tests.support.reader_programs import MODELS, TRAIN
+from ucudnn.memory.torch.comparison import trial, trial_table
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,8 @@ def database(tmp_path_factory):
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show what is printed without a GPU")
 @pytest.mark.parametrize("page", at("torch"))
-def test_the_commands_of_a_page_run_in_turn(page, tmp_path, database):
+def test_the_commands_of_a_page_run_in_turn(page, tmp_path, database, monkeypatch):
+    monkeypatch.setattr(trial_table, "compare_trials", partial(trial_table.compare_trials, run=trial.run_trial))
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "my_models.py").write_text(MODELS)
     (tmp_path / "torchvision").mkdir()  # its wheels need the PyTorch that they were built for
