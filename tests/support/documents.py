@@ -11,7 +11,9 @@ import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
+from runpy import run_path
 from unittest.mock import patch
 
 from tests.support.paths import ROOT
@@ -140,7 +142,7 @@ class Reader:
 
     Args:
         folder: the folder; commands write there.
-        here: whether commands of ucudnn run in this process, because a new one imports and reads all anew.
+        here: whether what starts no process of its own runs in this one, because a new one imports and reads all anew.
         environment: variables beside those of this process.
 
     Attributes:
@@ -170,6 +172,8 @@ class Reader:
             from ucudnn.torch.__main__ import main as run_program  # not at the top, because PyTorch may not be there
 
             return self._types_here(words[2:], run_program)
+        if self.here and words[0] == "python" and "torchrun" not in (self.folder / words[1]).read_text():
+            return self._types_here(words[1:], partial(run_path, words[1], run_name="__main__"))
         done = subprocess.run(
             ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=self.folder, env=self.environment
         )
@@ -179,7 +183,7 @@ class Reader:
 
     def _types_here(self, words, program):
         out, told, status, before = StringIO(), StringIO(), 0, {*sys.modules}
-        path = patch("sys.path", [str(self.folder), *sys.path])
+        path = patch("sys.path", [str((self.folder / words[0]).parent), *sys.path])
         with chdir(self.folder), patch.dict(os.environ, self.environment, clear=True), patch("sys.argv", words), path:
             try:
                 with redirect_stdout(out), redirect_stderr(told):
