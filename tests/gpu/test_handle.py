@@ -390,14 +390,6 @@ def test_many_scalings_of_one_legacy_call(cupy, operation):
             assert operands.error(cupy, operands.expected(alpha, beta)) <= tolerance(operands.problem)
 
 
-def test_tensors_of_the_host_are_refused(cupy):
-    torch = pytest.importorskip("torch")
-    each = handle()
-    x, w, y = (torch.zeros(shape) for shape in (PROBLEM.x_shape, PROBLEM.w_shape, PROBLEM.y_shape))
-    with pytest.raises(InvalidProblemError, match="Tensor is not on a GPU"):
-        each.convolve(PROBLEM, x, w, y)
-
-
 def test_a_temporary_array_is_not_overwritten_by_the_workspace(cupy):
     problem = replace(load_network("alexnet", 64).layers[2].forward, batch=64)
     operands = Operands.random(cupy, problem)
