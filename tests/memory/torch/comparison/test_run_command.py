@@ -42,6 +42,7 @@ def test_policies_are_compared_and_what_does_not_fit_has_its_reason(run):
     assert "stock: policy stock needs" in out
 
 
+@pytest.mark.usefixtures("here")
 def test_json_has_all_figures_plans_choose_convolutions_and_the_picture_has_measured_lanes(run, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("UCUDNN_DATABASE", "off")
