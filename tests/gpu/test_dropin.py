@@ -31,9 +31,11 @@ def handle(request, cupy, monkeypatch):
 
 def in_order(operation, x, w, y):
     """Return what an operation reads, and what it writes, in the order of cuDNN's arguments."""
-    return {Operation.FORWARD: (x, w, y), Operation.BACKWARD_DATA: (w, y, x), Operation.BACKWARD_FILTER: (x, y, w)}[
-        operation
-    ]
+    return {
+        Operation.FORWARD: (x, w, y),
+        Operation.BACKWARD_DATA: (w, y, x),
+        Operation.BACKWARD_FILTER: (x, y, w),
+    }[operation]
 
 
 class Described:
@@ -183,6 +185,64 @@ def test_tensors_are_set_and_scaled(cupy, handle):
     cudnn.setTensor(handle, tensor(*y.shape), y.data.ptr, value.ctypes.data)
     cudnn.scaleTensor(handle, tensor(*y.shape), y.data.ptr, HALF.ctypes.data)
     assert bool((y == 1.5).all())
+
+
+@pytest.mark.parametrize("mode", ["MAX", "AVERAGE_COUNT_INCLUDE_PADDING"])
+def test_pooling(cupy, handle, mode):
+    x = random(cupy, 4, 3, 8, 6)
+    y, dy, dx = (
+        cupy.full((4, 3, 4, 3), float("nan"), np.float32),
+        random(cupy, 4, 3, 4, 3),
+        cupy.full_like(x, float("nan")),
+    )
+    pooling = cudnn.createPoolingDescriptor()
+    cudnn.setPooling2dDescriptor_v4(pooling, getattr(cudnn, f"CUDNN_POOLING_{mode}"), 0, 2, 2, 0, 0, 2, 2)
+    blocks = x.reshape(4, 3, 4, 2, 3, 2).transpose(0, 1, 2, 4, 3, 5).reshape(4, 3, 4, 3, 4)
+    expected = blocks.max(axis=-1) if mode == "MAX" else blocks.mean(axis=-1)
+    one, zero = ONE.ctypes.data, ZERO.ctypes.data
+    cudnn.poolingForward(handle, pooling, one, tensor(*x.shape), x.data.ptr, zero, tensor(*y.shape), y.data.ptr)
+    assert close(cupy, y, expected)
+    cudnn.poolingBackward(
+        handle, pooling, one, tensor(*y.shape), y.data.ptr, tensor(*y.shape), dy.data.ptr,
+        tensor(*x.shape), x.data.ptr, zero, tensor(*x.shape), dx.data.ptr,
+    )  # fmt: skip
+    share = (blocks == expected[..., None]) if mode == "MAX" else cupy.full_like(blocks, 0.25)
+    gradient = (share * dy[..., None]).reshape(4, 3, 4, 3, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(x.shape)
+    assert close(cupy, dx, gradient)
+    cudnn.destroyPoolingDescriptor(pooling)
+
+
+@pytest.mark.parametrize("mode", ["RELU", "SIGMOID", "TANH"])
+def test_activations(cupy, handle, mode):
+    x, dy = random(cupy, 4, 3, 5, 6), random(cupy, 4, 3, 5, 6)
+    y, dx = cupy.full_like(x, float("nan")), cupy.full_like(x, float("nan"))
+    activation = cudnn.createActivationDescriptor()
+    cudnn.setActivationDescriptor(activation, getattr(cudnn, f"CUDNN_ACTIVATION_{mode}"), 0, 0.0)
+    one, zero, shape = ONE.ctypes.data, ZERO.ctypes.data, tensor(*x.shape)
+    cudnn.activationForward_v4(handle, activation, one, shape, x.data.ptr, zero, shape, y.data.ptr)
+    expected, slope = {
+        "RELU": (cupy.maximum(x, 0), (x > 0).astype(np.float32)),
+        "SIGMOID": (1 / (1 + cupy.exp(-x)), cupy.exp(-x) / (1 + cupy.exp(-x)) ** 2),
+        "TANH": (cupy.tanh(x), 1 - cupy.tanh(x) ** 2),
+    }[mode]
+    assert close(cupy, y, expected)
+    cudnn.activationBackward_v4(
+        handle, activation, one, shape, y.data.ptr, shape, dy.data.ptr, shape, x.data.ptr, zero, shape, dx.data.ptr
+    )
+    assert close(cupy, dx, dy * slope)
+    cudnn.destroyActivationDescriptor(activation)
+
+
+def test_softmax(cupy, handle):
+    x, dy = random(cupy, 8, 10, 1, 1), random(cupy, 8, 10, 1, 1)
+    y, dx = cupy.full_like(x, float("nan")), cupy.full_like(x, float("nan"))
+    how = cudnn.CUDNN_SOFTMAX_ACCURATE, cudnn.CUDNN_SOFTMAX_MODE_CHANNEL
+    one, zero, shape = ONE.ctypes.data, ZERO.ctypes.data, tensor(*x.shape)
+    cudnn.softmaxForward(handle, *how, one, shape, x.data.ptr, zero, shape, y.data.ptr)
+    expected = cupy.exp(x) / cupy.exp(x).sum(axis=1, keepdims=True)
+    assert close(cupy, y, expected)
+    cudnn.softmaxBackward(handle, *how, one, shape, y.data.ptr, shape, dy.data.ptr, zero, shape, dx.data.ptr)
+    assert close(cupy, dx, expected * (dy - (dy * expected).sum(axis=1, keepdims=True)))
 
 
 def test_batch_normalization(cupy, handle):
