@@ -18,12 +18,7 @@ Rows = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Slab:
-    """A range of rows, of x in BackwardData and of y otherwise.
-
-    Attributes:
-        first: the first row.
-        rows: the number of rows.
-    """
+    """A range of rows, of x in BackwardData and of y otherwise."""
 
     first: int
     rows: int

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.support.reports import kernel_report
-from ucudnn.reporting.deviation import describe_deviations
-from ucudnn.reporting.kernel_report import is_far
+from ucudnn.reporting.kernel_report import describe_deviations, is_far
 from ucudnn.reporting.machine_load import CpuSeconds, MachineLoad, read_cpu_seconds
 
 

@@ -12,7 +12,7 @@ from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import decide
 from ucudnn.problem import Operation
-from ucudnn.reporting.prediction import execute_all
+from ucudnn.reporting.plan_timing import execute_all
 from ucudnn.settings import Settings
 
 KERNELS = [

@@ -11,7 +11,7 @@ from ucudnn.benchmarking.storage.file_lock import LOCK, beside, exclusive
 from ucudnn.errors import OutputError, ProfileError
 from ucudnn.networks.tables import CSV_HEADER
 from ucudnn.profiles.format import Profile, load_profile
-from ucudnn.reporting.recording_file import add_recording
+from ucudnn.reporting.output_file import add_recording
 
 
 def recording(name, conditions=MACHINE):
@@ -55,7 +55,7 @@ def test_a_lock_is_not_taken_for_held_once_its_file_is_gone(tmp_path, monkeypatc
                 beside(path, LOCK).unlink()
             yield file
 
-    monkeypatch.setattr("ucudnn.reporting.recording_file.exclusive", deleted_once)
+    monkeypatch.setattr("ucudnn.reporting.output_file.exclusive", deleted_once)
     add_recording(recording("network"), tmp_path / "file.json")
     assert len(tries) == 2
     assert [each.name for each in tmp_path.iterdir()] == ["file.json"]

@@ -232,5 +232,4 @@ class Benchmark:
 
 
 def _untimed(size: int, algorithm: Algorithm) -> MicroConfiguration:
-    """Return a micro-configuration of which only the workspace counts."""
     return Measurement(algorithm=algorithm, time_ms=1.0).micro(size)

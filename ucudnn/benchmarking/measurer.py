@@ -130,7 +130,6 @@ class Measurer:
             self._listener(Progress(problem=request.problem, done=done, total=total))
 
     def _known(self, request: Request) -> Exploration | None:
-        """Return what was tried for a request that is finished, here or in the storage."""
         exploration = self._findings.explored.get(request)
         if exploration is None:
             exploration = self._findings.load(request)

@@ -118,7 +118,6 @@ def choices(*names: str) -> Callable[[str], list[str]]:
 
 
 def _with_formatter(ctx: Any) -> Any:
-    """Return the context with a formatter that breaks no words."""
     if not issubclass(ctx.formatter_class, _WholeWords):
         ctx.formatter_class = type("WholeWordsFormatter", (_WholeWords, ctx.formatter_class), {})
     return ctx

@@ -16,8 +16,6 @@ from ucudnn.reporting.run_report import report_run
 
 @final
 class _Line:
-    """A kernel."""
-
     def __init__(self, decision: Decision, limit_bytes: int | None) -> None:
         self.entry = Entry(decision.kernel)
         self.limit_bytes = limit_bytes  # under WR; None under WD

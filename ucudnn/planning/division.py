@@ -90,13 +90,6 @@ def divide_workspace(
 ) -> WorkspaceDivision:
     """Divide a workspace among kernels.
 
-    Args:
-        kernels: the kernels.
-        desirable: their desirable sets within the total; none is empty.
-        total_bytes: the size of the workspace.
-        settings: the solver and its time limit.
-        groups: the layers that may run at the same time; () for all.
-
     Raises:
         InfeasibleError: if the total is too small; the message names the kernel that needs most.
         SettingsError, SolverError: if groups contradict each other, or the solver of the settings fails.

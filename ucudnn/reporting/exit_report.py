@@ -87,7 +87,6 @@ def report_at_exit(source: Callable[[], Sequence[Printable]]) -> None:
 
 
 def _write(path: str, process: int) -> None:
-    """Write all reports; a forked child leaves that to its parent."""
     if os.getpid() != process:
         return
     try:

@@ -10,8 +10,7 @@ from ucudnn.execution.kernel_plans import KernelPlans
 from ucudnn.planning.decision import Decision, Decisions
 from ucudnn.reporting.kernel_report import KernelReport, report_kernel
 from ucudnn.reporting.machine_load import MachineLoad
-from ucudnn.reporting.plan_timing import execute
-from ucudnn.reporting.prediction import Execution
+from ucudnn.reporting.plan_timing import Execution, execute
 from ucudnn.reporting.report import Report, report_decisions
 
 

@@ -136,6 +136,5 @@ def save_plans(path: str | PathLike[str]) -> None:
 
 
 def _interceptors() -> list[AnyInterceptor]:
-    """Return the interceptors of converted modules, and that of all convolutions."""
     current = process_overrides.interceptor
     return [*process_overrides.converted, *([current] if current else [])]

@@ -124,7 +124,6 @@ class Overrides:
                 self._libraries[key] = self._library(device_type)
 
     def _library(self, device_type: str) -> torch.library.Library:
-        """Register our kernels for a device type."""
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced; we replace it on purpose

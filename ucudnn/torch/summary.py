@@ -13,8 +13,7 @@ import torch
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.reporting.kernel_report import KernelReport
-from ucudnn.reporting.report import Report, format_workspace
-from ucudnn.reporting.table import html_table, text_table
+from ucudnn.reporting.report import Report, format_workspace, html_table, text_table
 from ucudnn.torch.calls.aten_kernels import AtenKernels
 from ucudnn.torch.calls.fallbacks import PastLimit
 from ucudnn.torch.calls.interceptor import Interceptor
@@ -167,7 +166,6 @@ class Summary:
         return csv_text(columns, (each.values() for each in self.records()))
 
     def _repr_html_(self) -> str:
-        """Return the summary as notebooks show it: a table for each device, and the counts."""
         tables = [
             html_table(
                 f"{device}: {report.conditions.get('device', report.backend)}",
@@ -245,7 +243,6 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
 
 
 def _past(past: PastLimit) -> str:
-    """Return the line that says how far convolutions went past the limit."""
     if past.seen:
         known = f"up to {format_bytes(past.most_bytes)} beyond it, by {past.seen} of them that set a peak of memory"
     else:

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from tests.support.other_user import OTHER, needs_root
-from ucudnn.benchmarking.storage.own_files import distrust, make_private
+from ucudnn.benchmarking.storage.file_lock import distrust, make_private
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.torch.device.memory_watch import MemoryWatch
+from ucudnn.torch.device.memory_limit import MemoryWatch
 
 MIB = 1 << 20
 

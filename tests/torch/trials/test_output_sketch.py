@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.support.live_bytes import LiveBytes
 from tests.support.problems import make_problem
 from ucudnn.problem import DataType, Layout
-from ucudnn.torch.calls.output_form import OutputForm
-from ucudnn.torch.trials.output_sketch import distance_of, sketch, sketch_sizes
+from ucudnn.torch.calls.problem import OutputForm
+from ucudnn.torch.tuning.candidate_check import distance_of, sketch, sketch_sizes
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

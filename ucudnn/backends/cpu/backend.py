@@ -164,7 +164,6 @@ class CpuBackend(ComputeBackend):
 
 
 def _processor() -> str:
-    """Return the processor's name as Linux reports it, else as Python's platform module does."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -174,7 +173,6 @@ def _processor() -> str:
 
 
 def _planned(name: str, problem: ConvolutionProblem) -> CpuAlgorithm:
-    """Plan an algorithm, on copies in float32 if the problem has 16 bits."""
     plan = CPU_ALGORITHMS[name].plan
     return Widened(problem, plan) if problem.dtype.has_16_bits else plan(problem)
 

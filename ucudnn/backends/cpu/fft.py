@@ -198,7 +198,6 @@ def _tiled(problem: ConvolutionProblem) -> CpuAlgorithm:
 
 
 def _has_tiles(problem: ConvolutionProblem) -> bool:
-    """Return whether stride and dilation are 1, kernels at most 16, and there is more than one tile."""
     fits = is_plain(problem) and max(problem.kernel) <= LARGE_TILE // 2
     return fits and prod(_counts(problem, _tile_steps(problem))) > 1
 

@@ -332,5 +332,4 @@ class CudnnBackend(ComputeBackend):
         self.other_stream[0] = 1
 
     def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:
-        """Return the problem, without TF32 if the candidates are those of `legacy-fma`."""
         return replace(problem, math=MathMode.FMA) if self._candidates is Candidates.LEGACY_FMA else problem

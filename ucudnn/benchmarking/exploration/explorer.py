@@ -73,7 +73,6 @@ class Explorer:
         return Exploration(names=self._state.names, sizes=tuple(sizes), divisions=tuple(divisions))
 
     def _measure(self, group: Round) -> None:
-        """Measure those micro-configurations of a round that can matter."""
         state, chain = self._state, group.chain
         state.tried.update(group.sizes)
         state.total += len(group.sizes) * len(group.names)
@@ -109,7 +108,6 @@ class Explorer:
                 state.pruning.bound(size, known.algorithm.name, known.time_ms)
 
     def _ordered(self, group: Round) -> Iterator[tuple[int, str]]:
-        """Return pairs of size and algorithm in the order in which to measure them."""
         state = self._state
         for size in state.pruning.order(group.sizes):
             bounds = {name: state.pruning.least_ms(size, name) for name in group.names}
@@ -122,7 +120,6 @@ class Explorer:
                 state.considered += 1
 
     def _announce(self, size: int, names: Sequence[str], chain: bool) -> None:
-        """Let a compiler begin with the algorithms that may be measured at a size."""
         for name in names:
             found = self._candidate(size, name, chain) if name in self._state.compiled else None
             if found is not None:

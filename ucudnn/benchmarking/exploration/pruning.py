@@ -155,8 +155,6 @@ class Pruning:
 
 @final
 class _Front:
-    """The least time of one size within each workspace."""
-
     def __init__(self) -> None:
         self._workspaces: list[int] = []
         self._times: list[float] = []

@@ -160,7 +160,6 @@ class Schedule:
                 yield _Gap(hope, most, name, time_ms, inf)
 
     def _most(self, name: str) -> int:
-        """Return the largest size at which an algorithm fits the limit, or 0."""
         if name not in self._largest:
             self._largest[name] = fitting_size(self._batch, lambda size: self._known.fits(size, name)) or 0
         return self._largest[name]

@@ -54,16 +54,7 @@ _SIZE = re.compile(r'"(?:alignment|batch)":\d+,?')  # what micro-batches of a pr
 
 @dataclass(frozen=True, slots=True)
 class MachineSummary:
-    """How much a database holds of one machine.
-
-    Attributes:
-        conditions: the machine's device and versions.
-        problems: number of problems, counted for each micro-batch size.
-        measurements: number of measured algorithms.
-        failures: number of algorithms that failed.
-        first: date and time of the oldest row in UTC.
-        last: date and time of the newest row in UTC.
-    """
+    """How much a database holds of one machine."""
 
     conditions: Mapping[str, str]
     problems: int

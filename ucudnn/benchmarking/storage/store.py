@@ -11,7 +11,7 @@ from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.database import Database
-from ucudnn.benchmarking.storage.own_files import make_private
+from ucudnn.benchmarking.storage.file_lock import make_private
 from ucudnn.benchmarking.storage.sqlite_file import is_database
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import ConvolutionProblem

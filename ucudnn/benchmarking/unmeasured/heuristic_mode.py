@@ -128,12 +128,10 @@ class HeuristicPlanner:
         return Configuration(parts=tuple(parts[part] for part in found.parts))
 
     def _names(self, problem: ConvolutionProblem, sizes: Sequence[int], failed: Collection[str]) -> list[str]:
-        """Return the algorithms of a problem in the order of the heuristics, without those that failed."""
         left_out = {*self._discarded(problem), *failed}
         return [name for name in self._backend.names(problem, sizes) if name not in left_out]
 
     def _chosen(self, request: Request, start: int, failed: Collection[str]) -> Configuration | None:
-        """Return what the rule takes of the algorithms that have not failed their check."""
         problem = request.problem
         sizes = self._sizes(request)
         if not sizes:
@@ -170,7 +168,6 @@ class HeuristicPlanner:
         return None
 
     def _sizes(self, request: Request) -> list[int]:
-        """Return the micro-batch sizes of the rule, in ascending order."""
         batch = request.problem.batch
         offered = self._backend.sizes(request.problem)
         wanted = {*request.sizes} & {*powers_of_two(batch)}

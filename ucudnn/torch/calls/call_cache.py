@@ -11,7 +11,7 @@ from ucudnn.torch.calls.chosen_form import ChosenForm
 from ucudnn.torch.calls.fused_call import FusedCall
 from ucudnn.torch.calls.kernel_call import KernelCall
 from ucudnn.torch.calls.problem import Geometry, TorchConvolution, convolution_of
-from ucudnn.torch.device.fast_tensors import Sizes
+from ucudnn.torch.device.gpu import Sizes
 
 ONE_DIMENSION = "of one dimension, with a weight whose channels are last"
 """A reason to leave a convolution to PyTorch, which then computes it by cuDNN."""

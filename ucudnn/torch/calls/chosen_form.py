@@ -7,7 +7,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from ucudnn.torch.calls.problem import Geometry
-from ucudnn.torch.device.fast_tensors import Sizes
+from ucudnn.torch.device.gpu import Sizes
 
 
 @final

@@ -31,8 +31,7 @@ from ucudnn.torch.calls.kernel_call import KernelCall, PlannedCall
 from ucudnn.torch.calls.layer_names import LayerNames
 from ucudnn.torch.calls.layer_owners import LayerOwners, shapes_of
 from ucudnn.torch.calls.problem import Geometry
-from ucudnn.torch.device.fast_tensors import alias, restrided
-from ucudnn.torch.device.gpu import on_default_stream
+from ucudnn.torch.device.gpu import alias, on_default_stream, restrided
 
 _MOST_CALLS = 1 << 14
 

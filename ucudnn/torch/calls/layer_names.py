@@ -16,8 +16,6 @@ _CONVOLUTIONS = (torch.nn.modules.conv._ConvNd,)
 
 @final
 class _Running(local):
-    """The layers whose forward runs in this thread, the innermost last."""
-
     def __init__(self) -> None:
         self.names: list[str] = []
 

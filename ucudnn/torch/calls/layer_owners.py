@@ -43,7 +43,6 @@ class LayerOwners:
             self._first.setdefault(shapes_of(problem), name)
 
     def _read(self, model: torch.nn.Module) -> None:
-        """Note the names of a model's layers, and where their weights are."""
         for path, module in torch.nn.Module.named_modules(model):
             name = path.removeprefix(_COMPILED).removeprefix(".") or type(module).__name__
             own = _own(module)

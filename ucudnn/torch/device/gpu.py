@@ -20,8 +20,31 @@ from ucudnn.backends.cudnn.gpu.base import (
 )
 from ucudnn.errors import BackendError, UcudnnError
 from ucudnn.problem import DataType
-from ucudnn.torch.device.fast_tensors import empty_of
 from ucudnn.torch.device.memory_limit import MemoryLimit
+
+Sizes = tuple[int, ...]
+
+_guards: Any = torch._C._dynamo.guards
+
+alias: Callable[[torch.Tensor, Sizes, Sizes], torch.Tensor] = getattr(_guards, "_reinterpret_tensor", torch.as_strided)
+"""Returns a tensor with other sizes and strides on the same memory; autograd does not see it."""
+
+
+def empty_of(device_type: str) -> Callable[[Sizes, Sizes, torch.dtype], torch.Tensor]:
+    """Return a function that makes uninitialized tensors of given sizes, strides and type on the current device."""
+
+    def dispatched(sizes: Sizes, strides: Sizes, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=device_type)
+
+    found: Callable[[Sizes, Sizes, torch.dtype], torch.Tensor]
+    found = getattr(_guards, f"_empty_strided_{device_type}", dispatched)
+    return found
+
+
+def restrided(tensor: torch.Tensor, strides: Sizes) -> torch.Tensor:
+    """Return a tensor's elements with other strides of a dense tensor."""
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
 
 # PyTorch for CPUs has none of these. Each convolution calls them, and the functions of torch.cuda are slower.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -229,14 +252,11 @@ class TorchGpu(Gpu):
         return Stopwatch(stream, begin, end, begin.query, partial(begin.elapsed_time, end))
 
     def _view(self, address: int, size_bytes: int) -> torch.Tensor:
-        """Return a tensor over memory that it does not own."""
         return torch.as_tensor(_Memory(address, size_bytes), device=self._device)
 
 
 @final
 class _Memory:
-    """Bytes of a GPU, described as CUDA libraries describe arrays to each other."""
-
     def __init__(self, address: int, size_bytes: int) -> None:
         # Since version 3, PyTorch would have to know the stream.
         described = {"shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "version": 2}

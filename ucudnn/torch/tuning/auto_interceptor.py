@@ -42,11 +42,6 @@ class AutoInterceptor:
         library: builds the gate, through which calls that are passed on do not come to Python; None goes without.
         planned: computes by heuristic plans, as the gate does while others are tried and by adopted ones once all is
             settled; None if PyTorch's own kernels run.
-
-    Attributes:
-        names: names of layers; plans do not depend on them.
-        fallbacks: what can never be computed here, by reason.
-        router: decides where calls go.
     """
 
     def __init__(

@@ -52,12 +52,10 @@ def _widened(problem: ConvolutionProblem) -> ConvolutionProblem:
 
 
 def _part_bytes(problem: ConvolutionProblem) -> int:
-    """Return the bytes of a part in float32 before it is added."""
     return round_up(prod(problem.w_shape) * DataType.FLOAT32.itemsize)
 
 
 def _widened_bytes(problem: ConvolutionProblem) -> int:
-    """Return the bytes of a part in float32, and of copies of x and y."""
     return _part_bytes(problem) + round_up(problem.x_bytes * 2) + round_up(problem.y_bytes * 2)
 
 

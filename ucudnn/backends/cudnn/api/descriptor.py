@@ -7,6 +7,7 @@ from typing import Any, final
 
 from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, Type
 from ucudnn.backends.cudnn.api.library import Library
+from ucudnn.bounded import BoundedDict
 
 _CREATE, _SET, _FINALIZE = "cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute", "cudnnBackendFinalize"
 _INT64 = "q"
@@ -122,3 +123,28 @@ def variant_pack(
     library.check(status, _SET)
     library.check(finish(at), _FINALIZE)
     return pack
+
+
+_MOST_PARTS = 1 << 11
+
+Given = tuple[Attribute, Type, int | tuple[int, ...]]
+"""An attribute of a descriptor with its type and its value or values."""
+
+
+@final
+class GraphParts:
+    """Makes parts of graphs, and keeps the latest ones; for graphs of one thread."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._parts: BoundedDict[tuple[DescriptorType, tuple[Given, ...]], BackendDescriptor] = BoundedDict(_MOST_PARTS)
+
+    def part(self, kind: DescriptorType, *given: Given) -> BackendDescriptor:
+        """Return the finalized descriptor with these attributes."""
+        found = self._parts.get((kind, given))
+        if found is None:
+            found = BackendDescriptor(self._library, kind)
+            for attribute, of, values in given:
+                found.set(attribute, of, values)
+            self._parts[kind, given] = found.finalize()
+        return found

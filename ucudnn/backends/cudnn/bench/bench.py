@@ -253,7 +253,6 @@ class CudnnBench(Bench):
     def _sample(
         self, timer: CallTimer, effort: Effort, worth_ms: float, expected_ms: float, samples: list[float]
     ) -> tuple[float, ...]:
-        """Return samples; the first one may be given."""
         timer.long = expected_ms >= _LONG_MS
         calls = _calls_of(expected_ms)
         self._wake(timer, calls)
@@ -304,7 +303,6 @@ class CudnnBench(Bench):
 
 
 def _calls_of(time_ms: float) -> int:
-    """Return the number of calls that are timed at once, from the time of one."""
     return max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / time_ms)))
 
 

@@ -54,7 +54,7 @@ _Traits = tuple[bool, bool, tuple[tuple[int, int], ...], int]
 def _traits_of(problem: ConvolutionProblem) -> _Traits:
     """Return the properties of a problem that an algorithm's error may depend on."""
     gaps = bool(problem.x_channel_stride), bool(problem.y_channel_stride)
-    # Engine 50 of cuDNN 9.19 is right for some pairs of paddings and wrong for others: see `known_faults`.
+    # Engine 50 of cuDNN 9.19 is right for some pairs of paddings and wrong for others: see `computes_wrong`.
     return (*gaps, problem.paddings if problem.post_padding else (), problem.alignment)
 
 
@@ -90,15 +90,7 @@ class OutputCheck:
     def __call__(
         self, call: PreparedCall, name: str, piece: Piece, workspace: DeviceBuffer, *, rounds: bool = False
     ) -> None:
-        """Launch an algorithm on the first samples, and check the begin, the middle and the end of its output.
-
-        Args:
-            call: the algorithm, prepared for a micro-batch or a slab of one.
-            name: name of the algorithm.
-            piece: the micro-batch or the slab.
-            workspace: the algorithm's workspace; filled with NaN before.
-            rounds: whether the algorithm rounds parts of its sums.
-        """
+        """Launch an algorithm on the first samples, and check the begin, the middle and the end of its output."""
         met = name, _traits_of(piece.problem), piece.problem if rounds else None
         first = met not in self._exact
         if first and piece not in self._references:
@@ -158,7 +150,6 @@ class OutputCheck:
         return self._gradient(piece)
 
     def _plain(self, problem: ConvolutionProblem, name: str) -> AddedBiasCall | LegacyCall:
-        """Return a plain algorithm, after which another kernel adds the bias, if there is one."""
         asked = replace(problem, math=MathMode.FMA, biased=False)
         call = LegacyCall(self._library, self._handle, asked, name)
         if not problem.biased:
