@@ -26,15 +26,10 @@ class Slab:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A slab, or a whole micro-batch, as a problem of its own.
-
-    Attributes:
-        problem: what it computes. Slabs within the volume have the same problem.
-        first_rows: where it begins in the micro-batch; None for the whole micro-batch.
-    """
+    """A slab, or a whole micro-batch, as a problem of its own."""
 
     problem: ConvolutionProblem
-    first_rows: Rows | None
+    first_rows: Rows | None  # None for the whole micro-batch
 
 
 def row_count(problem: ConvolutionProblem) -> int:

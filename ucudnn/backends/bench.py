@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from math import inf
+from math import ceil, inf, prod
 from typing import NamedTuple, final
 
+from ucudnn.configuration import Float32Sum
 from ucudnn.errors import UnsupportedProblemError
-from ucudnn.problem import ConvolutionProblem
+from ucudnn.problem import ConvolutionProblem, DataType
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
 from ucudnn.slabs import Slab
 
@@ -65,3 +66,23 @@ class Bench(ABC):
 
     def look_ahead(self, following: Following) -> None:  # noqa: B027, because few backends can use the time
         """Set the function that tells what comes next; it is called while the device runs the next measurement."""
+
+
+_GPU_UNIT = 256
+_GPU_CALL_MS = 0.005
+_GPU_BYTES_PER_MS = 10**9  # less than the bandwidth of any GPU with tensor cores for bfloat16
+
+
+def float32_sum_of(problem: ConvolutionProblem, unit: int, call_ms: float, bytes_per_ms: float) -> Float32Sum:
+    """Return the float32 sum of a filter gradient of 16 bits."""
+    elements = prod(problem.w_shape)
+    moved = elements * (DataType.FLOAT32.itemsize + 2 * problem.dtype.itemsize)  # beta may read the output, too
+    return Float32Sum(
+        size_bytes=ceil(elements * DataType.FLOAT32.itemsize / unit) * unit,
+        time_ms=call_ms + moved / bytes_per_ms,
+    )
+
+
+def float32_sum_on_gpu(problem: ConvolutionProblem) -> Float32Sum:
+    """Return the float32 sum of a filter gradient of 16 bits on a GPU."""
+    return float32_sum_of(problem, _GPU_UNIT, _GPU_CALL_MS, _GPU_BYTES_PER_MS)

@@ -25,9 +25,9 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import count_records, encode_profile, load_profile, refuse_other_conditions
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.kernel_report import KernelReport, report_kernel
-from ucudnn.reporting.machine_load import MachineLoad
 from ucudnn.reporting.output_file import add_recording, check_output, write_whole
 from ucudnn.reporting.plan_timing import execute, execute_all
+from ucudnn.reporting.run_report import MachineLoad
 from ucudnn.reporting.terminal import Steps, print_note, print_report, print_text, progress
 from ucudnn.settings import Settings
 

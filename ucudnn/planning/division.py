@@ -33,17 +33,11 @@ _Member = tuple[ConvolutionProblem, int]
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A configuration that some of the layers of a kernel get.
-
-    Attributes:
-        configuration: the configuration.
-        count: how many layers get it.
-        segment: the segment of its workspace; None if the kernel stands for several layers.
-    """
+    """A configuration that some of the layers of a kernel get."""
 
     configuration: Configuration
     count: int
-    segment: Segment | None = None
+    segment: Segment | None = None  # None if the kernel stands for several layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,16 +186,9 @@ class QueuePicture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressPicture:
-    """Where a pool puts each piece of memory, and when.
+    """Where a pool puts each piece of memory, and when."""
 
-    Attributes:
-        pieces: (kind, first byte, bytes, begin and end in milliseconds).
-        extent_bytes: bytes of the pool.
-        live_bytes: most bytes that are alive at a time.
-        end_ms: end of the step.
-    """
-
-    pieces: Sequence[tuple[str, int, int, float, float]]
+    pieces: Sequence[tuple[str, int, int, float, float]]  # kind, first byte, bytes, begin and end in milliseconds
     extent_bytes: int
     live_bytes: int
     end_ms: float

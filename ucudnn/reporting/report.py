@@ -210,8 +210,8 @@ class Report:
             kernel.operation,
             str(kernel.count),
             kernel.configuration,
-            *map(_ms, times),
-            _factor(kernel.speedup),
+            *map(ms_cell, times),
+            "-" if kernel.speedup is None else f"{kernel.speedup:.2f}",
             format_workspace(kernel.workspace_bytes, kernel.spare_bytes),
         )
 
@@ -252,10 +252,8 @@ class Report:
         lines.append(
             f"decided in: benchmarks {self.benchmark_seconds:.2f} s, solver {self.solver_seconds * 1e3:.1f} ms"
         )
-        return (*lines, *self._replacements(), *describe_deviations(self.kernels, self.other_cpus))
-
-    def _replacements(self) -> list[str]:
-        return [f"replaced: {kernel.name}: {what}" for kernel in self.kernels for what in kernel.replaced]
+        replaced = (f"replaced: {kernel.name}: {what}" for kernel in self.kernels for what in kernel.replaced)
+        return (*lines, *replaced, *describe_deviations(self.kernels, self.other_cpus))
 
     def __str__(self) -> str:
         """Return the table and its totals as plain text."""
@@ -312,9 +310,6 @@ def _time(value: float | None) -> str:
     return "does not fit" if value is None else format_ms(value)
 
 
-def _ms(value: float | None) -> str:
+def ms_cell(value: float | None) -> str:
+    """Return milliseconds as a cell of a table; '-' if they are not known."""
     return "-" if value is None else format_ms(value).removesuffix(" ms")
-
-
-def _factor(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -20,12 +20,7 @@ AnyInterceptor = Interceptor | AutoInterceptor
 
 @final
 class Overrides:
-    """The interceptors through which the convolutions of a process go.
-
-    Attributes:
-        interceptor: the one of all convolutions, or None.
-        converted: those of modules that were converted, in order.
-    """
+    """The interceptors through which the convolutions of a process go."""
 
     def __init__(self) -> None:
         self.interceptor: AnyInterceptor | None = None

@@ -170,7 +170,7 @@ def test_shares_of_a_total_are_equal_and_do_not_depend_on_others_times():
     settings = Settings(total_workspace_bytes=239)
     decisions = decide(kernels, Benchmark(CountingBackend({"A": 10})), settings)
     assert [str(each.configuration) for each in decisions.kernels] == ["2x4 A"] * 3  # 79 bytes for each
-    assert decisions.workspace_bytes == 120
+    assert [each.workspace_bytes for each in decisions.kernels] == [40] * 3
     segments = sorted((each.segment.offset_bytes, each.segment.size_bytes) for each in decisions.kernels)
     assert segments == [(0, 40), (40, 40), (80, 40)]
     with pytest.raises(InfeasibleError):

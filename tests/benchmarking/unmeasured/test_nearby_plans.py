@@ -11,7 +11,7 @@ from tests.support.problems import DENSE, make_problem, problems
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import request_of
-from ucudnn.benchmarking.unmeasured.nearby_plans import MOST_APART, NearbyPlans
+from ucudnn.benchmarking.unmeasured.heuristic_mode import MOST_APART, NearbyPlans
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.settings import Settings

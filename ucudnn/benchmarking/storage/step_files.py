@@ -24,9 +24,6 @@ _Found = TypeVar("_Found")
 class StepFiles:
     """Files in a folder beside the database of measurements. Nothing that happens to them stops a fit.
 
-    Attributes:
-        folder: the folder; None where there is none.
-
     Args:
         database: the setting of the database; None for its default path, 'off' for no folder.
     """

@@ -44,14 +44,7 @@ def default_path() -> Path:
 
 @final
 class MachineStore:
-    """The rows of one backend and machine. A file that fails never stops a plan: it is reported once, and tried again.
-
-    Args:
-        database: the database.
-        machine: the machine that rows are for, from `Backend.machine`.
-        name: the backend's name, which says which algorithms are its candidates.
-        unit: the backend's `workspace_unit`.
-    """
+    """The rows of one backend and machine. A file that fails never stops a plan: that is reported once."""
 
     def __init__(self, database: Database, machine: Mapping[str, str], name: str, unit: int = 1) -> None:
         self._database = database

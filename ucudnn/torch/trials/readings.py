@@ -39,12 +39,7 @@ class Reading(NamedTuple):
 
 @final
 class Readings:
-    """Tells kernels what was measured of them, in the order of the marks.
-
-    Args:
-        program: the device.
-        ran: called with the time of a candidate beside PyTorch's kernel, in milliseconds.
-    """
+    """Tells kernels what was measured of them, in the order of the marks."""
 
     def __init__(self, program: TimedGpu, ran: Callable[[float], None]) -> None:
         self._program = program

@@ -15,7 +15,7 @@ from ucudnn.torch.calls.aten_kernels import AtenKernels, Gradients
 from ucudnn.torch.calls.call_cache import Flags, all_deterministic, cudnn_deterministic, cudnn_enabled, precision_of
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.interceptor import Interceptor
-from ucudnn.torch.calls.layer_names import LayerNames
+from ucudnn.torch.calls.layer_owners import LayerNames
 from ucudnn.torch.calls.problem import Geometry
 from ucudnn.torch.device.gpu import capturing
 from ucudnn.torch.gate.gate_library import GateLibrary

@@ -106,16 +106,7 @@ class Routes(NamedTuple):
 
 @final
 class Router:
-    """Decides where calls go, and makes the table of the gate.
-
-    Args:
-        library: builds the gate; None goes without.
-        planned: computes by heuristic plans; None if PyTorch's own kernels run.
-        tracker: says where steps end.
-        calls: what becomes of forward and backward calls.
-        tuners: the tuner of each device; others may be added later.
-        changed: called between steps when calls are to go elsewhere.
-    """
+    """Decides where calls go, and makes the table of the gate."""
 
     def __init__(
         self,

@@ -99,11 +99,6 @@ def allowed(engine: Algorithm, problem: ConvolutionProblem) -> bool:
 class OperationGraph:
     """A graph of one operation, the convolution, or of two: the convolution and the addition of a bias.
 
-    Args:
-        problem: the problem; its alignment is that of x and y.
-        scaling: alpha and beta.
-        parts: makes what graphs of one thread share; None to share nothing.
-
     Raises:
         UnsupportedProblemError: if a bias is to be added to what the output holds, too.
     """

@@ -27,11 +27,7 @@ _ARRAY_CODES: dict[Type, str] = {
 
 @final
 class BackendDescriptor:
-    """One cudnnBackendDescriptor_t; it is destroyed with this object.
-
-    Attributes:
-        address: address of the descriptor, for other descriptors and for cudnnBackendExecute.
-    """
+    """One cudnnBackendDescriptor_t; it is destroyed with this object."""
 
     __slots__ = ("_kept", "_library", "address")
 

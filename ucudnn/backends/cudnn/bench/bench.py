@@ -19,8 +19,7 @@ from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall
 from ucudnn.backends.cudnn.api.enums import ALLOCATION_FAILURES, NumericalNote
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.bench.call_timer import LOADING_MS, CallTimer, least_ms
-from ucudnn.backends.cudnn.bench.output_check import OutputCheck
-from ucudnn.backends.cudnn.bench.random_tensors import Operands, addresses_of, random_operands
+from ucudnn.backends.cudnn.bench.output_check import Operands, OutputCheck, addresses_of, random_operands
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
 from ucudnn.backends.sampling import SHORTEST_MS, converged, worthless
 from ucudnn.errors import BackendError, CudnnError, UcudnnError, UnsupportedProblemError
