@@ -11,9 +11,9 @@ from tests.support.counting_backend import CountingBackend
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
 from tests.support.saved_files import save_profile
+from ucudnn.backends.bench import worthless
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.replay import ReplayBackend
-from ucudnn.backends.sampling import worthless
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.recording import record, record_requests, unbeaten
 from ucudnn.benchmarking.request import Request

@@ -23,7 +23,10 @@ from ucudnn.workspace.stream_order import StreamOrder
 
 @final
 class Captures:
-    """Keeps the workspaces and plans of captured calls for good, because nobody tells when a graph is destroyed."""
+    """Keeps the workspaces and plans of captured calls for good, because nobody tells when a graph is destroyed.
+
+    A graph holds only addresses, so what they belong to must live as long as it may be replayed.
+    """
 
     def __init__(self) -> None:
         self._plans: dict[tuple[int, int], tuple[Buffer, Plan]] = {}

@@ -25,7 +25,7 @@ from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
 from ucudnn.native.planner import NativePlanner
 from ucudnn.native.steps import PlanRequest, StepStruct
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.reporting.exit_report import form, report_path, write_content
+from ucudnn.reporting.output_file import form, report_path, write_content
 from ucudnn.reporting.report import Report
 from ucudnn.settings import report_file
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.counting_backend import CountingBackend
 from tests.support.problems import make_problem
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.exploration.compile_filter import FAR, CompileFilter
+from ucudnn.benchmarking.exploration.state import FAR, CompileFilter
 from ucudnn.benchmarking.request import Request
 from ucudnn.problem import DataType, Layout, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm, Measurement

@@ -5,10 +5,8 @@ import pytest
 from tests.support.counting_backend import CountingBackend
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
-from ucudnn.benchmarking.exploration.compile_filter import CompileFilter
-from ucudnn.benchmarking.exploration.state import State
-from ucudnn.benchmarking.request import Request
-from ucudnn.benchmarking.results import Results
+from ucudnn.benchmarking.exploration.state import CompileFilter, State
+from ucudnn.benchmarking.request import Request, Results
 from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 
 PROBLEM = make_problem(batch=8)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.problems import make_problem, problems
-from ucudnn.benchmarking.unmeasured.assumed_time import assumed_ms, direct_ms, least_ms, plain_ms
+from ucudnn.benchmarking.unmeasured.untimed_division import assumed_ms, direct_ms, least_ms, plain_ms
 from ucudnn.problem import DataType, MathMode, Operation
 from ucudnn.profiles.format import load_profile
 from ucudnn.profiles.measurement import Algorithm

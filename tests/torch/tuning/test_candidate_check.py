@@ -8,7 +8,7 @@ import torch
 from tests.support.configurations import in_parts
 from tests.support.host_gpu import PROBLEM
 from ucudnn.torch.trials.call_site import CallSite
-from ucudnn.torch.trials.candidate import Candidate, Trial
+from ucudnn.torch.trials.candidate_list import Candidate, Trial
 from ucudnn.torch.tuning.candidate_check import CandidateCheck
 
 

@@ -13,9 +13,8 @@ from typing import Any, final
 
 import numpy as np
 
-from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes, accumulate, prescale
 from ucudnn.backends.cpu.geometry import Array, Tap, blocks, taps, taps_first
-from ucudnn.backends.cpu.scaling import accumulate, prescale
 from ucudnn.problem import ConvolutionProblem, Operation
 
 TILE_BYTES = 48 * 1024

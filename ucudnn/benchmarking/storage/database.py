@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, final
 
-from ucudnn.benchmarking.request import Exploration, Request
-from ucudnn.benchmarking.results import MeasuredProblem
+from ucudnn.benchmarking.request import Exploration, MeasuredProblem, Request
 from ucudnn.benchmarking.storage.connection import Connection
 from ucudnn.benchmarking.storage.rows import (
     EXPLORATION_COLUMNS,

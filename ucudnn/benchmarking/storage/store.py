@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TypeVar, final
 
 from ucudnn.backends.base import Backend, ComputeBackend
-from ucudnn.benchmarking.request import Exploration, Request
-from ucudnn.benchmarking.results import MeasuredProblem
+from ucudnn.benchmarking.request import Exploration, MeasuredProblem, Request
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.file_lock import make_private
 from ucudnn.benchmarking.storage.sqlite_file import is_database

@@ -3,7 +3,7 @@
 Problems that must repeat to the bit get such plans, because a measured time differs from run to run, so a plan that
 depends on it does, too. Others get them where nothing is measured before the first run. A plan depends on nothing but
 the problem, the limit and the policy, and on what the backend lists. It assumes a time for each algorithm
-(`assumed_time`). For each micro-batch size it takes the algorithm with the least, of those whose workspace fits. Of the
+(`assumed_ms`). For each micro-batch size it takes the algorithm with the least, of those whose workspace fits. Of the
 sizes it takes the one whose micro-batches take the least in sum; of equals the larger size. Where no sample fits, it
 takes slabs. On the recorded H200 such plans take 1.09 times the time of measured ones at 64 MiB, in the geometric mean
 of 117 kernels, and 1.15 times at 8 MiB. The first algorithm that fits undivided takes 1.43 and 1.32 times
@@ -25,8 +25,15 @@ from typing import NamedTuple, final
 from ucudnn.backends.base import Backend
 from ucudnn.benchmarking.findings import with_slab_names
 from ucudnn.benchmarking.request import Request
-from ucudnn.benchmarking.unmeasured.assumed_time import assumed_ms, least_ms, plain_ms, ranked
-from ucudnn.benchmarking.unmeasured.untimed_division import assumed, computed_pieces, in_slabs
+from ucudnn.benchmarking.unmeasured.untimed_division import (
+    assumed,
+    assumed_ms,
+    computed_pieces,
+    in_slabs,
+    least_ms,
+    plain_ms,
+    ranked,
+)
 from ucudnn.bounded import BoundedDict
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, MeasurementError
@@ -62,7 +69,10 @@ class _Known(NamedTuple):
 
 @final
 class NearbyPlans:
-    """Configurations by problem, all in whole micro-batches.
+    """Configurations by problem, all in whole micro-batches: one may serve a problem whose images have another size.
+
+    A program whose images change their size would wait for cuDNN's heuristics at each new size, for each kernel.
+    Engines with knobs compute other sizes too, and what is fast at one size is mostly fast at one nearby.
 
     Memory that a call brings as workspace, such as room for a later gradient, grows with the images, and so does the
     limit where that is more than the stated one. A plan that was made while memory was short had a smaller limit, and

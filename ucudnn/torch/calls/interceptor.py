@@ -19,12 +19,12 @@ from ucudnn.torch.calls.call_cache import (
     Flags,
     all_deterministic,
     backward_call,
+    cpu_settings,
     cudnn_deterministic,
     cudnn_enabled,
     forward_call,
     precision_of,
 )
-from ucudnn.torch.calls.chosen_form import cpu_settings
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.fused_call import FusedCall
 from ucudnn.torch.calls.kernel_call import KernelCall, PlannedCall

@@ -12,7 +12,7 @@ from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.trials.call_site import CallSite
-from ucudnn.torch.trials.candidate import FAILED, SLOW_PLAN, Candidate
+from ucudnn.torch.trials.candidate_list import FAILED, SLOW_PLAN, Candidate
 from ucudnn.torch.trials.candidate_source import CandidateSource
 
 _LOG = logging.getLogger("ucudnn.torch")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
 from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.trials.call_site import CallSite
-from ucudnn.torch.trials.candidate import Candidate
+from ucudnn.torch.trials.candidate_list import Candidate
 
 TOLERANCES = {
     DataType.FLOAT16: 1e-2,

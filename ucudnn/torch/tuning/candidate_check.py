@@ -11,7 +11,7 @@ from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.calls.problem import OutputForm
 from ucudnn.torch.device.timed_device import relative
 from ucudnn.torch.trials.call_site import CallSite
-from ucudnn.torch.trials.candidate import NO_MEMORY, Candidate, Trial
+from ucudnn.torch.trials.candidate_list import NO_MEMORY, Candidate, Trial
 from ucudnn.torch.tuning.tuner import Tuner
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]

@@ -8,7 +8,7 @@ from typing import TypeVar, final
 
 import torch
 
-from ucudnn.benchmarking.unmeasured.assumed_time import is_direct
+from ucudnn.benchmarking.unmeasured.untimed_division import is_direct
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
 from ucudnn.execution.kernel_plans import Replaced

@@ -15,7 +15,7 @@ from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
 from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.trials.call_site import CallSite, priority, ranked, sets_to_compare, timed, worth_replacing
-from ucudnn.torch.trials.candidate import Candidate, Trial
+from ucudnn.torch.trials.candidate_list import Candidate, Trial
 from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.trials.kernel_maker import KernelMaker
 from ucudnn.torch.trials.readings import Reading, Readings

@@ -129,7 +129,11 @@ Given = tuple[Attribute, Type, int | tuple[int, ...]]
 
 @final
 class GraphParts:
-    """Makes parts of graphs, and keeps the latest ones; for graphs of one thread."""
+    """Makes parts of graphs, and keeps the latest ones; for graphs of one thread.
+
+    A finalized descriptor does not change, so graphs share it. The three kernels of a layer have the same tensors, and
+    all sizes of its images have the same filters and convolution. Describing them takes most of a graph's time.
+    """
 
     def __init__(self, library: Library) -> None:
         self._library = library

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TypeVar, final
 
 from ucudnn.backends.base import Offset
-from ucudnn.backends.bench import Bench, Following
+from ucudnn.backends.bench import SHORTEST_MS, Bench, Following, converged, worthless
 from ucudnn.backends.cudnn.algorithms.heuristics import measured_scaling
 from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall
 from ucudnn.backends.cudnn.api.enums import ALLOCATION_FAILURES, NumericalNote
@@ -21,7 +21,6 @@ from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.bench.call_timer import LOADING_MS, CallTimer, least_ms
 from ucudnn.backends.cudnn.bench.output_check import Operands, OutputCheck, addresses_of, random_operands
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
-from ucudnn.backends.sampling import SHORTEST_MS, converged, worthless
 from ucudnn.errors import BackendError, CudnnError, UcudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus

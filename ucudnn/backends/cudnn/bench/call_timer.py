@@ -9,8 +9,8 @@ from typing import final
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import Offset, PreparedCall, Scaling
+from ucudnn.backends.bench import SHORTEST_MS
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
-from ucudnn.backends.sampling import SHORTEST_MS
 
 LOADING_MS = 0.05
 """The host's milliseconds for one launch. Longer launches load kernels, or the host does something else."""
