@@ -1,4 +1,4 @@
-"""The bench, on which micro-batches of one problem are measured and checked; its samples, and what is prepared ahead."""
+"""The bench, on which micro-batches of one problem are measured and checked, its samples, and what is made ahead."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
