@@ -1,6 +1,7 @@
 import pytest
 
 from tests.support.counting_backend import CountingBackend
+from tests.support.plan_time import time_ms
 from tests.support.problems import make_problem
 from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -15,10 +16,6 @@ MIB = 2**20
 
 def plan(replay, network, candidates=Candidates.GRAPH, **limits):
     return decide(load_network(network).kernels(), Benchmark(replay(network, candidates)), Settings(**limits))
-
-
-def time_ms(decisions):
-    return sum(each.configuration.time_ms * each.kernel.count for each in decisions.kernels)
 
 
 def undivided_ms(decisions):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.counting_backend import CountingBackend
 from tests.support.faulty_backend import FaultyBackend
+from tests.support.plan_time import time_ms
 from tests.support.problems import DENSE, make_problem, problems
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -210,7 +211,7 @@ def test_what_the_rule_costs_on_a_recorded_gpu(h200, replay, limit, ruled, plain
     for name, problem in recorded_problems(h200):
         backend, settings = replay(name), Settings(workspace_limit_bytes=limit, slabs=False)
         benchmark = Benchmark(backend)
-        best = decide([Kernel(layer="", problem=problem)], benchmark, settings).time_ms
+        best = time_ms(decide([Kernel(layer="", problem=problem)], benchmark, settings))
         parts = benchmark.rule.configuration(request_of(problem, settings, limit)).parts
         times = [backend.measurement(problem.part(each.size), each.algorithm).time_ms for each in parts]
         by_rule.append(sum(times) / best)

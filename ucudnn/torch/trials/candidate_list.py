@@ -1,4 +1,4 @@
-"""Lists configurations that fit into the headroom of a call, in the order of the backend's heuristics."""
+"""Candidates: what may replace PyTorch's own kernel within the headroom, in the order of the backend's heuristics."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
