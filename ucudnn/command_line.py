@@ -50,12 +50,7 @@ class NoEffect:
     without: tuple[str, ...] = ()
 
     def refuse(self, typed: Iterable[str], present: Mapping[str, str]) -> None:
-        """Refuse the options that have no effect, with an error that names them and says why.
-
-        Args:
-            typed: the options of a command line.
-            present: what is present, with the words that people know it by.
-        """
+        """Refuse the options that have no effect, with an error that names them and says why."""
         wrong = [each for each in typed if each in self.options]
         beside = [present[each] for each in self.beside if each in present]
         if not wrong or (self.beside and not beside) or any(each in present for each in self.without):

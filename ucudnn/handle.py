@@ -21,8 +21,7 @@ from ucudnn.planning.plan_file import SavedPlan, encode_all, load_plans
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Effort
-from ucudnn.reporting.exit_report import report_at_exit
-from ucudnn.reporting.output_file import write_whole
+from ucudnn.reporting.output_file import report_at_exit, write_whole
 from ucudnn.reporting.report import Report
 from ucudnn.reporting.run_report import report_plans
 from ucudnn.settings import Settings, SolverName

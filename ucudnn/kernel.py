@@ -46,12 +46,6 @@ class KernelKey(NamedTuple):
 
     A plain tuple of the same values finds the same plan, and is made faster on the way of a call. `Kernel` says what
     the attributes are.
-
-    Attributes:
-        layer: name of the layer.
-        problem: what the kernel computes, at mini-batch size.
-        spare_bytes: bytes of the caller's memory that serve as workspace.
-        fresh: whether the output's tail may serve as workspace.
     """
 
     layer: str

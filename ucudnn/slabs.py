@@ -18,12 +18,7 @@ Rows = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Slab:
-    """A range of rows, of x in BackwardData and of y otherwise.
-
-    Attributes:
-        first: the first row.
-        rows: the number of rows.
-    """
+    """A range of rows, of x in BackwardData and of y otherwise."""
 
     first: int
     rows: int
@@ -31,15 +26,10 @@ class Slab:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A slab, or a whole micro-batch, as a problem of its own.
-
-    Attributes:
-        problem: what it computes. Slabs within the volume have the same problem.
-        first_rows: where it begins in the micro-batch; None for the whole micro-batch.
-    """
+    """A slab, or a whole micro-batch, as a problem of its own."""
 
     problem: ConvolutionProblem
-    first_rows: Rows | None
+    first_rows: Rows | None  # None for the whole micro-batch
 
 
 def row_count(problem: ConvolutionProblem) -> int:

@@ -43,14 +43,16 @@ def planned(
     begin = perf_counter()
     decisions = decide(kernels, benchmark, settings)
     seconds = perf_counter() - begin
+    plans = decisions.kernels
+    undivided = [each.undivided.time_ms * each.kernel.count for each in plans if each.undivided]
     return decisions, {
         "policy": policy,
         "limit": LIMIT,
         "seconds": seconds,
         "measured": benchmark.measured,
         "solver_seconds": decisions.solver_seconds,
-        "undivided_ms": decisions.undivided_ms,
-        "predicted_ms": decisions.time_ms,
+        "undivided_ms": sum(undivided) if len(undivided) == len(plans) else None,
+        "predicted_ms": sum(each.configuration.time_ms * each.kernel.count for each in plans),
         "configurations": {str(each.kernel): str(each.configuration) for each in decisions.kernels},
         "at": time(),
     }

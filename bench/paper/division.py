@@ -76,11 +76,12 @@ def described(
         )
         row["count"] += each.kernel.count
     rows = list(parts.values())
+    needed = [each.workspace_bytes * (1 if way == "shared" else each.kernel.count) for each in decisions.kernels]
     done = all(row["executed_ms"] is not None for row in rows)
     return {
-        "predicted_ms": decisions.time_ms,
+        "predicted_ms": sum(row["predicted_ms"] * row["count"] for row in rows),
         "executed_ms": sum(row["executed_ms"] * row["count"] for row in rows) if done else None,
-        "workspace_bytes": (decisions.shared_workspace_bytes if way == "shared" else decisions.workspace_bytes),
+        "workspace_bytes": max(needed) if way == "shared" else sum(needed),
         "arena_bytes": decisions.division.arena_bytes if decisions.division else None,
         "solvers": decisions.division.methods if decisions.division else None,
         "solver_seconds": decisions.solver_seconds,

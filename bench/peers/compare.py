@@ -100,7 +100,7 @@ def plan(name: str, network: Network, limit: int | None, rig: Rig) -> Planned:
         else:
             decisions = decide(network.kernels(), benchmark, settings)
             planned.kernels = [(each.kernel, each.configuration) for each in decisions.kernels]
-            planned.time_ms = decisions.time_ms
+            planned.time_ms = sum(each.configuration.time_ms * each.kernel.count for each in decisions.kernels)
     except FAILURES as error:
         reason = _named(error, network, benchmark, settings)
         planned.absent, planned.failed = (reason, "") if isinstance(error, NONE_FITS) else ("", reason)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.plan_time import time_ms
 from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.kernel import Kernel
@@ -50,7 +51,7 @@ def test_without_tf32_plans_are_no_worse_than_those_of_either_api(replay, networ
     ]
     settings = Settings.load({}, workspace_limit_bytes=limit, policy="powerOfTwo")
     times = {
-        each: decide(kernels, Benchmark(replay(network, each)), settings).time_ms
+        each: time_ms(decide(kernels, Benchmark(replay(network, each)), settings))
         for each in (Candidates.BEST, Candidates.GRAPH, Candidates.LEGACY, Candidates.EVERY)
     }
     either = min(times[Candidates.GRAPH], times[Candidates.LEGACY])

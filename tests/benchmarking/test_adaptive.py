@@ -10,8 +10,7 @@ from random import Random
 import pytest
 
 from ucudnn.backends.base import Backend
-from ucudnn.backends.bench import Bench
-from ucudnn.backends.sampling import converged, worthless
+from ucudnn.backends.bench import Bench, converged, worthless
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import decide

@@ -8,7 +8,7 @@ import pytest
 from tests.support.counting_backend import CountingBackend
 from tests.support.problems import make_problem
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.exploration.schedule import Round
+from ucudnn.benchmarking.exploration.explorer import Round
 from ucudnn.benchmarking.request import Request
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import Operation

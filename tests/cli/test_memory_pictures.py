@@ -11,7 +11,7 @@ from ucudnn.cli.memory_pictures import PictureOptions
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.reports.comparison import compare_policies
-from ucudnn.plots.plan_pictures import COLORS
+from ucudnn.plots.bands import COLORS
 
 
 @pytest.fixture

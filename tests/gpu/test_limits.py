@@ -8,7 +8,7 @@ import ucudnn.torch  # noqa: E402
 from tests.gpu.conftest import assert_same_gradients, gradients, settle  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.benchmarking.measurer import Measurer  # noqa: E402
-from ucudnn.torch.trials.candidate import WRONG, CandidateState  # noqa: E402
+from ucudnn.torch.trials.candidate_list import WRONG, CandidateState  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 

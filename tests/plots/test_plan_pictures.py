@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ucudnn.plots import AddressPicture, QueuePicture
-from ucudnn.plots.plan_pictures import addresses_figure, queues_figure
+from ucudnn.plots.bands import addresses_figure, queues_figure
 from ucudnn.plots.style import GIB
 
 

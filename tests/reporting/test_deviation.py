@@ -3,9 +3,8 @@
 import pytest
 
 from tests.support.reports import kernel_report
-from ucudnn.reporting.deviation import describe_deviations
-from ucudnn.reporting.kernel_report import is_far
-from ucudnn.reporting.machine_load import CpuSeconds, MachineLoad, read_cpu_seconds
+from ucudnn.reporting.kernel_report import describe_deviations, is_far
+from ucudnn.reporting.run_report import CpuSeconds, MachineLoad, read_cpu_seconds
 
 
 def times(predicted_ms, executed_ms, first=None, layer="conv1", count=1):

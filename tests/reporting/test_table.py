@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.support.reports import kernel_report, make_report
-from ucudnn.reporting.table import EXPLANATIONS, html_table
+from ucudnn.reporting.report import EXPLANATIONS, html_table
 
 
 class Cells(HTMLParser):

@@ -69,8 +69,8 @@ class Host:
         """Let the package see this instead of PyTorch."""
         monkeypatch.setattr("ucudnn.torch.device.gpu.torch", self)
         monkeypatch.setattr("ucudnn.torch.calls.kernel_call.torch", self)
-        monkeypatch.setattr("ucudnn.torch.calls.output_form.torch", self)
-        for module in ("device.gpu", "calls.output_form"):
+        monkeypatch.setattr("ucudnn.torch.calls.problem.torch", self)
+        for module in ("device.gpu", "calls.problem"):
             monkeypatch.setattr(f"ucudnn.torch.{module}.empty_of", lambda device_type: self.empty_here)
         monkeypatch.setattr("ucudnn.torch.device.gpu._current_device", lambda: self.current)
         monkeypatch.setattr("ucudnn.torch.device.gpu._current_stream", lambda ordinal: self.stream)

@@ -8,7 +8,7 @@ import torch
 from tests.support.decisions import slower
 from tests.support.reported import run
 from tests.support.torch_cases import enable_on_cpu
-from ucudnn.reporting.table import EXPLANATIONS
+from ucudnn.reporting.report import EXPLANATIONS
 from ucudnn.torch.summary import Summary
 
 

@@ -278,7 +278,7 @@ def test_a_benchmark_tries_little_if_memory_is_short(policy, tmp_path):
 
 
 def test_a_report_with_times_needs_no_more_workspace_than_a_call(monkeypatch):
-    monkeypatch.setattr("ucudnn.reporting.deviation.FAR", inf)  # however busy the machine is, the plan stays
+    monkeypatch.setattr("ucudnn.reporting.kernel_report.FAR", inf)  # however busy the machine is, the plan stays
     problem = TAILED[Operation.FORWARD]
     configuration = parts_of(problem, 8, 6, 4, 2, 2, 1, 1)
     limit = own_bytes(problem, configuration)

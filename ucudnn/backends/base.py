@@ -31,12 +31,7 @@ SLACK_BYTES = 255
 
 @final
 class Spare(NamedTuple):
-    """Memory of the caller that a call may overwrite and use as its workspace.
-
-    Attributes:
-        buffer: the memory, as `ComputeBackend.spare` returns it.
-        size_bytes: size of the memory.
-    """
+    """Memory of the caller that a call may overwrite and use as its workspace."""
 
     buffer: Buffer
     size_bytes: int

@@ -8,9 +8,8 @@ from operator import attrgetter
 from typing import final
 
 from ucudnn.backends.base import Backend
-from ucudnn.backends.bench import Bench
+from ucudnn.backends.bench import Bench, float32_sum_on_gpu
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.sum_cost import float32_sum_on_gpu
 from ucudnn.configuration import Float32Sum
 from ucudnn.errors import NotRecordedError
 from ucudnn.policy import BatchSizePolicy

@@ -10,8 +10,7 @@ from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.backends.fork_locks import call_in_child
 from ucudnn.benchmarking.findings import Findings, in_slabs, with_slab_names
 from ucudnn.benchmarking.measurer import Measurer, ProgressListener
-from ucudnn.benchmarking.request import Exploration, Request
-from ucudnn.benchmarking.results import MeasuredProblem
+from ucudnn.benchmarking.request import Exploration, MeasuredProblem, Request
 from ucudnn.benchmarking.unmeasured.heuristic_mode import HeuristicPlanner
 from ucudnn.configuration import MicroConfiguration, SlabConfiguration
 from ucudnn.problem import ConvolutionProblem
@@ -232,5 +231,4 @@ class Benchmark:
 
 
 def _untimed(size: int, algorithm: Algorithm) -> MicroConfiguration:
-    """Return a micro-configuration of which only the workspace counts."""
     return Measurement(algorithm=algorithm, time_ms=1.0).micro(size)

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ucudnn.backends.base import Backend
-from ucudnn.benchmarking.request import Exploration, Request, SlabDivision
-from ucudnn.benchmarking.results import MeasuredProblem, Results
+from ucudnn.benchmarking.request import Exploration, MeasuredProblem, Request, Results, SlabDivision
 from ucudnn.configuration import MicroConfiguration, SlabConfiguration
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.profiles.measurement import Measurement

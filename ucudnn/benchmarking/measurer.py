@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import final
 
-from ucudnn.benchmarking.exploration.compile_filter import CompileFilter
 from ucudnn.benchmarking.exploration.explorer import Explorer
-from ucudnn.benchmarking.exploration.state import State
+from ucudnn.benchmarking.exploration.state import CompileFilter, State
 from ucudnn.benchmarking.findings import Finding, Findings
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.configuration import SlabConfiguration
@@ -130,7 +129,6 @@ class Measurer:
             self._listener(Progress(problem=request.problem, done=done, total=total))
 
     def _known(self, request: Request) -> Exploration | None:
-        """Return what was tried for a request that is finished, here or in the storage."""
         exploration = self._findings.explored.get(request)
         if exploration is None:
             exploration = self._findings.load(request)

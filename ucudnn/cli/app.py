@@ -50,8 +50,6 @@ class _Commands(UserDict[str, Any]):
 
 @final
 class _Root(WholeWordsGroup):
-    """The command `ucudnn`."""
-
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands(_PLACES)

@@ -88,7 +88,6 @@ def _lines(machine: MachineSummary) -> tuple[str, str]:
 
 
 def _delete(context: typer.Context, before: datetime | None) -> None:
-    """Delete what was measured or planned before a time, or all for None."""
     files = StepFiles(settings_of(context).database)
     gone = files.prune(None if before is None else before.timestamp())
     if gone:

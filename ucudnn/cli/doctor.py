@@ -39,14 +39,7 @@ class PartState(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found of one part.
-
-    Attributes:
-        part: the part, such as 'PyTorch'.
-        state: how it is.
-        text: its version and place, or why it cannot be used.
-        remedy: what the user can do; '' where nothing is to be done.
-    """
+    """What was found of one part."""
 
     part: str
     state: PartState

@@ -41,7 +41,9 @@ class _WholeWordsHelp:
 
     def get_help(self, ctx: Any) -> str:
         """Return the help with plain hyphens."""
-        return _plain(super().get_help(_with_formatter(ctx)))  # type: ignore[misc]
+        if not issubclass(ctx.formatter_class, _WholeWords):
+            ctx.formatter_class = type("WholeWordsFormatter", (_WholeWords, ctx.formatter_class), {})
+        return super().get_help(ctx).replace(_UNBROKEN, "-")  # type: ignore[misc,no-any-return]
 
     def get_short_help_str(self, limit: int = _LONGEST_SENTENCE) -> str:
         """Return the whole first sentence of the help, however narrow the terminal is."""
@@ -117,13 +119,6 @@ def choices(*names: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def _with_formatter(ctx: Any) -> Any:
-    """Return the context with a formatter that breaks no words."""
-    if not issubclass(ctx.formatter_class, _WholeWords):
-        ctx.formatter_class = type("WholeWordsFormatter", (_WholeWords, ctx.formatter_class), {})
-    return ctx
-
-
 def _command(text: str, width: int) -> str:
     """Return a command in lines that a shell reads as one."""
     together = re.sub(r"(--\S+) (?!-)", rf"\1{_UNBROKEN_BLANK}", " ".join(text.split()))
@@ -134,7 +129,3 @@ def _command(text: str, width: int) -> str:
 
 def _joined(text: str) -> str:
     return text.replace("-", _UNBROKEN)
-
-
-def _plain(text: str) -> str:
-    return text.replace(_UNBROKEN, "-")

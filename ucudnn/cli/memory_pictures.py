@@ -49,12 +49,7 @@ class PictureOptions:
     pool: Annotated[str, option("POOL", f"Pool of --addresses: {', '.join(POOLS)}.")] = POOLS[-1]
 
     def check(self, policies: Sequence[str], inputs: Sequence[str]) -> None:
-        """Refuse what cannot be drawn, before anything is planned.
-
-        Args:
-            policies: names of the policies that are planned.
-            inputs: files that are read, and so are not written.
-        """
+        """Refuse what cannot be drawn, before anything is planned."""
         for picture in (self.plot, self.timeline, self.addresses):
             if picture is not None:
                 check_picture(picture)

@@ -25,11 +25,9 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import count_records, encode_profile, load_profile, refuse_other_conditions
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.kernel_report import KernelReport, report_kernel
-from ucudnn.reporting.machine_load import MachineLoad
-from ucudnn.reporting.output_file import check_output, write_whole
-from ucudnn.reporting.plan_timing import execute
-from ucudnn.reporting.prediction import execute_all
-from ucudnn.reporting.recording_file import add_recording
+from ucudnn.reporting.output_file import add_recording, check_output, write_whole
+from ucudnn.reporting.plan_timing import execute, execute_all
+from ucudnn.reporting.run_report import MachineLoad
 from ucudnn.reporting.terminal import Steps, print_note, print_report, print_text, progress
 from ucudnn.settings import Settings
 
@@ -256,7 +254,6 @@ def _follow(step: Steps) -> ProgressListener:
 def _decide(
     subject: Subject, settings: Settings, groups: Groups, effort: Effort, exhaustive: bool
 ) -> tuple[Decisions, Benchmark]:
-    """Benchmark and decide all kernels of a network, with a progress bar; return the benchmark too."""
     kernels = subject.network.kernels()
     loaded = _loaded(subject, settings)
     with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:

@@ -380,12 +380,7 @@ def settings_of(context: typer.Context, rules: tuple[NoEffect, ...] = (), **inst
 
 
 def budget_of(size: str | None, memory_bytes: int) -> int | None:
-    """Return bytes from the value of --budget, which an InvalidSizeError names; None without one.
-
-    Args:
-        size: the value, a size or a share of a device's memory.
-        memory_bytes: that memory.
-    """
+    """Return bytes from the value of --budget, which an InvalidSizeError names; None without one."""
     try:
         return None if size is None else parse_budget(size, memory_bytes)
     except InvalidSizeError as error:

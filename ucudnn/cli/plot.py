@@ -45,8 +45,6 @@ _PoliciesOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class _SubjectOptions:
-    """Which network is drawn, besides its name."""
-
     batch: options.BatchOption = None
     backend: options.BackendOption = None
     profile: options.ProfileOption = None
@@ -212,8 +210,6 @@ def division(
 
 @final
 class _Planner:
-    """Measures the kernels of a network once, and plans them in several ways."""
-
     def __init__(self, subject: Subject, settings: Settings) -> None:
         self._subject = subject
         self._network = subject.network

@@ -23,13 +23,7 @@ _CPU_BATCH = 16  # a convolution takes NumPy seconds, and a GPU milliseconds
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A network, and the backend that computes or replays its convolutions.
-
-    Attributes:
-        network: the network, in the variant in which it computes.
-        variant: data type, math mode and layout.
-        backend: the backend.
-    """
+    """A network, and the backend that computes or replays its convolutions."""
 
     network: Network
     variant: Variant

@@ -170,7 +170,6 @@ def _virtual(
 
 
 def _plain(function: str, arguments: Sequence[int], count: int, *workspace: int) -> list[CuDNNAlgoPerf]:
-    """Return what cuDNN's own function answers."""
     results = array("b", bytes(count * _PERF_BYTES))
     returned = call(function, *arguments, count, results.buffer_info()[0], *workspace)
     return [CuDNNAlgoPerf(*each) for each in iter_unpack(_PERF, results[: returned * _PERF_BYTES])]
@@ -230,7 +229,6 @@ def _picker(operation: Operation, descriptors: str) -> Callable[..., int]:
 
 
 def _sizer(operation: Operation, descriptors: str) -> Callable[..., int]:
-    """Return a function get...WorkspaceSize."""
     name = f"getConvolution{operation.value}WorkspaceSize"
     function = c_name(name)
 

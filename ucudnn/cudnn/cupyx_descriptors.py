@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, final
 from weakref import finalize
 
+from ucudnn.cudnn import descriptors
 from ucudnn.cudnn.constants import (
     CUDNN_CROSS_CORRELATION,
     CUDNN_DATA_BFLOAT16,
@@ -16,19 +17,6 @@ from ucudnn.cudnn.constants import (
     CUDNN_TENSOR_NCHW,
     CUDNN_TENSOR_NHWC,
     CUDNN_TENSOR_OP_MATH,
-)
-from ucudnn.cudnn.descriptors import (
-    createConvolutionDescriptor,
-    createFilterDescriptor,
-    createTensorDescriptor,
-    destroyConvolutionDescriptor,
-    destroyFilterDescriptor,
-    destroyTensorDescriptor,
-    setConvolutionGroupCount,
-    setConvolutionMathType,
-    setConvolutionNdDescriptor_v3,
-    setFilterNdDescriptor_v4,
-    setTensorNdDescriptor,
 )
 
 __all__ = [
@@ -155,15 +143,17 @@ def _channels_first(format: int, shape: Sizes) -> Sizes:
 def _tensor(data_type: int, format: int, shape: Sizes) -> Descriptor:
     sizes = array("i", _channels_first(format, shape))
     strides = array("i", _channels_first(format, tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))))
-    descriptor = Descriptor(createTensorDescriptor(), destroyTensorDescriptor)
-    setTensorNdDescriptor(descriptor.value, data_type, len(sizes), sizes.buffer_info()[0], strides.buffer_info()[0])
+    descriptor = Descriptor(descriptors.createTensorDescriptor(), descriptors.destroyTensorDescriptor)
+    descriptors.setTensorNdDescriptor(
+        descriptor.value, data_type, len(sizes), sizes.buffer_info()[0], strides.buffer_info()[0]
+    )
     return descriptor
 
 
 def _filter(data_type: int, format: int, shape: Sizes) -> Descriptor:
     sizes = array("i", _channels_first(format, shape))
-    descriptor = Descriptor(createFilterDescriptor(), destroyFilterDescriptor)
-    setFilterNdDescriptor_v4(descriptor.value, data_type, format, len(sizes), sizes.buffer_info()[0])
+    descriptor = Descriptor(descriptors.createFilterDescriptor(), descriptors.destroyFilterDescriptor)
+    descriptors.setFilterNdDescriptor_v4(descriptor.value, data_type, format, len(sizes), sizes.buffer_info()[0])
     return descriptor
 
 
@@ -174,12 +164,14 @@ def _convolution(
         raise ValueError(f"pad {pad}, stride {stride} and dilation {dilation} differ in length")
     accumulation = CUDNN_DATA_DOUBLE if data_type == CUDNN_DATA_DOUBLE else CUDNN_DATA_FLOAT
     pads, strides, dilations = (array("i", each) for each in (pad, stride, dilation))
-    descriptor = Descriptor(createConvolutionDescriptor(), destroyConvolutionDescriptor)
+    descriptor = Descriptor(descriptors.createConvolutionDescriptor(), descriptors.destroyConvolutionDescriptor)
     pads_at, strides_at, dilations_at = (each.buffer_info()[0] for each in (pads, strides, dilations))
-    setConvolutionNdDescriptor_v3(descriptor.value, len(pad), pads_at, strides_at, dilations_at, mode, accumulation)
+    descriptors.setConvolutionNdDescriptor_v3(
+        descriptor.value, len(pad), pads_at, strides_at, dilations_at, mode, accumulation
+    )
     if tensor_cores:
-        setConvolutionMathType(descriptor.value, CUDNN_TENSOR_OP_MATH)
-    setConvolutionGroupCount(descriptor.value, groups)
+        descriptors.setConvolutionMathType(descriptor.value, CUDNN_TENSOR_OP_MATH)
+    descriptors.setConvolutionGroupCount(descriptor.value, groups)
     return descriptor
 
 

@@ -27,7 +27,7 @@ from ucudnn.cudnn.loading import call
 from ucudnn.errors import BackendError, CudnnError
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.reporting.exit_report import report_at_exit
+from ucudnn.reporting.output_file import report_at_exit
 from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings
 

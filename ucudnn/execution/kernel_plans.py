@@ -236,7 +236,6 @@ class KernelPlans:
         return None if saved is None else saved.configuration
 
     def _decides_without_bias(self, kernel: Kernel) -> bool:
-        """Return whether the loaded file has a plan of a kernel without its bias, and none with it."""
         plain = replace(kernel, problem=kernel.problem.without_bias())
         return self._loaded.find(kernel) is None and self._loaded.find(plain) is not None
 

@@ -241,14 +241,12 @@ def aligned(parts: Sequence[MicroConfiguration]) -> list[MicroConfiguration]:
 
 
 def _added(scaling: Scaling) -> Scaling:
-    """Return the factors of steps that add to the output of earlier steps."""
     return ACCUMULATE if scaling.alpha == 1 else Scaling(scaling.alpha, 1.0)
 
 
 def _with_tail(
     step: PlanStep[PreparedCall], problem: ConvolutionProblem, backend: ComputeBackend
 ) -> PlanStep[PreparedCall]:
-    """Return a step whose workspace is the output's memory behind its part."""
     after = step.offset.start + step.part.size
     return replace(
         step, tail=partial(backend.tail_buffer, start=after, step_bytes=tail_step(problem), samples=problem.batch)

@@ -2,9 +2,10 @@
 
 import atexit
 import ctypes
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import replace
@@ -22,11 +23,46 @@ from ucudnn.backends.cudnn.api.described import (
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
 from ucudnn.native.planner import NativePlanner
-from ucudnn.native.report_file import write_report
 from ucudnn.native.steps import PlanRequest, StepStruct
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.reporting.exit_report import report_path
+from ucudnn.reporting.output_file import form, report_path, write_content
+from ucudnn.reporting.report import Report
 from ucudnn.settings import report_file
+
+Reports = Mapping[int, Sequence[Report]]
+"""The reports of each GPU, one for each workspace limit."""
+
+
+def write_report(path: str, reports: Reports, refused: Mapping[str, int]) -> None:
+    """Write a report to what `report_path` returns: as JSON or CSV to a path that ends so, else as text.
+
+    `refused` tells how many kernels were left to plain cuDNN, by reason.
+
+    Raises:
+        OutputError: if it cannot be written.
+        OSError: if stderr cannot be written.
+    """
+    if path.endswith(".json"):
+        found = {f"cuda:{device}": [each.to_dict() for each in own] for device, own in reports.items()}
+        content = json.dumps({"reports": found, "left": dict(refused)}, indent=1) + "\n"
+    elif path.endswith(".csv"):
+        content = form([each for own in reports.values() for each in own], path)
+    else:
+        content = _text(reports, refused)
+    write_content(path, content)
+
+
+def _text(reports: Reports, refused: Mapping[str, int]) -> str:
+    blocks = []
+    for device, own in reports.items():
+        for each in own:
+            calls = sum(kernel.calls for kernel in each.kernels)
+            blocks.append(f"cuda:{device}: {each.conditions.get('device', each.backend)}\n{each}\ncalls: {calls}\n")
+    if not blocks:
+        blocks.append("no convolution was planned\n")
+    left = [f"left to plain cuDNN: {count} x {reason}\n" for reason, count in refused.items()]
+    return "\n".join(blocks) + "".join(left)
+
 
 VERSION = 2
 """Version of the interface with the compiled library (src/planner.hpp)."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
 
-from ucudnn.benchmarking.storage.own_files import distrust
+from ucudnn.benchmarking.storage.file_lock import distrust
 from ucudnn.errors import BackendUnavailableError
 
 HERE = Path(__file__).parent

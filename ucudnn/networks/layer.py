@@ -14,13 +14,7 @@ A kernel or a padding is one number for all dimensions, or has a number for each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A convolution layer.
-
-    Attributes:
-        name: name of the first such layer.
-        forward: its Forward problem.
-        count: how many layers of the network have this shape.
-    """
+    """A convolution layer."""
 
     name: str
     forward: ConvolutionProblem

@@ -212,7 +212,6 @@ def _measured(
 
 
 def _refuse(kernel: Kernel, request: Request, benchmark: Benchmark, with_sum: SummedRequest | None) -> NoReturn:
-    """Raise the error of a kernel for which nothing is left within a limit."""
     limit_bytes = request.limit_bytes
     least = benchmark.least_workspace(request)
     summed = None if with_sum is None else benchmark.least_workspace(with_sum.request)

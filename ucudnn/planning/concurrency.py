@@ -44,7 +44,6 @@ def groups_under(settings: Settings, given: Sequence[Sequence[str | Sequence[str
 
 
 def _places(groups: Sequence[Sequence[Sequence[str]]]) -> dict[str, tuple[int, int]]:
-    """Return the group and the branch of each layer."""
     place: dict[str, tuple[int, int]] = {}
     for group, branches in enumerate(groups):
         for branch, layers in enumerate(branches):

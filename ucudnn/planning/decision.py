@@ -97,28 +97,6 @@ class Decisions:
             solver_seconds=self.solver_seconds + sum(each.solver_seconds for each in earlier),
         )
 
-    @property
-    def time_ms(self) -> float:
-        """Predicted milliseconds of all kernels, each as often as it occurs."""
-        return fsum(each.configuration.time_ms * each.kernel.count for each in self.kernels)
-
-    @property
-    def undivided_ms(self) -> float | None:
-        """Predicted milliseconds if every kernel ran undivided within the limit; None if a kernel cannot."""
-        if any(each.undivided is None for each in self.kernels):
-            return None
-        return fsum(each.undivided.time_ms * each.kernel.count for each in self.kernels if each.undivided)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """The bytes of all workspaces together if each layer has its own."""
-        return sum(each.workspace_bytes * each.kernel.count for each in self.kernels)
-
-    @property
-    def shared_workspace_bytes(self) -> int:
-        """The bytes of one workspace that the kernels use one after another."""
-        return max((each.workspace_bytes for each in self.kernels), default=0)
-
 
 def decide(
     kernels: Sequence[Kernel],

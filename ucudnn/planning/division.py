@@ -33,17 +33,11 @@ _Member = tuple[ConvolutionProblem, int]
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A configuration that some of the layers of a kernel get.
-
-    Attributes:
-        configuration: the configuration.
-        count: how many layers get it.
-        segment: the segment of its workspace; None if the kernel stands for several layers.
-    """
+    """A configuration that some of the layers of a kernel get."""
 
     configuration: Configuration
     count: int
-    segment: Segment | None = None
+    segment: Segment | None = None  # None if the kernel stands for several layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +83,6 @@ def divide_workspace(
     groups: Groups = (),
 ) -> WorkspaceDivision:
     """Divide a workspace among kernels.
-
-    Args:
-        kernels: the kernels.
-        desirable: their desirable sets within the total; none is empty.
-        total_bytes: the size of the workspace.
-        settings: the solver and its time limit.
-        groups: the layers that may run at the same time; () for all.
 
     Raises:
         InfeasibleError: if the total is too small; the message names the kernel that needs most.

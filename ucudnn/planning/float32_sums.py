@@ -28,12 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 @final
 class SummedRequest(NamedTuple):
-    """What is asked about a filter gradient whose parts are added in float32.
-
-    Attributes:
-        request: the problem with `float32_sum` set, within what the sum leaves of the limit.
-        total: the sum.
-    """
+    """A filter gradient with `float32_sum`, within what its float32 sum leaves of the limit, and that sum."""
 
     request: Request
     total: Float32Sum

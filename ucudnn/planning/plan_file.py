@@ -57,13 +57,7 @@ class SavedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFile:
-    """Plans, and what they were made for.
-
-    Attributes:
-        backend: name of the backend.
-        conditions: its device and versions.
-        plans: the plans.
-    """
+    """Plans, and what they were made for."""
 
     backend: str
     conditions: Mapping[str, str]
@@ -72,12 +66,7 @@ class PlanFile:
 
 @final
 class LoadedPlans:
-    """The plans of a file, to look up.
-
-    Args:
-        plans: the plans.
-        name: what messages call the file.
-    """
+    """The plans of a file, to look up."""
 
     def __init__(self, plans: Iterable[SavedPlan] = (), name: str = "") -> None:
         self._name = name

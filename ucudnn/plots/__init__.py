@@ -16,9 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
-from ucudnn.plots.bands import MemoryPicture, front_figure, memory_figure
+from ucudnn.plots.bands import (
+    AddressPicture,
+    MemoryPicture,
+    QueuePicture,
+    addresses_figure,
+    front_figure,
+    memory_figure,
+    queues_figure,
+)
 from ucudnn.plots.bars import Bar, configurations_figure, division_figure, groups_figure, layers_figure
-from ucudnn.plots.plan_pictures import AddressPicture, QueuePicture, addresses_figure, queues_figure
 from ucudnn.plots.points import desirable_figure
 from ucudnn.plots.style import STYLE
 from ucudnn.reporting.output_file import check_output, write_whole

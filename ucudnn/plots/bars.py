@@ -98,7 +98,6 @@ def _largest_layers(panels: Sequence[Sequence[_Stack]], least: float = 0.0) -> l
 
 
 def _joined(stacks: Sequence[_Stack], layers: Sequence[str]) -> list[_Stack]:
-    """Return stacks in which all other layers are one piece, the last one."""
     joined = []
     for stack in stacks:
         kept = {key: each for key, each in stack.items() if key[0] in layers}
@@ -161,13 +160,11 @@ def division_figure(
 
 
 def _rows(figure: "Figure", first: "Axes", count: int) -> list["Axes"]:
-    """Return axes one above the other in place of the first ones of a figure."""
     first.remove()
     return [*figure.subplots(count, 1)]
 
 
 def _times(bars: Sequence[Bar]) -> tuple[list[_Stack], str]:
-    """Return the milliseconds of each report, and whether they are executed or predicted."""
     stacks = _stacks(bars, ["executed_ms" if report.executed else "micro_batched_ms" for _, report in bars])
     return stacks, " or ".join(sorted({"executed" if report.executed else "predicted" for _, report in bars}))
 
@@ -180,7 +177,6 @@ def _draw_stacks(
     layers: Sequence[str],
     ylabel: str,
 ) -> None:
-    """Draw a stack for each report, with the names of layers beside the last one."""
     looks = dict(zip(layers, shaded(layers), strict=True))
     looks[""] = Look("other layers", "#b8b8b8")
     labels, tallest = [label for label, _ in bars], _tallest(stacks)
@@ -298,13 +294,7 @@ def _finish_bars(figure: "Figure", axes: "Axes", places: Sequence[float], labels
 def configurations_figure(
     rows: Sequence[tuple[str, Configuration]], title: str = "", kind: str = "predicted"
 ) -> "Figure":
-    """Draw the milliseconds of configurations as rows, with a piece for each micro-batch (paper, figure 9).
-
-    Args:
-        rows: labels and configurations, from the top.
-        title: stands above the picture.
-        kind: a word for the times: 'predicted', or 'executed'.
-    """
+    """Draw the milliseconds of configurations as rows, with a piece for each micro-batch (paper, figure 9)."""
     figure, axes = new_figure(title, max(2.2, 1.3 + 0.42 * len(rows)))
     looks = looks_of(configuration for _, configuration in rows)
     for row, (_, configuration) in enumerate(rows):

@@ -23,14 +23,7 @@ _SHAPES = "os^DvP*X<>p"  # of points, for the choices of one engine's knobs
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """The place of a point's text, and the line from the point to it, in parts of the axes.
-
-    Attributes:
-        left: left end of the text.
-        right: right end of the text.
-        bottom: lower end of the text.
-        line: x of a vertical line, and its two ends.
-    """
+    """The place of a point's text, and the line from the point to it, in parts of the axes."""
 
     left: float
     right: float
@@ -48,13 +41,7 @@ class _Note:
 
 
 def desirable_figure(front: Sequence[Configuration], title: str = "", kind: str = "predicted") -> "Figure":
-    """Draw the workspace against the time of a desirable set, with the micro-batches of each point (paper, figure 8).
-
-    Args:
-        front: the desirable set, in order of workspace.
-        title: stands above the picture.
-        kind: a word for the times: 'predicted', or 'executed'.
-    """
+    """Draw workspace against time of a desirable set, with the micro-batches of each point (paper, figure 8)."""
     figure, axes = new_figure(title)
     points = [(each.workspace_bytes / MIB, each.time_ms) for each in front]
     axes.plot(*zip(*points, strict=True), drawstyle="steps-post", color="#aaaaaa", linewidth=1, zorder=1)

@@ -49,13 +49,7 @@ def new_figure(title: str, height: float = 4.0) -> tuple["Figure", "Axes"]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The look of the pieces of one layer, operation or algorithm.
-
-    Attributes:
-        label: its name in the legend.
-        color: its color, as matplotlib takes it.
-        hatch: its hatching, as matplotlib takes it.
-    """
+    """The look of the pieces of one layer, operation or algorithm."""
 
     label: str
     color: Any
@@ -73,14 +67,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class BarPiece:
-    """One call of a configuration: a micro-batch, or a slab of a micro-batch.
-
-    Attributes:
-        text: its micro-batch size, or '8 rows'.
-        algorithm: the algorithm that computes it.
-        time_ms: its time in milliseconds.
-        share: its part of the mini-batch, from 0 to 1.
-    """
+    """One call of a configuration: a micro-batch, or a slab of a micro-batch."""
 
     text: str
     algorithm: str

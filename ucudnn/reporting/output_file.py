@@ -1,13 +1,23 @@
-"""Files that commands write: checked before anything is measured for them, and written whole or not at all."""
+"""Files that commands write: checked before anything is measured for them, and written whole or not at all.
 
+UCUDNN_REPORT asks for one of them, in which a process reports what it computed when it exits.
+"""
+
+import atexit
+import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
+from typing import Any, Protocol, TextIO
 
+from ucudnn.benchmarking.storage.file_lock import LOCK, beside, exclusive, state_of
 from ucudnn.errors import OutputError
+from ucudnn.profiles.format import Profile, encode_profile, load_profile, merged
+from ucudnn.settings import report_file
 from ucudnn.units import shortened
 
 
@@ -103,3 +113,128 @@ def _name(path: Path) -> str:
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
+
+
+def add_recording(made: Profile, path: Path) -> Profile:
+    """Add a recording to a file, or write a new one; return all that is in the file then.
+
+    The file is read here, and not before the measurements, because another command may have added to it since.
+
+    Raises:
+        OutputError: if the file cannot be written.
+        ProfileError: if the file is no profile, or was recorded under other conditions.
+    """
+    check_output(path)
+    try:
+        with _alone(path):
+            whole = merged(load_profile(str(path)), made) if path.exists() else made
+            write_whole(path, encode_profile(whole, compress=path.suffix == ".gz"))
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+    return whole
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one command at a time change a file, and leave no lock beside it."""
+    name = path.with_name(os.fsdecode(os.fsencode(path.name)[:200]) + ".recording")
+    lock = beside(name, LOCK)
+    while True:
+        with exclusive(name) as file:
+            if not _is_there(lock, file):
+                continue  # the command before deleted it when it ended, so another one may hold a new lock
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+def _is_there(path: Path, file: TextIO) -> bool:
+    found = state_of(path)
+    return found is not None and found.inode == os.fstat(file.fileno()).st_ino
+
+
+STDERR = "-"
+"""The path that stands for stderr."""
+
+
+class Printable(Protocol):
+    """A report: text by `str`, and two other forms."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+
+    def to_csv(self) -> str:
+        """Return a table as CSV."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was computed."""
+
+
+def report_path(text: str) -> str:
+    """Return the path of a report for this process, whose number takes the place of %p.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    path = text.replace("%p", str(os.getpid()))
+    if path != STDERR:
+        check_output(Path(path))
+    return path
+
+
+def write_content(path: str, content: str) -> None:
+    """Write a report to what `report_path` returns.
+
+    Raises:
+        OutputError: if it cannot be written.
+        OSError: if stderr cannot be written.
+    """
+    if path != STDERR:
+        write_whole(Path(path), content.encode())
+    elif sys.stderr is not None:
+        sys.stderr.write(content)
+        sys.stderr.flush()
+
+
+def form(reports: Sequence[Printable], path: str) -> str:
+    """Return reports in the form that the ending of a path names: .json, .csv, or else text."""
+    if path.endswith(".json"):
+        return f"{json.dumps({'reports': [each.to_dict() for each in reports]}, indent=1)}\n"
+    if path.endswith(".csv"):
+        return "\n".join(each.to_csv() for each in reports)
+    return "\n\n".join(map(str, reports)) + "\n" if reports else "no convolution was planned\n"
+
+
+_sources: list[Callable[[], Sequence[Printable]]] = []
+
+
+def report_at_exit(source: Callable[[], Sequence[Printable]]) -> None:
+    """Let reports be part of what is written at exit, if UCUDNN_REPORT asks for that.
+
+    Args:
+        source: returns them when the process exits; what it refers to lives until then. It takes no lock, because a
+            thread that plans at that time never gives it back.
+
+    Raises:
+        OutputError: if the file cannot be written, before anything is computed.
+    """
+    named = report_file()
+    if named is None:
+        return
+    if not _sources:
+        atexit.register(_write, report_path(named), os.getpid())
+    _sources.append(source)
+
+
+def _write(path: str, process: int) -> None:
+    if os.getpid() != process:
+        return
+    try:
+        reports = [report for source in _sources for report in source()]
+        write_content(path, form([each for each in reports if not each.is_empty], path))
+    except Exception as error:  # noqa: BLE001  # the program has ended, and its own exit status stands
+        with suppress(Exception):
+            sys.stderr.write(f"ucudnn: the report was not written: {error}\n")

@@ -1,17 +1,24 @@
-"""Times of plans: undivided and micro-batched plans of a kernel run in turn on the same tensors."""
+"""Times of plans, which run in turn on the same tensors; kernels far from their prediction are measured again, once."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from statistics import median
 from typing import TypeVar
 
 from ucudnn.backends.base import ComputeBackend
+from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.execution.plan import Plan, make_plan
-from ucudnn.planning.decision import Decision
+from ucudnn.kernel import Kernel
+from ucudnn.planning.concurrency import Groups
+from ucudnn.planning.decision import Decision, Decisions, decide
+from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
+from ucudnn.planning.replanning import requests_behind
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.reporting.kernel_report import KernelReport, report_kernel
+from ucudnn.settings import Settings
 
 Name = TypeVar("Name", bound=Hashable)
 """The name of a run."""
@@ -88,3 +95,40 @@ def samples_in_turn(
 def _repeat(run: Callable[[], None], count: int) -> None:
     for _ in range(count):
         run()
+
+
+Execution = Callable[[Decision], KernelReport]
+"""Runs the plans of a decision, and returns its report."""
+
+
+def execute_all(
+    kernels: Sequence[Kernel],
+    decisions: Decisions,
+    benchmark: Benchmark,
+    settings: Settings,
+    groups: Groups,
+    run: Execution,
+    loaded: LoadedPlans = NO_PLANS,
+) -> tuple[Decisions, list[KernelReport]]:
+    """Execute decisions. Where times are far from predictions, measure the kernels again, decide again and execute.
+
+    Plans that were loaded from a file are not measured again.
+
+    Returns:
+        The decisions that hold in the end, with their reports.
+    """
+    reports = [run(decision) for decision in decisions.kernels]
+    far = [decision for decision, report in zip(decisions.kernels, reports, strict=True) if report.is_far]
+    if not far:
+        return decisions, reports
+    benchmark.remeasure([each for decision in far for each in requests_behind(decision, benchmark, settings)])
+    again = decide(kernels, benchmark, settings, groups, loaded).after([decisions])
+    stale = {decision.kernel.problem: decision.configuration.time_ms for decision in far}
+    found = []
+    for decision in again.kernels:
+        same = next((at for at, each in enumerate(decisions.kernels) if each == decision), None)
+        if decision.kernel.problem in stale:
+            found.append(replace(run(decision), first_predicted_ms=stale[decision.kernel.problem]))
+        else:
+            found.append(run(decision) if same is None else reports[same])
+    return again, found

@@ -2,16 +2,57 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from html import escape
 from math import fsum
 
 from ucudnn.backends.base import Backend
 from ucudnn.planning.choices import Origin, describe_origins
 from ucudnn.planning.decision import Decisions, Method
 from ucudnn.planning.division import GROUPED, Alternative
-from ucudnn.reporting.deviation import describe_deviations
-from ucudnn.reporting.kernel_report import KernelReport, ratio
-from ucudnn.reporting.table import html_table, text_table
+from ucudnn.reporting.kernel_report import KernelReport, describe_deviations, ratio
 from ucudnn.units import csv_text, format_bytes, format_ms
+
+EXPLANATIONS: Mapping[str, str] = {
+    "layer": "name of the layer, and how many more share the kernel; its problem where it has no name",
+    "operation": "Forward, BackwardData (gradient of the input) or BackwardFilter (gradient of the weight)",
+    "x": "how many layers have this shape and configuration",
+    "calls": "how often the kernel ran",
+    "configuration": "micro-batches and algorithm: 8x32 GEMM is eight micro-batches of 32 samples",
+    "plain ms": "time of the fastest single algorithm within the limit",
+    "ucudnn ms": "time of the configuration",
+    "predicted": "time that the benchmarks promised for the configuration, in ms",
+    "planned ms": "time that the benchmarks promised for the configuration",
+    "measured": "time of the configuration, measured when the report was made, in ms",
+    "speedup": "plain time divided by the time of the configuration",
+    "workspace": "scratch memory of the configuration; spare memory is the caller's and costs nothing",
+    "PyTorch ms": "time of PyTorch's own kernel, measured when the report was made",
+    "PyTorch workspace": "memory of PyTorch's own kernel besides its output",
+}
+"""What the columns of reports mean, by their heading."""
+
+
+def html_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str] = ()) -> str:
+    """Return a table as HTML, with lines below it.
+
+    A heading that is in EXPLANATIONS shows its explanation under the mouse.
+    """
+    heads = "".join(
+        f'<th style="text-align:left" title="{escape(EXPLANATIONS.get(column, ""))}">{escape(column)}</th>'
+        for column in columns
+    )
+    body = "".join(
+        "<tr>" + "".join(f'<td style="text-align:left">{escape(cell)}</td>' for cell in row) + "</tr>" for row in rows
+    )
+    caption = f'<caption style="text-align:left"><b>{escape(title)}</b></caption>' if title else ""
+    below = "".join(f"<div>{escape(line)}</div>" for line in lines)
+    return f"<table>{caption}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with aligned columns; the first row, of headings, has all columns, others may lack some."""
+    widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
+
 
 _NO_SOLVER = "not divided by times"
 
@@ -144,7 +185,6 @@ class Report:
         return csv_text(columns, (each.values() for each in self.records()))
 
     def _repr_html_(self) -> str:
-        """Return the report as notebooks show it."""
         return html_table(self.title(), self.columns(), self.rows(), self.summary())
 
     def title(self) -> str:
@@ -170,8 +210,8 @@ class Report:
             kernel.operation,
             str(kernel.count),
             kernel.configuration,
-            *map(_ms, times),
-            _factor(kernel.speedup),
+            *map(ms_cell, times),
+            "-" if kernel.speedup is None else f"{kernel.speedup:.2f}",
             format_workspace(kernel.workspace_bytes, kernel.spare_bytes),
         )
 
@@ -212,11 +252,8 @@ class Report:
         lines.append(
             f"decided in: benchmarks {self.benchmark_seconds:.2f} s, solver {self.solver_seconds * 1e3:.1f} ms"
         )
-        return (*lines, *self._replacements(), *describe_deviations(self.kernels, self.other_cpus))
-
-    def _replacements(self) -> list[str]:
-        """Return a line for each configuration that was replaced."""
-        return [f"replaced: {kernel.name}: {what}" for kernel in self.kernels for what in kernel.replaced]
+        replaced = (f"replaced: {kernel.name}: {what}" for kernel in self.kernels for what in kernel.replaced)
+        return (*lines, *replaced, *describe_deviations(self.kernels, self.other_cpus))
 
     def __str__(self) -> str:
         """Return the table and its totals as plain text."""
@@ -273,9 +310,6 @@ def _time(value: float | None) -> str:
     return "does not fit" if value is None else format_ms(value)
 
 
-def _ms(value: float | None) -> str:
+def ms_cell(value: float | None) -> str:
+    """Return milliseconds as a cell of a table; '-' if they are not known."""
     return "-" if value is None else format_ms(value).removesuffix(" ms")
-
-
-def _factor(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

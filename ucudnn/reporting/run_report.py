@@ -1,18 +1,57 @@
 """The report of what a program ran: decisions, calls and replacements, and times that are measured for the report."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple, final
 
 from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.execution.entry import Entry
 from ucudnn.execution.kernel_plans import KernelPlans
 from ucudnn.planning.decision import Decision, Decisions
 from ucudnn.reporting.kernel_report import KernelReport, report_kernel
-from ucudnn.reporting.machine_load import MachineLoad
-from ucudnn.reporting.plan_timing import execute
-from ucudnn.reporting.prediction import Execution
+from ucudnn.reporting.plan_timing import Execution, execute
 from ucudnn.reporting.report import Report, report_decisions
+
+_BUSY = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, interrupts, soft interrupts, stolen
+
+
+class CpuSeconds(NamedTuple):
+    """Seconds of processors: of any program and of this process; and of the clock, since some time in the past."""
+
+    all: float
+    own: float
+    wall: float
+
+
+def read_cpu_seconds() -> CpuSeconds | None:
+    """Return the seconds that Linux has counted, or None where there is no such count."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+        ticks = sum(int(fields[column]) for column in _BUSY)
+        return CpuSeconds(ticks / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]), monotonic())
+    except (OSError, ValueError, IndexError, AttributeError):  # other systems have neither the file nor sysconf
+        return None
+
+
+@final
+class MachineLoad:
+    """Counts from its creation on; `read` returns the seconds so far."""
+
+    def __init__(self, read: Callable[[], CpuSeconds | None] = read_cpu_seconds) -> None:
+        self._read = read
+        self._begin = read()
+
+    def others(self) -> float | None:
+        """Return how many processors other programs used on average since the creation; None if that is not known."""
+        now = self._read()
+        if self._begin is None or now is None or now.wall <= self._begin.wall:
+            return None
+        used = (now.all - self._begin.all) - (now.own - self._begin.own)
+        return max(0.0, used / (now.wall - self._begin.wall))
 
 
 def report_run(

@@ -130,7 +130,6 @@ def accept_any_terminal() -> None:
 
 
 def _console(text: StringIO) -> Console:
-    """Return a console that renders for standard output; its width is fixed where that is no terminal."""
     terminal = _is_terminal()
     return Console(file=text, force_terminal=terminal, width=Console().width if terminal else _WIDTH, emoji=False)
 
@@ -185,13 +184,7 @@ def _error_console() -> Console:
 
 @final
 class ProgressLines:
-    """Progress without a terminal: a line now and then, so that a log stays short but a long run is not silent.
-
-    Args:
-        title: begins each line.
-        total: the number of steps.
-        clock: returns seconds.
-    """
+    """Progress without a terminal: a line now and then, so that a log stays short but a long run is not silent."""
 
     def __init__(self, title: str, total: int, clock: Callable[[], float] = monotonic) -> None:
         self._title = title

@@ -16,7 +16,7 @@ except ImportError as error:
     raise ImportError(f"{needed} ({error})", name=__name__) from error
 
 from ucudnn.handle import save_plans as save_handles
-from ucudnn.reporting.exit_report import report_at_exit
+from ucudnn.reporting.output_file import report_at_exit
 from ucudnn.torch.factory import open_interceptor
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides
 from ucudnn.torch.summary import Summary, summarize
@@ -136,6 +136,5 @@ def save_plans(path: str | PathLike[str]) -> None:
 
 
 def _interceptors() -> list[AnyInterceptor]:
-    """Return the interceptors of converted modules, and that of all convolutions."""
     current = process_overrides.interceptor
     return [*process_overrides.converted, *([current] if current else [])]

@@ -88,7 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _opened(given: argparse.Namespace) -> AnyInterceptor:
-    """Return the interceptor for the options that were typed."""
     options = {"workspace_limit": given.workspace, **{name: getattr(given, name) for name in _OTHERS}}
     if tunes(given.backend, options):
         return open_interceptor(given.backend, options)
@@ -100,7 +99,6 @@ def _opened(given: argparse.Namespace) -> AnyInterceptor:
 
 
 def _run(program: Sequence[str], *, module: bool) -> None:
-    """Run a script, or a module, as Python would."""
     name, *rest = program
     sys.argv = [name, *rest]
     if not module:
@@ -132,7 +130,6 @@ def _missing(module: str) -> str | None:
 
 
 def _log(level: int) -> None:
-    """Print what ucudnn logs; the rest of logging belongs to the program."""
     logger = logging.getLogger("ucudnn")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))

@@ -246,7 +246,6 @@ def _tuned(
 
 
 def _share(share: object) -> float:
-    """Return the part of the time that trials may lose."""
     share = _TRIAL_SHARE if share is None else share
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise SettingsError(f"trial_share={share!r} must be between 0 and 1")

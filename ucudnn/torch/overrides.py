@@ -20,12 +20,7 @@ AnyInterceptor = Interceptor | AutoInterceptor
 
 @final
 class Overrides:
-    """The interceptors through which the convolutions of a process go.
-
-    Attributes:
-        interceptor: the one of all convolutions, or None.
-        converted: those of modules that were converted, in order.
-    """
+    """The interceptors through which the convolutions of a process go."""
 
     def __init__(self) -> None:
         self.interceptor: AnyInterceptor | None = None
@@ -124,7 +119,6 @@ class Overrides:
                 self._libraries[key] = self._library(device_type)
 
     def _library(self, device_type: str) -> torch.library.Library:
-        """Register our kernels for a device type."""
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced; we replace it on purpose

@@ -13,8 +13,7 @@ import torch
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.reporting.kernel_report import KernelReport
-from ucudnn.reporting.report import Report, format_workspace
-from ucudnn.reporting.table import html_table, text_table
+from ucudnn.reporting.report import Report, format_workspace, html_table, ms_cell, text_table
 from ucudnn.torch.calls.aten_kernels import AtenKernels
 from ucudnn.torch.calls.fallbacks import PastLimit
 from ucudnn.torch.calls.interceptor import Interceptor
@@ -22,7 +21,7 @@ from ucudnn.torch.calls.layer_owners import shapes_of
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.tuning_report import TuningReport, report_tuning
-from ucudnn.units import csv_text, format_bytes, format_ms
+from ucudnn.units import csv_text, format_bytes
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,10 +69,10 @@ class LayerSummary:
 
     def row(self) -> tuple[str, ...]:
         """Return the row of the layer, with the columns of `Summary.columns`."""
-        measured = () if self.measured_ms is None else (_ms(self.measured_ms),)
+        measured = () if self.measured_ms is None else (ms_cell(self.measured_ms),)
         baseline: tuple[str, ...] = ()
         if self.pytorch_ms is not None and self.pytorch_workspace_bytes is not None:
-            baseline = (_ms(self.pytorch_ms), format_bytes(self.pytorch_workspace_bytes))
+            baseline = (ms_cell(self.pytorch_ms), format_bytes(self.pytorch_workspace_bytes))
         what = self.problem.removeprefix(f"{self.operation} ")
         name = self.layer if self.layers < 2 else f"{self.layer} and {self.layers - 1} more"
         return (
@@ -81,7 +80,7 @@ class LayerSummary:
             self.operation,
             str(self.calls),
             self.configuration,
-            "-" if self.planned_ms is None else _ms(self.planned_ms),
+            ms_cell(self.planned_ms),
             *measured,
             format_workspace(self.workspace_bytes, self.spare_bytes),
             *baseline,
@@ -167,7 +166,6 @@ class Summary:
         return csv_text(columns, (each.values() for each in self.records()))
 
     def _repr_html_(self) -> str:
-        """Return the summary as notebooks show it: a table for each device, and the counts."""
         tables = [
             html_table(
                 f"{device}: {report.conditions.get('device', report.backend)}",
@@ -245,7 +243,6 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
 
 
 def _past(past: PastLimit) -> str:
-    """Return the line that says how far convolutions went past the limit."""
     if past.seen:
         known = f"up to {format_bytes(past.most_bytes)} beyond it, by {past.seen} of them that set a peak of memory"
     else:
@@ -282,7 +279,3 @@ def _with_pytorch(
             _LOG.warning("PyTorch's own kernel was not measured for %s: %s", problem, error)
             return layer
     return replace(layer, pytorch_ms=time_ms, pytorch_workspace_bytes=held)
-
-
-def _ms(value: float) -> str:
-    return format_ms(value).removesuffix(" ms")

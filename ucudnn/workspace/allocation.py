@@ -68,18 +68,15 @@ class SharedWorkspace(Workspace[Key]):
         return sum(size for size, _ in self._buffers.values())
 
     def holds(self, buffer: Buffer) -> bool:
-        """Return whether some queue has this buffer."""
         return any(buffer is each for _, each in self._buffers.values())
 
     def release(self, queue: int) -> bool:
-        """Free the buffers of other queues, among them those of streams that no longer exist."""
         others = [each for each in self._buffers if each != queue]
         for each in others:
             del self._buffers[each]
         return bool(others)
 
     def forget_ended(self, address: int, queue: int) -> int | None:
-        """Forget the buffer of a stream that ended, if another stream has its address now."""
         before = self._owners.get(address, queue)
         self._owners[address] = queue
         if before == queue:
@@ -90,11 +87,9 @@ class SharedWorkspace(Workspace[Key]):
         return before
 
     def grows(self, queue: int, size_bytes: int) -> bool:
-        """Return whether the queue has a smaller buffer."""
         return queue in self._buffers and size_bytes > self._buffers[queue][0]
 
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
-        """Return the queue's buffer; a buffer that is too small is replaced."""
         held_bytes, buffer = self._buffers.get(queue, (-1, None))
         if size_bytes > held_bytes:
             self._buffers.pop(queue, None)
@@ -114,7 +109,6 @@ class PerCallWorkspace(Workspace[Key]):
         self._backend = backend
 
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
-        """Return a new buffer."""
         return self._backend.allocate(size_bytes)
 
 
@@ -173,9 +167,7 @@ class DividedWorkspace(Workspace[Key]):
             _free_dropped()
 
     def holds(self, buffer: Buffer) -> bool:
-        """Return whether the buffer is one of the segments."""
         return any(buffer is each for each in self._segments.values())
 
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
-        """Return the kernel's segment, which is the same on every queue."""
         return self._segments[key]

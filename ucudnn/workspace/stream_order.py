@@ -35,9 +35,6 @@ class StreamOrder:
     Kernels of one set have disjoint segments, so only those of one branch wait for each other. A set waits for what
     the set before it launched on other queues. Calls on one queue are in order by themselves. Calls that are captured
     for a CUDA graph never come here, because whoever replays the graph orders them.
-
-    Args:
-        backend: marks launches, and waits for marks.
     """
 
     def __init__(self, backend: ComputeBackend) -> None:

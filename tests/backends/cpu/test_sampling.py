@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from ucudnn.backends.sampling import CONFIDENCE, SHORTEST_MS, median_interval, sample, worthless
+from ucudnn.backends.bench import CONFIDENCE, SHORTEST_MS, median_interval, sample, worthless
 from ucudnn.profiles.measurement import Effort
 
 

@@ -8,8 +8,8 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 
 from tests.support.problems import make_problem
-from ucudnn.benchmarking.exploration import schedule as schedule_module
-from ucudnn.benchmarking.exploration.schedule import Schedule
+from ucudnn.benchmarking.exploration import explorer as schedule_module
+from ucudnn.benchmarking.exploration.explorer import Schedule
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.policy import BatchSizePolicy

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ucudnn.torch.device.fast_tensors import empty_of
+from ucudnn.torch.device.gpu import empty_of
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "meta"])  # PyTorch has a fast function for the first only

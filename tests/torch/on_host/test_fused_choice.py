@@ -10,7 +10,7 @@ from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.handle import save_plans
 from ucudnn.planning.choices import Origin
 from ucudnn.problem import WITH_BIAS
-from ucudnn.torch.calls import fused_choice
+from ucudnn.torch.calls import fused_call
 
 LIMIT = 3000
 """Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""
@@ -52,7 +52,7 @@ def test_an_engine_that_adds_the_bias_runs_if_it_is_faster_than_both_kernels(hos
         assert len(problems(on)) == 2
         save_plans([handle], tmp_path / "plans.json")
     measured = []
-    monkeypatch.setattr(fused_choice, "measured_with_bias", lambda *rest: measured.append(rest))
+    monkeypatch.setattr(fused_call, "measured_with_bias", lambda *rest: measured.append(rest))
     with enable_on_host(host, workspace_limit=LIMIT, plans=str(tmp_path / "plans.json")) as on:
         assert convolved() == 0
         (handle,) = on._interceptor.handles().values()
@@ -66,7 +66,7 @@ def test_the_time_of_the_addition_decides_between_engines_that_are_about_as_fast
     host, convolved, monkeypatch, addition_ms
 ):
     asked = []
-    monkeypatch.setattr(fused_choice, "_WORTH_FUSING", 0.5)  # the engine takes 0.9 of the convolution alone
+    monkeypatch.setattr(fused_call, "_WORTH_FUSING", 0.5)  # the engine takes 0.9 of the convolution alone
     monkeypatch.setattr(CudnnBackend, "elapsed_ms", lambda *rest: asked.append(rest) or addition_ms)
     with enable_on_host(host, workspace_limit=LIMIT) as on:
         convolved()

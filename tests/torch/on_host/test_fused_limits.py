@@ -10,7 +10,7 @@ from tests.support.tuned_program import LATER, LIMIT, product, python_calls, tak
 from ucudnn.handle import save_plans
 from ucudnn.planning.choices import Origin
 from ucudnn.problem import WITH_BIAS
-from ucudnn.torch.calls.fused_choice import is_fused
+from ucudnn.torch.calls.fused_call import is_fused
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.steps import step_comparison
 from ucudnn.torch.steps.phase import TuningPhase

@@ -8,7 +8,7 @@ import torch
 from tests.support.host_gpu import assert_near, convolve_and_differentiate, enable_on_host, image_and_filters
 from tests.support.tuned_program import product
 from ucudnn.execution.launcher import BoundKernel
-from ucudnn.torch.calls.output_form import OutputForm
+from ucudnn.torch.calls.problem import OutputForm
 
 
 @pytest.fixture

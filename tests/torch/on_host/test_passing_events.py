@@ -7,7 +7,7 @@ from tests.support.tuned_program import LIMIT
 from ucudnn.problem import Operation
 from ucudnn.torch.steps import step_tracker
 from ucudnn.torch.steps.phase import TuningPhase
-from ucudnn.torch.trials.candidate import FAILED
+from ucudnn.torch.trials.candidate_list import FAILED
 
 PHASES = [each for each in TuningPhase if each is not TuningPhase.SETTLED]
 PHASES_WITHIN_A_LIMIT = [each for each in PHASES if each is not TuningPhase.HOST_CHECK]

@@ -27,7 +27,7 @@ from ucudnn.torch.device.timed_device import FreeBlocks
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.trials.call_site import CallSite
-from ucudnn.torch.trials.candidate import NO_MEMORY, WRONG
+from ucudnn.torch.trials.candidate_list import NO_MEMORY, WRONG
 from ucudnn.torch.tuning import tuned_call
 from ucudnn.torch.tuning import tuner as tuner_module
 

@@ -10,7 +10,7 @@ from tests.support.configurations import in_parts
 from tests.support.host_gpu import PROBLEM
 from ucudnn.problem import Operation
 from ucudnn.torch.trials.call_site import ENOUGH, CallSite, priority, ranked, sets_to_compare, worth_replacing
-from ucudnn.torch.trials.candidate import FAILED, SLOW, WRONG, Candidate, CandidateState
+from ucudnn.torch.trials.candidate_list import FAILED, SLOW, WRONG, Candidate, CandidateState
 
 
 def candidate(name, size=8):

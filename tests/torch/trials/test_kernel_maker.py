@@ -9,7 +9,7 @@ from tests.support.host_gpu import PROBLEM
 from ucudnn.errors import CudnnError
 from ucudnn.torch.trials import kernel_maker as module
 from ucudnn.torch.trials.call_site import CallSite
-from ucudnn.torch.trials.candidate import FAILED, SLOW_PLAN, Candidate
+from ucudnn.torch.trials.candidate_list import FAILED, SLOW_PLAN, Candidate
 from ucudnn.torch.trials.kernel_maker import KernelMaker
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.support.configurations import in_parts
 from tests.support.host_gpu import PROBLEM
 from ucudnn.torch.trials.call_site import CallSite
-from ucudnn.torch.trials.candidate import Candidate
+from ucudnn.torch.trials.candidate_list import Candidate
 from ucudnn.torch.trials.readings import Reading, Readings
 
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import ACCUMULATE, OVERWRITE, Offset, PreparedCall
-from ucudnn.backends.bench import Bench
+from ucudnn.backends.bench import Bench, sample, worthless
 from ucudnn.backends.cpu.geometry import Array
-from ucudnn.backends.sampling import sample, worthless
 from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus

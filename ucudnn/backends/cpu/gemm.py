@@ -7,9 +7,8 @@ from typing import final
 
 import numpy as np
 
-from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes, accumulate, finish, prescale
 from ucudnn.backends.cpu.geometry import Array, taps, taps_first
-from ucudnn.backends.cpu.scaling import accumulate, finish, prescale
 from ucudnn.backends.cpu.scratch import Scratch
 from ucudnn.problem import ConvolutionProblem, Operation
 

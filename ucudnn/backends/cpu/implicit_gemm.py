@@ -13,9 +13,8 @@ from typing import Any, final
 
 import numpy as np
 
-from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes, accumulate, prescale
 from ucudnn.backends.cpu.geometry import Array, Tap, blocks, taps, taps_first
-from ucudnn.backends.cpu.scaling import accumulate, prescale
 from ucudnn.problem import ConvolutionProblem, Operation
 
 TILE_BYTES = 48 * 1024
@@ -24,8 +23,6 @@ TILE_BYTES = 48 * 1024
 
 @final
 class _TileMemory(local):
-    """Tile memory of each thread, allocated when the thread first uses it."""
-
     def __init__(self) -> None:
         self.memory = np.empty(TILE_BYTES, np.uint8)
 
@@ -132,7 +129,6 @@ class ImplicitGemm(CpuAlgorithm):
         return self._blocking.carve(depth, 1, self._dtype)[0][: filters * depth].reshape(filters, depth)
 
     def _tiles(self, parts: list[Array], other: Array) -> tuple[Array, Array]:
-        """Return matrices in tile memory for parts of x, one below another, and for a part of y."""
         count = prod(other.shape[1:])
         depth = len(parts) * len(parts[0])
         _, columns, rows = self._blocking.carve(depth, count, self._dtype)

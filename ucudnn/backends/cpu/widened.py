@@ -8,10 +8,10 @@ from typing import final
 import numpy as np
 
 from ucudnn.backends.base import OVERWRITE, PreparedSum, Scaling
+from ucudnn.backends.bench import float32_sum_of
 from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes
 from ucudnn.backends.cpu.geometry import Array
 from ucudnn.backends.cpu.scratch import ALIGNMENT, Region, Scratch
-from ucudnn.backends.sum_cost import float32_sum_of
 from ucudnn.configuration import Float32Sum
 from ucudnn.errors import BackendError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, DataType, Layout, Operation

@@ -11,9 +11,8 @@ from typing import final
 
 import numpy as np
 
-from ucudnn.backends.cpu.algorithm import CpuAlgorithm, Planner, ViewShapes, is_plain
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm, Planner, ViewShapes, finish, is_plain
 from ucudnn.backends.cpu.geometry import Array, span
-from ucudnn.backends.cpu.scaling import finish
 from ucudnn.backends.cpu.scratch import Region, Scratch
 from ucudnn.problem import ConvolutionProblem, Operation
 

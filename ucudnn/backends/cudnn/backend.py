@@ -10,7 +10,7 @@ from typing import Any, final
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import ACCUMULATE, OVERWRITE, SLACK_BYTES, ComputeBackend, Spare, Tensor
-from ucudnn.backends.bench import Bench, PrefetchRequest
+from ucudnn.backends.bench import Bench, PrefetchRequest, float32_sum_on_gpu
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.compile_ahead import SMALL, AheadCompiler
 from ucudnn.backends.cudnn.algorithms.gathered import dense_of, promised
@@ -22,11 +22,10 @@ from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall, Preparer
 from ucudnn.backends.cudnn.algorithms.summed import GpuSum, sums_fit
 from ucudnn.backends.cudnn.api.library import Library, OwnedHandle
 from ucudnn.backends.cudnn.bench.bench import CudnnBench
-from ucudnn.backends.cudnn.bench.random_tensors import Operands, random_operands
+from ucudnn.backends.cudnn.bench.output_check import Operands, random_operands
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.cupy_gpu import CupyGpu, address_of, is_dense
 from ucudnn.backends.fork_locks import call_in_child
-from ucudnn.backends.sum_cost import float32_sum_on_gpu
 from ucudnn.configuration import Float32Sum
 from ucudnn.errors import BackendError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
@@ -332,5 +331,4 @@ class CudnnBackend(ComputeBackend):
         self.other_stream[0] = 1
 
     def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:
-        """Return the problem, without TF32 if the candidates are those of `legacy-fma`."""
         return replace(problem, math=MathMode.FMA) if self._candidates is Candidates.LEGACY_FMA else problem

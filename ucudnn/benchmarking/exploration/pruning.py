@@ -78,11 +78,12 @@ class Pruning:
         """Return sizes in the order in which to measure them: upward from a quarter of the mini-batch, then downward.
 
         Larger sizes say most about the smaller ones. The largest sizes take longest, above all with slow algorithms,
-        and a quarter of the mini-batch says enough to leave these out.
+        and a quarter of the mini-batch says enough to leave these out. Of the smaller sizes, the first are those that
+        contain the largest power of two.
         """
         first = max((size for size in sizes if size * 4 <= self._batch), default=0)
         return sorted(size for size in sizes if size >= first) + sorted(
-            (size for size in sizes if size < first), key=lambda size: (-_largest_power_of_two_in(size), -size)
+            (size for size in sizes if size < first), key=lambda size: (-(size & -size), -size)
         )
 
     def add(self, micro: MicroConfiguration, traits: Traits = NO_TRAITS) -> None:
@@ -155,8 +156,6 @@ class Pruning:
 
 @final
 class _Front:
-    """The least time of one size within each workspace."""
-
     def __init__(self) -> None:
         self._workspaces: list[int] = []
         self._times: list[float] = []
@@ -188,7 +187,3 @@ def is_chain(sizes: Sequence[int], batch: int) -> bool:
     """Whether each size divides the next larger one, and the largest size divides the mini-batch."""
     ordered = [*sorted(set(sizes)), batch]
     return all(not larger % smaller for smaller, larger in pairwise(ordered))
-
-
-def _largest_power_of_two_in(size: int) -> int:
-    return size & -size

@@ -54,7 +54,6 @@ class SlabExplorer:
         return [SlabDivision(self._size, each) for each in rows]
 
     def _measure_everything(self) -> list[int]:
-        """Measure all slabs with all algorithms, and return the rows of the divisions that were measured."""
         found = []
         for rows in self._request.rows:
             kinds = slabs_by_problem(self._part, rows)
@@ -73,7 +72,6 @@ class SlabExplorer:
         return found
 
     def _measure_what_matters(self, known: Iterable[MicroConfiguration], worth_ms: float) -> list[int]:
-        """Measure the slabs that can matter, and return the rows of the divisions that were measured."""
         undivided_ms = {}
         for each in known:
             undivided_ms[each.algorithm] = each.time_ms
@@ -167,7 +165,6 @@ class SlabExplorer:
         return total, True
 
     def _substitute(self, part: ConvolutionProblem, slabs: Sequence[Slab]) -> float | None:
-        """Return the time of another algorithm on slabs that an algorithm does not compute."""
         tries = 0
         for name in (each for own in self._names for each in self._state.backend.slab_names(own)):
             algorithm = self._algorithm(part, name)

@@ -117,7 +117,6 @@ class Processes:
 
 
 def _measured(partition: Partition, index: int, own: Measurer) -> Iterator[Finding]:
-    """Measure this process's share, and then what is left of the other shares."""
     own.begin(requests_in(partition.of(index)))
     while (group := partition.take(index, own.choose)) is not None:
         if (ahead := partition.ahead(index)) is not None:
@@ -127,8 +126,6 @@ def _measured(partition: Partition, index: int, own: Measurer) -> Iterator[Findi
 
 @final
 class _Worker:
-    """A process that measures on one device."""
-
     def __init__(self, device: int, options: WorkerOptions) -> None:
         self.device = device
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork

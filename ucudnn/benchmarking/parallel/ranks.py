@@ -63,7 +63,6 @@ class Ranks:
 
 
 def _find(share: list[Group], own: Measurer) -> list[Finding]:
-    """Return what is found for a share, which is empty afterwards."""
     own.begin([request for request in requests_in(share) if not own.knows(request)])
     found: list[Finding] = []
     while share:

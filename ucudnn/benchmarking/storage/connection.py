@@ -120,7 +120,6 @@ def connect(path: Path, busy_ms: int, *, read_only: bool = False) -> Connection:
 
 
 def _checked_version(path: Path, connection: Connection) -> int:
-    """Return the schema version, 0 for an empty file; refuse other versions and other programs."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()

@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, final
 
-from ucudnn.benchmarking.request import Exploration, Request
-from ucudnn.benchmarking.results import MeasuredProblem
+from ucudnn.benchmarking.request import Exploration, MeasuredProblem, Request
 from ucudnn.benchmarking.storage.connection import Connection
 from ucudnn.benchmarking.storage.rows import (
     EXPLORATION_COLUMNS,
@@ -54,16 +53,7 @@ _SIZE = re.compile(r'"(?:alignment|batch)":\d+,?')  # what micro-batches of a pr
 
 @dataclass(frozen=True, slots=True)
 class MachineSummary:
-    """How much a database holds of one machine.
-
-    Attributes:
-        conditions: the machine's device and versions.
-        problems: number of problems, counted for each micro-batch size.
-        measurements: number of measured algorithms.
-        failures: number of algorithms that failed.
-        first: date and time of the oldest row in UTC.
-        last: date and time of the newest row in UTC.
-    """
+    """How much a database holds of one machine."""
 
     conditions: Mapping[str, str]
     problems: int

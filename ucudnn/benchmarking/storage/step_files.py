@@ -9,8 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeVar, final
 
-from ucudnn.benchmarking.storage.file_lock import beside, exclusive
-from ucudnn.benchmarking.storage.own_files import make_private
+from ucudnn.benchmarking.storage.file_lock import beside, exclusive, make_private
 from ucudnn.benchmarking.storage.store import OFF, default_path
 from ucudnn.bounded import read_whole
 from ucudnn.errors import DatabaseError, UcudnnError
@@ -24,9 +23,6 @@ _Found = TypeVar("_Found")
 @final
 class StepFiles:
     """Files in a folder beside the database of measurements. Nothing that happens to them stops a fit.
-
-    Attributes:
-        folder: the folder; None where there is none.
 
     Args:
         database: the setting of the database; None for its default path, 'off' for no folder.

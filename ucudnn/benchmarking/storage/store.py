@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TypeVar, final
 
 from ucudnn.backends.base import Backend, ComputeBackend
-from ucudnn.benchmarking.request import Exploration, Request
-from ucudnn.benchmarking.results import MeasuredProblem
+from ucudnn.benchmarking.request import Exploration, MeasuredProblem, Request
 from ucudnn.benchmarking.storage.database import Database
-from ucudnn.benchmarking.storage.own_files import make_private
+from ucudnn.benchmarking.storage.file_lock import make_private
 from ucudnn.benchmarking.storage.sqlite_file import is_database
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import ConvolutionProblem
@@ -44,14 +43,7 @@ def default_path() -> Path:
 
 @final
 class MachineStore:
-    """The rows of one backend and machine. A file that fails never stops a plan: it is reported once, and tried again.
-
-    Args:
-        database: the database.
-        machine: the machine that rows are for, from `Backend.machine`.
-        name: the backend's name, which says which algorithms are its candidates.
-        unit: the backend's `workspace_unit`.
-    """
+    """The rows of one backend and machine. A file that fails never stops a plan: that is reported once."""
 
     def __init__(self, database: Database, machine: Mapping[str, str], name: str, unit: int = 1) -> None:
         self._database = database

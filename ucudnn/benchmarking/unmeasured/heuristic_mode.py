@@ -3,7 +3,7 @@
 Problems that must repeat to the bit get such plans, because a measured time differs from run to run, so a plan that
 depends on it does, too. Others get them where nothing is measured before the first run. A plan depends on nothing but
 the problem, the limit and the policy, and on what the backend lists. It assumes a time for each algorithm
-(`assumed_time`). For each micro-batch size it takes the algorithm with the least, of those whose workspace fits. Of the
+(`assumed_ms`). For each micro-batch size it takes the algorithm with the least, of those whose workspace fits. Of the
 sizes it takes the one whose micro-batches take the least in sum; of equals the larger size. Where no sample fits, it
 takes slabs. On the recorded H200 such plans take 1.09 times the time of measured ones at 64 MiB, in the geometric mean
 of 117 kernels, and 1.15 times at 8 MiB. The first algorithm that fits undivided takes 1.43 and 1.32 times
@@ -17,15 +17,24 @@ mini-batch without tensor cores is assumed to take less, or where it is what fit
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from math import fsum, inf
-from typing import final
+from dataclasses import fields
+from math import fsum, inf, log, prod
+from operator import attrgetter
+from typing import NamedTuple, final
 
 from ucudnn.backends.base import Backend
 from ucudnn.benchmarking.findings import with_slab_names
 from ucudnn.benchmarking.request import Request
-from ucudnn.benchmarking.unmeasured.assumed_time import assumed_ms, least_ms, plain_ms, ranked
-from ucudnn.benchmarking.unmeasured.nearby_plans import NearbyPlans
-from ucudnn.benchmarking.unmeasured.untimed_division import assumed, computed_pieces, in_slabs
+from ucudnn.benchmarking.unmeasured.untimed_division import (
+    assumed,
+    assumed_ms,
+    computed_pieces,
+    in_slabs,
+    least_ms,
+    plain_ms,
+    ranked,
+)
+from ucudnn.bounded import BoundedDict
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, MeasurementError
 from ucudnn.policy import powers_of_two
@@ -33,6 +42,72 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm
 from ucudnn.slabs import Slab, piece_of
 from ucudnn.solvers.sums import MOST_PARTS
+
+MOST_APART = 2.0
+"""The most by which the points of two images may differ, as a multiple."""
+
+_LEAST_SHARE = 0.8  # of the limit for each point, because spare memory is rounded down to an eighth of it
+_MOST_TRIED = 3
+_MOST_SIZES = 64
+_MOST_KINDS = 1 << 12
+_OF_SIZE = {"spatial", *(f"{tensor}_{of}_stride" for tensor in "xy" for of in ("batch", "channel"))}
+_OTHERWISE = attrgetter(*(f.name for f in fields(ConvolutionProblem) if f.compare and f.name not in _OF_SIZE))
+
+
+class _Known(NamedTuple):
+    """What a size took: the limit within which it did, the points of its images, and its configuration."""
+
+    limit_bytes: int
+    points: int
+    configuration: Configuration
+
+    def may_serve(self, points: int, limit_bytes: int) -> bool:
+        """Return whether it had about as much workspace as another size has, for each of its points or in all."""
+        share = _LEAST_SHARE * limit_bytes * self.points
+        return self.limit_bytes >= limit_bytes or self.limit_bytes * points >= share
+
+
+@final
+class NearbyPlans:
+    """Configurations by problem, all in whole micro-batches: one may serve a problem whose images have another size.
+
+    A program whose images change their size would wait for cuDNN's heuristics at each new size, for each kernel.
+    Engines with knobs compute other sizes too, and what is fast at one size is mostly fast at one nearby.
+
+    Memory that a call brings as workspace, such as room for a later gradient, grows with the images, and so does the
+    limit where that is more than the stated one. A plan that was made while memory was short had a smaller limit, and
+    serves for no size that has more for each point.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: BoundedDict[object, BoundedDict[tuple[tuple[int, ...], int], _Known]] = BoundedDict(_MOST_KINDS)
+
+    def learn(self, problem: ConvolutionProblem, limit_bytes: int, configuration: Configuration) -> None:
+        """Note what a problem takes within a limit; slabs and float32 sums serve for no other problem."""
+        if configuration.float32_sum is None and not any(part.slabs for part in configuration.parts):
+            kind = _OTHERWISE(problem)
+            sizes = self._kinds.get(kind)
+            if sizes is None:
+                sizes = self._kinds[kind] = BoundedDict(_MOST_SIZES)
+            sizes[problem.spatial, limit_bytes] = _Known(limit_bytes, prod(problem.spatial), configuration)
+
+    def nearest(self, problem: ConvolutionProblem, limit_bytes: int) -> list[Configuration]:
+        """Return configurations of nearby sizes within limits like this one, nearest first; a few, each of them once.
+
+        They may need more than the limit.
+        """
+        points, most = prod(problem.spatial), log(MOST_APART)
+        known = list(self._kinds.get(_OTHERWISE(problem), {}).values())
+        apart = sorted((abs(log(each.points / points)), number) for number, each in enumerate(known))
+        found: dict[object, Configuration] = {}
+        for distance, number in apart:
+            if distance > most or len(found) == _MOST_TRIED:
+                break
+            if known[number].may_serve(points, limit_bytes):
+                one = known[number].configuration
+                found.setdefault(tuple((part.size, part.algorithm) for part in one.parts), one)
+        return list(found.values())
+
 
 _QUICK = 8  # ranks among which an algorithm mostly fits that is divided into few parts
 _PROMISING = 1.5  # of the least time
@@ -128,12 +203,10 @@ class HeuristicPlanner:
         return Configuration(parts=tuple(parts[part] for part in found.parts))
 
     def _names(self, problem: ConvolutionProblem, sizes: Sequence[int], failed: Collection[str]) -> list[str]:
-        """Return the algorithms of a problem in the order of the heuristics, without those that failed."""
         left_out = {*self._discarded(problem), *failed}
         return [name for name in self._backend.names(problem, sizes) if name not in left_out]
 
     def _chosen(self, request: Request, start: int, failed: Collection[str]) -> Configuration | None:
-        """Return what the rule takes of the algorithms that have not failed their check."""
         problem = request.problem
         sizes = self._sizes(request)
         if not sizes:
@@ -170,7 +243,6 @@ class HeuristicPlanner:
         return None
 
     def _sizes(self, request: Request) -> list[int]:
-        """Return the micro-batch sizes of the rule, in ascending order."""
         batch = request.problem.batch
         offered = self._backend.sizes(request.problem)
         wanted = {*request.sizes} & {*powers_of_two(batch)}

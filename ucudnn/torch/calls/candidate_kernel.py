@@ -14,7 +14,7 @@ from ucudnn.execution.plan import make_plan
 from ucudnn.kernel import Kernel
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.torch.calls.direct_kernel import DirectKernel, direct_kernel
-from ucudnn.torch.calls.fused_choice import without_addition
+from ucudnn.torch.calls.fused_call import without_addition
 from ucudnn.torch.device.gpu import current_device
 
 _MOST_BOUND = 1 << 10

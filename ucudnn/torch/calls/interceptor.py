@@ -19,20 +19,18 @@ from ucudnn.torch.calls.call_cache import (
     Flags,
     all_deterministic,
     backward_call,
+    cpu_settings,
     cudnn_deterministic,
     cudnn_enabled,
     forward_call,
     precision_of,
 )
-from ucudnn.torch.calls.chosen_form import cpu_settings
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.fused_call import FusedCall
 from ucudnn.torch.calls.kernel_call import KernelCall, PlannedCall
-from ucudnn.torch.calls.layer_names import LayerNames
-from ucudnn.torch.calls.layer_owners import LayerOwners, shapes_of
+from ucudnn.torch.calls.layer_owners import LayerNames, LayerOwners, shapes_of
 from ucudnn.torch.calls.problem import Geometry
-from ucudnn.torch.device.fast_tensors import alias, restrided
-from ucudnn.torch.device.gpu import on_default_stream
+from ucudnn.torch.device.gpu import alias, on_default_stream, restrided
 
 _MOST_CALLS = 1 << 14
 

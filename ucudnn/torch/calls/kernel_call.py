@@ -16,7 +16,7 @@ from ucudnn.handle import Handle
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.torch.calls.direct_kernel import DirectKernel, direct_kernel
 from ucudnn.torch.calls.fallbacks import Fallbacks
-from ucudnn.torch.calls.output_form import OutputForm
+from ucudnn.torch.calls.problem import OutputForm
 from ucudnn.torch.device.gpu import capturing, current_device
 
 LOW_BITS = MOST_ALIGNMENT - 1
@@ -102,9 +102,6 @@ class KernelCall(PlannedCall):
 
     PyTorch allocates a tensor of `later_bytes` right after the kernel has run. The kernel's workspace may exceed the
     limit by as much, because the peak of memory stays what it is.
-
-    Attributes:
-        form: makes the tensors that the kernel writes.
     """
 
     __slots__ = ("_bound", "_failures", "_later_bytes", "_launches", "_skip", "form")

@@ -20,8 +20,31 @@ from ucudnn.backends.cudnn.gpu.base import (
 )
 from ucudnn.errors import BackendError, UcudnnError
 from ucudnn.problem import DataType
-from ucudnn.torch.device.fast_tensors import empty_of
 from ucudnn.torch.device.memory_limit import MemoryLimit
+
+Sizes = tuple[int, ...]
+
+_guards: Any = torch._C._dynamo.guards
+
+alias: Callable[[torch.Tensor, Sizes, Sizes], torch.Tensor] = getattr(_guards, "_reinterpret_tensor", torch.as_strided)
+"""Returns a tensor with other sizes and strides on the same memory; autograd does not see it."""
+
+
+def empty_of(device_type: str) -> Callable[[Sizes, Sizes, torch.dtype], torch.Tensor]:
+    """Return a function that makes uninitialized tensors of given sizes, strides and type on the current device."""
+
+    def dispatched(sizes: Sizes, strides: Sizes, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=device_type)
+
+    found: Callable[[Sizes, Sizes, torch.dtype], torch.Tensor]
+    found = getattr(_guards, f"_empty_strided_{device_type}", dispatched)
+    return found
+
+
+def restrided(tensor: torch.Tensor, strides: Sizes) -> torch.Tensor:
+    """Return a tensor's elements with other strides of a dense tensor."""
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
 
 # PyTorch for CPUs has none of these. Each convolution calls them, and the functions of torch.cuda are slower.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -86,21 +109,17 @@ class TorchGpu(Gpu):
         self._capability = f"{properties.major}.{properties.minor}"
 
     def count(self) -> int:
-        """Return how many GPUs PyTorch sees."""
         return torch.cuda.device_count()
 
     def machine(self) -> Mapping[str, str]:
-        """Return the GPU's name and compute capability, and the versions of driver and CUDA."""
         cuda = str(torch.version.cuda)
         return {"device": self._name, "capability": self._capability, "driver": driver_version(), "cuda": cuda}
 
     def conditions(self) -> Mapping[str, str]:
-        """Return the same, and PyTorch's version."""
         return {**self.machine(), "torch": str(torch.__version__)}
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Make this GPU the thread's current one inside the block."""
         with torch.cuda.device(self.ordinal):
             yield
 
@@ -114,15 +133,9 @@ class TorchGpu(Gpu):
             raise BackendError("calls go to PyTorch's current stream: enter `with torch.cuda.stream(...)`")
 
     def stream(self) -> int:
-        """Return the address of PyTorch's current stream on this GPU."""
         return _current_stream(self.ordinal)
 
     def queue(self) -> int:
-        """Return the address of PyTorch's current stream on this GPU.
-
-        Raises:
-            BackendError: if another GPU is the thread's current one.
-        """
         if _current_device() != self.ordinal:
             raise BackendError(
                 f"this is of GPU {self.ordinal}, but the thread's current one is {_current_device()}: enter"
@@ -131,7 +144,6 @@ class TorchGpu(Gpu):
         return _current_stream(self.ordinal)
 
     def capturing(self, queue: int) -> bool:
-        """Return whether a CUDA graph is being captured on the current stream; the null stream cannot be captured."""
         return queue != 0 and _is_capturing()
 
     def allocate(self, size_bytes: int) -> DeviceBuffer:
@@ -156,7 +168,6 @@ class TorchGpu(Gpu):
         return DeviceBuffer(memory.data_ptr(), size_bytes, memory)
 
     def headroom_bytes(self) -> float:
-        """Return how large a workspace may be now within the limit of memory."""
         return inf if self._limit is None else self._limit.headroom_bytes()
 
     @contextmanager
@@ -176,7 +187,6 @@ class TorchGpu(Gpu):
             torch.cuda.empty_cache()
 
     def fill(self, buffer: DeviceBuffer, dtype: DataType, seed: int) -> None:
-        """Fill memory with random numbers in [-0.5, 0.5) from the host, which are the same with every library."""
         count = buffer.size_bytes // dtype.itemsize
         block = random_block(dtype, seed)[: min(count, RANDOM_BLOCK)].view(np.uint8)
         memory = self._view(buffer.address, buffer.size_bytes)
@@ -188,11 +198,9 @@ class TorchGpu(Gpu):
             done += size
 
     def set_bytes(self, address: int, value: int, size_bytes: int) -> None:
-        """Set each byte of memory on the current stream: 0xFF makes NaN of any type, 0 makes zeros."""
         self._view(address, size_bytes).fill_(value)
 
     def copy_runs(self, to: int, to_step: int, source: int, source_step: int, run_bytes: int, count: int) -> None:
-        """Copy runs of bytes that begin a step apart, on the current stream, in the largest elements that fit."""
         size = gcd(to, to_step, source, source_step, run_bytes, _MOST_BYTES)
         ends = (to, to_step), (source, source_step)
         runs = [
@@ -204,7 +212,6 @@ class TorchGpu(Gpu):
         runs[0].copy_(runs[1])
 
     def read(self, address: int, size_bytes: int, dtype: DataType) -> "np.ndarray[Any, Any]":
-        """Return the contents of memory as float64, after the work of the current stream."""
         return as_float(self._view(address, size_bytes).cpu().numpy(), dtype)
 
     def mark(self) -> Any:
@@ -215,28 +222,22 @@ class TorchGpu(Gpu):
         return event, stream
 
     def wait(self, mark: Any) -> None:
-        """Make the current stream wait for a mark, without blocking the host."""
         torch.cuda.current_stream(self._device).wait_event(mark[0])
 
     def synchronize(self) -> None:
-        """Block the calling thread until the GPU has done all work."""
         torch.cuda.synchronize(self._device)
 
     def stopwatch(self) -> Stopwatch:
-        """Return a stopwatch of two events on the current stream."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         stream = torch.cuda.current_stream(self._device)
         return Stopwatch(stream, begin, end, begin.query, partial(begin.elapsed_time, end))
 
     def _view(self, address: int, size_bytes: int) -> torch.Tensor:
-        """Return a tensor over memory that it does not own."""
         return torch.as_tensor(_Memory(address, size_bytes), device=self._device)
 
 
 @final
 class _Memory:
-    """Bytes of a GPU, described as CUDA libraries describe arrays to each other."""
-
     def __init__(self, address: int, size_bytes: int) -> None:
         # Since version 3, PyTorch would have to know the stream.
         described = {"shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "version": 2}

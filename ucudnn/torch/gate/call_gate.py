@@ -16,7 +16,7 @@ from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.torch.calls.aten_kernels import OPERATORS
 from ucudnn.torch.calls.direct_kernel import DirectKernel
 from ucudnn.torch.device.compilation import never_compiled
-from ucudnn.torch.device.fast_tensors import Sizes
+from ucudnn.torch.device.gpu import Sizes
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,12 +88,6 @@ class PythonOperators:
 @final
 class CallGate:
     """PyTorch's operators with a gate in front of them; a process has one gate.
-
-    Args:
-        path: the library of the gate.
-
-    Attributes:
-        is_open: whether it has rules.
 
     Raises:
         OSError: if it cannot be loaded, or is another library.

@@ -14,8 +14,7 @@ from typing import final
 
 import torch
 
-from ucudnn.benchmarking.storage.file_lock import exclusive, state_of
-from ucudnn.benchmarking.storage.own_files import distrust, make_private
+from ucudnn.benchmarking.storage.file_lock import distrust, exclusive, make_private, state_of
 from ucudnn.benchmarking.storage.store import default_path
 from ucudnn.errors import BackendUnavailableError, UcudnnError
 from ucudnn.torch.gate.call_gate import CallGate

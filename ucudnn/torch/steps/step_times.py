@@ -54,10 +54,6 @@ class StepTimes:
         program: the device.
         ledger: bounds the time that is lost.
         worked: returns the seconds that the host has worked for trials so far.
-
-    Attributes:
-        count: number of steps that ended.
-        paused_seconds: pauses of the program.
     """
 
     def __init__(self, program: TimedGpu, ledger: TrialLedger, worked: Callable[[], float] = lambda: 0.0) -> None:

@@ -105,7 +105,6 @@ class StepTracker:
         return True
 
     def _count_calls(self, first: Hashable) -> bool:
-        """Let convolutions count from now on, of which one begins the first step."""
         self.by_optimizer, self.first, self._others = False, first, 0
         self._most_silence *= 2
         self.steps += 1

@@ -8,7 +8,7 @@ from typing import final
 
 from ucudnn.configuration import Configuration
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.torch.trials.candidate import NO_MEMORY, SLOW, WRONG, Candidate, CandidateState, Trial
+from ucudnn.torch.trials.candidate_list import NO_MEMORY, SLOW, WRONG, Candidate, CandidateState, Trial
 
 ENOUGH = 5
 """Samples of a time from which its median counts."""

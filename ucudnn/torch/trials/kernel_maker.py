@@ -12,7 +12,7 @@ from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
 from ucudnn.torch.trials.call_site import CallSite
-from ucudnn.torch.trials.candidate import FAILED, SLOW_PLAN, Candidate
+from ucudnn.torch.trials.candidate_list import FAILED, SLOW_PLAN, Candidate
 from ucudnn.torch.trials.candidate_source import CandidateSource
 
 _LOG = logging.getLogger("ucudnn.torch")
@@ -31,11 +31,6 @@ class KernelMaker:
     A thread has built their plans before. Where a plan has to be built again all the same, it takes milliseconds, or
     longer while a thread compiles other engines, because cuDNN compiles one at a time. Once that has happened, kernels
     are made only while no thread builds. Algorithms whose plans keep the program waiting are given up.
-
-    Attributes:
-        waits: whether kernels are made only while no thread builds.
-        seconds: time that kernels took.
-        slowest_seconds: that of the slowest one.
     """
 
     def __init__(self, source: CandidateSource, clock: Callable[[], float] = perf_counter) -> None:
@@ -107,6 +102,5 @@ class KernelMaker:
 
 
 def _engine(name: str) -> str:
-    """Return the engine of an algorithm, whatever its knobs are."""
     found = _ENGINE.search(name)
     return name if found is None else found[0]

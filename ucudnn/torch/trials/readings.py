@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
 from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.trials.call_site import CallSite
-from ucudnn.torch.trials.candidate import Candidate
+from ucudnn.torch.trials.candidate_list import Candidate
 
 TOLERANCES = {
     DataType.FLOAT16: 1e-2,
@@ -39,12 +39,7 @@ class Reading(NamedTuple):
 
 @final
 class Readings:
-    """Tells kernels what was measured of them, in the order of the marks.
-
-    Args:
-        program: the device.
-        ran: called with the time of a candidate beside PyTorch's kernel, in milliseconds.
-    """
+    """Tells kernels what was measured of them, in the order of the marks."""
 
     def __init__(self, program: TimedGpu, ran: Callable[[float], None]) -> None:
         self._program = program

@@ -15,7 +15,7 @@ from ucudnn.torch.calls.aten_kernels import AtenKernels, Gradients
 from ucudnn.torch.calls.call_cache import Flags, all_deterministic, cudnn_deterministic, cudnn_enabled, precision_of
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.interceptor import Interceptor
-from ucudnn.torch.calls.layer_names import LayerNames
+from ucudnn.torch.calls.layer_owners import LayerNames
 from ucudnn.torch.calls.problem import Geometry
 from ucudnn.torch.device.gpu import capturing
 from ucudnn.torch.gate.gate_library import GateLibrary
@@ -42,11 +42,6 @@ class AutoInterceptor:
         library: builds the gate, through which calls that are passed on do not come to Python; None goes without.
         planned: computes by heuristic plans, as the gate does while others are tried and by adopted ones once all is
             settled; None if PyTorch's own kernels run.
-
-    Attributes:
-        names: names of layers; plans do not depend on them.
-        fallbacks: what can never be computed here, by reason.
-        router: decides where calls go.
     """
 
     def __init__(

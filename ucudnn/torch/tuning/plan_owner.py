@@ -8,7 +8,7 @@ from typing import TypeVar, final
 
 import torch
 
-from ucudnn.benchmarking.unmeasured.assumed_time import is_direct
+from ucudnn.benchmarking.unmeasured.untimed_division import is_direct
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
 from ucudnn.execution.kernel_plans import Replaced
@@ -17,7 +17,7 @@ from ucudnn.kernel import KernelKey
 from ucudnn.planning.choices import Origin
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.calls.candidate_kernel import TunedKernel
-from ucudnn.torch.calls.fused_choice import without_addition
+from ucudnn.torch.calls.fused_call import without_addition
 from ucudnn.torch.device.memory_limit import StatedHeadroom
 from ucudnn.torch.trials.call_site import CallSite
 
@@ -36,12 +36,7 @@ _Taken = TypeVar("_Taken")
 
 @final
 class PlanOwner:
-    """Tells a tuner which plans of a handle are final, and takes what the tuner has chosen.
-
-    Attributes:
-        headroom: says how much workspace a call may have within the limits.
-        changes: how often plans were changed for a while.
-    """
+    """Tells a tuner which plans of a handle are final, and takes what the tuner has chosen."""
 
     def __init__(self, handle: Callable[[], Handle], headroom: StatedHeadroom) -> None:
         self.headroom = headroom

@@ -1,22 +1,86 @@
 """Decides where calls go while a program is tuned: to the tuner, past it, or to the gate, whose table is made here."""
 
 import logging
+from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, NoReturn, final
 
 from torch.utils.hooks import RemovableHandle
 
+from ucudnn.torch.calls.call_cache import CachedCall
+from ucudnn.torch.calls.fused_call import FusedCall
 from ucudnn.torch.calls.interceptor import Interceptor
+from ucudnn.torch.calls.kernel_call import KernelCall
 from ucudnn.torch.device.gpu import on_default_stream
-from ucudnn.torch.gate.call_gate import CallGate, GateRule, PythonOperators
+from ucudnn.torch.gate.call_gate import CallGate, GateOutput, GateRule, PythonOperators, signature_of
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker, before_next_module
-from ucudnn.torch.tuning.gate_rules import adopted_rules, beginning, plan_rules
 from ucudnn.torch.tuning.plan_owner import STEPS_TO_PLAN
-from ucudnn.torch.tuning.tuned_call import CallTable
+from ucudnn.torch.tuning.tuned_call import CallTable, TunedCall
 from ucudnn.torch.tuning.tuner import Tuner
+
+Key = tuple[Any, ...]
+"""All that the outcome of a call depends on."""
+
+
+def adopted_rules(calls: Mapping[Key, TunedCall]) -> list[GateRule]:
+    """Return the rules for those calls of which a part is replaced by adopted kernels."""
+    rules = (call.rule(signature_of(key)) for key, call in list(calls.items()) if call.path is not None)
+    return [rule for rule in rules if rule is not None]
+
+
+def beginning(rules: list[GateRule], begins: Callable[[], object]) -> list[GateRule]:
+    """Return rules of which the first one calls a function before it computes, where no optimizer tells of steps."""
+    if not rules:
+        return rules
+    at, first = next(iter(rules[0].outputs.items()))
+
+    def compute(*addresses: int) -> bool:
+        begins()
+        return first.compute(*addresses)
+
+    outputs = {**rules[0].outputs, at: first._replace(compute=compute, direct=None)}
+    return [rules[0]._replace(outputs=outputs), *rules[1:]]
+
+
+def plan_rules(
+    calls: Mapping[Key, CachedCall], bypasses: Mapping[Key, "array[int]"]
+) -> tuple[list[GateRule], list[GateRule]]:
+    """Return the rules of forward and backward calls all of whose outputs cuDNN can compute without Python.
+
+    Args:
+        calls: what becomes of calls, by their signature and the name of their layer, which must be ''.
+        bypasses: for calls in which something may be tried, a number that is not 0 while that is so.
+    """
+    forward: list[GateRule] = []
+    backward: list[GateRule] = []
+    for key, call in calls.items():
+        if call.reason or not call.lies_as_computed:
+            continue
+        kernels = {0: call.output} if call.output is not None else {0: call.input_gradient, 1: call.weight_gradient}
+        wanted = {at: kernel for at, kernel in kernels.items() if kernel is not None}
+        fused = call.fused if call.fused is not None and call.fused.is_on else None
+        outputs = {at: _output(kernel, fused) for at, kernel in wanted.items()}
+        ready = {at: each for at, each in outputs.items() if each is not None}
+        if wanted and len(ready) == len(wanted):  # a part of a gradient's call would have another plan
+            rules = backward if call.output is None else forward
+            signature = key[:-1]
+            rules.append(
+                GateRule(signature_of(signature), ready, call.bias_as, fused is not None, bypasses.get(signature))
+            )
+    return forward, backward
+
+
+def _output(kernel: KernelCall, fused: FusedCall | None) -> GateOutput | None:
+    direct = kernel.direct() if fused is None else fused.direct()
+    return None if direct is None else GateOutput(_never, kernel.form.sizes, kernel.form.strides, direct)
+
+
+def _never(x: int, w: int, y: int) -> NoReturn:
+    raise AssertionError("cuDNN computes this without Python")
+
 
 _LOG = logging.getLogger("ucudnn.torch")
 
@@ -42,20 +106,7 @@ class Routes(NamedTuple):
 
 @final
 class Router:
-    """Decides where calls go, and makes the table of the gate.
-
-    Args:
-        library: builds the gate; None goes without.
-        planned: computes by heuristic plans; None if PyTorch's own kernels run.
-        tracker: says where steps end.
-        calls: what becomes of forward and backward calls.
-        tuners: the tuner of each device; others may be added later.
-        changed: called between steps when calls are to go elsewhere.
-
-    Attributes:
-        is_settled: whether nothing is tried any more.
-        routes: where calls go.
-    """
+    """Decides where calls go, and makes the table of the gate."""
 
     def __init__(
         self,

@@ -20,9 +20,8 @@ from ucudnn.torch.calls.call_cache import (
     biased_problem,
     missing_format,
 )
-from ucudnn.torch.calls.output_form import OutputForm
-from ucudnn.torch.calls.problem import Geometry
-from ucudnn.torch.device.fast_tensors import Sizes, alias
+from ucudnn.torch.calls.problem import Geometry, OutputForm
+from ucudnn.torch.device.gpu import Sizes, alias
 from ucudnn.torch.device.timed_device import FreeBlocks
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule
 from ucudnn.torch.steps.phase import TuningPhase
@@ -137,12 +136,7 @@ class CallTable:
 
 @final
 class _Path:
-    """What the calls of one signature do in one step.
-
-    Args:
-        call: stands for the calls.
-        watches: whether PyTorch's own kernels are timed.
-    """
+    """What the calls of one signature do in one step."""
 
     def __init__(self, call: TunedCall, *, watches: bool) -> None:
         self._call = call
@@ -305,7 +299,6 @@ def _add(found: list[torch.Tensor | None], left: list[bool], others: Gradients) 
 
 
 def _one(baseline: Callable[[list[bool]], Gradients], at: int) -> Any:
-    """Return one gradient of PyTorch's own."""
     return baseline(_ONLY[at])[at]
 
 

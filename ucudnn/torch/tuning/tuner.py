@@ -7,8 +7,7 @@ from time import perf_counter
 from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.torch.device.memory_limit import StatedHeadroom
-from ucudnn.torch.device.memory_watch import MemoryWatch
+from ucudnn.torch.device.memory_limit import MemoryWatch, StatedHeadroom
 from ucudnn.torch.device.timed_device import TimedGpu
 from ucudnn.torch.steps.host_bound_check import HostBoundCheck
 from ucudnn.torch.steps.phase import Transition, TuningPhase, next_phase
@@ -16,7 +15,7 @@ from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
 from ucudnn.torch.steps.step_times import StepTimes
 from ucudnn.torch.steps.trial_ledger import TrialLedger
 from ucudnn.torch.trials.call_site import CallSite, priority, ranked, sets_to_compare, timed, worth_replacing
-from ucudnn.torch.trials.candidate import Candidate, Trial
+from ucudnn.torch.trials.candidate_list import Candidate, Trial
 from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.trials.kernel_maker import KernelMaker
 from ucudnn.torch.trials.readings import Reading, Readings
@@ -141,11 +140,7 @@ class Tuner:
         self._readings.add(Reading(site, candidate, begin, end, distance))
 
     def step_ended(self, calls: int) -> None:
-        """End a step: read what has been measured by now, and decide what the next one does.
-
-        Args:
-            calls: number of kinds of calls that the program has.
-        """
+        """End a step: read what has been measured by now, and decide what the next one does."""
         if self.phase is TuningPhase.SETTLED:  # another device is still at work, or the peak has grown
             return
         self._calls = calls

@@ -13,19 +13,7 @@ from ucudnn.units import format_bytes, format_ms
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedKernelReport:
-    """One kernel that replaces PyTorch's own.
-
-    Attributes:
-        problem: what it computes.
-        configuration: such as '1x256 eng12' or '4x64 eng12'.
-        parts: number of micro-batches.
-        layers: number of calls in a step.
-        calls: number of calls so far.
-        time_ms: median time in the program.
-        baseline_ms: median time of PyTorch's own kernel in the program.
-        workspace_bytes: workspace of a call.
-        headroom_bytes: the headroom that PyTorch's peak leaves at this call.
-    """
+    """One kernel that replaces PyTorch's own."""
 
     problem: str
     configuration: str

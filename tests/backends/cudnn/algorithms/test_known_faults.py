@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.problems import divisible
-from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong, ends_process
-from ucudnn.backends.cudnn.algorithms.operation_graph import allowed
+from ucudnn.backends.cudnn.algorithms.operation_graph import allowed, computes_wrong, ends_process
 from ucudnn.backends.cudnn.api.enums import HeuristicMode
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Algorithm

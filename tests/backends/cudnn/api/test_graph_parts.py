@@ -11,8 +11,8 @@ from tests.support.described_graphs import DescribingLibrary
 from tests.support.problems import DENSE, make_problem, problems
 from ucudnn.backends.base import ACCUMULATE, OVERWRITE
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
+from ucudnn.backends.cudnn.api.descriptor import GraphParts
 from ucudnn.backends.cudnn.api.enums import DescriptorType
-from ucudnn.backends.cudnn.api.graph_parts import GraphParts
 from ucudnn.problem import Operation
 
 NAME = "eng7_k2=5_k3=1"

@@ -108,7 +108,6 @@ class GraphCall(PreparedCall):
     def _pack(
         self, addresses: _Addresses, size_bytes: int, offset: Offset, scaling: Scaling
     ) -> tuple["_ExecutionPlan", BackendDescriptor]:
-        """Return the plan of a part and its variant pack, which is kept."""
         key = *addresses, *offset, *scaling
         known = self._packs.get(key)
         if known is not None:
@@ -150,8 +149,6 @@ class GraphCall(PreparedCall):
 
 @final
 class _ExecutionPlan:
-    """An execution plan with the values of it that a launch needs."""
-
     __slots__ = ("_descriptor", "_owner", "address", "workspace_bytes")
 
     def __init__(self, descriptor: BackendDescriptor, owner: object = None) -> None:

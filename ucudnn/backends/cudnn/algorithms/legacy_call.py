@@ -86,8 +86,6 @@ def _math_type(problem: ConvolutionProblem) -> int:
 
 @final
 class _OwnedDescriptors:
-    """Descriptors that are destroyed with this object."""
-
     def __init__(self, library: Library) -> None:
         self._library = library
         self._made: list[tuple[str, int]] = []

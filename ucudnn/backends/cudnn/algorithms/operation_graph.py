@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from typing import final
 
 from ucudnn.backends.base import Scaling
-from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong, ends_process
-from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
+from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor, Given, GraphParts
 from ucudnn.backends.cudnn.api.enums import (
     CROSS_CORRELATION,
     DATA_TYPES,
@@ -27,12 +26,40 @@ from ucudnn.backends.cudnn.api.enums import (
     NumericalNote,
     Type,
 )
-from ucudnn.backends.cudnn.api.graph_parts import Given, GraphParts
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.api.tensor_shapes import Dimensions, TensorShapes, shapes_of
 from ucudnn.errors import CudnnError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, DataType, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
+
+# Two faults of cuDNN 9.19, seen on an H200 whatever the types, strides and mini-batch sizes were. Both concern padding
+# that differs before and after x, as it does for slabs at the ends of a volume.
+_ONE_PADDING = "eng50"
+"""Computes gradients of the input as if x were padded after its end as before its begin; with knobs it does not."""
+
+
+def ends_process(mode: HeuristicMode, problem: ConvolutionProblem) -> bool:
+    """Return whether asking a heuristic about a problem ends the process (SIGSEGV).
+
+    For a gradient of the filters, mode B takes the padding before x for the padding after it too, and fails if x is
+    then smaller than the filter.
+    """
+    return (
+        mode is HeuristicMode.B
+        and problem.operation is Operation.BACKWARD_FILTER
+        and any(
+            size + 2 * before < (taps - 1) * dilation + 1
+            for size, before, taps, dilation in zip(
+                problem.spatial, problem.padding, problem.kernel, problem.dilation, strict=True
+            )
+        )
+    )
+
+
+def computes_wrong(name: str, problem: ConvolutionProblem) -> bool:
+    """Return whether an engine configuration computes something else than the problem, or writes only a part of it."""
+    return name == _ONE_PADDING and problem.operation is Operation.BACKWARD_DATA and bool(problem.post_padding)
+
 
 X, W, Y, BIAS = 1, 2, 3, 4
 """Unique ids of the tensors in operation graphs and variant packs."""
@@ -71,11 +98,6 @@ def allowed(engine: Algorithm, problem: ConvolutionProblem) -> bool:
 @final
 class OperationGraph:
     """A graph of one operation, the convolution, or of two: the convolution and the addition of a bias.
-
-    Args:
-        problem: the problem; its alignment is that of x and y.
-        scaling: alpha and beta.
-        parts: makes what graphs of one thread share; None to share nothing.
 
     Raises:
         UnsupportedProblemError: if a bias is to be added to what the output holds, too.
@@ -319,12 +341,10 @@ def _algorithm(name: str, configuration: BackendDescriptor, notes: tuple[str, ..
 
 
 def _sum_type(problem: ConvolutionProblem) -> DataType:
-    """Return the type in which products are added."""
     return DataType.FLOAT64 if problem.dtype is DataType.FLOAT64 else DataType.FLOAT32
 
 
 def _parse(name: str) -> tuple[int, list[tuple[int, int]]]:
-    """Return the engine's index and the types and values of its knobs from the name of a configuration."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise UnsupportedProblemError(f"{name} is not an engine configuration: their names are like eng67_k2=19_k13=0")

@@ -36,7 +36,6 @@ def _applies(problem: ConvolutionProblem) -> bool:
 
 
 def _sizes(problem: ConvolutionProblem) -> tuple[int, int]:
-    """Return the bytes of the copies of x and of y."""
     copies = dense(problem)
     return round_up(copies.x_bytes), round_up(copies.y_bytes)
 
@@ -80,8 +79,6 @@ class PackedCall(WrappedCall):
 
 @final
 class _Runs:
-    """The runs of bytes of a slab's tensor: one for each sample and channel."""
-
     def __init__(
         self,
         problem: ConvolutionProblem,

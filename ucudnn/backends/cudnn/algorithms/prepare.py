@@ -10,13 +10,12 @@ from ucudnn.backends.cudnn.algorithms.compile_ahead import AheadCompiler, BuiltP
 from ucudnn.backends.cudnn.algorithms.gathered import GATHERING, GatheredCall
 from ucudnn.backends.cudnn.algorithms.graph_call import BuiltCalls, GraphCall
 from ucudnn.backends.cudnn.algorithms.heuristics import listing_scaling
-from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED, ADDING, AddedBiasCall, LegacyCall
-from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph, is_engine
+from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph, computes_wrong, is_engine
 from ucudnn.backends.cudnn.algorithms.packed import PACKING, PackedCall
 from ucudnn.backends.cudnn.algorithms.summed import SUMMING, SummedCall
 from ucudnn.backends.cudnn.algorithms.wrapped_call import WrappedCall, Wrapping
-from ucudnn.backends.cudnn.api.graph_parts import GraphParts
+from ucudnn.backends.cudnn.api.descriptor import GraphParts
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.gpu.base import Gpu
 from ucudnn.bounded import BoundedDict
@@ -108,7 +107,6 @@ class Preparer:
         return call
 
     def _adopted(self, problem: ConvolutionProblem, algorithm: str, built: BuiltPlan) -> GraphCall:
-        """Return a call with the plan of an engine that was compiled in the background."""
         library, own = self.library, built.handle.address
         library.check(library.function("cudnnSetStream")(own, self.device.stream()), "cudnnSetStream")
 

@@ -52,17 +52,11 @@ def _widened(problem: ConvolutionProblem) -> ConvolutionProblem:
 
 
 def _part_bytes(problem: ConvolutionProblem) -> int:
-    """Return the bytes of a part in float32 before it is added."""
     return round_up(prod(problem.w_shape) * DataType.FLOAT32.itemsize)
 
 
 def _widened_bytes(problem: ConvolutionProblem) -> int:
-    """Return the bytes of a part in float32, and of copies of x and y."""
     return _part_bytes(problem) + round_up(problem.x_bytes * 2) + round_up(problem.y_bytes * 2)
-
-
-def _rounded_bytes(problem: ConvolutionProblem) -> int:
-    return round_up(prod(problem.w_shape) * problem.dtype.itemsize)
 
 
 _IS_SUM = attrgetter("float32_sum")
@@ -70,7 +64,7 @@ _IS_SUM = attrgetter("float32_sum")
 SUMMING = {
     FLOAT32: Wrapping(FLOAT32, _IS_SUM, lambda problem: problem, _part_bytes),
     WIDENED: Wrapping(WIDENED, _IS_SUM, _widened, _widened_bytes),
-    ROUNDED: Wrapping(ROUNDED, _IS_SUM, _rounded, _rounded_bytes),
+    ROUNDED: Wrapping(ROUNDED, _IS_SUM, _rounded, lambda problem: round_up(_rounded(problem).w_bytes)),
 }
 """The kinds, by the ends of the names."""
 
@@ -93,14 +87,7 @@ def summed_algorithms(
 
 @final
 class SummedCall(WrappedCall):
-    """A call that adds a part of a filter gradient of 16 bits to a float32 sum, which it takes as its w.
-
-    Args:
-        problem: the part, with `float32_sum`.
-        end: end of its name.
-        call: computes the inner problem of `SUMMING`, with any alpha and with beta = 0.
-        call_bytes: workspace of that call.
-    """
+    """A call that adds a part of a filter gradient of 16 bits to a float32 sum, which it takes as its w."""
 
     def __init__(self, problem: ConvolutionProblem, end: str, call: PreparedCall, call_bytes: int, device: Gpu) -> None:
         self._kernels = _kernels_of(problem, device)

@@ -97,7 +97,6 @@ class WrappedCall(PreparedCall):
         """Return a launch with these arguments, whose call and work are bound."""
 
     def _rest(self, workspace: DeviceBuffer) -> DeviceBuffer:
-        """Return the workspace of the call."""
         return workspace.part(self._copy_bytes, self._call_bytes)
 
 

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, Type
 from ucudnn.backends.cudnn.api.library import Library
+from ucudnn.bounded import BoundedDict
 
 _CREATE, _SET, _FINALIZE = "cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute", "cudnnBackendFinalize"
 _INT64 = "q"
@@ -26,11 +27,7 @@ _ARRAY_CODES: dict[Type, str] = {
 
 @final
 class BackendDescriptor:
-    """One cudnnBackendDescriptor_t; it is destroyed with this object.
-
-    Attributes:
-        address: address of the descriptor, for other descriptors and for cudnnBackendExecute.
-    """
+    """One cudnnBackendDescriptor_t; it is destroyed with this object."""
 
     __slots__ = ("_kept", "_library", "address")
 
@@ -122,3 +119,32 @@ def variant_pack(
     library.check(status, _SET)
     library.check(finish(at), _FINALIZE)
     return pack
+
+
+_MOST_PARTS = 1 << 11
+
+Given = tuple[Attribute, Type, int | tuple[int, ...]]
+"""An attribute of a descriptor with its type and its value or values."""
+
+
+@final
+class GraphParts:
+    """Makes parts of graphs, and keeps the latest ones; for graphs of one thread.
+
+    A finalized descriptor does not change, so graphs share it. The three kernels of a layer have the same tensors, and
+    all sizes of its images have the same filters and convolution. Describing them takes most of a graph's time.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._parts: BoundedDict[tuple[DescriptorType, tuple[Given, ...]], BackendDescriptor] = BoundedDict(_MOST_PARTS)
+
+    def part(self, kind: DescriptorType, *given: Given) -> BackendDescriptor:
+        """Return the finalized descriptor with these attributes."""
+        found = self._parts.get((kind, given))
+        if found is None:
+            found = BackendDescriptor(self._library, kind)
+            for attribute, of, values in given:
+                found.set(attribute, of, values)
+            self._parts[kind, given] = found.finalize()
+        return found

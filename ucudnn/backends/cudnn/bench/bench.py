@@ -13,16 +13,14 @@ from time import perf_counter
 from typing import TypeVar, final
 
 from ucudnn.backends.base import Offset
-from ucudnn.backends.bench import Bench, Following
+from ucudnn.backends.bench import SHORTEST_MS, Bench, Following, converged, worthless
 from ucudnn.backends.cudnn.algorithms.heuristics import measured_scaling
 from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall
 from ucudnn.backends.cudnn.api.enums import ALLOCATION_FAILURES, NumericalNote
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.bench.call_timer import LOADING_MS, CallTimer, least_ms
-from ucudnn.backends.cudnn.bench.output_check import OutputCheck
-from ucudnn.backends.cudnn.bench.random_tensors import Operands, addresses_of, random_operands
+from ucudnn.backends.cudnn.bench.output_check import Operands, OutputCheck, addresses_of, random_operands
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
-from ucudnn.backends.sampling import SHORTEST_MS, converged, worthless
 from ucudnn.errors import BackendError, CudnnError, UcudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
@@ -253,7 +251,6 @@ class CudnnBench(Bench):
     def _sample(
         self, timer: CallTimer, effort: Effort, worth_ms: float, expected_ms: float, samples: list[float]
     ) -> tuple[float, ...]:
-        """Return samples; the first one may be given."""
         timer.long = expected_ms >= _LONG_MS
         calls = _calls_of(expected_ms)
         self._wake(timer, calls)
@@ -304,7 +301,6 @@ class CudnnBench(Bench):
 
 
 def _calls_of(time_ms: float) -> int:
-    """Return the number of calls that are timed at once, from the time of one."""
     return max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / time_ms)))
 
 

@@ -9,8 +9,8 @@ from typing import final
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import Offset, PreparedCall, Scaling
+from ucudnn.backends.bench import SHORTEST_MS
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
-from ucudnn.backends.sampling import SHORTEST_MS
 
 LOADING_MS = 0.05
 """The host's milliseconds for one launch. Longer launches load kernels, or the host does something else."""
@@ -99,7 +99,6 @@ class CallTimer:
         return min(delay_ms, _MOST_DELAY_MS) if self._device.can_delay else delay_ms
 
     def _next(self, calls: int) -> Sequence[_Launch]:
-        """Return the next calls, bound to their arguments."""
         return [
             self._call.bind(*self._operands, self._workspace, offset, self._scaling)
             for offset in islice(self._upcoming, calls)
@@ -115,7 +114,6 @@ def least_ms(timed: Timed) -> float:
 
 
 def _queue(chosen: Sequence[_Launch]) -> float:
-    """Queue calls, and return the milliseconds that this took."""
     begin = perf_counter()
     for launch in chosen:
         launch()

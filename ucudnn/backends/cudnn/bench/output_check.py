@@ -13,14 +13,36 @@ from typing import Any, final
 
 import numpy as np
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, Offset, PreparedCall, Scaling
 from ucudnn.backends.cudnn.algorithms.legacy_call import AddedBiasCall, LegacyCall
 from ucudnn.backends.cudnn.api.library import Library
-from ucudnn.backends.cudnn.bench.random_tensors import Operands, addresses_of
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
 from ucudnn.slabs import Piece, row_bytes
+
+Operands = tuple[DeviceBuffer, DeviceBuffer | BiasedFilters, DeviceBuffer]
+"""x, w and y. Where a problem adds a bias, it comes with w."""
+
+
+def random_operands(problem: ConvolutionProblem, device: Gpu, allocate: Callable[[int], DeviceBuffer]) -> Operands:
+    """Return x, w and y with random numbers in [-0.5, 0.5), the same in every run."""
+    sizes = [problem.x_bytes, problem.w_bytes, problem.y_bytes]
+    if problem.biased:
+        sizes.append(problem.filters * problem.dtype.itemsize)
+    x, w, y, *bias = buffers = [allocate(size) for size in sizes]
+    for seed, buffer in enumerate(buffers):
+        device.fill(buffer, problem.w_dtype if buffer is w else problem.dtype, seed)
+    return x, BiasedFilters(w, bias[0]) if bias else w, y
+
+
+def addresses_of(operands: Operands) -> tuple[int, int | BiasedFilters, int]:
+    """Return the addresses of x, w and y, in the form that prepared calls take."""
+    x, w, y = operands
+    filters = BiasedFilters(w.w.address, w.bias.address) if isinstance(w, BiasedFilters) else w.address
+    return x.address, filters, y.address
+
 
 WINDOW_BYTES = 4096
 """Bytes that are checked at the begin or the end of a sample."""
@@ -54,7 +76,7 @@ _Traits = tuple[bool, bool, tuple[tuple[int, int], ...], int]
 def _traits_of(problem: ConvolutionProblem) -> _Traits:
     """Return the properties of a problem that an algorithm's error may depend on."""
     gaps = bool(problem.x_channel_stride), bool(problem.y_channel_stride)
-    # Engine 50 of cuDNN 9.19 is right for some pairs of paddings and wrong for others: see `known_faults`.
+    # Engine 50 of cuDNN 9.19 is right for some pairs of paddings and wrong for others: see `computes_wrong`.
     return (*gaps, problem.paddings if problem.post_padding else (), problem.alignment)
 
 
@@ -90,15 +112,7 @@ class OutputCheck:
     def __call__(
         self, call: PreparedCall, name: str, piece: Piece, workspace: DeviceBuffer, *, rounds: bool = False
     ) -> None:
-        """Launch an algorithm on the first samples, and check the begin, the middle and the end of its output.
-
-        Args:
-            call: the algorithm, prepared for a micro-batch or a slab of one.
-            name: name of the algorithm.
-            piece: the micro-batch or the slab.
-            workspace: the algorithm's workspace; filled with NaN before.
-            rounds: whether the algorithm rounds parts of its sums.
-        """
+        """Launch an algorithm on the first samples, and check the begin, the middle and the end of its output."""
         met = name, _traits_of(piece.problem), piece.problem if rounds else None
         first = met not in self._exact
         if first and piece not in self._references:
@@ -158,7 +172,6 @@ class OutputCheck:
         return self._gradient(piece)
 
     def _plain(self, problem: ConvolutionProblem, name: str) -> AddedBiasCall | LegacyCall:
-        """Return a plain algorithm, after which another kernel adds the bias, if there is one."""
         asked = replace(problem, math=MathMode.FMA, biased=False)
         call = LegacyCall(self._library, self._handle, asked, name)
         if not problem.biased:

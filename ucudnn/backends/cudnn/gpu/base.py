@@ -240,7 +240,6 @@ class Gpu(ABC):
         return self._loaded(DelayKernel)
 
     def _loaded(self, load: Callable[[], _Kernels]) -> _Kernels | None:
-        """Return kernels of our own; None if the driver does not load them."""
         try:
             make_context_current(self.ordinal)
             return load()

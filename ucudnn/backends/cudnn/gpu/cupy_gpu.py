@@ -232,8 +232,6 @@ class CupyGpu(Gpu):
 
 @final
 class _ForeignStream:
-    """A stream of another library, in the form of the CUDA stream protocol."""
-
     def __init__(self, address: int) -> None:
         self._address = address
 

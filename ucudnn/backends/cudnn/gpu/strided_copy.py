@@ -226,7 +226,6 @@ def _source(read_bytes: int, written_bytes: int) -> bytes:
 
 
 def _divide(quotient: str, remainder: str, number: str, divisor: str) -> tuple[str, ...]:
-    """Return the instructions of a division by an invariant integer, see `magic`."""
     return (
         f"mul.hi.u32 {quotient}, {number}, %magic_{divisor};",
         f"add.u32 {quotient}, {quotient}, {number};",

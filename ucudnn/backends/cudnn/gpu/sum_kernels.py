@@ -95,7 +95,6 @@ def _source(kernel: SumKernel) -> bytes:
 
 
 def _load(register: str, dtype: DataType, guard: str) -> tuple[str, ...]:
-    """Return the instructions that load an element as float32 where a predicate holds, and zero elsewhere."""
     if dtype is DataType.FLOAT32:
         return "mov.u32 %word, 0;", f"@{guard} ld.global.u32 %word, [%at];", f"mov.b32 {register}, %word;"
     load = "mov.u32 %word, 0;", f"@{guard} ld.global.u16 %word, [%at];"

@@ -19,7 +19,7 @@ from ucudnn.memory.simulation.hidden_copies import DeviceWork, merged, share_bes
 from ucudnn.memory.simulation.result import Queue, Simulation
 from ucudnn.memory.torch.comparison.measured_memory import OperationMemory
 from ucudnn.memory.torch.running.transfers import Transfers
-from ucudnn.plots.plan_pictures import QueuePicture
+from ucudnn.plots.bands import QueuePicture
 from ucudnn.units import format_bytes
 
 _TO_HOST, _FROM_HOST = "Memcpy DtoH", "Memcpy HtoD"  # beginnings of CUPTI's names

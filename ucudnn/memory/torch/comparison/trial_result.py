@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 from ucudnn.memory.planner.search import PLAN_SECONDS
 from ucudnn.memory.torch.comparison.measured_memory import OperationMemory
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
-from ucudnn.plots.plan_pictures import QueuePicture
+from ucudnn.plots.bands import QueuePicture
 
 PYTORCH = "pytorch"
 """In the place of a policy: the step as PyTorch runs it, without a plan."""
