@@ -12,7 +12,7 @@ from ucudnn.memory.torch.compiling.norms import with_native_norms
 from ucudnn.memory.torch.compiling.region import FusedRegion, RegionForm, region_form
 from ucudnn.memory.torch.compiling.rematerialization import Rematerialization, Rematerialized, with_rematerialized
 from ucudnn.memory.torch.compiling.runs import Runs
-from ucudnn.memory.torch.compiling.seeded_masks import SEEDS, seeded_rows
+from ucudnn.memory.torch.compiling.seeded_masks import seeded_rows
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import writes
@@ -98,8 +98,7 @@ def _with_seeds(program: StepProgram, before: StepGraph) -> tuple[StepProgram, S
     if found is None:
         return program, before
     rows, seeds = found
-    sizes = {**program.sizes, SEEDS: seeds.size.at(program.graph.batch)}
-    changed = _written(replace(program, sizes=sizes), [_Fused(*row) for row in rows], before, (seeds,))
+    changed = _written(program, [_Fused(*row) for row in rows], before, (seeds,))
     return changed, changed.graph
 
 
@@ -254,40 +253,10 @@ def _accesses(operations: Sequence[StepOperation], inner: frozenset[int]) -> tup
 def _written(
     program: StepProgram, fused: Sequence[_Fused], before: StepGraph, new: Sequence[Storage] = ()
 ) -> StepProgram:
-    """Return the program of some operations, without the storages that only operations before them accessed.
-
-    New storages have the numbers -1, -2 and so on.
-    """
-    graph, known = program.graph, len(program.graph.storages)
+    """Return the program of some operations, without the storages that only operations before them accessed."""
     once = {each for operation in before.operations for each in (*operation.reads, *operation.writes)}
     accessed = {each for one in fused for each in (*one.operation.reads, *one.operation.writes)}
-    kept = [each for each in range(known) if each in accessed or each not in once]
-    order = [*kept, *range(-1, -1 - len(new), -1), *sorted(each for each in program.sizes if each >= known)]
-    numbers = {storage: number for number, storage in enumerate(order)}
+    kept = [each for each in range(len(program.graph.storages)) if each in accessed or each not in once]
     positions = {member: place for place, one in enumerate(fused) for member in one.members}
     positions[len(program.calls)] = len(fused)
-
-    def numbered(tensor: TracedTensor) -> TracedTensor:
-        return replace(tensor, storage=numbers.get(tensor.storage, tensor.storage))
-
-    def ascending(storages: Iterable[int]) -> tuple[int, ...]:
-        return tuple(sorted(numbers[each] for each in storages))
-
-    operations = (
-        replace(each.operation, reads=ascending(each.operation.reads), writes=ascending(each.operation.writes))
-        for each in fused
-    )
-    return replace(
-        program,
-        graph=replace(graph, operations=tuple(operations), storages=(*(graph.storages[each] for each in kept), *new)),
-        calls=tuple(one.call.with_storages(numbers) for one in fused),
-        uncounted=tuple((positions[at], call.with_storages(numbers)) for at, call in program.uncounted),
-        persistent=tuple((real, numbered(each)) for real, each in program.persistent),
-        inputs=tuple(map(numbered, program.inputs)),
-        outputs=tuple(map(numbered, program.outputs)),
-        grad_outputs=tuple(map(numbered, program.grad_outputs)),
-        outside={positions[index]: grad_output for index, grad_output in program.outside.items()},
-        functions={positions[index]: function for index, function in program.functions.items()},
-        gradients=tuple(each and numbered(each) for each in program.gradients),
-        sizes={numbers[each]: size for each, size in program.sizes.items() if each in numbers},
-    )
+    return program.rewritten((one.operation for one in fused), (one.call for one in fused), kept, new, positions)

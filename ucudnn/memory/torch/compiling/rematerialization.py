@@ -8,11 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import final
+from typing import Any, final
 
 from ucudnn.memory.step.graph import Phase, Role
 from ucudnn.memory.torch.compiling.fusible_calls import is_cheap, is_fusible
-from ucudnn.memory.torch.compiling.min_cut import FlowNetwork
 from ucudnn.memory.torch.compiling.norms import is_norm, norm_output
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall
@@ -108,24 +107,28 @@ class Rematerialization:
 
     def _cut(self, wanted: Sequence[Version], price: Callable[[Version], int]) -> frozenset[Version]:
         """Return the cheapest versions that separate some others, or are these, from what is not computed again."""
-        network, depths, todo = FlowNetwork(), dict.fromkeys(wanted, 0), deque(dict.fromkeys(wanted))
+        import networkx  # which PyTorch brings along; it takes long to import, and other steps do without it
+
+        network: Any = networkx.DiGraph()
+        network.add_nodes_from(("source", "sink"))
+        depths, todo = dict.fromkeys(wanted, 0), deque(dict.fromkeys(wanted))
         for each in depths:
-            network.add((each, "made"), "sink", self._endless)
+            network.add_edge((each, "made"), "sink", capacity=self._endless)
         while todo:
             version = todo.popleft()
-            network.add((version, "needed"), (version, "made"), price(version))
+            network.add_edge((version, "needed"), (version, "made"), capacity=price(version))
             maker, depth = self._maker(version), depths[version] + 1
             is_made = version[0] in {each.storage for each in self._call(maker).outputs}  # no norm's mean
             if not is_made or depth > _DEEPEST or not self._is_repeated(maker):
-                network.add("source", (version, "needed"), self._endless)
+                network.add_edge("source", (version, "needed"), capacity=self._endless)
                 continue
             for each in self._inputs(maker):
                 if not self._graph.exists_before[each[0]]:
-                    network.add((each, "made"), (version, "needed"), self._endless)
+                    network.add_edge((each, "made"), (version, "needed"), capacity=self._endless)
                     if each not in depths:
                         depths[each] = depth
                         todo.append(each)
-        near = network.sink_side("source", "sink")
+        _, (_, near) = networkx.minimum_cut(network, "source", "sink")  # of several cuts that nearest to the sink
         return frozenset(each for each in depths if (each, "made") in near and (each, "needed") not in near)
 
     def _price(self, version: Version) -> int:

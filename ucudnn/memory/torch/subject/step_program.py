@@ -4,7 +4,7 @@ The code of a plan calls the operators that autograd itself would call, in place
 backward where an operand is read by nobody else. That is why the numbers are the same to the bit.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from ucudnn.errors import FittedStepError, InvalidValueError
-from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.graph import StepGraph, StepOperation, Storage
 from ucudnn.memory.torch.subject.call_modes import CallModes
 from ucudnn.memory.torch.subject.model_checks import check_arguments, check_model
 from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
@@ -208,6 +208,57 @@ class StepProgram:
         """Yield the calls of operations, and those that are no operation."""
         yield from self.calls
         yield from (call for _, call in self.uncounted)
+
+    def rewritten(
+        self,
+        operations: Iterable[StepOperation],
+        calls: Iterable[TracedCall],
+        kept: Iterable[int],
+        new: Sequence[Storage],
+        positions: Mapping[int, int] | Sequence[int],
+    ) -> "StepProgram":
+        """Return a program of other operations.
+
+        Args:
+            operations: operations, which have the numbers of this program's storages, and -1, -2 and so on of new ones.
+            calls: the call of each of them.
+            kept: storages of the graph that stay.
+            new: new storages.
+            positions: for each operation of this program, and for their end, where it is now.
+        """
+        known = len(self.graph.storages)
+        counted = [*kept, *range(-1, -1 - len(new), -1)]
+        order = [*counted, *sorted(each for each in self.sizes if each >= known)]
+        numbers = {storage: number for number, storage in enumerate(order) if storage != number}
+        sizes = {**self.sizes, **{-number: each.size.at(self.graph.batch) for number, each in enumerate(new, 1)}}
+
+        def numbered(tensor: TracedTensor) -> TracedTensor:
+            return replace(tensor, storage=numbers.get(tensor.storage, tensor.storage))
+
+        def ascending(storages: Iterable[int]) -> tuple[int, ...]:
+            return tuple(sorted(numbers.get(each, each) for each in storages))
+
+        graph = replace(
+            self.graph,
+            operations=tuple(
+                replace(each, reads=ascending(each.reads), writes=ascending(each.writes)) for each in operations
+            ),
+            storages=tuple(new[-each - 1] if each < 0 else self.graph.storages[each] for each in counted),
+        )
+        return replace(
+            self,
+            graph=graph,
+            calls=tuple(call.with_storages(numbers) for call in calls),
+            uncounted=tuple((positions[at], call.with_storages(numbers)) for at, call in self.uncounted),
+            persistent=tuple((real, numbered(each)) for real, each in self.persistent),
+            inputs=tuple(map(numbered, self.inputs)),
+            outputs=tuple(map(numbered, self.outputs)),
+            grad_outputs=tuple(map(numbered, self.grad_outputs)),
+            outside={positions[index]: grad_output for index, grad_output in self.outside.items()},
+            functions={positions[index]: function for index, function in self.functions.items()},
+            gradients=tuple(each and numbered(each) for each in self.gradients),
+            sizes={numbers.get(each, each): sizes[each] for each in order if each in sizes},
+        )
 
     def found_otherwise(self, outputs: Sequence[Tensor]) -> tuple[tuple[bool, str, bool], ...]:
         """Return what another step must suppose, by the outputs of forward; () where this one is right.
