@@ -178,12 +178,8 @@ def explain(
 ) -> PeakExplanation:
     """Return why a step needs its memory.
 
-    Args:
-        graph: the step.
-        costs_of: the costs of the step at any mini-batch.
-        budget: bytes for which mini-batches are looked for; None for the device's memory.
-        policies: policies whose smallest budgets and largest mini-batches are looked for, beside the floor's.
-        progress: a function that is called with what is about to be done.
+    Mini-batches are looked for within `budget` bytes, those of the device's memory by default, for the floor and for
+    some policies. `progress` is called with what is about to be done.
 
     Raises:
         BudgetError, InvalidValueError, StepGraphError: if the budget is 0, there is no such policy, or no operation.

@@ -111,12 +111,9 @@ def record_made(
 ) -> StepGraph:
     """Return the training step of a program, recorded without a GPU.
 
-    Args:
-        make: makes the step on the CPU, whose tensors are fake; float32 may be multiplied as TF32.
-        name: a name of the step.
-        batches: one mini-batch, for which the record is alone, or three, whose record stands for every mini-batch.
-        conditions: what the record depends on.
-        progress: a function that is called with what is about to be done.
+    It is recorded at one mini-batch, or at three, whose record stands for every mini-batch.
+
+    It is made on the CPU of fake tensors; float32 may be multiplied as TF32. Conditions are what the record depends on.
 
     Raises:
         StepGraphError: if the step is not affine in its mini-batch.

@@ -56,13 +56,12 @@ def generate(
     debug: bool = False,
     marked: bool = False,
 ) -> GeneratedCode:
-    """Return the code of a plan.
+    """Return the code of a plan of a program.
 
     Args:
         program: the step.
-        plan: a plan of the program's graph.
-        delayed: for each free that waits for an offload or a collective, the action before which the bytes go
-            (`Simulation.delayed`).
+        plan: the plan.
+        delayed: for each free that waits, the action before which the bytes go (`Simulation.delayed`).
         checked: whether the code compares what operators return with the trace.
         debug: whether storages are poisoned before they are freed, and must be gone after it.
         marked: whether the code marks the begin and the end of each operation for PyTorch's profiler.

@@ -31,13 +31,7 @@ def compiled_program(program: StepProgram, kinds: RegionKinds, stages: Stages, s
     A region that Inductor does not compile, or whose code returns tensors that lie otherwise, runs its calls one after
     another. One whose calls return tensors that lie otherwise than they were traced becomes single operations again.
     Masks of dropout are computed from seeds if all of them lie in compiled regions, and are drawn as in the plain loop
-    otherwise.
-
-    Args:
-        program: the step as it is.
-        kinds: the regions that are known, to which those of this step are added.
-        stages: are told what is done.
-        share: how many times the bytes that the step's largest operation accesses a region may access.
+    otherwise. `kinds` and `share` are those of `fused_program`.
     """
     seeded = True
     while True:

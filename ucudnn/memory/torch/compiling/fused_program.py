@@ -61,13 +61,9 @@ def fused_program(
 ) -> StepProgram:
     """Return a step whose runs of fusible operations are regions, which run their calls one after another.
 
-    Args:
-        program: the step.
-        kinds: the regions that are known, to which those of this step are added.
-        share: how many times the bytes that the step's largest operation accesses a region may access.
-        rematerializes: whether regions of backward compute cheap operations of forward again rather than reading what
-            these made.
-        seeded: whether masks of dropout are computed from seeds, and not drawn as in the plain loop.
+    Regions of this step are added to the known kinds. A region may access a share of the bytes that the largest
+    operation accesses, which may be above 1. `rematerializes` lets regions of backward compute cheap operations of
+    forward again, and `seeded` computes masks of dropout from seeds rather than drawing them as the plain loop does.
     """
     before = program.graph
     program = _without_models(with_native_norms(program))

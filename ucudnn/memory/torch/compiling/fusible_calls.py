@@ -56,9 +56,7 @@ _LARGE_PRODUCT = 2**31  # operations, below which an H200 takes a few microsecon
 class OwnOperator:
     """A function of tensors that stands in a `TracedCall` where an operator of PyTorch does.
 
-    Args:
-        function: calls operators of PyTorch, and draws nothing.
-        declaration: its name, its arguments and what it returns, as in a schema of PyTorch.
+    The function calls operators of PyTorch, and draws nothing. The declaration is a schema of PyTorch.
     """
 
     namespace, _overloadname = "ucudnn", "default"

@@ -95,13 +95,10 @@ def region_form(calls: Sequence[TracedCall], inner: Collection[int]) -> RegionFo
 
 
 def region_graph(calls: Sequence[TracedCall], form: RegionForm, *, functional: bool = False) -> GraphModule:
-    """Return the graph of a region.
+    """Return the graph of a region's calls.
 
-    Args:
-        calls: its calls.
-        form: what it is given and returns.
-        functional: whether batch norms say which statistics they write, which PyTorch's compiler cannot know of the
-            operators that eager PyTorch calls.
+    In a functional one batch norms say which statistics they write, which PyTorch's compiler cannot know of the
+    operators that eager PyTorch calls.
     """
     return _GraphWriter(form, functional=functional).module(calls)
 

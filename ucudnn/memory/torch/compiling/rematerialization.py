@@ -47,12 +47,7 @@ class Rematerialized:
 
 @final
 class Rematerialization:
-    """Decides what regions compute again.
-
-    Args:
-        program: the step.
-        regions: the operations of each region of backward.
-    """
+    """Decides what regions of backward compute again; each region is given by its operations."""
 
     def __init__(self, program: StepProgram, regions: Sequence[Sequence[int]]) -> None:
         self._program, self._graph = program, program.graph

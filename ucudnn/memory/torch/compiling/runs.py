@@ -16,11 +16,8 @@ class Runs:
     """Finds runs of fusible calls that follow each other in one phase of a step.
 
     The storages that others access too are all there while a region runs, which can be more than any operation of the
-    step as it is has. So their bytes are bounded by a multiple of what its largest operation accesses.
-
-    Args:
-        program: the step.
-        share: that multiple.
+    step as it is has. So their bytes are bounded by a share, which may be above 1, of what its largest operation
+    accesses.
     """
 
     def __init__(self, program: StepProgram, share: float) -> None:

@@ -46,10 +46,7 @@ _Front = tuple[Configuration, ...]
 class ConvolutionChoices:
     """The convolutions of one step that ucudnn can compute.
 
-    Args:
-        program: the step.
-        settings: which micro-batch sizes are measured; a workspace limit counts only if it was given.
-        effort: how much time one measurement may take.
+    Settings say which micro-batch sizes are measured; a workspace limit counts only if it was given.
 
     Attributes:
         left: why other convolutions are left to PyTorch, by operation.
@@ -89,13 +86,8 @@ class ConvolutionChoices:
     def measured(self, costs: Costs, tensor_bytes: int | None, stages: Stages | None = None) -> Costs:
         """Return the costs of the step with the desirable sets of its convolutions.
 
-        A kernel that cannot be measured has none, and PyTorch computes it.
-
-        Args:
-            costs: the costs without them.
-            tensor_bytes: bytes that measuring must not exceed, with all that is allocated now; None for the device's
-                memory.
-            stages: are told which kernels are measured; None tells nothing.
+        A kernel that cannot be measured has none, and PyTorch computes it. Measuring does not exceed some bytes with
+        all that is allocated now, or the device's memory; stages are told which kernels are measured.
         """
         device = self._program.device
         room = memory_bytes(device) if tensor_bytes is None else tensor_bytes
@@ -200,9 +192,7 @@ class ConvolutionChoices:
     def _runs(self, kernel: StepKernel, near: TracedTensor) -> Iterator[Callable[[], object]]:
         """Yield what runs beside a kernel, on operands of its own.
 
-        Args:
-            kernel: the kernel.
-            near: the tensor to which its bias is added, or of which the gradient of its bias is the sum.
+        `near` is the tensor to which its bias is added, or of which the gradient of its bias is the sum.
         """
 
         def zeros(tensor: TracedTensor) -> Tensor:

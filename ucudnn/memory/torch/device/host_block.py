@@ -80,12 +80,7 @@ def check_host_memory(size: int, host_bytes: int | None = None, root: Path = Pat
 
 
 def host_headroom(host_bytes: int | None = None, root: Path = Path("/")) -> int:
-    """Return the bytes that a block of host memory may have now.
-
-    Args:
-        host_bytes: the most that it may have; None for half of the machine's memory.
-        root: where the system's files are.
-    """
+    """Return the bytes that a block of host memory may have now; by default at most half of the machine's memory."""
     return min(_bounds(host_bytes, root))
 
 

@@ -179,14 +179,10 @@ def stated_budget(
 
 
 def other_bytes(device: torch.device, own: Sequence[Tensor], more: int = 0) -> int:
-    """Return the bytes of tensors in PyTorch's allocator of a GPU that are none of some tensors.
+    """Return the bytes of tensors in PyTorch's allocator of a GPU that are none of some tensors; 0 on a CPU.
 
-    Bytes up to 16 MiB are none, because of what libraries keep and holes within the allocator's units.
-
-    Args:
-        device: the device; a CPU has no such allocator.
-        own: the tensors.
-        more: bytes that they have elsewhere in the allocator.
+    The tensors may have more bytes elsewhere in the allocator. Bytes up to 16 MiB are none, because of what libraries
+    keep and holes within the allocator's units.
     """
     if device.type != "cuda":
         return 0

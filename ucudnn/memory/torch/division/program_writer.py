@@ -51,14 +51,12 @@ def fastest(graph: StepGraph, costs: Costs) -> float:
 class ProgramWriter:
     """Writes calls and their operations; new storages have negative numbers meanwhile.
 
+    The first `own` storages of the step as it is stay even if no call has them, by default all of them.
+
     Attributes:
         calls: what has been written.
         origins: for each of these its call of the step as it is, and its share of that.
         phase: the part of the step that new calls belong to; None for that of the call on whose behalf they are.
-
-    Args:
-        of: the program of the step as it is.
-        own: the number of storages that stay even if no call has them.
     """
 
     def __init__(self, of: StepProgram, own: int | None = None) -> None:

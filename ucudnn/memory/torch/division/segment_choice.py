@@ -51,15 +51,10 @@ class EstimatedSegment:
 
 @final
 class SegmentChoice:
-    """Chooses segments of a step.
+    """Chooses segments of a step, which are divided into slabs or into parts of the mini-batch; costs are undivided.
 
     Attributes:
         axes: where samples, or rows of slabs, lie in the tensors of the step.
-
-    Args:
-        program: the step.
-        costs: its costs, undivided.
-        slabs: whether segments are divided into slabs, not into parts of the mini-batch.
     """
 
     def __init__(self, program: StepProgram, costs: Costs, *, slabs: bool = False) -> None:

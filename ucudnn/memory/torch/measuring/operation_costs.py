@@ -101,13 +101,12 @@ def measure_operations(
 
     Args:
         program: the step.
-        estimated: what counts for operations that cannot run on made-up operands, and for all that is not measured:
-            on a CPU that is scratch.
+        estimated: what counts for operations that cannot run on made-up operands, and for scratch on a CPU.
         tensor_bytes: bytes that a plan may use, storages that stay included; None bounds nothing.
         repeats: how often each operation is timed; the medians count.
         stages: are told what is measured; None tells nothing.
-        known: what an earlier process measured of the same operations on such a device. An operation that takes the
-            same scratch here takes the same time. None where nothing is known.
+        known: what an earlier process measured of the same operations on such a device, or None. An operation that
+            takes the same scratch here takes the same time.
     """
     device, stages = program.device, stages or Stages()
     on_gpu = device.type == "cuda"

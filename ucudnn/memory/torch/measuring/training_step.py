@@ -182,12 +182,9 @@ def check_recipe(recipe: TrainingRecipe) -> None:
 
 
 def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | None = None) -> TrainingStep:
-    """Return the step of a recipe; inside a `FakeTensorMode` it takes no memory.
+    """Return the step of a recipe on a device; inside a `FakeTensorMode` it takes no memory.
 
-    Args:
-        recipe: what is trained.
-        device: where its tensors lie.
-        foreach: whether the optimizer updates all parameters at once, as it does on GPUs; None for the device's way.
+    `foreach` is whether the optimizer updates all parameters at once, as it does on GPUs; None is the device's way.
 
     Raises:
         InvalidNetworkError: if there is no such model, or it does not take such an input.

@@ -33,17 +33,9 @@ _Planner = Callable[[StepProgram], tuple[_Planning, MemoryPlan]]
 @final
 @dataclass(frozen=True)
 class DivisionChoice:
-    """Plans a step as it is, and divided.
+    """Plans a step as it is, and divided; costs are those before it is measured, and the budget bounds its tensors.
 
     Both ways to plan take a function that measures and plans a program, and one that refuses budgets below the floor.
-
-    Args:
-        program: the step as it is.
-        costs: its costs, before it is measured.
-        stated: the budget, which bounds its tensors.
-        policy: name of a policy, or a policy.
-        seconds: how long a search may take; None bounds nothing.
-        stages: are told what is done.
     """
 
     program: StepProgram

@@ -53,9 +53,7 @@ class FittedStep(nn.Module):
         race: lets torch.compile of the whole step take turns with the plan; None where only the plan runs.
         accepts_loss_kwargs: False: the Trainer of transformers adds no `num_items_in_batch`, which no plan knows.
 
-    Args:
-        refit: returns a step of other arguments and keyword arguments, and of other outputs that get gradients, where
-            these are given; None where there is no way to plan one.
+    `refit` returns a step of other arguments, and of other outputs that get gradients; None where there is no way.
     """
 
     accepts_loss_kwargs = False
@@ -280,12 +278,8 @@ class FittedStep(nn.Module):
     ) -> None:
         """Let the first step run another plan, which decides whether this step's own plan comes after it.
 
-        Args:
-            first: the first step; None begins with this step's own plan.
-            guard: looks at what grows beside PyTorch's allocator; None does not look at it.
-            told: returns the stated budget with what is known of a plan.
-            block: the block in which tensors lie; None where the allocator grows as it needs.
-            layout: returns where tensors of another plan lie in a block of its own.
+        `told` returns the stated budget with what is known of a plan, and `layout` where tensors of a plan lie in a
+        block of its own. Without a block the allocator grows as it needs.
         """
         self._first, self._guard, self._told, self._block, self._layout = first, guard, told, block, layout
 

@@ -26,17 +26,12 @@ Exchange = Callable[[Any], list[Any]]
 
 @final
 class Agreement:
-    """Decides with other ranks, or alone where there are none.
+    """Decides with other ranks, with which a function exchanges values, or alone where there are none.
 
     Attributes:
         link: how long collectives take; None where there are none.
         follows: the plan of all ranks while this one plans or runs smaller arguments than others: nothing is decided
             together then, and what is planned does what that plan does. None otherwise.
-
-    Args:
-        exchange: passes values between the ranks; None where there are no others.
-        rank: the number of this one.
-        link: as above.
     """
 
     def __init__(self, exchange: Exchange | None = None, rank: int = 0, link: RankLink | None = None) -> None:

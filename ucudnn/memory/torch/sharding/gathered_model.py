@@ -31,15 +31,11 @@ _SPLIT: Any = torch.split_with_sizes_copy
 class GatheredModel(nn.Module):
     """Runs a model on whole parameters. Its modules must have shards as a plan sees them meanwhile.
 
-    Args:
-        model: the model.
-        shards: its parameters.
-        group: the ranks.
-        precision: in which types parameters are gathered and gradients averaged, and what is cast to them.
-        accumulates: whether backward leaves whole gradients in `accumulated`, which no rank has averaged.
+    The precision says in which types parameters are gathered and gradients averaged, and what is cast to them. Where it
+    accumulates, backward leaves whole gradients, which no rank has averaged.
 
     Attributes:
-        accumulated: for each trained parameter one without memory, whose gradient is the whole gradient.
+        accumulated: for each trained parameter one without memory, whose gradient is the whole gradient then.
     """
 
     def __init__(

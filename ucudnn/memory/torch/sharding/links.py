@@ -16,10 +16,7 @@ _REPEATS = 5
 def measured_link(gather: Callable[[torch.Tensor], object], ranks: int, device: torch.device) -> RankLink:
     """Return the link as all-gathers of two sizes show it on this rank; all ranks measure together.
 
-    Args:
-        gather: gathers a tensor of each rank.
-        ranks: their number.
-        device: the device of this rank; nothing is measured on a CPU, whose link is assumed.
+    Nothing is measured on a CPU, whose link is assumed.
     """
     if device.type != "cuda" or ranks == 1:
         return RankLink(ranks=ranks)

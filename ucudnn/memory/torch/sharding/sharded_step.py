@@ -45,16 +45,12 @@ _INSTEAD_OF_CHECKPOINTS = (
 
 @final
 class Sharding:
-    """Divides a model and its optimizers among the ranks of a device mesh.
+    """Divides a model and its optimizers among the ranks of a device mesh's first dimension.
 
     Attributes:
         model: what `fit` trains in the place of the model.
         accumulating: likewise, where whole gradients are accumulated.
         optimizers: what it is given in the place of the optimizers.
-
-    Args:
-        mesh: a device mesh, of whose first dimension the ranks are.
-        precision: FSDP2's policy of mixed precision; None keeps all types.
 
     Raises:
         InvalidValueError: if the mesh or the model is not one that can be sharded.
@@ -105,10 +101,7 @@ class Sharding:
     def fitted(self, make: Callable[..., Any], sample: Any, *, keep_gradients: bool) -> "ShardedStep":
         """Return the step that a function fits to a sample, and to what stands in the place of model and optimizers.
 
-        Args:
-            make: is called with a sample, whether gradients are kept, the ranks, the model, the loss and optimizers.
-            sample: what `fit` is given.
-            keep_gradients: likewise.
+        It is called with a sample, whether gradients are kept, the ranks, the model, the loss and optimizers.
         """
 
         def made(sample: Any, *, accumulates: bool = False) -> Any:

@@ -67,10 +67,7 @@ def shard_parameters(
 ) -> tuple[ParameterShard, ...]:
     """Leave each rank its rows of all parameters of a model; optimizers follow, with what state they have.
 
-    Args:
-        model: its parameters are plain, as large as they are, or DTensors of the same mesh, split by their rows.
-        optimizers: optimizers of these parameters.
-        mesh: a one-dimensional device mesh.
+    Parameters are plain, as large as they are, or DTensors of the same one-dimensional mesh, split by their rows.
 
     Raises:
         InvalidValueError: if a parameter is distributed in another way, or is not contiguous.

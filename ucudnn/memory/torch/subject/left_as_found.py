@@ -34,11 +34,8 @@ def left_as_found(work: "Callable[[Snapshot], _Result]", *roots: Any) -> _Result
     """Return what a function returns, and leave everything as it was if an error ends it, Ctrl-C included.
 
     No context manager does this: Ctrl-C at the begin of its `__exit__` would leave things as they are. A second Ctrl-C
-    while things are put back can still do so.
-
-    Args:
-        work: is called with the snapshot, which it restores itself where it ends well.
-        roots: as in `Snapshot`.
+    while things are put back can still do so. The function is called with the snapshot of the roots, which it restores
+    itself where it ends well.
     """
     snapshot = Snapshot(*roots)
     try:
@@ -79,10 +76,7 @@ class Snapshot:
 
     Entries of modules, optimizers, containers and plain objects are noted, and the gradients, the hooks and the memory
     of tensors. Elements of tensors are not copied: nothing that a trace runs can write them. What nobody has changed is
-    not written when things are put back.
-
-    Args:
-        roots: what is trained: modules, optimizers, functions, tensors, and containers of them.
+    not written when things are put back. Roots are modules, optimizers, functions, tensors, and containers of them.
     """
 
     def __init__(self, *roots: Any) -> None:

@@ -17,11 +17,8 @@ from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
 class ModelState:
     """Knows whether a model is still the one that was traced.
 
-    Args:
-        model: the model.
-        tensors: its parameters and buffers, and perhaps other tensors that nothing can replace.
-        attributes: what else the code depends on.
-        values: indices of tensors whose values the code depends on, each with a copy.
+    Behind its parameters and buffers there may be other tensors that nothing can replace. `values` are indices of
+    tensors whose values the code depends on, each with a copy.
     """
 
     def __init__(

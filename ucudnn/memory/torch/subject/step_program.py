@@ -217,14 +217,10 @@ class StepProgram:
         new: Sequence[Storage],
         positions: Mapping[int, int] | Sequence[int],
     ) -> "StepProgram":
-        """Return a program of other operations.
+        """Return a program of other operations, of which some storages of the graph are kept, and some are new.
 
-        Args:
-            operations: operations, which have the numbers of this program's storages, and -1, -2 and so on of new ones.
-            calls: the call of each of them.
-            kept: storages of the graph that stay.
-            new: new storages.
-            positions: for each operation of this program, and for their end, where it is now.
+        Operations and calls have the numbers of this program's storages, and -1, -2 and so on of new ones. Positions
+        are where each operation of this program, and their end, is now.
         """
         known = len(self.graph.storages)
         counted = [*kept, *range(-1, -1 - len(new), -1)]

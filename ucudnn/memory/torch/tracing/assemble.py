@@ -359,13 +359,8 @@ def executable(
 
     PyTorch's gradient of a convolution's input is given the input, too, of which it needs only the geometry. Operations
     that draw random numbers stay in the program's order, whatever a plan does: they read and write one storage of no
-    bytes, which stands for the generator.
-
-    Args:
-        graph: the step.
-        calls: the call of each operation.
-        outside: operations that are the caller's part.
-        beside: bytes of storages that no operation accesses and that are there all the time, by name.
+    bytes, which stands for the generator. `beside` are bytes of storages that no operation accesses and that are there
+    all the time, by name.
     """
     generator = len(graph.storages)
     operations = []

@@ -54,16 +54,10 @@ def written_in_place(
 ) -> tuple[list[TracedCall], dict[int, int]]:
     """Return the calls of a trace, of which some write into an operand, and which storage is another one then.
 
-    An operand is written over if it was made in the step, no later call is given its storage, and it and the result
-    lie alike and are all of their storages. What forward has made is written over by operators in pieces alone, because
-    plans have more ways to keep it where nothing writes it in backward.
-
-    Args:
-        trace: the trace.
-        calls: its calls, in which some storages may have become others.
-        kept: storages that are there before or after the step.
-        device: type of the device whose memory counts.
-        in_pieces: whether operators may run piece by piece, which takes them longer.
+    An operand is written over if it was made in the step, no later call is given its storage, and it and the result lie
+    alike and are all of their storages. What forward has made is written over by operators in pieces alone, because
+    plans have more ways to keep it where nothing writes it in backward. Storages that are there before or after the
+    step are kept.
     """
     last = {each.storage: index for index, call in enumerate(calls) for each in (*call.inputs, *call.outputs)}
     own = {

@@ -61,11 +61,7 @@ class KnownValues:
     def computed(self, func: Any, args: Any, kwargs: Any, out: Any = UNKNOWN) -> Any:
         """Return what an operator returns of values that are known, or `UNKNOWN`; arguments are those of a trace.
 
-        Args:
-            func: the operator.
-            args: its arguments by position.
-            kwargs: its keyword arguments.
-            out: what it returned in the trace; its bytes are known from now on.
+        What it returned in the trace is `out`, whose bytes are known from now on.
         """
         given = [*tensors_in((args, kwargs))]
         if not self._is_known(func, given):

@@ -44,8 +44,7 @@ def trace_optimizer(
 
     Raises:
         InvalidValueError: if a parameter of the optimizer is none of the model's.
-        StepGraphError: if the update reads values of tensors or attributes of its own, or takes steps of the model
-            itself.
+        StepGraphError: if the update reads values of tensors or attributes of its own, or takes steps of the model.
     """
     if isinstance(optimizer, torch.optim.LBFGS):  # `step_program` counts its state
         return

@@ -70,13 +70,8 @@ def as_computed(
 ) -> Any:
     """Return what an operator returns; fake results of the type and the layout of the real ones.
 
-    Args:
-        func: the operator.
-        args: its arguments by position, as the trace has them.
-        kwargs: its keyword arguments, likewise.
-        result: what it returned. Whatever is no new fake comes back unchanged.
-        device: returns the type of the device of an argument.
-        heavy: whether it computes much, so that its fake is believed unless a step has shown otherwise.
+    Arguments are those of the trace. Whatever is no new fake comes back unchanged. A heavy operator computes much, so
+    that its fake is believed unless a step has shown otherwise.
     """
     found = listed(result)
     written = any(each.alias_info is not None for each in func._schema.returns)  # or a view

@@ -237,18 +237,15 @@ class StepEffects:
     """Watches code of a model while it is traced.
 
     Attributes:
+        leaves: names of tensors that are there before the step, by their ids.
+        modules: ids of the model's modules.
         made: generators of Python that the step makes with a seed.
         settled: whether what a model does in its first step only is done, such as to register hooks of forward.
         hooked: whether the step registered such hooks.
         unplaced: whether an effect was found when the code had ended, so that its place is not known.
 
-    Args:
-        provenance: tells where something happens.
-        leaves: names of tensors that are there before the step, by their ids.
-        modules: ids of the model's modules.
-        called: is told of each code of Python that begins to run.
-        changed: returns what the step has changed and must not, None for nothing.
-        seeks: whether the place of a change is looked for, which takes long.
+    `called` is told of each code of Python that begins to run, and `changed` returns what the step has changed and must
+    not. Where the trace seeks, it looks for the place of a change, which takes long.
     """
 
     def __init__(

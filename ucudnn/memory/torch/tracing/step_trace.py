@@ -39,18 +39,12 @@ BEFORE = "make it a buffer or an argument of the step; what is made once is made
 
 @final
 class StepTracing:
-    """One trace of a step on fake tensors.
+    """One trace of a step on fake tensors, at a mini-batch that is larger than the subject's by a factor.
+
+    In a settled one no value beside tensors may change. One that seeks looks for the place of what changes.
 
     Attributes:
         moved: a value beside tensors that the step changed; None for none.
-
-    Args:
-        subject: what is trained.
-        batch: the mini-batch.
-        factor: by how much it is larger.
-        snapshot: puts everything back when the trace has ended.
-        settled: whether no value beside tensors may change.
-        seeks: whether the place of what changes is looked for.
     """
 
     def __init__(
