@@ -309,7 +309,6 @@ def _fitted(graph: StepGraph, costs_of: CostsOf, budget: int | None, policy: str
 
 
 def _least(costs: Costs) -> Costs:
-    """Return costs with the convolutions of least workspace."""
     return costs.with_configurations(costs.smallest)
 
 

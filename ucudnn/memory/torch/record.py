@@ -20,12 +20,7 @@ from ucudnn.memory.step.batches import check_batch, join_batches
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Role, StepGraph
 from ucudnn.memory.torch.measuring.measure import measure
-from ucudnn.memory.torch.measuring.training_step import (
-    TrainingRecipe,
-    TrainingStep,
-    make_step,
-    refused_as_fitted,
-)
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, TrainingStep, make_step, refused_as_fitted
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedTensor
 from ucudnn.memory.torch.subject.update_parts import parted
@@ -126,7 +121,6 @@ def record_made(
 def _on_fake_tensors(
     recipe: TrainingRecipe, factors: Sequence[int], progress: Progress, *, foreach: bool | None
 ) -> list[StepGraph]:
-    """Return a step at some multiples of its mini-batch, recorded on fake tensors of the CPU."""
     batches = [recipe.batch * factor for factor in factors]
     with _fakes():
         step = make_step(recipe, torch.device("cpu"), foreach=foreach)

@@ -196,7 +196,6 @@ class PolicyTrial:
         timeline: MeasuredTimeline | None,
         memory: tuple[OperationMemory, ...],
     ) -> TrialFigures:
-        """Return the figures of a step with what its plan predicts."""
         plan, costs, stated, simulation = fitted.plan, fitted.costs, fitted.stated, fitted.simulation
         library, picture = figures.library, None
         if timeline is not None:
@@ -264,7 +263,6 @@ class PolicyTrial:
             torch.cuda.synchronize(self._device)
 
     def _timed(self, step: TrainingStep) -> list[float]:
-        """Return the times of steps, during which peaks of a GPU count."""
         gc.collect()
         self._wait()
         if self._on_gpu:

@@ -72,7 +72,6 @@ def _with_masks(calls: Iterable[TracedCall]) -> Iterator[FusedRegion | None]:
 
 
 def _told(program: StepProgram) -> tuple[str, ...]:
-    """Return how many regions of a step are compiled, and why others are not, a line each."""
     used = [call.func for call in program.calls if isinstance(call.func, FusedRegion)]
     done, kinds = [each for each in used if each.is_compiled], [*dict.fromkeys(used)]
     inside = sum(len(each.calls) for each in done)

@@ -103,7 +103,6 @@ def _saved_bytes(program: StepProgram) -> int:
 
 
 def _rematerialized(program: StepProgram, runs: Runs, found: Iterable[Sequence[int]]) -> Iterator[Rematerialized]:
-    """Yield what regions of backward compute again, of those that have room for it."""
     operations = program.graph.operations
     backward = [each for each in found if operations[each[0]].phase is Phase.BACKWARD]
     chosen = Rematerialization(program, backward)
@@ -177,8 +176,6 @@ def _calls(
 
 @final
 class _Regions:
-    """Makes operations of a step with regions of operations of a step."""
-
     def __init__(
         self, program: StepProgram, runs: Runs, again: Mapping[int, Rematerialized], kinds: RegionKinds
     ) -> None:
@@ -197,7 +194,6 @@ class _Regions:
         return found
 
     def alone(self, index: int) -> _Fused:
-        """Return an operation as it is."""
         return _Fused((index,), self._program.graph.operations[index], self._program.calls[index])
 
     def _region(self, members: Sequence[int]) -> _Fused:

@@ -61,7 +61,6 @@ def _unread(call: TracedCall) -> list[object]:
 def _as(
     call: TracedCall, operation: StepOperation, func: object, args: Sequence[object], unread: Sequence[object]
 ) -> tuple[TracedCall, StepOperation]:
-    """Return a call as that of another operator, which does not access some tensors."""
     without = {each.storage for each in unread if isinstance(each, TracedTensor)}
     other = replace(call, func=func, args=tuple(args), kwargs={}, results=call.results[:3])
     kind = f"aten.{other.func._opname}"

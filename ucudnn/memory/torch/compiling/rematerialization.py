@@ -137,7 +137,6 @@ class Rematerialization:
         return 1 + self._graph.sizes[version[0]] if self._is_there(version) else self._endless
 
     def _is_there(self, version: Version) -> bool:
-        """Whether a version is saved, for a region or anyway."""
         return version in self._saved or (version[0] in self._anyway and self._ends_forward(version))
 
     def _ends_forward(self, version: Version) -> bool:
@@ -150,7 +149,6 @@ class Rematerialization:
         return is_own and self._versions[storage] == self._forward[storage] > 0
 
     def _read(self, region: Sequence[int]) -> Iterator[Version]:
-        """Yield the activations of forward that a region reads and nobody changes."""
         graph = self._graph
         versions = (each for index in region for each in graph.recompute_reads[index])
         yield from (each for each in dict.fromkeys(versions) if self._stays(each[0]))
@@ -164,7 +162,6 @@ class Rematerialization:
         return norm_output(call) if is_norm(call) else call
 
     def _inputs(self, index: int) -> Iterator[Version]:
-        """Yield what a call that runs again reads."""
         # Of a norm, mean and deviation are read, which it made itself.
         versions = dict(self._graph.makes[index]) | dict(self._graph.recompute_reads[index])
         for storage in dict.fromkeys(each.storage for each in self._call(index).inputs):

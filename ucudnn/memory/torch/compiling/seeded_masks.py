@@ -107,7 +107,6 @@ def _is_whole(program: StepProgram, tensor: TracedTensor) -> bool:
 
 
 def _draw(program: StepProgram, operation: StepOperation, call: TracedCall, count: int) -> SeededRow:
-    """Return what draws all seeds."""
     size = _APART * count
     taken = {"dtype": torch.int64, "device": program.device}
     own = replace(

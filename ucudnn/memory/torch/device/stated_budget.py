@@ -268,6 +268,5 @@ def read_outside(device: torch.device) -> OutsideReading:
 
 
 def _most_outside() -> int:
-    """Return the most bytes that a process has on a GPU beside PyTorch's allocator."""
     communicates = distributed.is_available() and distributed.is_initialized()
     return _MOST_OUTSIDE + (_MOST_NCCL if communicates else 0)

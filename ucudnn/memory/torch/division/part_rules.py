@@ -144,8 +144,6 @@ def _with_sizes(call: TracedCall, rule: PartRule) -> PartRule:
 
 @final
 class _Call:
-    """A call with the cuts of its arguments."""
-
     def __init__(self, call: TracedCall, cut: CutOf, batch: int) -> None:
         self.call, self.args, self.cut, self.batch = call, call.args, cut, batch
         self.name: str = call.func._opname

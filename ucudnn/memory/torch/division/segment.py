@@ -190,7 +190,6 @@ class SegmentOrder:
                 raise self._refused(norm.start, "is a batch norm of which only a part is in the segment")
 
     def _sort(self, phase: int, calls: range) -> None:
-        """Sort the calls of forward or backward into passes."""
         ready: dict[int, int] = {}  # of storages that are whole only behind a pass: its number
         changed: dict[int, int] = {}  # of whole storages that a pass changes part by part: its number
         for index in calls:
@@ -224,7 +223,6 @@ class SegmentOrder:
                 self._run_in_parts(index, rule, level, ready)
 
     def _check_changes(self, index: int, outer: set[int], phase: int, level: int) -> None:
-        """Check that a call may change whole storages part by part."""
         in_place = _storages(self._calls[index].outputs) <= outer
         later = [each for each, own in self.level.items() if self.phase(each) == phase and own > level]
         later += [each for behind, calls in self.after[phase].items() if behind >= level for each in calls]
@@ -271,13 +269,11 @@ class SegmentOrder:
         return bool((self.axes.reads[call] | self.axes.writes[call]) & storages)
 
     def _is_border(self, storage: int) -> bool:
-        """Whether what parts make is read by others."""
         accesses = self._program.graph.accesses[storage]
         inside = all(each in self.segment.forward or each in self.segment.backward for each in accesses)
         return storage in self._read or not inside
 
     def _is_converted(self, storage: int) -> bool:
-        """Whether only calls that convert its parts read a sum."""
         readers = self._program.graph.readers[storage]
         converts = all(each in self.rules and not self.rules[each].cuts for each in readers)
         return converts and bool(readers) and storage not in self._read

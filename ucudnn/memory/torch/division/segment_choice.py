@@ -127,7 +127,6 @@ class SegmentChoice:
             chosen = [*(each for each in chosen if each not in met), replace(found, sets_floor=cause)]
 
     def _around(self, call: int, target: int, chosen: Sequence[EstimatedSegment]) -> EstimatedSegment | None:
-        """Return the best segment that has a call."""
         if call < self._turn:
             return self._best(call, call + 1, call, target, chosen)
         near = sorted(range(self._turn, self._end), key=lambda each: abs(each - call))
@@ -137,7 +136,6 @@ class SegmentChoice:
         return self._best(min(makers), max(makers) + 1, call, target, chosen)
 
     def _makers(self, call: int) -> list[int]:
-        """Return the calls of forward that made what a call of backward reads."""
         graph = self._graph
         return [
             max(each for each in graph.writers[storage] if each < self._turn)
@@ -176,7 +174,6 @@ class SegmentChoice:
         yield from sorted({self._with_norms(range(*each)) for each in found}, key=lambda each: (len(each), each.start))
 
     def _with_norms(self, run: range) -> range:
-        """Return a run with the whole of the batch norms amid which it begins or ends."""
         begin, end = self._amid.get(run.start), self._amid.get(run.stop)
         return range(run.start if begin is None else begin.start, run.stop if end is None else end.stop)
 
@@ -194,7 +191,6 @@ class SegmentChoice:
         return [found[each] for each in _NEAR if each < len(found)] + found[-1:]
 
     def _orders(self, run: range) -> list[SegmentOrder]:
-        """Return the segments with a run of forward that can be divided."""
         key = run.start, run.stop
         if key not in self._known:
             self._known[key] = found = []
@@ -238,7 +234,6 @@ class SegmentChoice:
         return [*accumulate(changes)]
 
     def _estimated(self, order: SegmentOrder) -> Iterator[EstimatedSegment]:
-        """Yield a segment in several numbers of parts with what it takes."""
         most, needs, more_ms, count = order.most_parts, list[tuple[int, int]](), 0.0, 0
         for parts in (each for each in _PARTS if each <= most):
             divided = order.in_parts(parts)

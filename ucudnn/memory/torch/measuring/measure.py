@@ -96,7 +96,6 @@ class _Watch(EagerOperators):
 
 
 def _of_operations(step: TrainingStep, traced: TracedStep, measured: _Measured) -> list[Any]:
-    """Take a step, and return what is measured of the operations of its trace."""
     watch = _Watch(measured)
     with watch:
         step.run()

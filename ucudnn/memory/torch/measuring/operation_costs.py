@@ -150,7 +150,6 @@ def measure_operations(
 
 
 def _with_copies(program: StepProgram, costs: Costs, rooms: Sequence[int] | None, stages: Stages) -> Costs:
-    """Return costs with what copies take, and on a GPU with what operations take beside them."""
     stages.begin("measuring copies, and operations beside them")
     links = _links(program.device, None if rooms is None else max(rooms, default=0))
     on_gpu = program.device.type == "cuda"
@@ -381,7 +380,6 @@ def _on_cpu(operator: _Operator, repeats: int) -> OperatorCost:
 
 
 def _host_ms(operator: _Operator) -> float:
-    """Return the milliseconds that the host takes for a call, and to free what it returns."""
     begin = perf_counter()
     operator()
     return (perf_counter() - begin) * 1e3

@@ -295,7 +295,6 @@ def _first(output: Any) -> Tensor:
 
 
 def _make_loss(name: str, output: Tensor) -> tuple[Callable[..., Tensor], Tensor]:
-    """Return a loss by its name, and a target for the first tensor of the model's output."""
     own = _find_loss(name)
     if name == "mse":
         return own, torch.zeros_like(output)

@@ -120,7 +120,6 @@ class DivisionChoice:
             yield least
 
     def _divisions(self, seconds: float | None, costs: Costs | None = None) -> list[DividedStep]:
-        """Return divided steps that keep the budget by estimate, the fastest first."""
         self.stages.begin(f"dividing {len(self.program.graph.operations)} operations")
         assert self.stated.tensor_bytes is not None
         most = self.stated.tensor_bytes

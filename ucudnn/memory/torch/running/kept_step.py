@@ -172,7 +172,6 @@ class KeptPlans:
 
 
 def _encoded(plan: MemoryPlan) -> dict[str, Any]:
-    """Return a plan without its budget and moves, which are those of a process."""
     kinds = "".join(str(_KINDS.index(kind)) for kind, _ in plan.actions)
     found = {"policy": plan.policy, "kinds": kinds, "targets": [target for _, target in plan.actions]}
     return {**found, "buffers": plan.buffers, "scratch_buffer": plan.scratch_buffer, "overlapped": plan.overlapped}

@@ -109,14 +109,12 @@ class _Turn:
             self.run.transfers.abandon()
 
     def forward(self, run: PlannedRun, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Run forward, keep what it leaves, and return its outputs."""
         persistent = run.persistent
         outputs, self._state, self._number = run.forward(inputs)
         self.run, self._persistent, self._ended = run, persistent, False
         return outputs
 
     def begin(self, grad_outputs: Sequence[Tensor | None]) -> None:
-        """Begin backward with the gradients of the outputs, once."""
         if self._taken:
             raise FittedStepError("backward of a fitted step runs once: it frees activations on its way")
         self._taken = True
@@ -138,7 +136,6 @@ class _Turn:
         self._left = [*run.code.parts]
 
     def _run_again(self, error: LayoutError | None) -> None:
-        """Begin anew under another plan."""
         self._state.clear()
         if self._again is None:
             raise error or FittedStepError(
@@ -151,7 +148,6 @@ class _Turn:
         self._start()
 
     def gradients(self) -> _Gradients:
-        """Run the part of the next node, and return the gradients of its sources."""
         wanted = self._parts[self._next]
         self._next += 1
         ends = self._next == len(self._parts)

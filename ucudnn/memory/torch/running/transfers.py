@@ -143,7 +143,6 @@ class Transfers:
             self._places[number] = self._block.memory[begin : begin + size]
 
     def _shown_as(self, number: int, tensor: Tensor) -> Tensor:
-        """Return the place of a slot as a tensor of the type and the shape of another one."""
         if self._block is None:
             self._open()
         shown = self._shown.get(number)

@@ -148,8 +148,6 @@ class _WholeParameters(dict[str, Any]):
 
 @final
 class _Reader:
-    """Gathers what is read, once."""
-
     def __init__(
         self, together: Sequence[Sequence[ParameterShard]], way: "_Way", accumulated: Mapping[int, Tensor]
     ) -> None:
@@ -240,7 +238,6 @@ def _averaged_together(gradients: Sequence[Tensor | None], ctx: Any) -> Iterator
 
 
 def _padded(gradient: Tensor, way: _Way) -> Tensor:
-    """Return a gradient of which each rank has as many rows."""
     rows = gradient.shape[0]
     if not rows % way.ranks:
         return gradient

@@ -209,7 +209,6 @@ def _inside(value: Any) -> list[Any] | None:
 
 
 def _table(value: Any) -> dict[str, Any]:
-    """Return the attributes of a plain object by name."""
     if isinstance(value, partial):  # they are none of its dictionary
         return {**vars(value), "func": value.func, "args": value.args, "keywords": value.keywords}
     found: dict[str, Any] = vars(value)

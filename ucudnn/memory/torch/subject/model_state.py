@@ -166,7 +166,6 @@ def _forms_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
 
 
 def _by_memory(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Return the numbers of tensors that share memory, together."""
     found: dict[int, list[int]] = {}
     for number, tensor in enumerate(tensors):
         found.setdefault(tensor.untyped_storage()._cdata, []).append(number)

@@ -98,7 +98,6 @@ class ModuleAttributes:
         self._look(contents)  # equal values in other objects
 
     def _look(self, contents: list[AttributeContent]) -> None:
-        """Note which objects the values and their entries are."""
         self._contents = contents
         self._values = self._values_now()
         self._views = [view for content in contents for view in content.views]

@@ -16,13 +16,7 @@ from typing import Any, final
 import torch
 
 from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
-from ucudnn.memory.torch.subject.traced_values import (
-    Trace,
-    TracedCall,
-    TracedTensor,
-    tensors_in,
-    unused_name,
-)
+from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, tensors_in, unused_name
 from ucudnn.memory.torch.tracing.in_place import written_in_place
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.calls.problem import convolution_of, memory_format_of
@@ -173,7 +167,6 @@ def _with_held(
 
 
 def _executed(parts: Iterable[tuple[TracedCall, "_Access"]]) -> Iterator[tuple[bool, TracedCall]]:
-    """Yield the calls that make or change bytes, each with whether it is an operation."""
     for call, access in parts:
         makes = not {each.storage for each in call.outputs} <= {each.storage for each in call.inputs}
         if access.writes or makes or writes(call):
@@ -186,7 +179,6 @@ def writes(call: TracedCall) -> list[TracedTensor]:
 
 
 def _written(call: TracedCall) -> Iterator[tuple[Any, TracedTensor]]:
-    """Yield each tensor that a call writes, with the argument of the schema."""
     if call.turns:  # code that called it would change what a name stands for, which others may read as it was
         return
     for argument in call.func._schema.arguments:
@@ -343,7 +335,6 @@ def _problem(call: TracedCall, math: MathMode) -> ConvolutionProblem | None:
 
 
 def _dtype(call: TracedCall) -> str:
-    """Return the type of what a call writes first."""
     first = next(iter(call.outputs or call.inputs), None)
     return "" if first is None else str(first.dtype).removeprefix("torch.")
 
@@ -379,14 +370,11 @@ def executable(
 
 @final
 class _Names:
-    """Gives names that do not occur twice."""
-
     def __init__(self, given: Iterable[str]) -> None:
         self._counts = Counter[str]()
         self._given = {*given}
 
     def numbered(self, kind: str) -> str:
-        """Return 'relu', 'relu_1', 'relu_2' and so on."""
         self._counts[kind] += 1
         return f"{kind}_{self._counts[kind] - 1}" if self._counts[kind] > 1 else kind
 

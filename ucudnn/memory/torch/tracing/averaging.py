@@ -44,7 +44,6 @@ def with_groups(program: StepProgram, parallel: DistributedDataParallel, arrival
 
 
 def _buckets(program: StepProgram, parallel: DistributedDataParallel, early: Sequence[int]) -> list[list[Tensor]]:
-    """Return the buckets of now and those that are made anew after the first step."""
     ignored = parallel.parameters_to_ignore
     known = [each for name, each in parallel.module.named_parameters() if each.requires_grad and name not in ignored]
     averaged = {id(each) for each in known}
@@ -68,7 +67,6 @@ def _parameter(program: StepProgram, source: int) -> Tensor:
 
 
 def _shared_storages(program: StepProgram) -> set[int]:
-    """Return storages in which there is more than the gradient of one source."""
     counts = Counter(each.storage for each in program.gradients if each is not None)
     persistent = (tensor for _, tensor in program.persistent)
     others = {each.storage for each in (*persistent, *program.inputs, *program.outputs, *program.grad_outputs)}
@@ -76,7 +74,6 @@ def _shared_storages(program: StepProgram) -> set[int]:
 
 
 def _taken_as_it_is(program: StepProgram, source: int, shared: Set[int]) -> bool:
-    """Whether autograd makes a gradient's memory that of the parameter's `grad`."""
     gradient, (is_parameter, index) = program.gradients[source], program.sources[source]
     if gradient is None or not is_parameter or gradient.storage >= len(program.graph.storages):
         return False

@@ -131,7 +131,6 @@ class _Form(NamedTuple):
 
 @cache
 def _form(func: Any, device: str) -> _Form | None:
-    """Return what an operator is when it writes its result into a tensor."""
     is_safe = torch.Tag.pointwise in func.tags or func._opname in ELEMENTWISE or func._opname in _ROWS
     if func.namespace != "aten" or not is_safe or func._schema.is_mutable:
         return None

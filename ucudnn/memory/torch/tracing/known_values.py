@@ -137,7 +137,6 @@ class KnownValues:
         return found if found is not None and not found.origins & self._written else None
 
     def _note(self, out: Any, result: Any, given: Iterable[TracedTensor]) -> None:
-        """Note the bytes of results, as they lie in the trace."""
         values = [self._value(each.storage) for each in given]
         origins = frozenset[int]().union(*(each.origins for each in values if each is not None))
         there = {each.storage for each in given}

@@ -83,7 +83,6 @@ def trace_optimizer(
 def _stand_in(
     optimizer: torch.optim.Optimizer, fakes: Mapping[int, Tensor], faked: Callable[[Tensor], Tensor]
 ) -> tuple[torch.optim.Optimizer, dict[int, str]]:
-    """Return an optimizer of fake parameters with fake state, and a name of each fake parameter by its id."""
     stand_in = copy.copy(optimizer)
     stand_in.__dict__.pop("step", None)  # schedulers put one there that updates the real parameters
     names: dict[int, str] = {}

@@ -190,7 +190,6 @@ class StepReads:
             self._added(owner, name, label)
 
     def _added(self, owner: Any, name: str, label: str) -> Any:
-        """Return the value of what is read."""
         key = id(owner), name
         if key in self._reads:
             read, value = self._reads[key]

@@ -173,7 +173,6 @@ class StepTracing:
         return ((f"input{index or ''}", tensor) for index, tensor in enumerate(self._inputs))
 
     def _changed(self) -> str | None:
-        """Return what the step has changed and no plan would."""
         if not self.effects.hooked and [*self._state_now()] != self._before:
             return (
                 "changes modules, hooks, or what parameters are, which no plan does in its steps: do it before the fit"
@@ -212,7 +211,6 @@ class StepTracing:
         check_stays(kept, written, second.find, alike=all(one.func is other.func for one, other in calls))
 
     def _meet_values(self, tracer: Tracer) -> None:
-        """Let a tracer know which values are there before the step."""
         for key, tensor in self._fake.items():
             tracer.meet_values(tensor, self._real[key], changes=self._real[key].requires_grad)
         for tensor, real in zip(self._leaves, self._subject.leaves()[0], strict=True):
@@ -223,7 +221,6 @@ class StepTracing:
         return tensor if isinstance(tensor, FakeTensor) else self._mode.from_tensor(tensor, static_shapes=True)
 
     def _returned(self, result: Any) -> list[Tensor]:
-        """Note what the step returns, and return its different tensors."""
         self._result, outputs = OutputTree.of(result)
         for index, tensor in enumerate(outputs):
             self._meet(Role.OUTPUT, "loss" if self._subject.loss else f"output{index or ''}", tensor)
@@ -269,7 +266,6 @@ class StepTracing:
 
     @contextmanager
     def _noted_arrivals(self, sources: Iterable[Tensor]) -> Iterator[None]:
-        """Note in which order gradients reach their sources."""
         hooks = [
             tensor.register_hook(lambda _, source=source: self._arrivals.append(source))
             for source, tensor in enumerate(sources)
@@ -345,7 +341,6 @@ class StepTracing:
         return self._mode.from_tensor(tensor, static_shapes=True)
 
     def _repeated(self, leaf: Any, batch: int, factor: int) -> Any:
-        """Return a fake argument at a larger mini-batch, in the same memory format."""
         if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != batch:
             return leaf
         with self._mode, torch.no_grad():

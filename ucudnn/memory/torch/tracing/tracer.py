@@ -20,14 +20,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.graph import Phase
-from ucudnn.memory.torch.subject.traced_values import (
-    Trace,
-    TracedCall,
-    TracedStorage,
-    TracedTensor,
-    mapped,
-    tensors_in,
-)
+from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedStorage, TracedTensor, mapped, tensors_in
 from ucudnn.memory.torch.tracing.assemble import writes
 from ucudnn.memory.torch.tracing.known_values import COLLECTIVE, UNKNOWN, KnownValues, without_error
 from ucudnn.memory.torch.tracing.provenance import Provenance, told
@@ -47,8 +40,6 @@ _WITHOUT_MEMORY, _WITH_MEMORY = torch.ops.aten._efficientzerotensor.default, tor
 
 
 class _Watched(weakref.ref[Any]):
-    """Refers to a storage and has its index."""
-
     __slots__ = ("index",)
     index: int
 
@@ -333,7 +324,6 @@ class Tracer(EagerOperators):
         watched.index = index
 
     def _note_died(self) -> None:
-        """Note which storages have died since the last call was written down."""
         while self._died:
             index = self._died.popleft().index
             self._trace.storages[index].died = len(self._trace.calls)
@@ -342,7 +332,6 @@ class Tracer(EagerOperators):
 
 
 def _on_fakes() -> bool:
-    """Whether operators compute nothing."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
