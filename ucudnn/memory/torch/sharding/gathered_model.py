@@ -6,8 +6,6 @@ parameters that follow each other are gathered together, and their gradients ave
 bytes takes as long as one of some MiB.
 """
 
-import copy
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -23,7 +21,6 @@ from ucudnn.errors import InvalidValueError
 from ucudnn.memory.step.sharded import buckets
 from ucudnn.memory.torch.sharding.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ucudnn.memory.torch.sharding.shards import ParameterShard
-from ucudnn.memory.torch.subject.update_parts import at_once
 
 _SPLIT: Any = torch.split_with_sizes_copy
 
@@ -276,20 +273,3 @@ def _to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 def _cast(dtype: torch.dtype | None, values: Any) -> Any:
     """Return values of which all tensors of real numbers have a type; None leaves them as they are."""
     return values if dtype is None else tree_map_only(Tensor, lambda each: _to(each, dtype), values)
-
-
-def planned_optimizer(optimizer: torch.optim.Optimizer, shards: Sequence[ParameterShard]) -> torch.optim.Optimizer:
-    """Return an optimizer of the shards inside, by which a trace counts state and temporaries; nobody calls it."""
-    inside = {id(each.outside): each.inside for each in shards}
-    found = copy.copy(optimizer)
-    found.__dict__.pop("step", None)
-    found.param_groups = []
-    for number, group in enumerate(optimizer.param_groups):
-        for index, each in enumerate(group["params"]):
-            if id(each) not in inside:
-                raise InvalidValueError(f"parameter {index} of the optimizer's group {number} is none of the model's")
-        # Where nobody has chosen, PyTorch updates DTensors one by one.
-        told = {"foreach": at_once(group)} if group.get("foreach", ...) is None else {}
-        found.param_groups.append({**group, **told, "params": [inside[id(each)] for each in group["params"]]})
-    found.state = defaultdict(dict)
-    return found

@@ -27,12 +27,12 @@ from ucudnn.memory.torch.sharding.collectives import (
     group_of,
     numbers,
 )
-from ucudnn.memory.torch.sharding.gathered_model import GatheredModel, planned_optimizer
+from ucudnn.memory.torch.sharding.gathered_model import GatheredModel
 from ucudnn.memory.torch.sharding.links import measured_link, slowest
 from ucudnn.memory.torch.sharding.shards import placed_inside, shard_parameters
 from ucudnn.memory.torch.subject.model_checks import check_model
 from ucudnn.memory.torch.subject.step_program import StepProgram
-from ucudnn.memory.torch.subject.update_parts import update_in_parts
+from ucudnn.memory.torch.subject.update_parts import optimizer_of, update_in_parts
 from ucudnn.units import format_bytes, shortened
 
 _UNPLANNED = 1 << 62
@@ -96,7 +96,8 @@ class Sharding:
         self.model: GatheredModel = gathered()
         self.accumulating: GatheredModel = gathered(accumulates=True)
         self._loss = loss
-        self.optimizers = [planned_optimizer(each, self.shards) for each in given]
+        inside = {id(each.outside): each.inside for each in self.shards}
+        self.optimizers = [optimizer_of(each, inside)[0] for each in given]
 
     def fitted(self, make: Callable[..., Any], sample: Any, *, keep_gradients: bool) -> "ShardedStep":
         """Return the step that a function fits to a sample, and to what stands in the place of model and optimizers.

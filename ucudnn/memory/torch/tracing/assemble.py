@@ -286,11 +286,12 @@ def _operation(
     if call.func is _CONVOLUTION_BACKWARD:
         part = "_data" if call.args[-1][0] else "_filter"
     problem = _problem(call, subject.math)
+    first = next(iter(call.outputs or call.inputs), None)
     return StepOperation(
         name=names.numbered(f"{kind.strip('_')}{part}"),
         kind=f"{call.func.namespace}.{kind}",
         phase=call.phase,
-        dtype=_dtype(call),
+        dtype="" if first is None else str(first.dtype).removeprefix("torch."),
         reads=tuple(sorted(rows[storage] for storage in access.reads)),
         writes=tuple(sorted(rows[storage] for storage in access.writes)),
         flops=Affine(call.flops),
@@ -332,11 +333,6 @@ def _problem(call: TracedCall, math: MathMode) -> ConvolutionProblem | None:
     if found is None or call.func is not _CONVOLUTION_BACKWARD:
         return None if found is None else found.forward
     return found.backward_input if mask[0] else found.backward_weight
-
-
-def _dtype(call: TracedCall) -> str:
-    first = next(iter(call.outputs or call.inputs), None)
-    return "" if first is None else str(first.dtype).removeprefix("torch.")
 
 
 def _storage(trace: Trace, storage: int, role: Role, name: str) -> Storage:

@@ -16,7 +16,6 @@ from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from ucudnn.memory.torch.subject.step_program import StepProgram
-from ucudnn.memory.torch.subject.traced_values import TracedTensor
 
 
 def with_groups(program: StepProgram, parallel: DistributedDataParallel, arrivals: Sequence[int]) -> StepProgram:
@@ -77,14 +76,11 @@ def _taken_as_it_is(program: StepProgram, source: int, shared: Set[int]) -> bool
     gradient, (is_parameter, index) = program.gradients[source], program.sources[source]
     if gradient is None or not is_parameter or gradient.storage >= len(program.graph.storages):
         return False
-    return gradient.storage not in shared and _lies_as(gradient, program.persistent[index][0])
-
-
-def _lies_as(gradient: TracedTensor, parameter: Tensor) -> bool:
-    """Whether a gradient lies in memory as its parameter does, each without holes."""
+    parameter = program.persistent[index][0]
     strides = zip(gradient.shape, gradient.stride, parameter.stride(), strict=True)
-    return (
-        gradient.dtype is parameter.dtype
+    return (  # it lies in memory as its parameter does, each without holes
+        gradient.storage not in shared
+        and gradient.dtype is parameter.dtype
         and gradient.bytes_touched == parameter.numel() * parameter.itemsize
         and all(own == other if size != 1 else own for size, own, other in strides)
     )

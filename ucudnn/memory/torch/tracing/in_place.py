@@ -75,7 +75,9 @@ def written_in_place(
         if out is not None and out.storage in own and trace.storages[out.storage].born == index:
             for operand in _operands(current, out):
                 written = None
-                if operand.storage in own and last[operand.storage] == index and _as_large(trace, operand, out):
+                sizes = {trace.storages[each.storage].size for each in (operand, out)}
+                is_whole = sizes == {out.bytes_touched} != {0}
+                if operand.storage in own and last[operand.storage] == index and is_whole:
                     is_backward = calls[trace.storages[operand.storage].born].phase is Phase.BACKWARD
                     written = _written(current, operand, device) if is_backward or call.func is _PRELU else None
                 if written is not None and _gives_same_bits(trace, current, written, operand):
@@ -93,11 +95,6 @@ def _result(call: TracedCall, least: int | None) -> TracedTensor | None:
         return call.results if isinstance(call.results, TracedTensor) else None
     found: TracedTensor = call.results[0]
     return found if found.bytes_touched > least else None
-
-
-def _as_large(trace: Trace, operand: TracedTensor, out: TracedTensor) -> bool:
-    """Whether two tensors are all of their storages, of which one has as many bytes as the other."""
-    return trace.storages[operand.storage].size == out.bytes_touched == trace.storages[out.storage].size > 0
 
 
 def _operands(call: TracedCall, out: TracedTensor) -> Iterator[TracedTensor]:

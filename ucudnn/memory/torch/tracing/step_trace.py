@@ -107,7 +107,11 @@ class StepTracing:
             self._buffers = BufferTables(model, self._subject.loss)
             self._reads.begin()
             with self._mode, self._provenance.entered():
-                self._run_known()
+                try:
+                    self._run()
+                except Exception:  # of an operator before, of which no plan is known, is the better reason
+                    check_calls(self._tracer.trace)
+                    raise
         self._reads.end()
         attributes = self._reads.attributes()  # what forward changed of them differs now
         self._snapshot.restore_tensors()
@@ -136,14 +140,6 @@ class StepTracing:
                 for key, tensor in table.items():
                     table[key] = None if tensor is None else fakes[id(tensor)]  # type: ignore[assignment]
 
-    def _run_known(self) -> None:
-        """Run the step; where that fails, an operator before, of which no plan is known, is the better reason."""
-        try:
-            self._run()
-        except Exception:
-            check_calls(self._tracer.trace)
-            raise
-
     def _run(self) -> None:
         tracer = self._tracer
         self._before = [*self._state_now()]
@@ -162,7 +158,9 @@ class StepTracing:
 
     def _update(self, gradients: Sequence[Tensor | None]) -> None:
         fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
-        found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
+        of_kind = {True: [*self._fake.values()], False: self._inputs}
+        pairs = zip(self._sources, gradients, strict=True)
+        found = {id(of_kind[is_parameter][index]): gradient for (is_parameter, index), gradient in pairs}
         for optimizer in self._subject.optimizers:
             for label, tensor in trace_optimizer(
                 optimizer, fakes, found, self._faked, self._tracer, in_parts=self._subject.in_pieces
@@ -374,10 +372,6 @@ class StepTracing:
         self._tracer.know(fake, index)
         self._stand_ins.append(fake)
         return fake
-
-    def _source(self, source: tuple[bool, int]) -> Tensor:
-        is_parameter, index = source
-        return [*self._fake.values()][index] if is_parameter else self._inputs[index]
 
     def _device(self) -> torch.device:
         """Return the device whose memory counts."""
