@@ -291,11 +291,7 @@ def trial_subject(step: TrainingStep) -> StepSubject:
 
 def with_plan(step: TrainingStep, fitted: FittedStep) -> TrainingStep:
     """Return a step that runs the plan in the place of the model and its loss."""
-    return replace(step, model=fitted, inputs=(*step.inputs, *step.targets), targets=(), loss=_itself)
-
-
-def _itself(loss: torch.Tensor) -> torch.Tensor:
-    return loss
+    return replace(step, model=fitted, inputs=(*step.inputs, *step.targets), targets=(), loss=lambda loss: loss)
 
 
 def _moved(fitted: FittedStep | None) -> tuple[int, int]:

@@ -242,9 +242,7 @@ def library_workspace_bytes(device: torch.device) -> int:
 
 
 def _clear_library_workspaces() -> None:
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
 
 def outside_bytes(device: torch.device) -> int:
