@@ -76,12 +76,16 @@ class PeakExplanation:
         batches = ", ".join(
             f"{name} {batch}{' or more' if batch == MOST_SIZE else ''}" for name, batch in self.largest_batches.items()
         )
+        if len(self._graph.recorded) == 1:
+            batches += (
+                f"; nothing is known of others than {self._graph.batch}, the only one at which the step was recorded"
+            )
         return [
             f"peak {format_bytes(liveness.peak_bytes)} at {self._place(liveness.peak_place)}",
             f"floor {format_bytes(liveness.floor_bytes)}, set by {self._place(liveness.floor_place)}:"
             f" {self._floor_parts()}",
             f"smallest budget: {least}",
-            f"largest mini-batch within {format_bytes(self.budget)}: {batches}{self._recorded_only()}",
+            f"largest mini-batch within {format_bytes(self.budget)}: {batches}",
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,11 +137,6 @@ class PeakExplanation:
         operation = self._graph.operations[self.liveness.order[self.liveness.peak_place]]
         where = f" in {operation.module}" if operation.module else ""
         return f"peak {format_bytes(self.liveness.peak_bytes)}: {operation.name}{where}"
-
-    def _recorded_only(self) -> str:
-        if len(self._graph.recorded) != 1:
-            return ""
-        return f"; nothing is known of others than {self._graph.batch}, the only one at which the step was recorded"
 
     def _place(self, place: int) -> str:
         index = self.liveness.order[place]

@@ -1,7 +1,7 @@
 """What a plan says of the ranks among which parameters are divided, for people."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ucudnn.memory.plans.actions import COMPUTES
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -10,6 +10,8 @@ from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.step.graph import RANKS
 from ucudnn.memory.step.sharded import RankLink, gathered_bytes
 from ucudnn.units import format_bytes, format_ms
+
+_MOST = 8  # modules that are named
 
 
 def sharded_lines(plan: MemoryPlan, link: RankLink, simulation: Simulation) -> Iterator[str]:
@@ -26,7 +28,8 @@ def sharded_lines(plan: MemoryPlan, link: RankLink, simulation: Simulation) -> I
         )
         size = format_bytes(sum(gathered_bytes(graph, index) for index in chosen))
         if chosen:
-            yield f"{told}: {size} of parameters, by {len(chosen)} collectives, first for {_some([*places])}"
+            some = ", ".join([*places][:_MOST]) + (f" and {len(places) - _MOST} more" if len(places) > _MOST else "")
+            yield f"{told}: {size} of parameters, by {len(chosen)} collectives, first for {some}"
     share = (link.ranks - 1) / link.ranks
     for kind in dict.fromkeys(kinds.values()):
         own = [index for index, other in kinds.items() if other == kind]
@@ -37,8 +40,3 @@ def sharded_lines(plan: MemoryPlan, link: RankLink, simulation: Simulation) -> I
     beside = planned_overlap(simulation, collectives=True) or 0.0
     yield f"overlap: predicted {beside:.0%} of the collectives' time beside compute"
     yield f"link: {link.source}, {link.latency_ms:.3g} ms from rank to rank and {link.bytes_per_ms / 1e6:.4g} GB/s"
-
-
-def _some(names: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"

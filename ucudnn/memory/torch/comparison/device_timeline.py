@@ -22,7 +22,7 @@ from ucudnn.memory.torch.running.transfers import Transfers
 from ucudnn.plots.plan_pictures import QueuePicture
 from ucudnn.units import format_bytes
 
-_TO_HOST, _FROM_HOST = "Memcpy DtoH", "Memcpy HtoD"  # beginnings of CUPTI's names
+_COPIES = {"Memcpy DtoH": Queue.TO_HOST, "Memcpy HtoD": Queue.FROM_HOST}  # by beginnings of CUPTI's names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +93,12 @@ def _on_gpu(run: Callable[[], object]) -> MeasuredTimeline | None:
     for event in results.kineto_results.events():
         if event.device_type() == DeviceType.CUDA and event.duration_ns():
             begin = event.start_ns() / 1e6
-            found[_queue_of(event.name())].append((begin, begin + event.duration_ns() / 1e6))
+            queue = next((each for name, each in _COPIES.items() if event.name().startswith(name)), Queue.COMPUTE)
+            found[queue].append((begin, begin + event.duration_ns() / 1e6))
     if not found[Queue.COMPUTE]:
         return None
     start = min(begin for pieces in found.values() for begin, _ in pieces)
     return _timeline({queue: [(b - start, e - start) for b, e in pieces] for queue, pieces in found.items()})
-
-
-def _queue_of(name: str) -> Queue:
-    if name.startswith(_TO_HOST):
-        return Queue.TO_HOST
-    return Queue.FROM_HOST if name.startswith(_FROM_HOST) else Queue.COMPUTE
 
 
 def _on_cpu(run: Callable[[], object], transfers: Transfers | None) -> MeasuredTimeline:

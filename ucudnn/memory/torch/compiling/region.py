@@ -187,7 +187,10 @@ class FusedRegion:
     def __init__(self, key: str, calls: Sequence[TracedCall], form: RegionForm) -> None:
         self.calls, self.form = tuple(calls), form
         self._opname = f"region_{sha256(key.encode()).hexdigest()[:16]}"
-        self._schema = _parsed(_declaration(self._opname, form))
+        written = [f"(m{number}!)" * (each.storage in form.written) for number, each in enumerate(form.arguments)]
+        given = ", ".join(f"Tensor{each} a{number}" for number, each in enumerate(written))
+        returned = ", ".join(["Tensor"] * len(form.results))
+        self._schema = _parsed(f"ucudnn::{self._opname}({given}) -> ({returned})")
         self._eager: Callable[..., Any] = region_graph(calls, form).forward
         self.function = self._eager
         self.scratch_bytes = 0
@@ -214,12 +217,3 @@ class FusedRegion:
         return f"{self.namespace}.{self._opname}{'.compiled' if self.is_compiled else ''}"
 
     __repr__ = __str__
-
-
-def _declaration(name: str, form: RegionForm) -> str:
-    given = (
-        f"Tensor{f'(m{number}!)' if each.storage in form.written else ''} a{number}"
-        for number, each in enumerate(form.arguments)
-    )
-    returned = ", ".join(["Tensor"] * len(form.results))
-    return f"ucudnn::{name}({', '.join(given)}) -> ({returned})"

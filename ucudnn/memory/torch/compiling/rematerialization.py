@@ -73,7 +73,8 @@ class Rematerialization:
         Of what is saved it reads the fewest bytes.
         """
         read = [*self._read(region)]
-        saved = self._cut(read, self._price_of_reading)
+        sizes = self._graph.sizes
+        saved = self._cut(read, lambda each: 1 + sizes[each[0]] if self._is_there(each) else self._endless)
         if not all(map(self._is_there, saved)):
             return None
 
@@ -132,9 +133,6 @@ class Rematerialization:
             return self._endless
         size = self._graph.sizes[version[0]]
         return 1 + (size // _ANYWAY if version[0] in self._anyway else size)
-
-    def _price_of_reading(self, version: Version) -> int:
-        return 1 + self._graph.sizes[version[0]] if self._is_there(version) else self._endless
 
     def _is_there(self, version: Version) -> bool:
         return version in self._saved or (version[0] in self._anyway and self._ends_forward(version))

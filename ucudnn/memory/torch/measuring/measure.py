@@ -50,7 +50,10 @@ def measure(step: TrainingStep, traced: TracedStep, *, repeats: int = 5) -> Cost
     times = []
     for _ in range(repeats):
         step.clear()
-        times.append(_gpu_times(step, traced) if on_gpu else _of_operations(step, traced, _cpu_time))
+        found = _of_operations(step, traced, queued if on_gpu else _cpu_time)
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append([between_ms(*pair) for pair in found] if on_gpu else found)
     return Costs(
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
         time_ms=tuple(map(median, zip(*times, strict=True))),
@@ -133,12 +136,6 @@ def _above_its_end(event: Any) -> int:
     """Return how many bytes more than at its end were allocated at some time of an event."""
     levels: list[int] = [0, *accumulate(each.extra_fields.alloc_size for each in allocations([*descendants([event])]))]
     return max(levels) - max(levels[-1], 0)
-
-
-def _gpu_times(step: TrainingStep, traced: TracedStep) -> list[float]:
-    pairs = _of_operations(step, traced, queued)
-    torch.cuda.synchronize()
-    return [between_ms(*pair) for pair in pairs]
 
 
 def _cpu_time(operator: _Run) -> tuple[Any, float]:

@@ -20,6 +20,7 @@ import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
@@ -151,7 +152,8 @@ def measure_operations(
 
 def _with_copies(program: StepProgram, costs: Costs, rooms: Sequence[int] | None, stages: Stages) -> Costs:
     stages.begin("measuring copies, and operations beside them")
-    links = _links(program.device, None if rooms is None else max(rooms, default=0))
+    cpu, size = torch.device("cpu"), _copied_bytes(None if rooms is None else max(rooms, default=0))
+    links = bandwidth(program.device, cpu, size), bandwidth(cpu, program.device, size)
     on_gpu = program.device.type == "cuda"
     contention = _contention(program, costs.time_ms, rooms, min(links)) if on_gpu else costs.contention
     return replace(costs, offload_bytes_per_ms=links[0], prefetch_bytes_per_ms=links[1], contention=contention)
@@ -223,12 +225,11 @@ def _measured(
         return OperatorCost(known.time_ms[alike[0]], None, 0.0)
 
     def in_its_threads(call: Callable[[int], _Found]) -> list[_Found]:
-        found = []
+        call, found = _below_autograd()(call), []
         if phases != {Phase.BACKWARD}:
-            found.append(_below(call, repeats))
+            found.append(call(repeats))
         if Phase.BACKWARD in phases or (Phase.FORWARD in phases and torch.backends.cudnn.benchmark):
-            times = 1 if found else repeats
-            found.append(in_backward(lambda: _below(call, times), device))
+            found.append(in_backward(partial(call, 1 if found else repeats), device))
         return found
 
     def measure(operator: _Operator) -> OperatorCost:
@@ -245,11 +246,6 @@ def _measured(
         return found[0]._replace(scratch_bytes=max(sizes), pieces=largest.pieces)
 
     return _of_made_up(program, alike[0], room, measure)
-
-
-def _below(call: Callable[[int], _Found], times: int) -> _Found:
-    with _below_autograd():
-        return call(times)
 
 
 @contextmanager
@@ -315,12 +311,6 @@ def _bounded(program: StepProgram, scratch: Sequence[int], known: Collection[int
             own = largest.get(call.func)
             found[operation] = sum(operand_storages(call).sizes.values()) if own is None else own
     return found
-
-
-def _links(device: torch.device, room: int | None) -> tuple[float, float]:
-    cpu = torch.device("cpu")
-    size = _copied_bytes(room)
-    return bandwidth(device, cpu, size), bandwidth(cpu, device, size)
 
 
 def _copied_bytes(room: int | None) -> int:

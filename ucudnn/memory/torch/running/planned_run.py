@@ -163,15 +163,11 @@ class PlannedRun:
                 return function(*args)
         except BaseException as error:
             self.transfers.abandon()
-            self._note_line(error)
+            lines = self.code.text.splitlines()  # no file has them
+            for frame, number in traceback.walk_tb(error.__traceback__):
+                if frame.f_code.co_filename == self.code.filename:
+                    error.add_note(f"in the code of the plan: {lines[number - 1].strip()}")
             raise
-
-    def _note_line(self, error: BaseException) -> None:
-        """Add to an error the line of code at which it occurred: no file has it."""
-        lines = self.code.text.splitlines()
-        for frame, number in traceback.walk_tb(error.__traceback__):
-            if frame.f_code.co_filename == self.code.filename:
-                error.add_note(f"in the code of the plan: {lines[number - 1].strip()}")
 
 
 def _resumed(code: Generator[Any, None, Any]) -> Any:

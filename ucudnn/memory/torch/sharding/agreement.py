@@ -63,7 +63,8 @@ class Agreement:
             raise failed
         for rank, other in enumerate(errors):
             if other is not None:
-                raise _received(rank, other)
+                other.args = (f"rank {rank}: {other}", *other.args[1:])
+                raise other
         return found
 
     def costs(self, graph: StepGraph, costs: Costs) -> Costs:
@@ -170,9 +171,4 @@ def _sent(error: Exception) -> Any:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  # an error of somebody else, which only this process can make
         return StepGraphError(f"{type(error).__name__}: {error}")
-    return error
-
-
-def _received(rank: int, error: Exception) -> Exception:
-    error.args = (f"rank {rank}: {error}", *error.args[1:])
     return error

@@ -47,7 +47,11 @@ class GatheredModel(nn.Module):
         super().__init__()
         self.module = model
         trained = [each for each in shards if each.outside.requires_grad and accumulates]
-        self.accumulated = nn.ParameterList(_without_memory(each, precision) for each in trained)
+        dtype = precision.reduce_dtype or precision.param_dtype
+        self.accumulated = nn.ParameterList(
+            nn.Parameter(each.inside.new_empty((), dtype=dtype or each.inside.dtype).expand(each.outside.shape))
+            for each in trained
+        )
         given = None if not precision.cast_forward_inputs else precision.param_dtype
         self._casts = partial(_cast, given), partial(_cast, precision.output_dtype)
         self._way = way = _Way(
@@ -259,11 +263,6 @@ def _averaged(gradient: Tensor, rows: int | None, way: _Way, dtype: torch.dtype)
         gradient = _padded(gradient, way)
     mean = (ALL_REDUCE if rows is None else REDUCE_SCATTER)(gradient, way.ranks, way.group)
     return _to(mean, dtype)
-
-
-def _without_memory(shard: ParameterShard, precision: MixedPrecisionPolicy) -> nn.Parameter:
-    dtype = precision.reduce_dtype or precision.param_dtype or shard.inside.dtype
-    return nn.Parameter(shard.inside.new_empty((), dtype=dtype).expand(shard.outside.shape))
 
 
 def _to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -42,18 +42,14 @@ class ParameterShard:
         """Whether each rank has some of its rows; a scalar, or what has no rows, is whole on each rank."""
         return _is_split(self.outside.shape)
 
-    def seen_outside(self, tensor: Tensor) -> Tensor:
-        """Return a tensor that lies as the shard does inside, such as its gradient, as one that the loop sees."""
-        spec: Any = self.outside.data
-        local = tensor[: spec.to_local().shape[0]] if self.is_split else tensor
-        return _distributed(local, spec.device_mesh, spec)
-
     def hand_over(self, inside: Tensor) -> None:
         """Give the parameter outside the gradient that the one inside has got, and call its hooks, as FSDP2 does."""
         if inside.grad is None:
             return
         with torch.no_grad():
-            gradient, inside.grad = self.seen_outside(inside.grad), None
+            spec: Any = self.outside.data
+            local = inside.grad[: spec.to_local().shape[0]] if self.is_split else inside.grad
+            gradient, inside.grad = _distributed(local, spec.device_mesh, spec), None
             if self.outside.grad is None:
                 self.outside.grad = gradient
             else:

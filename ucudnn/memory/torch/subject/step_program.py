@@ -107,7 +107,8 @@ def step_subject(
         raise InvalidValueError("with a loss the sample is a tuple of the model's arguments and the loss's target")
     check_arguments(loss, optimizer, (args, kwargs))
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
-    size = _gradient_bytes(model)
+    trained = (each for each in model.parameters() if each.requires_grad)  # as the allocator of a GPU rounds them
+    size = sum(-(-each.nbytes // unit) * unit for each in trained for unit in [512 if each.is_cuda else 1])
     beside = {_KEPT: size} if keep_gradients else {}
     for each in optimizers:
         if isinstance(each, torch.optim.LBFGS):
@@ -126,12 +127,6 @@ def step_subject(
         beside=beside,
         gradients_kept=keep_gradients,
     )
-
-
-def _gradient_bytes(model: nn.Module) -> int:
-    """Return the bytes of all gradients, as PyTorch's allocator of their device rounds them."""
-    trained = (each for each in model.parameters() if each.requires_grad)
-    return sum(-(-each.nbytes // unit) * unit for each in trained for unit in [512 if each.is_cuda else 1])
 
 
 def _quasi_newton_bytes(optimizer: torch.optim.LBFGS) -> int:
