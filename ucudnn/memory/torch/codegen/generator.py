@@ -28,15 +28,13 @@ class GeneratedCode:
     """The code of a plan.
 
     Attributes:
-        forward: is called with transfers, the persistent tensors and the inputs; returns the outputs and a list of
-            what backward needs.
+        forward: is called with transfers, the persistent tensors and the inputs; returns the outputs and a list of what
+            backward needs.
         backward: is called with transfers, the persistent tensors, that list, which it empties, and `grad_outputs`;
             returns the gradients of the one part. With more parts it is a generator, which yields the gradients of each
             part but the last, whose gradients it returns.
         parts: for each part of backward the sources whose gradients it ends with.
         reads: for each part the storages that its operations read.
-        text: the code, for people.
-        filename: what tracebacks call it.
     """
 
     forward: Callable[..., tuple[tuple[Tensor, ...], list[Any]]]

@@ -25,9 +25,6 @@ class TrialSettings:
             loaded kernels and NCCL; a GPU's only.
         convolutions: a batch-size policy by which plans choose how each convolution is computed, as in `fit`; '' leaves
             all of them to PyTorch.
-        plan_seconds: how long the search for a plan takes at most, as in `fit`.
-        divide: whether the step may be divided, as in `fit`.
-        compile: whether runs of its operations are compiled, as in `fit`.
     """
 
     recipe: TrainingRecipe

@@ -33,7 +33,6 @@ class Rematerialized:
     """What a region of backward computes again.
 
     Attributes:
-        members: the operations of the region.
         calls: the calls that run again, which make storages of their own.
         storages: by each storage that the region need not read any more, the one that takes its place.
         reads: storages that these calls read.

@@ -36,7 +36,6 @@ class SplitNorms(NamedTuple):
     """The program of a step whose batch norms are several calls each.
 
     Attributes:
-        program: the program.
         origins: for each call that of the step as it is, and its share of that, as `ProgramWriter.origins`.
         norms: the calls of each batch norm, and of each one's backward.
         gathers: calls that combine what parts have made; they run whole.

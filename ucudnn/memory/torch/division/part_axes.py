@@ -47,7 +47,6 @@ class PartAxes:
         undivided: the step as it is.
         slabs: whether rows are those of slabs, not samples.
         program: the step with batch norms as several calls each.
-        split: what is known of these.
         rules: for each call how it is computed in parts; None for those that are computed whole.
         reads: for each call the storages that it is given.
         writes: for each call those of them that it writes.

@@ -35,8 +35,6 @@ class StepSegment:
     """What is divided.
 
     Attributes:
-        forward: calls of forward.
-        backward: calls of backward.
         parts: number of parts; some may have a row more than others.
     """
 
@@ -66,8 +64,6 @@ class SegmentOrder:
     """In which order the calls of a segment run.
 
     Attributes:
-        segment: the segment.
-        axes: where rows lie in the tensors of the step.
         rules: of the calls that run in parts.
         level: the pass in which each of them runs, from 0 in forward and from 0 in backward.
         before: for forward and backward the calls that run whole before the parts.

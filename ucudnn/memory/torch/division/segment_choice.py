@@ -37,7 +37,6 @@ class EstimatedSegment:
     """A segment that may be divided.
 
     Attributes:
-        order: the segment.
         bytes: what exists at most while it runs.
         more_ms: how much longer it takes than undivided.
         sets_floor: the call that set the floor before it was divided.

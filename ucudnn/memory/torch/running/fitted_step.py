@@ -45,15 +45,14 @@ class FittedStep(nn.Module):
 
     In training mode with gradients a call runs the plan's forward, and `backward` of what it returns runs the plan's
     backward, once. In evaluation mode and without gradients the model runs as it is; without the target a call returns
-    its output rather than the loss. Smaller arguments than the sample's get a plan of their own at their first step.
+    its output rather than the loss. Smaller arguments than the sample's get a plan of their own at their first step, by
+    `refit`, which plans other outputs that get gradients, too.
 
     Attributes:
         model: the model, as it was given; its parameters and buffers are those that are trained.
         costs: what the plan was made with.
         race: lets torch.compile of the whole step take turns with the plan; None where only the plan runs.
         accepts_loss_kwargs: False: the Trainer of transformers adds no `num_items_in_batch`, which no plan knows.
-
-    `refit` returns a step of other arguments, and of other outputs that get gradients; None where there is no way.
     """
 
     accepts_loss_kwargs = False

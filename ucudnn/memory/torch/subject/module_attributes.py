@@ -23,7 +23,6 @@ class AttributeRead:
         owner: what `read_now` takes.
         key: the name of the attribute there.
         label: its name in messages, with the path of the module.
-        content: what it was made of.
     """
 
     owner: Any

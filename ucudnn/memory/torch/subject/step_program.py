@@ -37,7 +37,6 @@ class StepSubject:
         optimizers: the optimizers whose memory counts; they update one after the other.
         beside: bytes of what else is there during the whole step, by name.
         gradients_kept: whether gradients of earlier steps are among it.
-        parallel: the DistributedDataParallel around the model, or None.
         used: indices of the outputs that get a gradient, each with its strides, or None for those of the output; None
             where nobody has told yet.
         in_pieces: whether operators of backward may run piece by piece, and optimizers update some parameters at a
@@ -151,18 +150,13 @@ class StepProgram:
     Attributes:
         uncounted: calls that are no operation, each with the number of operations before it.
         persistent: parameters, buffers and constants, each with the tensor that stands for it in the calls.
-        inputs: the tensors among the arguments, in order.
         outputs: the different tensors that the step returns, and behind them those of `supposed`.
-        result: the structure of what it returns.
         differentiable: indices of the outputs that backward may begin at.
         used: indices of those that get a gradient.
         grad_outputs: the gradient of each of these that backward begins with.
         outside: operations that stand for what the caller does between forward and backward, and their `grad_outputs`.
         sources: what gradients are computed of: (True, index in `persistent`) or (False, index in `inputs`).
         gradients: the gradient of each of the sources; None where the outputs do not depend on it.
-        device: the device whose memory counts.
-        attributes: what the step read of its modules besides tensors.
-        modes: the modes of PyTorch's under which it was traced.
         functions: by operation, what code calls in the place of the operator, with its arguments.
         groups: the sources in groups whose gradients backward hands over as soon as they exist, one group after the
             other; () hands over all of them when it has ended.

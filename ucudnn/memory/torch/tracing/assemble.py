@@ -42,12 +42,10 @@ class TracedSubject:
     Attributes:
         device: type of the device whose memory counts; tensors elsewhere are left out.
         roles: role and name of storages that are no activations, by their index in the trace.
-        math: whether products of float32 may be computed as TF32.
         gradients_kept: whether gradients exist before the step.
         runs: whether the step is to run by plans. Then storages without bytes count, too, because plans keep the order
             of operations that make and read them, and operators of backward write over operands where they may.
         in_pieces: whether more of them do so, piece by piece, which takes longer.
-        conditions: what the record depends on.
     """
 
     name: str
@@ -67,7 +65,6 @@ class TracedStep:
     """A step graph with the operator calls behind it.
 
     Attributes:
-        graph: the step at the mini-batch that was traced.
         calls: the call of each operation; its tensors have the graph's storages, or -1 where the graph has none.
         dispatched: all operators of the step in order, also those that only make views; `calls` have indices into it.
         executed: the calls of the operations, and those of operators that are no operation because all that they write

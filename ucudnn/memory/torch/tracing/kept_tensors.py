@@ -114,8 +114,8 @@ def check_kept(
         find: returns the storage of a tensor, None for one that the trace has not met.
 
     Returns:
-        The labels of containers whose entries depend on arguments, parameters or random numbers, and not on what they
-        were before: forward may have written them before it reads them, which its next call tells.
+        The labels of containers whose entries depend on these or on random numbers, and not on what they were before:
+        forward may have written them before it reads them, which its next call tells.
 
     Raises:
         StepGraphError: if another one depends on such, or on what it was before.

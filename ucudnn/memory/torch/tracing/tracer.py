@@ -49,11 +49,9 @@ class _Watched(weakref.ref[Any]):
 class Tracer(EagerOperators):
     """Writes down operator calls while it is entered.
 
-    Args:
-        provenance: tells which module and line an operator comes from.
-        unknown: is called with each tensor that an operator reads and whose storage nobody has met, and the index of
-            that storage: constants of the program.
-        stand_in: returns what is written in the place of a tensor; None lets operators write the tensor itself.
+    `unknown` is called with each tensor that an operator reads and whose storage nobody has met, a constant of the
+    program, and the index of that storage. `stand_in` returns what is written in the place of a tensor; without it
+    operators write the tensor itself.
 
     Attributes:
         place: the module and the line of the last operator.
