@@ -15,7 +15,7 @@ from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.placement import Placement
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
-from ucudnn.memory.reports.rank_lines import sharded_lines
+from ucudnn.memory.reports.plan_summary import sharded_lines
 from ucudnn.memory.simulation.early_collectives import with_early_collectives
 from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.simulation.simulator import simulate

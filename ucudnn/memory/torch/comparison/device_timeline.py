@@ -14,7 +14,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.reports.plan_lanes import COPIES, Lane, plan_lanes, plan_phases
+from ucudnn.memory.reports.plan_summary import COPIES, Lane, plan_lanes, plan_phases
 from ucudnn.memory.simulation.hidden_copies import DeviceWork, merged, share_beside
 from ucudnn.memory.simulation.result import Queue, Simulation
 from ucudnn.memory.torch.comparison.measured_memory import OperationMemory

@@ -19,8 +19,7 @@ from ucudnn.memory.torch.compiling.step_race import StepRace
 from ucudnn.memory.torch.device.stated_budget import StatedBudget
 from ucudnn.memory.torch.device.tensor_block import TakenBlock
 from ucudnn.memory.torch.running.first_step import FirstStep, GrowthGuard
-from ucudnn.memory.torch.running.planned_run import PlannedRun
-from ucudnn.memory.torch.running.rerun import BeforeForward
+from ucudnn.memory.torch.running.planned_run import BeforeForward, PlannedRun
 from ucudnn.memory.torch.running.step_nodes import PlanInTheModelsPlace, Used, replayed
 from ucudnn.memory.torch.running.step_report import step_report
 from ucudnn.memory.torch.running.transfers import Transfers

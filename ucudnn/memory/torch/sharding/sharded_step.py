@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.reports.rank_lines import sharded_lines
+from ucudnn.memory.reports.plan_summary import sharded_lines
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.device.weak_hook import weakly
 from ucudnn.memory.torch.sharding.agreement import Agreement, collectives_of

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ucudnn.memory.torch.compiling.derived_views import view_calls  # noqa: E402
+from ucudnn.memory.torch.compiling.region import view_calls  # noqa: E402
 from ucudnn.memory.torch.subject.traced_values import TracedTensor  # noqa: E402
 
 aten = torch.ops.aten
