@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 
@@ -12,7 +12,7 @@ from ucudnn.memory.torch.compiling.norms import with_native_norms
 from ucudnn.memory.torch.compiling.region import FusedRegion, RegionForm, region_form
 from ucudnn.memory.torch.compiling.rematerialization import Rematerialization, Rematerialized, with_rematerialized
 from ucudnn.memory.torch.compiling.runs import Runs
-from ucudnn.memory.torch.compiling.seeded_masks import seeded_rows
+from ucudnn.memory.torch.compiling.seeded_masks import NewOperation, seeded_rows
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import writes
@@ -36,19 +36,6 @@ class RegionKinds:
         if key not in self.kinds:
             self.kinds[key] = FusedRegion(key, own, numbered)
         return self.kinds[key]
-
-
-class _Fused(NamedTuple):
-    """An operation of the step with regions: its call, and those of the step as it is that it stands for."""
-
-    members: tuple[int, ...]
-    operation: StepOperation
-    call: TracedCall
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether it is a region whose calls must be operations of their own."""
-        return isinstance(self.call.func, FusedRegion) and self.call.func.is_apart
 
 
 def fused_program(
@@ -81,9 +68,9 @@ def fused_program(
             continue
         regions = _Regions(changed, Runs(changed, share), again, kinds)
         fused = regions.fused(sorted([each for each in found if len(each) > 1 or each[0] in again] + padded))
-        apart = {one.members[0] for one in fused if one.is_apart}
+        apart = {one.members[0] for one in fused if isinstance(one.call.func, FusedRegion) and one.call.func.is_apart}
         if apart.isdisjoint(again):
-            single = [[*map(regions.alone, one.members)] if one.is_apart else [one] for one in fused]
+            single = [[*map(regions.alone, one.members)] if one.members[0] in apart else [one] for one in fused]
             return _written(changed, [one for each in single for one in each], before)
         again = {first: each for first, each in again.items() if first not in apart}
 
@@ -94,7 +81,7 @@ def _with_seeds(program: StepProgram, before: StepGraph) -> tuple[StepProgram, S
     if found is None:
         return program, before
     rows, seeds = found
-    changed = _written(program, [_Fused(*row) for row in rows], before, (seeds,))
+    changed = _written(program, rows, before, (seeds,))
     return changed, changed.graph
 
 
@@ -181,9 +168,9 @@ class _Regions:
     ) -> None:
         self._program, self._runs, self._again, self._kinds = program, runs, again, kinds
 
-    def fused(self, regions: Sequence[Sequence[int]]) -> list[_Fused]:
+    def fused(self, regions: Sequence[Sequence[int]]) -> list[NewOperation]:
         """Return all operations in order; what is between those of a region comes before it."""
-        found: list[_Fused] = []
+        found: list[NewOperation] = []
         inside = {each for members in regions for each in members}
         begin, end = 0, len(self._program.calls)
         for members in [*regions, [end]]:
@@ -193,10 +180,10 @@ class _Regions:
                 found.append(self._region(members))
         return found
 
-    def alone(self, index: int) -> _Fused:
-        return _Fused((index,), self._program.graph.operations[index], self._program.calls[index])
+    def alone(self, index: int) -> NewOperation:
+        return NewOperation((index,), self._program.graph.operations[index], self._program.calls[index])
 
-    def _region(self, members: Sequence[int]) -> _Fused:
+    def _region(self, members: Sequence[int]) -> NewOperation:
         program, inner = self._program, self._runs.inner(members)
         operations = [program.graph.operations[each] for each in members]
         calls, spared = _calls(program, self._runs, members, self._again.get(members[0]))
@@ -223,7 +210,7 @@ class _Regions:
             module=operations[0].module,
             source=operations[0].source,
         )
-        return _Fused(tuple(members), operation, call)
+        return NewOperation(tuple(members), operation, call)
 
 
 def _written_by(form: RegionForm) -> list[TracedTensor]:
@@ -243,7 +230,7 @@ def _accesses(operations: Sequence[StepOperation], inner: frozenset[int]) -> tup
 
 
 def _written(
-    program: StepProgram, fused: Sequence[_Fused], before: StepGraph, new: Sequence[Storage] = ()
+    program: StepProgram, fused: Sequence[NewOperation], before: StepGraph, new: Sequence[Storage] = ()
 ) -> StepProgram:
     """Return the program of some operations, without the storages that only operations before them accessed."""
     once = {each for operation in before.operations for each in (*operation.reads, *operation.writes)}
