@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.step.graph import Phase  # noqa: E402
 from ucudnn.memory.torch.codegen.code_support import MARK  # noqa: E402
-from ucudnn.memory.torch.comparison.measured_memory import measure_memory  # noqa: E402
+from ucudnn.memory.torch.comparison.device_timeline import measure_memory  # noqa: E402
 from ucudnn.memory.torch.comparison.trial import run_trial, with_plan  # noqa: E402
 from ucudnn.memory.torch.comparison.trial_result import TrialSettings  # noqa: E402
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, make_step  # noqa: E402

@@ -15,7 +15,7 @@ from ucudnn.memory.simulation.early_collectives import with_early_collectives
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import RANKS, Role
 from ucudnn.memory.step.sharded import RankLink, gathered_bytes, sharded_step
-from ucudnn.memory.torch.sharding.links import slowest
+from ucudnn.memory.torch.sharding.agreement import slowest
 from ucudnn.units import format_ms
 
 

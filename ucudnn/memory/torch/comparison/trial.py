@@ -18,8 +18,13 @@ from ucudnn.errors import MeasurementError, UcudnnError
 from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.step.liveness import measure_liveness
-from ucudnn.memory.torch.comparison.device_timeline import MeasuredTimeline, beside_prediction, measure_timeline
-from ucudnn.memory.torch.comparison.measured_memory import OperationMemory, measure_memory
+from ucudnn.memory.torch.comparison.device_timeline import (
+    MeasuredTimeline,
+    OperationMemory,
+    beside_prediction,
+    measure_memory,
+    measure_timeline,
+)
 from ucudnn.memory.torch.comparison.trial_process import process_of, received
 from ucudnn.memory.torch.comparison.trial_result import (
     PYTORCH,

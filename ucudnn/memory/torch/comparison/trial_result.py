@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any, NamedTuple, final
 
 from ucudnn.memory.planner.search import PLAN_SECONDS
-from ucudnn.memory.torch.comparison.measured_memory import OperationMemory
+from ucudnn.memory.torch.comparison.device_timeline import OperationMemory
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
 from ucudnn.plots.plan_pictures import QueuePicture
 

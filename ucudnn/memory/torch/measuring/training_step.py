@@ -209,12 +209,16 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
     with torch.no_grad(), autocast():
         output = _first(_called(recipe, refused if is_fake else model, x))
     loss, target = _make_loss(recipe.loss, output)
+    _check_optimizer(recipe.optimizer)
+    parameters, make = [each for each in model.parameters() if each.requires_grad], OPTIMIZERS[recipe.optimizer]
+    if not parameters:
+        raise InvalidNetworkError(f"{recipe.model} has no parameter that needs a gradient: there is nothing to train")
     return TrainingStep(
         model=model,
         inputs=(x,),
         loss=loss,
         targets=(target,),
-        optimizer=_make_optimizer(recipe, model, foreach),
+        optimizer=make and make(parameters, foreach=foreach),
         autocast=autocast,
         gradients_kept=recipe.gradients_kept,
     )
@@ -310,15 +314,6 @@ def _find_loss(name: str) -> Callable[..., Tensor]:
     if name not in LOSSES:
         raise InvalidValueError(f"--loss={name!r} is not known: give {', '.join(LOSSES)} or module:callable")
     return lambda output, target: LOSSES[name](_first(output), target)
-
-
-def _make_optimizer(recipe: TrainingRecipe, model: nn.Module, foreach: bool | None) -> torch.optim.Optimizer | None:
-    _check_optimizer(recipe.optimizer)
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    if not parameters:
-        raise InvalidNetworkError(f"{recipe.model} has no parameter that needs a gradient: there is nothing to train")
-    make = OPTIMIZERS[recipe.optimizer]
-    return make and make(parameters, foreach=foreach)
 
 
 def _check_optimizer(name: str) -> None:

@@ -130,8 +130,12 @@ class _Turn:
 
     def _start(self) -> None:
         run, program = self.run, self.run.program
-        pairs = zip(program.used, program.grad_outputs, strict=True)
-        given = [_lying_as(self._used[index], traced) for index, traced in pairs]
+        given = []
+        for index, traced in zip(program.used, program.grad_outputs, strict=True):
+            each = self._used[index]
+            lies = each.stride(), each.storage_offset(), each.dtype, each.is_conj(), each.is_neg()
+            lies_so = lies == (traced.stride, 0, traced.dtype, False, False)
+            given.append(each if lies_so else traced.empty(each.device).copy_(each))
         self._part = run.backward(self._number, self._state, given, self._persistent)
         self._left = [*run.code.parts]
 
@@ -162,13 +166,6 @@ class _Turn:
         if ends:
             self._ended, self._part, self._again, self._used = True, None, None, {}
         return tuple(self._found.pop(source) for source in wanted)
-
-
-def _lying_as(tensor: Tensor, traced: TracedTensor) -> Tensor:
-    """Return a tensor as the trace has it in memory: the tensor itself, or a copy."""
-    lies = tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
-    same = lies == (traced.stride, 0, traced.dtype, False, False)
-    return tensor if same else traced.empty(tensor.device).copy_(tensor)
 
 
 def _own_stride(tensor: Tensor) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import sharded_lines
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.device.weak_hook import weakly
-from ucudnn.memory.torch.sharding.agreement import Agreement, collectives_of
+from ucudnn.memory.torch.sharding.agreement import Agreement, collectives_of, measured_link, slowest
 from ucudnn.memory.torch.sharding.collectives import (
     ALL_GATHER,
     COLLECTIVES,
@@ -28,7 +28,6 @@ from ucudnn.memory.torch.sharding.collectives import (
     numbers,
 )
 from ucudnn.memory.torch.sharding.gathered_model import GatheredModel
-from ucudnn.memory.torch.sharding.links import measured_link, slowest
 from ucudnn.memory.torch.sharding.shards import placed_inside, shard_parameters
 from ucudnn.memory.torch.subject.model_checks import check_model
 from ucudnn.memory.torch.subject.step_program import StepProgram

@@ -85,9 +85,17 @@ class Snapshot:
         self._lists: list[tuple[Any, list[Any]]] = []
         self._tables: list[tuple[dict[Any, Any], list[tuple[Any, Any]]]] = []
         self._places: list[tuple[Any, str, Any]] = []
-        self._undos: list[_Undo] = [*_of_this_thread(), *_of_process(), *_of_generators()]
+        generators = [torch.default_generator, *torch.cuda.default_generators, random._inst]
+        generators += [] if _numpy_random() is None else [_numpy_random().mtrand._rand]
+        self._undos: list[_Undo] = [*_of_this_thread(), *_of_process(), *filter(None, map(_of_generator, generators))]
         self._contents: list[_Undo] = []
-        self._note_all([*roots, hooks_of_all()])
+        left = [*roots, hooks_of_all()]
+        while left:
+            value = left.pop()
+            if id(value) in self._seen or isinstance(value, (str, bytes, int, float, type(None), type)):
+                continue
+            self._seen[id(value)] = value  # so that its number stays its own
+            left += self._noted(value)
 
     def note(self, owner: Any, key: str, value: Any, generators: Iterable[Any]) -> None:
         """Note a value that hangs on no root, as `read_now` finds it, while a trace runs: no tensor is looked at."""
@@ -148,14 +156,6 @@ class Snapshot:
         self.restore()
         for undo in self._after_errors:
             undo()
-
-    def _note_all(self, left: list[Any]) -> None:
-        while left:
-            value = left.pop()
-            if id(value) in self._seen or isinstance(value, (str, bytes, int, float, type(None), type)):
-                continue
-            self._seen[id(value)] = value  # so that its number stays its own
-            left += self._noted(value)
 
     def _noted(self, value: Any) -> Sequence[Any]:
         if isinstance(value, Tensor):
@@ -245,20 +245,15 @@ def _of_generator(value: Any) -> _Undo | None:
         return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
         return partial(value.setstate, value.getstate())
-    numbers: Any = getattr(sys.modules.get("numpy"), "random", None)
-    if numbers is not None and isinstance(value, numbers.RandomState):
+    if (numbers := _numpy_random()) is not None and isinstance(value, numbers.RandomState):
         return partial(value.set_state, value.get_state(legacy=False))
     if numbers is not None and isinstance(value, numbers.Generator):
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     return None
 
 
-def _of_generators() -> Iterator[_Undo]:
-    generators = [torch.default_generator, *torch.cuda.default_generators, random._inst]
-    numbers: Any = getattr(sys.modules.get("numpy"), "random", None)
-    if numbers is not None:
-        generators.append(numbers.mtrand._rand)
-    yield from filter(None, map(_of_generator, generators))
+def _numpy_random() -> Any:
+    return getattr(sys.modules.get("numpy"), "random", None)
 
 
 def _of_process() -> Iterator[_Undo]:
@@ -310,7 +305,7 @@ def _of_this_thread() -> Iterator[_Undo]:
         yield partial(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
     yield partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
     yield partial(_put_back_nesting, autocast_depth())
-    yield partial(_put_back_saving_hooks, _saving_hooks())
+    yield partial(_put_back_saving_hooks, torch._C._autograd._top_saved_tensors_default_hooks(True))
     if torch.cuda.is_initialized():
         yield partial(torch.cuda.set_stream, torch.cuda.current_stream())
         yield partial(torch.cuda.set_device, torch.cuda.current_device())
@@ -337,10 +332,6 @@ def _put_back_nesting(depth: int) -> None:
         torch.clear_autocast_cache()  # weights without memory, cast
 
 
-def _saving_hooks() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
 def _put_back_saving_hooks(top: Any) -> None:
-    while (now := _saving_hooks()) is not None and now != top:
+    while (now := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None and now != top:
         torch._C._autograd._pop_saved_tensors_default_hooks()

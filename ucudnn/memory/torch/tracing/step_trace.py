@@ -95,7 +95,11 @@ class StepTracing:
         """Trace the step, and return its program."""
         model = self._subject.model
         parameters = {each for each, _ in model.named_parameters()}
-        self._put_fakes_in()
+        fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
+        for module in model.modules():  # the snapshot puts the real ones back
+            for table in (module._parameters, module._buffers):
+                for key, tensor in table.items():
+                    table[key] = None if tensor is None else fakes[id(tensor)]  # type: ignore[assignment]
         with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):  # it looks for NaN in values
             for key, tensor in self._fake.items():
                 self._meet(Role.PARAMETER if key in parameters else Role.BUFFER, key, tensor)
@@ -131,14 +135,6 @@ class StepTracing:
         )
         traced = assemble(self._tracer.trace, subject)
         return self._built(traced, [*persistent, *self._constants], inputs, attributes)
-
-    def _put_fakes_in(self) -> None:
-        """Put a fake tensor wherever a module has the real one; the snapshot puts the real ones back."""
-        fakes = {id(self._real[name]): fake for name, fake in self._fake.items()}
-        for module in self._subject.model.modules():
-            for table in (module._parameters, module._buffers):
-                for key, tensor in table.items():
-                    table[key] = None if tensor is None else fakes[id(tensor)]  # type: ignore[assignment]
 
     def _run(self) -> None:
         tracer = self._tracer
