@@ -16,7 +16,6 @@ import torch
 
 from ucudnn.errors import MeasurementError, UcudnnError
 from ucudnn.memory.simulation.result import Queue
-from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.torch.comparison.device_timeline import (
     MeasuredTimeline,
@@ -217,12 +216,6 @@ class PolicyTrial:
             floor=measure_liveness(plan.graph, costs).floor_bytes + library,
             counted_outside=None if stated.budget is None else stated.outside_bytes + stated.reserve_bytes,
             pinned=fitted.transfers.block_bytes,
-            forward_ms=sum(
-                time
-                for time, each in zip(costs.time_ms, plan.graph.operations, strict=True)
-                if each.phase is Phase.FORWARD
-            ),
-            to_host_bytes_per_ms=costs.offload_bytes_per_ms,
             configured=len(chosen),
             divided=sum(each.calls > 1 for each in chosen),
             workspace=max((each.workspace_bytes for each in chosen), default=0),

@@ -36,9 +36,8 @@ def compiled_program(program: StepProgram, kinds: RegionKinds, stages: Stages, s
     seeded = True
     while True:
         fused = fused_program(program, kinds, share, seeded=seeded)
-        left = {
-            call.func: call for call in fused.calls if isinstance(call.func, FusedRegion) and not call.func.is_tried
-        }
+        regions = [(call.func, call) for call in fused.calls if isinstance(call.func, FusedRegion)]
+        left = {region: call for region, call in regions if not (region.is_compiled or region.reason)}
         stages.begin(f"compiling {len(left)} kinds of regions")
         with ExitStack() as after:
             after.callback(Snapshot().restore_modes)  # made-up operands draw random numbers

@@ -197,11 +197,6 @@ class FusedRegion:
         self.scratch_bytes = 0
         self.is_compiled, self.is_apart, self.reason = False, False, ""
 
-    @property
-    def is_tried(self) -> bool:
-        """Whether somebody has tried to compile it."""
-        return self.is_compiled or bool(self.reason)
-
     def use(self, function: Callable[..., Sequence[Tensor]]) -> None:
         """Run compiled code from now on."""
         self.function, self.is_compiled, self.reason = function, True, ""

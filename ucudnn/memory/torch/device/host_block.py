@@ -47,11 +47,6 @@ class HostBlock:
             # The memory must live until it is no longer pinned, whatever becomes of this object.
             self._release = weakref.finalize(self, _unregister, address, self.memory)
 
-    @property
-    def pinned(self) -> bool:
-        """Whether the memory is pinned now."""
-        return self._release is not None and self._release.alive
-
     def release(self) -> None:
         """Free the memory, which nothing may copy from or to any more. A second call does nothing."""
         if self._release is not None:
