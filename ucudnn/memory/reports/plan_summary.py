@@ -70,7 +70,23 @@ def backward_end_ms(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> f
 def plan_lines(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> list[str]:
     """Return floor, link, convolutions and treatment of layers, a line each."""
     floor = measure_liveness(plan.graph, costs).floor_bytes
-    return [f"floor: {format_bytes(floor)}", _link(simulation), *_convolutions(plan), *_treatments(plan)]
+    found = [f"floor: {format_bytes(floor)}", _link(simulation)]
+    if chosen := [*plan.configurations.values()]:
+        divided = sum(each.calls > 1 for each in chosen)
+        most = format_bytes(max(each.workspace_bytes for each in chosen))
+        found.append(
+            f"convolutions: {len(chosen)} of {len(plan.graph.problems)} kernels as the plan chose, {divided} of them"
+            f" divided, workspaces of at most {most}"
+        )
+    treatments = layer_treatments(plan)
+    if not treatments:
+        found.append("every storage stays until its last access")
+    for each in treatments[:_MOST_LAYERS]:
+        noun = "storage" if each.storages == 1 else "storages"
+        found.append(f"{each.verb} of {each.layer}: {each.storages} {noun}, {format_bytes(each.size)}")
+    if rest := treatments[_MOST_LAYERS:]:
+        found.append(f"and of {len(rest)} more layers: {format_bytes(sum(each.size for each in rest))}")
+    return found
 
 
 def issue_lines(simulation: Simulation) -> list[str]:
@@ -91,29 +107,6 @@ def _link(simulation: Simulation) -> str:
         f" back in each step, predicted {format_ms(busy)}, {overlap:.0%} of it beside compute; compute waits"
         f" {format_ms(simulation.wait_ms + simulation.memory_stall_ms)} for copies"
     )
-
-
-def _convolutions(plan: MemoryPlan) -> Iterator[str]:
-    chosen = [*plan.configurations.values()]
-    if chosen:
-        divided = sum(each.calls > 1 for each in chosen)
-        most = format_bytes(max(each.workspace_bytes for each in chosen))
-        yield (
-            f"convolutions: {len(chosen)} of {len(plan.graph.problems)} kernels as the plan chose, {divided} of them"
-            f" divided, workspaces of at most {most}"
-        )
-
-
-def _treatments(plan: MemoryPlan) -> Iterator[str]:
-    treatments = layer_treatments(plan)
-    if not treatments:
-        yield "every storage stays until its last access"
-    for each in treatments[:_MOST_LAYERS]:
-        noun = "storage" if each.storages == 1 else "storages"
-        yield f"{each.verb} of {each.layer}: {each.storages} {noun}, {format_bytes(each.size)}"
-    if len(treatments) > _MOST_LAYERS:
-        rest = treatments[_MOST_LAYERS:]
-        yield f"and of {len(rest)} more layers: {format_bytes(sum(each.size for each in rest))}"
 
 
 def _layer(plan: MemoryPlan, storage: int) -> str:

@@ -174,7 +174,12 @@ class Emitter:
             before = self._name(whole)
             names = [*self._names.pop(storage).values()]
             if move.slides:
-                self._slide(whole, before, names)
+                # Nothing is between that could take the place of the freed bytes or write there, nor are they poisoned.
+                self._code.line(f"left_ = leave({before})", uses=[before])
+                self._delete(storage, names, poison="watched")
+                name = self._allocate(whole)
+                self._code.line(f"arrive({name}, left_)", uses=[name])
+                self._code.delete(["left_"])
             else:
                 self._know(whole, self._code.assign(f"moved({before})", [storage], uses=[before]))
                 self._delete(storage, names)
@@ -186,17 +191,6 @@ class Emitter:
         if self._has_pads:
             self._code.line("drop(pads_)")
         self._has_pads = False
-
-    def _slide(self, whole: TracedTensor, before: str, names: Sequence[str]) -> None:
-        """Free a storage and take memory for it again, with nothing between that could take its place or write there.
-
-        So the freed bytes are not poisoned.
-        """
-        self._code.line(f"left_ = leave({before})", uses=[before])
-        self._delete(whole.storage, names, poison="watched")
-        name = self._allocate(whole)
-        self._code.line(f"arrive({name}, left_)", uses=[name])
-        self._code.delete(["left_"])
 
     def release(self, free: int) -> None:
         """Free what the free of an action holds, if it still does."""

@@ -54,8 +54,9 @@ def fused_program(
     """
     before = program.graph
     program = _without_models(with_native_norms(program))
-    if seeded:
-        program, before = _with_seeds(program, before)
+    if seeded and (masked := seeded_rows(program)) is not None:
+        program = _written(program, masked[0], before, masked[1:])
+        before = program.graph
     runs = Runs(program, share)
     found = [each for run in runs.find() for each in _expressible(program, runs, run)]
     padded = [[index] for index, call in enumerate(program.calls) if wants_padding(call) and runs.may_be_one(index)]
@@ -73,16 +74,6 @@ def fused_program(
             single = [[*map(regions.alone, one.members)] if one.members[0] in apart else [one] for one in fused]
             return _written(changed, [one for each in single for one in each], before)
         again = {first: each for first, each in again.items() if first not in apart}
-
-
-def _with_seeds(program: StepProgram, before: StepGraph) -> tuple[StepProgram, StepGraph]:
-    """Return a program whose masks have seeds, and the graph by whose storages those that nobody accesses are found."""
-    found = seeded_rows(program)
-    if found is None:
-        return program, before
-    rows, seeds = found
-    changed = _written(program, rows, before, (seeds,))
-    return changed, changed.graph
 
 
 def _saved_bytes(program: StepProgram) -> int:

@@ -129,17 +129,12 @@ def part_rule(call: TracedCall, cut: CutOf, batch: int) -> PartRule | None:
         or not all(each in found.cuts for each in writes(call))
     ):
         return None
-    return _with_sizes(call, found)
-
-
-def _with_sizes(call: TracedCall, rule: PartRule) -> PartRule:
-    """Return a rule with the arguments that hold a size of the mini-batch."""
-    name, first = call.func._opname, rule.results[0]
+    name, first = call.func._opname, found.results[0]
     position = 2 if name.startswith(("upsample_", "_upsample_")) and name.endswith("_backward") else _SIZES.get(name)
     if position is None or not isinstance(first, Cut):
-        return rule
+        return found
     is_list = isinstance(call.args[position], (list, tuple))
-    return replace(rule, sizes=((position, first.dim if is_list else -1, first.entries, False),))
+    return replace(found, sizes=((position, first.dim if is_list else -1, first.entries, False),))
 
 
 @final

@@ -128,14 +128,12 @@ def _cpu_scratch(step: TrainingStep, traced: TracedStep) -> list[int]:
 
     events = profiled(lambda: marked.extend(_of_operations(step, traced, measured)))
     marks = (event for event in descendants(events) if event.name.startswith(_MARK))
-    scratch = {int(event.name.removeprefix(_MARK)): _above_its_end(event) for event in marks}
+    scratch = {}
+    for event in marks:
+        sizes = (each.extra_fields.alloc_size for each in allocations([*descendants([event])]))
+        levels: list[int] = [0, *accumulate(sizes)]
+        scratch[int(event.name.removeprefix(_MARK))] = max(levels) - max(levels[-1], 0)
     return [scratch[number] for number in marked]
-
-
-def _above_its_end(event: Any) -> int:
-    """Return how many bytes more than at its end were allocated at some time of an event."""
-    levels: list[int] = [0, *accumulate(each.extra_fields.alloc_size for each in allocations([*descendants([event])]))]
-    return max(levels) - max(levels[-1], 0)
 
 
 def _cpu_time(operator: _Run) -> tuple[Any, float]:
