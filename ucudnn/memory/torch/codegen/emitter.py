@@ -232,7 +232,6 @@ class Emitter:
             self._code.line(f"check_gone(gone_, {self._program.graph.storage_name(storage)!r})")
 
     def _call_uncounted(self, phase: Phase, operation: int) -> None:
-        """Call the operators that no plan counts and that come before an operation in the program."""
         while self._uncounted and self._uncounted[0][0] <= operation and self._uncounted[0][1].phase is phase:
             call = self._uncounted.pop(0)[1]
             accessed = {each.storage for each in (*call.inputs, *writes(call))}

@@ -191,7 +191,6 @@ def _phases(plan: MemoryPlan) -> tuple[int, int]:
 
 
 def _behind(actions: Sequence[Action], index: int) -> int:
-    """Return the index behind an action and all that follow it and free or wait."""
     index += 1
     while index < len(actions) and actions[index].kind in _SETTLES:
         index += 1

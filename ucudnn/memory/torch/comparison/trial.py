@@ -238,7 +238,6 @@ class PolicyTrial:
             return fit_subject(trial_subject(step), options)
 
     def _cap(self) -> None:
-        """Let PyTorch's allocator have what the budget leaves, if the trial is capped."""
         budget = self.settings.budget
         if self._on_gpu and self.settings.capped and budget is not None:
             total = torch.cuda.get_device_properties(self._device).total_memory

@@ -102,7 +102,6 @@ def _compile(region: FusedRegion, device: torch.device) -> None:
 
 
 def _try(region: FusedRegion, call: TracedCall, program: StepProgram) -> None:
-    """Run a region on made-up operands, look how its results lie, and note its scratch on a CPU."""
     operands = operand_storages(call)
     operator: Callable[[], Any] = operator_on_made_up(call, operands, program.device, len(program.graph.storages))
     found: list[Tensor] = []

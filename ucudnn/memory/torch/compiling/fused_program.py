@@ -160,7 +160,6 @@ class _Regions:
         self._program, self._runs, self._again, self._kinds = program, runs, again, kinds
 
     def fused(self, regions: Sequence[Sequence[int]]) -> list[NewOperation]:
-        """Return all operations in order; what is between those of a region comes before it."""
         found: list[NewOperation] = []
         inside = {each for members in regions for each in members}
         begin, end = 0, len(self._program.calls)

@@ -70,7 +70,6 @@ class Runs:
             yield run
 
     def _is_bound_to(self, run: Sequence[int], index: int) -> bool:
-        """Whether an operation has to stay behind the operations of a run."""
         graph = self._program.graph
         operation, others = graph.operations[index], [graph.operations[each] for each in run]
         written = {storage for each in others for storage in each.writes}

@@ -133,7 +133,6 @@ class ConvolutionChoices:
         return open_device(self._settings, torch.cuda.current_device() if device.index is None else device.index)
 
     def _request(self, problem: ConvolutionProblem, room: int) -> Request:
-        """Return the request of a whole desirable set, within what the operands leave."""
         limit = room - operand_bytes(problem)
         if "workspace_limit_bytes" in self._settings.names:
             limit = min(limit, self._settings.workspace_limit_bytes)

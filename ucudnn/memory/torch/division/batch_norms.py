@@ -111,7 +111,6 @@ def _alone(part: TracedTensor, storage: int) -> TracedTensor:
 
 
 def _either(call: TracedCall, *names: str) -> Any:
-    """Return an argument that operators name differently."""
     return next(filter(lambda each: each is not None, map(call.argument, names)))
 
 

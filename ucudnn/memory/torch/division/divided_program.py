@@ -47,8 +47,6 @@ def divided(axes: PartAxes, orders: Sequence[SegmentOrder]) -> Divided:
 
 @final
 class _Writer(ProgramWriter):
-    """Writes the calls of segments, and of batch norms outside of them as they are."""
-
     def __init__(self, axes: PartAxes) -> None:
         super().__init__(axes.program, len(axes.undivided.graph.storages))
         self._axes = axes

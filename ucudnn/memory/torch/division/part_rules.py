@@ -212,7 +212,6 @@ def _pointwise(call: _Call) -> PartRule | None:
 
 
 def _along(call: _Call) -> PartRule | None:
-    """Operators whose results have the dimensions of their arguments, some of which belong together."""
     inputs, rank = call.call.inputs, len(call.results[0].shape)
     if call.name == "constant_pad_nd":
         blocked = {rank - 1 - number // 2 for number, each in enumerate(call.args[1]) if each}
@@ -263,7 +262,6 @@ def _first(call: _Call) -> PartRule | None:
 
 
 def _product(call: _Call) -> PartRule | None:
-    """Matrix products, with what is added to them."""
     batched = "bmm" in call.name
     adds_to = call.name.startswith(("add", "badd"))
     left, right = ("bik", "bkj") if batched else ("ik", "kj")

@@ -177,7 +177,6 @@ class SegmentOrder:
         return storage in self.borders and done and not late and self.inner[storage][-1] < reader
 
     def _check_norms(self) -> None:
-        """Check that batch norms are in the segment whole, and their backward with them, or not at all."""
         split = self.axes.split
         held = [{norm.start in run and norm[-1] in run for run in self.segment.runs} for norm in split.norms]
         for number, norm in enumerate(split.norms):
@@ -227,7 +226,6 @@ class SegmentOrder:
             raise self._refused(index, "changes what is there before the segment")
 
     def _converts(self, call: TracedCall, reads: set[int], ready: dict[int, int]) -> bool:
-        """Whether a call converts a sum to another type, which is done before the parts are added."""
         tensors = (*call.inputs, *call.outputs)
         return (
             call.func in _CONVERTS

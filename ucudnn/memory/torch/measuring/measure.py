@@ -118,7 +118,6 @@ def gpu_scratch(operator: Callable[[], _Found]) -> tuple[_Found, int]:
 
 
 def _cpu_scratch(step: TrainingStep, traced: TracedStep) -> list[int]:
-    """Return the bytes above those at the end of each operation, as PyTorch's profiler sees them by marks."""
     numbers, marked = count(), list[int]()
 
     def measured(operator: _Run) -> tuple[Any, int]:

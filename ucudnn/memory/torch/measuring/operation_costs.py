@@ -358,7 +358,6 @@ def _on_gpu(operator: _Operator, repeats: int) -> OperatorCost:
 
 
 def _with_scratch(operator: _Operator, again: Callable[[], _Found]) -> tuple[_Found, int]:
-    """Return what a second call of an operator on a GPU returns, and the bytes that it takes beyond that."""
     operator()  # chooses kernels, and may try several
     torch.cuda.synchronize()
     return gpu_scratch(again)

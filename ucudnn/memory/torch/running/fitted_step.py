@@ -202,7 +202,6 @@ class FittedStep(nn.Module):
         used: Used,
         error: LayoutError | None,
     ) -> tuple[PlannedRun, list[Any], int]:
-        """Run forward once more under a plan for what backward has found out, as `step_nodes.Again` says."""
         with before.restored():
             self._replan(args, kwargs, used, error)
             run = self._current()
@@ -282,7 +281,6 @@ class FittedStep(nn.Module):
         self._first, self._guard, self._told, self._block, self._layout = first, guard, told, block, layout
 
     def _current(self) -> PlannedRun:
-        """Return the code that runs now; plans change between steps only."""
         first = self._first
         if first is not None:
             if not first.ended:

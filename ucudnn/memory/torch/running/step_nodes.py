@@ -181,8 +181,6 @@ def _lies_so(tensor: Tensor | None, traced: TracedTensor) -> bool:
 
 
 class _Replay(torch.autograd.Function):
-    """Forward, and the first part of backward, or all of it."""
-
     @staticmethod
     def forward(
         ctx: Any, run: PlannedRun, turn: _Turn, inputs: tuple[Tensor, ...], token: Tensor | None, *sources: Tensor

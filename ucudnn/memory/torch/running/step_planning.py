@@ -138,7 +138,6 @@ class StepPlanning:
         return plan
 
     def _told(self, plan: MemoryPlan) -> StatedBudget:
-        """Return the budget with what the allocator takes for a plan, and where that is from."""
         stated = replace(self.stated, earlier_plan=self.kept.is_earlier(plan))
         if self.room is None:
             return stated

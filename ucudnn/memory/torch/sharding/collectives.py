@@ -163,7 +163,6 @@ _WAITS: dict[int, Callable[[], None]] = {}
 
 
 def _empty(name: str, x: Tensor, ranks: int, group: str) -> Tensor:
-    """Return memory for what a collective returns."""
     if name == "all_reduce":
         return x.new_empty(x.shape)
     return x.new_empty((x.shape[0] * ranks if name == "all_gather" else x.shape[0] // ranks, *x.shape[1:]))

@@ -128,8 +128,6 @@ class GatheredModel(nn.Module):
 
 @final
 class _WholeParameters(dict[str, Any]):
-    """The table of a module's parameters, which returns whole ones."""
-
     def __init__(self, table: dict[str, Any], read: "_Reader") -> None:
         super().__init__(table)
         self._read = read

@@ -211,7 +211,6 @@ class ShardedStep(nn.Module):
         self._averages = requires_gradient_sync
 
     def _note_gradient(self, whole: Tensor) -> None:
-        """Average all gradients at the end of a backward, once there is one of them."""
         if self._averages_now and not self._ending:
             self._ending = True
             engine: Any = torch.autograd.Variable._execution_engine

@@ -174,13 +174,11 @@ def _own_rows(tensor: Tensor, shape: Sequence[int], mesh: DeviceMesh) -> Tensor:
 
 
 def _distributed(local: Tensor, mesh: DeviceMesh, whole: Tensor) -> Tensor:
-    """Return a tensor as large as a given one, of which this rank has some rows."""
     placements = [Shard(0) if _is_split(whole.shape) else Replicate()]
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def _split_like(parameter: Tensor, before: Tensor, value: Tensor) -> Tensor:
-    """Return this rank's part of what an optimizer keeps of a parameter."""
     if isinstance(value, DTensor) or value.shape != before.shape or not isinstance(parameter, DTensor):
         return value
     if not value.dim() and not value.is_floating_point():

@@ -37,8 +37,6 @@ ABSENT: Final = _Absent()
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
-    """An object that is equal to itself only."""
-
     value: Any
 
     def __eq__(self, other: object) -> bool:

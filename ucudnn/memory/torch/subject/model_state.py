@@ -109,7 +109,6 @@ class ModelState:
                 )
 
     def _check_sharing(self) -> None:
-        """Check that what shared memory still does, because code knows it by one name."""
         for numbers in self._sharing:
             if len(_by_memory([self._tensors[number] for number in numbers])) > 1:
                 labels = dict.fromkeys(label for _, _, number, label in self._places if number in numbers)

@@ -84,7 +84,6 @@ class ModuleAttributes:
             return [each.value() for each in self._reads]
 
     def _compare(self, values: Sequence[Any]) -> None:
-        """Look at what is another object, or has entries."""
         contents = []
         for read, value, before, content in zip(self._reads, values, self._values, self._contents, strict=True):
             if value is before and not content.views and not content.long:

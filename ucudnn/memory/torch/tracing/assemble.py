@@ -216,7 +216,6 @@ def _accumulated_in_place(trace: Trace) -> tuple[list[TracedCall], dict[int, int
 
 
 def _parts(call: TracedCall) -> list[TracedCall]:
-    """Return a convolution's backward as two calls, any other call as it is."""
     if call.func is not _CONVOLUTION_BACKWARD:
         return [call]
     *rest, mask = call.args
@@ -372,5 +371,4 @@ class _Names:
         return f"{kind}_{self._counts[kind] - 1}" if self._counts[kind] > 1 else kind
 
     def unique(self, name: str) -> str:
-        """Return a name, with a number behind it if it was given before."""
         return unused_name(name, self._given)

@@ -63,7 +63,6 @@ def code_reads(value: Any, kinds: Sequence[type]) -> Iterator[CodeRead]:
 
 
 def _bodies(code: CodeType) -> Iterator[list[Instruction]]:
-    """Yield the instructions of code, and of functions and comprehensions within it."""
     yield [*get_instructions(code)]
     for each in code.co_consts:
         if isinstance(each, CodeType):

@@ -318,7 +318,6 @@ class StepEffects:
         raise StepGraphError(self._refusal)
 
     def _check(self) -> None:
-        """Raise an error if settings or generators are not as they were."""
         for name, now, before in zip(_SETTINGS, _values_of(_SETTINGS), self._settings, strict=True):
             if now != before:
                 place, self.unplaced = self._places.get(name, "forward"), True
@@ -332,7 +331,6 @@ class StepEffects:
             raise StepGraphError(self._refusal)
 
     def _drawn(self) -> str | None:
-        """Return what to say if Python's or NumPy's generator is not as it was."""
         return _DRAWS if _drawn_state() != self._generators else None
 
     def _profiled(self, frame: FrameType, event: str, called: Any) -> None:

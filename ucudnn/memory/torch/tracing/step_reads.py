@@ -166,7 +166,6 @@ class StepReads:
             self._note_code(hook, ())
 
     def _note_code(self, value: Any, kinds: Sequence[type]) -> None:
-        """Note what functions read besides attributes of modules."""
         for owner, key, label in code_reads(value, kinds):
             self._note(owner, key, label, kinds if owner in kinds else ())
 

@@ -181,14 +181,12 @@ class StepTracing:
         )
 
     def _state_now(self) -> Iterator[Any]:
-        """Yield what modules and tensors are made of, beside their values, to be compared."""
         for module in self._subject.model.modules():
             yield [*map(id, chain(module._modules.values(), *map(dict.values, hooks_of(module))))]
         for tensor in (*self._fake.values(), *self._inputs):
             yield tensor.requires_grad, tensor.grad is None, self._tracer.find(tensor)
 
     def _check_kept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Check that forward leaves nothing in attributes for its next call but what it makes once."""
         kept = [*self._reads.kept()]
         if not kept:
             return
@@ -370,6 +368,5 @@ class StepTracing:
         return fake
 
     def _device(self) -> torch.device:
-        """Return the device whose memory counts."""
         devices = [each.device for each in (*self._real.values(), *self._inputs)]
         return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
