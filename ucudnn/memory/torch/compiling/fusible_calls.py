@@ -18,17 +18,8 @@ BATCH_NORM, LAYER_NORM = aten.native_batch_norm.default, aten.native_layer_norm.
 GROUP_NORM = aten.native_group_norm.default
 
 _REDUCING = (
-    "max_pool",
-    "sum",
-    "mean",
-    "var",
-    "amax",
-    "amin",
-    "nll_loss",
-    "mse_loss",
-    "smooth_l1",
-    "huber",
-    "binary_cross",
+    *("max_pool", "sum", "mean", "var", "amax", "amin"),
+    *("nll_loss", "mse_loss", "smooth_l1", "huber", "binary_cross"),
 )
 _TAGS = {getattr(torch.Tag, name) for name in ("pointwise", "reduction") if hasattr(torch.Tag, name)}
 _REDUCTION = getattr(torch.Tag, "reduction", None)

@@ -20,15 +20,7 @@ aten = torch.ops.aten
 
 _FORWARD, _BACKWARD = aten.cudnn_batch_norm.default, aten.cudnn_batch_norm_backward.default
 _OWN_BACKWARD = aten.native_batch_norm_backward.default
-_FORWARD_ARGUMENTS = (
-    "input",
-    "weight",
-    "bias",
-    "running_mean",
-    "running_var",
-    "training",
-    "exponential_average_factor",
-)
+_GIVEN_FORWARD = "input", "weight", "bias", "running_mean", "running_var", "training", "exponential_average_factor"
 
 
 def with_native_norms(program: StepProgram) -> StepProgram:
@@ -41,7 +33,7 @@ def with_native_norms(program: StepProgram) -> StepProgram:
 
 def _changed(call: TracedCall, operation: StepOperation) -> tuple[TracedCall, StepOperation]:
     if call.func is _FORWARD and call.argument("training"):
-        args = [call.argument(name) for name in (*_FORWARD_ARGUMENTS, "epsilon")]
+        args = [call.argument(name) for name in (*_GIVEN_FORWARD, "epsilon")]
         return _as(call, operation, BATCH_NORM, args, call.results[3:])
     if call.func is _BACKWARD:
         mask = [each is not None for each in call.results]

@@ -81,15 +81,15 @@ _ALIKE = frozenset({
 })  # fmt: skip
 """Operators of single elements that PyTorch does not tag as such."""
 
-_ALONG = {
-    **dict.fromkeys(("_softmax", "_log_softmax", "cumsum", "flip", "cat", "gather", "glu"), 1),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "glu_backward"), 2),
-    **dict.fromkeys(("slice_backward", "select_backward"), 2),
-}
-"""Operators along some dimensions, by the position of these among the arguments."""
+_ALONG = frozenset({
+    "_softmax", "_log_softmax", "cumsum", "flip", "cat", "gather", "glu", "_softmax_backward_data",
+    "_log_softmax_backward_data", "glu_backward", "slice_backward", "select_backward",
+})  # fmt: skip
+"""Operators along some dimensions, which are an argument of this name."""
 
-_REDUCING = dict.fromkeys(("sum", "mean", "amax", "amin", "argmax", "argmin", "logsumexp", "var", "var_mean", "any"), 1)
-_REDUCING["linalg_vector_norm"] = 2
+_REDUCING = frozenset({
+    "sum", "mean", "amax", "amin", "argmax", "argmin", "logsumexp", "var", "var_mean", "any", "linalg_vector_norm",
+})  # fmt: skip
 
 _FIRST = {
     "convolution": ("n", (0, 1), "n++"),
@@ -143,6 +143,8 @@ class _Call:
         self.call, self.args, self.cut, self.batch = call, call.args, cut, batch
         self.name: str = call.func._opname
         self.results = listed(call.results)
+        dims = call.argument("dims" if self.name == "flip" else "dim")
+        self.dims: list[int] = [] if dims is None else listed(dims)
 
     def labelled(
         self,
@@ -220,9 +222,7 @@ def _along(call: _Call) -> PartRule | None:
             return None
         blocked = set()
     else:
-        position = _ALONG[call.name]
-        given = call.args[position] if len(call.args) > position else 0 if call.name == "cat" else -1
-        blocked = {dim % (rank or 1) for dim in (given if isinstance(given, (list, tuple)) else [given])}
+        blocked = {dim % (rank or 1) for dim in call.dims}
     labels = [dim for dim in range(rank) if call.name != "select_backward" or dim not in blocked]
     if any(len(each.shape) != len(labels) for each in inputs):
         return None
@@ -231,10 +231,8 @@ def _along(call: _Call) -> PartRule | None:
 
 def _reducing(call: _Call) -> PartRule | None:
     x = call.args[0]
-    rank, position = len(x.shape), _REDUCING[call.name]
-    given = call.args[position] if len(call.args) > position else None
-    dims = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
-    reduced = {dim % rank for dim in dims} if dims else {*range(rank)}
+    rank = len(x.shape)
+    reduced = {dim % rank for dim in call.dims} if call.dims else {*range(rank)}
     kept = len(call.results[0].shape) == rank
     labels = [("one", dim) if dim in reduced else dim for dim in range(rank) if kept or dim not in reduced]
     adds = call.name in ("sum", "mean")

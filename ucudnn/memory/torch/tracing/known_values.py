@@ -20,8 +20,6 @@ from torch.utils._mode_utils import no_dispatch
 from ucudnn.memory.torch.subject.traced_values import TracedStorage, TracedTensor, listed, mapped, tensors_in
 
 _MOST_BYTES = 1 << 20
-_FORMED = {"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}  # they read no bytes
-_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _ENDS = "RETURN", "FOR_", "SEND", "YIELD", "STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF"
 COLLECTIVE = ("c10d", "_c10d_functional", "ucudnn_ranks")
 """Namespaces of operators that wait for other ranks, which do not run beside a trace or by themselves."""
@@ -118,11 +116,11 @@ class KnownValues:
 
     def _is_known(self, func: Any, given: list[TracedTensor]) -> bool:
         name = func._opname
-        if torch.Tag.nondeterministic_seeded in func.tags or name in _EMPTY or "resize" in name or name == "set_":
+        if torch.Tag.nondeterministic_seeded in func.tags or "empty" in name or "resize" in name or name == "set_":
             return False
         if func.namespace in COLLECTIVE:
             return False
-        given = given[1:] if name in _FORMED else given
+        given = given[1:] if name.endswith("_like") or name.startswith("new_") else given  # they read no bytes
         return all(self._value(each.storage) is not None for each in given)
 
     def _value(self, storage: int) -> _Value | None:
