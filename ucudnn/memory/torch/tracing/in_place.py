@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,20 +114,15 @@ def _written(call: TracedCall, operand: TracedTensor, device: str) -> TracedCall
     form = None if call.draws else _form(call.func, device)
     if form is None:
         return None
-    if form.out:
-        return replace(call, func=form.func, kwargs={**call.kwargs, form.out: operand}, results=operand)
-    return replace(call, func=form.func, results=operand) if call.args[0] == operand else None
-
-
-class _Form(NamedTuple):
-    """An operator that writes its result into a tensor, and that argument; '' for the first one."""
-
-    func: Any
-    out: str
+    func, out = form
+    if out:
+        return replace(call, func=func, kwargs={**call.kwargs, out: operand}, results=operand)
+    return replace(call, func=func, results=operand) if call.args[0] == operand else None
 
 
 @cache
-def _form(func: Any, device: str) -> _Form | None:
+def _form(func: Any, device: str) -> tuple[Any, str] | None:
+    """Return an operator that writes its result into a tensor, and that argument; '' for the first one."""
     is_safe = torch.Tag.pointwise in func.tags or func._opname in ELEMENTWISE or func._opname in _ROWS
     if func.namespace != "aten" or not is_safe or func._schema.is_mutable:
         return None
@@ -136,9 +131,9 @@ def _form(func: Any, device: str) -> _Form | None:
         outs = [each.name for each in other._schema.arguments if each.is_out]
         rest = [(each.name, str(each.type)) for each in other._schema.arguments if not each.is_out]
         if len(outs) == 1 and rest == own and _has_kernel(other, device):
-            return _Form(other, outs[0])
+            return other, outs[0]
     other = getattr(getattr(aten, f"{func._opname}_", None), func._overloadname, None)
-    return _Form(other, "") if other is not None and _has_kernel(other, device) else None
+    return (other, "") if other is not None and _has_kernel(other, device) else None
 
 
 def _has_kernel(func: Any, device: str) -> bool:
