@@ -313,8 +313,7 @@ class PolicyFronts:
 
     def to_csv(self) -> str:
         """Return the plans as CSV, a line for each."""
-        columns = [each.name for each in fields(FrontPoint)]
-        return csv_text(columns, (asdict(each).values() for each in self.plans))
+        return csv_text([each.name for each in fields(FrontPoint)], (asdict(each).values() for each in self.plans))
 
 
 def policy_fronts(

@@ -90,8 +90,7 @@ def _told(program: StepProgram) -> tuple[str, ...]:
 def _compile(region: FusedRegion, device: torch.device) -> None:
     form = region.form
     try:
-        graph = region_graph(region.calls, form, functional=True)
-        code = compiled(graph, form.arguments, form.results, device)
+        code = compiled(region_graph(region.calls, form, functional=True), form.arguments, form.results, device)
         if code is None:
             region.leave("nothing is gained")
             region.is_apart = True

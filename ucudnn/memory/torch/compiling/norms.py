@@ -26,8 +26,7 @@ _GIVEN_FORWARD = "input", "weight", "bias", "running_mean", "running_var", "trai
 def with_native_norms(program: StepProgram) -> StepProgram:
     """Return a step whose batch norms are PyTorch's own."""
     pairs = zip(program.calls, program.graph.operations, strict=True)
-    changed = [_changed(call, operation) for call, operation in pairs]
-    calls, operations = zip(*changed, strict=True)
+    calls, operations = zip(*[_changed(call, operation) for call, operation in pairs], strict=True)
     return replace(program, calls=calls, graph=replace(program.graph, operations=operations))
 
 

@@ -141,13 +141,11 @@ class Rematerialization:
 
     def _stays(self, storage: int) -> bool:
         """Whether a storage is an activation that nobody changes after forward."""
-        graph = self._graph
-        is_own = graph.storages[storage].role is Role.ACTIVATION and storage not in self._elsewhere
+        is_own = self._graph.storages[storage].role is Role.ACTIVATION and storage not in self._elsewhere
         return is_own and self._versions[storage] == self._forward[storage] > 0
 
     def _read(self, region: Sequence[int]) -> Iterator[Version]:
-        graph = self._graph
-        versions = (each for index in region for each in graph.recompute_reads[index])
+        versions = (each for index in region for each in self._graph.recompute_reads[index])
         yield from (each for each in dict.fromkeys(versions) if self._stays(each[0]))
 
     def _maker(self, version: Version) -> int:

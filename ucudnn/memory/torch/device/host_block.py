@@ -94,8 +94,7 @@ def host_memory(root: Path = Path("/")) -> tuple[int, int]:
     found = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
     numbers = {name: int(value.split()[0]) * 1024 for name, value in found.items()}
     total = numbers.get("MemTotal", _UNLIMITED)
-    left = [numbers.get("MemAvailable", total), *_left_in_groups(root)]
-    return total, max(0, min(left))
+    return total, max(0, min([numbers.get("MemAvailable", total), *_left_in_groups(root)]))
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:

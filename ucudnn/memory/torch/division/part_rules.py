@@ -241,8 +241,7 @@ def _reducing(call: _Call) -> PartRule | None:
     if rule is None or call.name != "mean" or SUM not in rule.results:
         return rule
     overload = aten.sum.default if call.call.func is aten.mean.default else aten.sum.dim_IntList
-    count = prod(x.shape[dim] for dim in reduced)
-    return replace(rule, func=overload, over=count)
+    return replace(rule, func=overload, over=prod(x.shape[dim] for dim in reduced))
 
 
 def _first(call: _Call) -> PartRule | None:

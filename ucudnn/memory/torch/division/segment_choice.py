@@ -162,8 +162,7 @@ class SegmentChoice:
                 if all({*each.order.segment.forward} <= {*run} for each in met):
                     if order not in self._estimates:  # runs around many calls have the same ones
                         self._estimates[order] = [*self._estimated(order)]
-                    found = (*filter(None, [best]), *self._estimates[order])
-                    best = min(found, key=lambda each: _rank(each, target))
+                    best = min((*filter(None, [best]), *self._estimates[order]), key=lambda each: _rank(each, target))
         return best
 
     def _runs(self, start: int, stop: int) -> Iterator[range]:

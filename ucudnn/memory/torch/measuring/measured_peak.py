@@ -74,8 +74,7 @@ def descendants(events: Any) -> Iterator[Any]:
 
 def allocations(events: Sequence[Any]) -> list[Any]:
     """Return the allocations and the frees among events of a profiler in order."""
-    found = [event for event in events if hasattr(event.extra_fields, "alloc_size")]
-    return sorted(found, key=_start)
+    return sorted([event for event in events if hasattr(event.extra_fields, "alloc_size")], key=_start)
 
 
 def _start(event: Any) -> int:

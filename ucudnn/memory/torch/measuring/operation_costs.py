@@ -166,8 +166,7 @@ def _contention(
 
     Operations that have no room beside what is copied are passed over.
     """
-    room = None if rooms is None else max(rooms, default=0)
-    size = _copied_bytes(room)
+    size = _copied_bytes(None if rooms is None else max(rooms, default=0))
     copies = CopiesBeside(program.device, size, bytes_per_ms)
     alone = beside = 0.0
     kinds = sorted(alike_operations(program).values(), key=lambda alike: -sum(times[each] for each in alike))

@@ -304,8 +304,7 @@ def _make_loss(name: str, output: Tensor) -> tuple[Callable[..., Tensor], Tensor
         return own, torch.zeros_like(output)
     if output.dim() < 2:
         raise InvalidValueError(f"--loss={name!r}: the model's output of {output.dim()} dimensions has no classes")
-    labels = torch.randint(output.shape[1], (output.shape[0], *output.shape[2:]), device=output.device)
-    return own, labels
+    return own, torch.randint(output.shape[1], (output.shape[0], *output.shape[2:]), device=output.device)
 
 
 def _find_loss(name: str) -> Callable[..., Tensor]:

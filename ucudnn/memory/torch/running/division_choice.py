@@ -100,8 +100,7 @@ class DivisionChoice:
         for index in self.program.graph.problems:
             hoped_ms[index] = min(hoped_ms[index], self.costs.time_ms[index])
         hoped = replace(costs, time_ms=tuple(hoped_ms))
-        seconds = self.options.plan_seconds
-        others = self._divisions(seconds, hoped) if step_ms > _SLOW * sum(hoped.time_ms) else []
+        others = self._divisions(self.options.plan_seconds, hoped) if step_ms > _SLOW * sum(hoped.time_ms) else []
         if others and others[0].step_ms < _FASTER * step_ms:
             with suppress(BudgetError):
                 other = self.of(others[0].program)

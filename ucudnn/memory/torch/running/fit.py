@@ -159,8 +159,7 @@ def fit(
         raise InvalidValueError("fit compiles no step that is divided among ranks: leave compile= or mesh= out")
     from ucudnn.memory.torch.sharding.sharded_step import Sharding  # torch.distributed.tensor takes long to import
 
-    sharding = Sharding(model, loss, optimizer, mesh, mixed_precision)
-    return sharding.fitted(make, sample, keep_gradients=keep_gradients)
+    return Sharding(model, loss, optimizer, mesh, mixed_precision).fitted(make, sample, keep_gradients=keep_gradients)
 
 
 def _other_bytes(device: torch.device, model: nn.Module, sample: Any, optimizer: Any) -> int:

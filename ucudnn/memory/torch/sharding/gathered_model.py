@@ -259,8 +259,7 @@ def _averaged(gradient: Tensor, rows: int | None, way: _Way, dtype: torch.dtype)
     gradient = _to(gradient, way.reduced).contiguous()
     if rows is not None:
         gradient = _padded(gradient, way)
-    mean = (ALL_REDUCE if rows is None else REDUCE_SCATTER)(gradient, way.ranks, way.group)
-    return _to(mean, dtype)
+    return _to((ALL_REDUCE if rows is None else REDUCE_SCATTER)(gradient, way.ranks, way.group), dtype)
 
 
 def _to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

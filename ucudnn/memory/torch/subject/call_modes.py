@@ -178,8 +178,7 @@ def _choose_attention() -> None:
 
 def _devices() -> tuple[Any, ...]:
     """Return the devices on which functions make tensors; () stands for the CPU."""
-    count = torch._C._len_torch_function_stack()
-    modes = [*map(torch._C._get_function_stack_at, range(count))]
+    modes = [*map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))]
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # also while PyTorch works without modes
     return tuple(mode.device for mode in (*modes, default) if isinstance(mode, DeviceContext))
 

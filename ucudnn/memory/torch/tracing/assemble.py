@@ -209,8 +209,7 @@ def _accumulated_in_place(trace: Trace) -> tuple[list[TracedCall], dict[int, int
                 current = replace(call.with_storages(merged), func=aten.add_.Tensor)
         if call.node is not None:
             for output in call.outputs:
-                made = trace.storages[output.storage].born == index
-                makers[output] = call.node if made else None
+                makers[output] = call.node if trace.storages[output.storage].born == index else None
         calls.append(current)
     return calls, merged
 

@@ -140,8 +140,7 @@ class KnownValues:
         there = {each.storage for each in given}
         for traced, real in zip(listed(out), listed(result), strict=True):
             if isinstance(traced, TracedTensor) and traced.storage not in there:
-                size = self._storages[traced.storage].size
-                bytes_ = torch.zeros(size, dtype=torch.uint8, device=real.device)
+                bytes_ = torch.zeros(self._storages[traced.storage].size, dtype=torch.uint8, device=real.device)
                 traced.within(bytes_).copy_(real)
                 self._known[traced.storage] = _Value(bytes_, origins)
             elif isinstance(traced, TracedTensor):

@@ -133,8 +133,7 @@ class StepTracing:
             in_pieces=self._subject.in_pieces,
             conditions={"torch": torch.__version__.partition("+")[0], "device": device},
         )
-        traced = assemble(self._tracer.trace, subject)
-        return self._built(traced, [*persistent, *self._constants], inputs, attributes)
+        return self._built(assemble(self._tracer.trace, subject), [*persistent, *self._constants], inputs, attributes)
 
     def _run(self) -> None:
         tracer = self._tracer
