@@ -282,8 +282,8 @@ class Tracer(EagerOperators):
 
     def describe(self, tensor: torch.Tensor, *, made: bool = False) -> TracedTensor:
         """Return a tensor as operators see it; its storage is met if it was not, or is made by the next call."""
-        shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
         index, offset = self._index(tensor, made=made), int(tensor.storage_offset())
+        shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
         return TracedTensor(index, shape, stride, offset, tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
     def _read(self, tensor: torch.Tensor) -> TracedTensor:
