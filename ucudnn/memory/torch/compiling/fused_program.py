@@ -189,6 +189,7 @@ class _Regions:
         )
         reads, writes = _accesses(operations, inner)
         given, written = {each.storage for each in form.arguments}, {*writes} - spared
+        changed = [each for each in form.arguments if each.storage in form.written]
         operation = replace(
             operations[-1],
             name=f"{operations[0].name}..{operations[-1].name}",
@@ -196,15 +197,11 @@ class _Regions:
             reads=tuple(sorted({*reads} | (given - written))),
             writes=tuple(sorted(written)),
             flops=operations[-1].flops if len(members) == 1 else Affine(0),
-            traffic=Affine(sum(each.bytes_touched for each in (*form.arguments, *_written_by(form)))),
+            traffic=Affine(sum(each.bytes_touched for each in (*form.arguments, *form.results, *changed))),
             module=operations[0].module,
             source=operations[0].source,
         )
         return NewOperation(tuple(members), operation, call)
-
-
-def _written_by(form: RegionForm) -> list[TracedTensor]:
-    return [*form.results, *(each for each in form.arguments if each.storage in form.written)]
 
 
 def _accesses(operations: Sequence[StepOperation], inner: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

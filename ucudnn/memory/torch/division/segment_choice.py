@@ -162,7 +162,8 @@ class SegmentChoice:
                 if all({*each.order.segment.forward} <= {*run} for each in met):
                     if order not in self._estimates:  # runs around many calls have the same ones
                         self._estimates[order] = [*self._estimated(order)]
-                    best = min((*filter(None, [best]), *self._estimates[order]), key=lambda each: _rank(each, target))
+                    found = (*filter(None, [best]), *self._estimates[order])
+                    best = min(found, key=lambda each: (max(each.bytes, target), each.more_ms))
         return best
 
     def _runs(self, start: int, stop: int) -> Iterator[range]:
@@ -266,10 +267,6 @@ class SegmentChoice:
         for calls in (*order.before, *order.after[0].values(), *order.after[1].values()):
             needs += [(self._needs[each], 0) for each in calls]
         return needs, more_ms, count
-
-
-def _rank(found: EstimatedSegment, target: int) -> tuple[int, float]:
-    return max(found.bytes, target), found.more_ms
 
 
 def _meet(one: StepSegment, other: StepSegment) -> bool:

@@ -24,7 +24,9 @@ def with_groups(program: StepProgram, parallel: DistributedDataParallel, arrival
     Autograd takes the memory of most gradients as it is. It copies those that lie otherwise than their parameter, or
     share memory. These come last, because the plan does not count the copies, and has most room at the end.
     """
-    shared = _shared_storages(program)
+    counts = Counter(each.storage for each in program.gradients if each is not None)
+    others = (*(tensor for _, tensor in program.persistent), *program.inputs, *program.outputs, *program.grad_outputs)
+    shared = {each.storage for each in others} | {storage for storage, count in counts.items() if count > 1}
     early = [each for each in arrivals if _taken_as_it_is(program, each, shared)]
     absent = [index for index, each in enumerate(program.gradients) if each is None]
     places = {id(_parameter(program, source)): place for place, source in enumerate(early)}
@@ -63,13 +65,6 @@ def _buckets(program: StepProgram, parallel: DistributedDataParallel, early: Seq
 
 def _parameter(program: StepProgram, source: int) -> Tensor:
     return program.persistent[program.sources[source][1]][0]
-
-
-def _shared_storages(program: StepProgram) -> set[int]:
-    counts = Counter(each.storage for each in program.gradients if each is not None)
-    persistent = (tensor for _, tensor in program.persistent)
-    others = {each.storage for each in (*persistent, *program.inputs, *program.outputs, *program.grad_outputs)}
-    return others | {storage for storage, count in counts.items() if count > 1}
 
 
 def _taken_as_it_is(program: StepProgram, source: int, shared: Set[int]) -> bool:
