@@ -158,38 +158,49 @@ def _holders(tensor: Tensor) -> int:
     return 0 if tensor.device.type != "cpu" else torch._C._storage_Use_Count(storage._cdata)
 
 
+_Started = tuple[Tensor, Callable[[], None]]
 _WAITS: dict[int, Callable[[], None]] = {}
 """What waits for each collective that was started and not waited for, by the storage of its result."""
 
 
-def _empty(name: str, x: Tensor, ranks: int, group: str) -> Tensor:
-    if name == "all_reduce":
-        return x.new_empty(x.shape)
-    return x.new_empty((x.shape[0] * ranks if name == "all_gather" else x.shape[0] // ranks, *x.shape[1:]))
+def _all_gather(shard: Tensor, ranks: int, group: str) -> _Started:
+    full = shard.new_empty((shard.shape[0] * ranks, *shard.shape[1:]))
+    return full, started(_RESOLVE(group), _GATHER, full, shard.contiguous(), async_op=True)
 
 
-def _run(name: str, is_waited_for: bool, x: Tensor, ranks: int, group: str) -> Tensor:
-    on, mean = _RESOLVE(group), {"op": dist.ReduceOp.AVG, "async_op": True}
-    if name == "all_reduce":
-        result = x.clone(memory_format=torch.contiguous_format)
-        wait = started(on, dist.all_reduce, result, **mean)
-    elif name == "all_gather":
-        wait = started(on, _GATHER, result := _empty(name, x, ranks, group), x.contiguous(), async_op=True)
-    else:
-        wait = started(on, _SCATTER, result := _empty(name, x, ranks, group), x.contiguous(), **mean)
-    if is_waited_for:
-        wait()
-    else:
-        _WAITS[result.untyped_storage()._cdata] = wait
+def _reduce_scatter(full: Tensor, ranks: int, group: str) -> _Started:
+    shard = full.new_empty((full.shape[0] // ranks, *full.shape[1:]))
+    return shard, started(_RESOLVE(group), _SCATTER, shard, full.contiguous(), op=dist.ReduceOp.AVG, async_op=True)
+
+
+def _all_reduce(tensor: Tensor, ranks: int, group: str) -> _Started:
+    mean = tensor.clone(memory_format=torch.contiguous_format)
+    return mean, started(_RESOLVE(group), dist.all_reduce, mean, op=dist.ReduceOp.AVG, async_op=True)
+
+
+def _now(start: Callable[..., _Started], *args: Any) -> Tensor:
+    result, wait = start(*args)
+    wait()
+    return result
+
+
+def _later(start: Callable[..., _Started], *args: Any) -> Tensor:
+    result, wait = start(*args)
+    _WAITS[result.untyped_storage()._cdata] = wait
     return result
 
 
 def _define() -> None:
-    for name in ("all_gather", "reduce_scatter", "all_reduce"):
-        for prefix in ("", "start_"):
+    forms: dict[str, tuple[Callable[..., _Started], Callable[..., Tensor]]] = {
+        "all_gather": (_all_gather, lambda x, ranks, group: x.new_empty((x.shape[0] * ranks, *x.shape[1:]))),
+        "reduce_scatter": (_reduce_scatter, lambda x, ranks, group: x.new_empty((x.shape[0] // ranks, *x.shape[1:]))),
+        "all_reduce": (_all_reduce, lambda x, ranks, group: x.new_empty(x.shape)),
+    }
+    for name, (function, fake) in forms.items():
+        for prefix, run in (("", _now), ("start_", _later)):
             _LIBRARY.define(f"{prefix}{name}(Tensor x, int ranks, str group) -> Tensor")
-            _LIBRARY.impl(f"{prefix}{name}", partial(_run, name, not prefix), "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{RANKS}::{name}", partial(_empty, name), lib=_LIBRARY)
+            _LIBRARY.impl(f"{prefix}{name}", partial(run, function), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{RANKS}::{name}", fake, lib=_LIBRARY)
     _LIBRARY.define("wait(Tensor(a!) x) -> ()")
     _LIBRARY.impl("wait", lambda x: _WAITS.pop(x.untyped_storage()._cdata)(), "CompositeExplicitAutograd")
 
