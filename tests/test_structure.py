@@ -102,6 +102,7 @@ PLACES = {  # a package from elsewhere: the modules or folders that import it
     "matplotlib": ("plots",),
     "torch": ("torch", "memory.torch", "memory.attention"),
     "nnunetv2": ("memory.torch.nnunet",),
+    "networkx": ("memory.torch.compiling.rematerialization",),
     "ctypes": (
         *("backends.cpu.blas_threads", "backends.cudnn.api.library", "backends.cudnn.gpu.driver", "native"),
         "torch.gate.call_gate",

@@ -12,7 +12,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.placement import Placement
 from ucudnn.memory.reports.comparison import POOLS, PolicyRow, step_title
 from ucudnn.memory.reports.explanation import PeakExplanation
-from ucudnn.memory.reports.plan_lanes import plan_lanes, plan_phases
+from ucudnn.memory.reports.plan_summary import plan_lanes, plan_phases
 from ucudnn.memory.reports.snapshot import encode_snapshot
 from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.step.costs import Costs

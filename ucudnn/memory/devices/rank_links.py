@@ -10,11 +10,7 @@ NVLINK_BYTES = {"h200": 450e9, "h100": 450e9, "a100-80": 300e9, "a100-40": 300e9
 def link_between(ranks: int, costs: Costs, gigabytes: float | None = None, latency_ms: float | None = None) -> RankLink:
     """Return the link between ranks. What nobody states is the device's: NVLink, or else its link to the host.
 
-    Args:
-        ranks: their number.
-        costs: costs of any step on the device.
-        gigabytes: bandwidth of each rank, in 10^9 bytes per second; between hosts, that of the slowest link.
-        latency_ms: milliseconds from one rank to the next.
+    Each rank has a bandwidth of so many gigabytes (10^9 bytes) per second; between hosts, that of the slowest link.
     """
     known = NVLINK_BYTES.get(costs.device)
     own = costs.prefetch_bytes_per_ms if known is None else known / 1e3

@@ -176,8 +176,7 @@ def _time_ms(profile: DeviceProfile, operation: StepOperation, batch: int, math:
     flops, traffic = operation.flops.at(batch), operation.traffic.at(batch)
     seconds = traffic / profile.bytes_per_second
     if flops:
-        kind = arithmetic(operation.dtype, math)
-        share = profile.matrix.get(kind, profile.matrix["float32"])
+        share = profile.matrix.get(arithmetic(operation.dtype, math), profile.matrix["float32"])
         seconds = max(seconds, flops / (share * profile.flops_per_second))
     return seconds * 1e3 + profile.launch_ms
 

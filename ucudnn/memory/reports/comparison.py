@@ -1,6 +1,6 @@
 """What policies make of a step within a budget, as one table; and time against peak, by policy."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from math import inf
@@ -15,7 +15,7 @@ from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.placement import Placement
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
-from ucudnn.memory.reports.rank_lines import sharded_lines
+from ucudnn.memory.reports.plan_summary import sharded_lines
 from ucudnn.memory.simulation.early_collectives import with_early_collectives
 from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.simulation.simulator import simulate
@@ -163,20 +163,15 @@ class PolicyComparison:
             for row in self.rows
             if row.done is not None and row.done.waits_for_host
         ]
-        slow = ", ".join(row.policy for row, _ in self._slow())
+        slow, (row, done) = ", ".join(row.policy for row, _ in self._slow()), self.ranked()[0]
         return [
             *self.divided,
             floor,
-            *self._rank_lines(),
+            *(() if self.link is None or row.plan is None else sharded_lines(row.plan, self.link, done)),
             *bound,
             *([f"more than {_SLOW} times as slow: {slow}"] if slow else []),
             self.answer(),
         ]
-
-    def _rank_lines(self) -> Iterator[str]:
-        row, done = self.ranked()[0]
-        if self.link is not None and row.plan is not None:
-            yield from sharded_lines(row.plan, self.link, done)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON; sizes in bytes, times in milliseconds."""
@@ -262,10 +257,8 @@ def _planned(name: str, graph: StepGraph, costs: Costs, budget: int | None, seco
 
 def _typed_bytes(size: int) -> str:
     """Return bytes exactly, in the form in which people type them."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
-        if size % factor == 0:
-            return f'"{size // factor}{unit}"'
-    return str(size)
+    units = (("GiB", 2**30), ("MiB", 2**20))
+    return next((f'"{size // factor}{unit}"' for unit, factor in units if size % factor == 0), str(size))
 
 
 def _slower(time: float, fastest: float) -> str:
@@ -320,8 +313,7 @@ class PolicyFronts:
 
     def to_csv(self) -> str:
         """Return the plans as CSV, a line for each."""
-        columns = [each.name for each in fields(FrontPoint)]
-        return csv_text(columns, (asdict(each).values() for each in self.plans))
+        return csv_text([each.name for each in fields(FrontPoint)], (asdict(each).values() for each in self.plans))
 
 
 def policy_fronts(

@@ -76,12 +76,16 @@ class PeakExplanation:
         batches = ", ".join(
             f"{name} {batch}{' or more' if batch == MOST_SIZE else ''}" for name, batch in self.largest_batches.items()
         )
+        if len(self._graph.recorded) == 1:
+            batches += (
+                f"; nothing is known of others than {self._graph.batch}, the only one at which the step was recorded"
+            )
         return [
             f"peak {format_bytes(liveness.peak_bytes)} at {self._place(liveness.peak_place)}",
             f"floor {format_bytes(liveness.floor_bytes)}, set by {self._place(liveness.floor_place)}:"
             f" {self._floor_parts()}",
             f"smallest budget: {least}",
-            f"largest mini-batch within {format_bytes(self.budget)}: {batches}{self._recorded_only()}",
+            f"largest mini-batch within {format_bytes(self.budget)}: {batches}",
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,11 +138,6 @@ class PeakExplanation:
         where = f" in {operation.module}" if operation.module else ""
         return f"peak {format_bytes(self.liveness.peak_bytes)}: {operation.name}{where}"
 
-    def _recorded_only(self) -> str:
-        if len(self._graph.recorded) != 1:
-            return ""
-        return f"; nothing is known of others than {self._graph.batch}, the only one at which the step was recorded"
-
     def _place(self, place: int) -> str:
         index = self.liveness.order[place]
         operation = self._graph.operations[index]
@@ -178,12 +177,8 @@ def explain(
 ) -> PeakExplanation:
     """Return why a step needs its memory.
 
-    Args:
-        graph: the step.
-        costs_of: the costs of the step at any mini-batch.
-        budget: bytes for which mini-batches are looked for; None for the device's memory.
-        policies: policies whose smallest budgets and largest mini-batches are looked for, beside the floor's.
-        progress: a function that is called with what is about to be done.
+    Mini-batches are looked for within `budget` bytes, those of the device's memory by default, for the floor and for
+    some policies. `progress` is called with what is about to be done.
 
     Raises:
         BudgetError, InvalidValueError, StepGraphError: if the budget is 0, there is no such policy, or no operation.

@@ -144,7 +144,12 @@ def largest_batches(
     plain = partial(_fitted, own, costs_of, left, _STOCK)
     rows = _searched([(_AS_IT_IS, plain)], search, own.batch, "mini-batch", progress)
     own_ms = own_ms or rows[0].sample_ms or sum(costs_of(own).time_ms) / own.batch
-    most = floor_batch(graph, lambda sized: _least(costs_of(sized)), left)  # 'spill' and 'joint' go down to the floor
+
+    def least(sized: StepGraph) -> Costs:
+        costs = costs_of(sized)
+        return costs.with_configurations(costs.smallest)  # of least workspace
+
+    most = floor_batch(graph, least, left)  # 'spill' and 'joint' go down to the floor
 
     @cache
     def planned(batch: int) -> LargestBatch | None:
@@ -306,11 +311,6 @@ def _fitted(graph: StepGraph, costs_of: CostsOf, budget: int | None, policy: str
     except (BudgetError, StepGraphError, InvalidProblemError):
         return None
     return LargestBatch(way="", batch=batch, policy=plan.policy, peak_bytes=done.peak_bytes, time_ms=done.step_ms)
-
-
-def _least(costs: Costs) -> Costs:
-    """Return costs with the convolutions of least workspace."""
-    return costs.with_configurations(costs.smallest)
 
 
 def _named(way: str, found: LargestBatch | None) -> LargestBatch:

@@ -66,8 +66,7 @@ class NnunetPlans:
         for sign in (-1, 1):
             patch = self.patch
             while (axis := self._axis(patch, sign)) is not None:
-                moved = patch[axis] + sign * self.steps[axis]
-                patch = (*patch[:axis], moved, *patch[axis + 1 :])
+                patch = (*patch[:axis], patch[axis] + sign * self.steps[axis], *patch[axis + 1 :])
                 found.append(patch)
             found.sort(key=prod)
         return found

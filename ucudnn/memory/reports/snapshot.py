@@ -55,7 +55,10 @@ def plan_snapshot(plan: MemoryPlan, costs: Costs) -> dict[str, Any]:
 
 def _fixed(plan: MemoryPlan, costs: Costs, done: Simulation) -> tuple[list[_Entry], list[tuple[int, _Entry]], int]:
     """Return blocks of what exists after the step, event and entry of those that the step makes, and all bytes."""
-    graph, first = plan.graph, _first_writes(plan)
+    graph, first = plan.graph, dict[int, int]()
+    for index, (kind, target) in enumerate(plan.actions):
+        for storage in graph.operations[target].writes if kind is ActionKind.RUN else ():
+            first.setdefault(storage, index)
     blocks, born = [], []
     address = _FIXED
     for storage, stays in enumerate(graph.exists_after):
@@ -65,26 +68,14 @@ def _fixed(plan: MemoryPlan, costs: Costs, done: Simulation) -> tuple[list[_Entr
         action = first.get(storage, -1)
         frames = _frames(plan, storage, action)
         if not graph.exists_before[storage]:
-            event = _event_of(action, done)
+            # The event at which the action takes memory is that of its other pieces, or of the next action with some.
+            events = (life.begin for life in done.lifetimes if life.action >= action)
+            event = min(events, default=len(done.event_ms) - 1)
             born.append((event, _entry("alloc", address, size, done.event_ms[event] * 1e3, frames)))
         block = {"address": address, "size": size, "requested_size": size, "state": "active_allocated"}
         blocks.append({**block, "frames": frames})
         address += size
     return blocks, born, address - _FIXED
-
-
-def _event_of(action: int, done: Simulation) -> int:
-    """Return the event at which an action takes memory: that of its other pieces, or of the next action with some."""
-    return min((life.begin for life in done.lifetimes if life.action >= action), default=len(done.event_ms) - 1)
-
-
-def _first_writes(plan: MemoryPlan) -> dict[int, int]:
-    first: dict[int, int] = {}
-    for index, (kind, target) in enumerate(plan.actions):
-        if kind is ActionKind.RUN:
-            for storage in plan.graph.operations[target].writes:
-                first.setdefault(storage, index)
-    return first
 
 
 def _segment(address: int, size: int, blocks: list[_Entry]) -> _Entry:

@@ -35,11 +35,7 @@ def record_plans(
 ) -> StepGraph:
     """Return a step of nnU-Net's training of a patch, recorded without a GPU.
 
-    Args:
-        plans: the configuration.
-        patch: edges of a patch.
-        batches: one mini-batch, or three, whose record stands for every mini-batch.
-        progress: a function that is called with what is about to be done.
+    It is recorded at one mini-batch, or at three, whose record stands for every mini-batch.
 
     Raises:
         InvalidNetworkError: if the network cannot be made of what the plans say, or its loss reads values.

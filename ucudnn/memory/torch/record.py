@@ -20,12 +20,7 @@ from ucudnn.memory.step.batches import check_batch, join_batches
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Role, StepGraph
 from ucudnn.memory.torch.measuring.measure import measure
-from ucudnn.memory.torch.measuring.training_step import (
-    TrainingRecipe,
-    TrainingStep,
-    make_step,
-    refused_as_fitted,
-)
+from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, TrainingStep, make_step, refused_as_fitted
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedTensor
 from ucudnn.memory.torch.subject.update_parts import parted
@@ -111,12 +106,9 @@ def record_made(
 ) -> StepGraph:
     """Return the training step of a program, recorded without a GPU.
 
-    Args:
-        make: makes the step on the CPU, whose tensors are fake; float32 may be multiplied as TF32.
-        name: a name of the step.
-        batches: one mini-batch, for which the record is alone, or three, whose record stands for every mini-batch.
-        conditions: what the record depends on.
-        progress: a function that is called with what is about to be done.
+    It is recorded at one mini-batch, or at three, whose record stands for every mini-batch.
+
+    It is made on the CPU of fake tensors; float32 may be multiplied as TF32. Conditions are what the record depends on.
 
     Raises:
         StepGraphError: if the step is not affine in its mini-batch.
@@ -129,7 +121,6 @@ def record_made(
 def _on_fake_tensors(
     recipe: TrainingRecipe, factors: Sequence[int], progress: Progress, *, foreach: bool | None
 ) -> list[StepGraph]:
-    """Return a step at some multiples of its mini-batch, recorded on fake tensors of the CPU."""
     batches = [recipe.batch * factor for factor in factors]
     with _fakes():
         step = make_step(recipe, torch.device("cpu"), foreach=foreach)

@@ -6,7 +6,7 @@ import torch
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.codegen.code_support import MARK
-from ucudnn.memory.torch.comparison.measured_memory import measure_memory
+from ucudnn.memory.torch.comparison.device_timeline import measure_memory
 from ucudnn.memory.torch.comparison.trial import run_trial, with_plan
 from ucudnn.memory.torch.comparison.trial_result import TrialSettings
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe, make_step

@@ -10,7 +10,6 @@ import pytest
 
 import ucudnn.memory
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
-from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.comparison import trial
 from ucudnn.memory.torch.comparison.trial import ENDED, PolicyTrial, result_of, run_apart, run_trial, trial_step
 from ucudnn.memory.torch.comparison.trial_result import TrialResult, TrialSettings
@@ -200,9 +199,6 @@ def test_what_giving_pages_back_takes_is_predicted_where_the_allocator_is_capped
     assert figures.predicted_returned == 7 * 2**20
     assert figures.counted_outside == (350 if capped else None)
     assert figures.predicted_ms == fitted[0].simulation.time_ms + (1000.0 if capped else 0.0)
-    operations = zip(fitted[0].costs.time_ms, fitted[0].plan.graph.operations, strict=True)
-    forward = [time for time, each in operations if each.phase is Phase.FORWARD]
-    assert figures.forward_ms == sum(forward) < sum(fitted[0].costs.time_ms)
 
 
 class Changes:

@@ -2,6 +2,7 @@
 
 import random
 
+import networkx
 import pytest
 import torch
 from hypothesis import assume, example, given
@@ -52,6 +53,13 @@ def check_nearly(race, step):
     losses, after = race.trained(step)
     for one, other in zip([*losses, *after], [*race.losses, *race.after], strict=True):
         torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4, equal_nan=True)
+
+
+def test_of_several_least_cuts_that_nearest_to_the_sink_is_taken():
+    network = networkx.DiGraph()
+    for begin, end, capacity in ("sa1", "ab1", "bt1", "sc1", "ct2"):
+        network.add_edge(begin, end, capacity=int(capacity))
+    assert networkx.minimum_cut(network, "s", "t") == (2, ({"s", "a", "b"}, {"c", "t"}))
 
 
 def test_a_chain_of_cheap_operations_saves_its_beginning_alone_to_the_same_bits():

@@ -40,7 +40,7 @@ class Chosen:
     def __init__(self, name, options, **race):
         torch.manual_seed(0)
         self.race = Race(small_network(name), **race)
-        self.choices = ConvolutionChoices.asked(self.race.program, options)
+        self.choices = ConvolutionChoices(self.race.program, options)
         self.costs = self.choices.measured(self.race.costs, None)
 
     def fitted(self, policy, budget=None, *, debug=True):

@@ -86,7 +86,7 @@ def test_a_block_has_exactly_its_bytes_from_the_begin_of_a_page():
     block = HostBlock(5000, pinned=False)
     assert block.memory.numel() == 5000
     assert block.memory.data_ptr() % 4096 == 0
-    assert not block.pinned
+    assert not block.memory.is_pinned()
     block.release()
     assert block.memory.numel() == 0
     assert HostBlock(0, pinned=True).memory.numel() == 0

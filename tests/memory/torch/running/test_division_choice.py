@@ -12,6 +12,7 @@ from ucudnn.memory.torch.device.stated_budget import StatedBudget
 from ucudnn.memory.torch.measuring.operation_costs import step_costs
 from ucudnn.memory.torch.measuring.progress import Stages
 from ucudnn.memory.torch.running.division_choice import DivisionChoice
+from ucudnn.memory.torch.running.step_planning import FitOptions
 from ucudnn.memory.torch.subject.step_program import step_subject
 from ucudnn.memory.torch.tracing.traced_program import trace_program
 
@@ -24,7 +25,8 @@ class Planning:
 @pytest.mark.parametrize(("slow", "divides"), [("whole", True), ("both", False), ("none", False)])
 def test_a_convolution_that_is_slow_undivided_is_measured_in_parts_where_the_profile_hopes_for_more(slow, divides):
     model, sample, loss = NETWORKS["u-net"]
-    program = trace_program(step_subject(model(), sample(), loss, None), "net", 5)
+    subject = step_subject(model(), sample(), loss, None)
+    program = trace_program(subject, "net", 5)
     costs = step_costs(program.graph, program.device)
     liveness = measure_liveness(program.graph, costs)
     budget = (liveness.floor_bytes + 2 * liveness.peak_bytes) // 3
@@ -40,7 +42,7 @@ def test_a_convolution_that_is_slow_undivided_is_measured_in_parts_where_the_pro
 
     hoped = of(program)[0].costs if slow == "both" else costs
     planned.clear()
-    chosen = DivisionChoice(program, hoped, StatedBudget(budget=budget), "joint", None, Stages(None))
-    chosen = chosen.divided(of, lambda: None)
+    options = FitOptions(measured=False, policy="joint", plan_seconds=None)
+    chosen = DivisionChoice(of, subject, program, hoped, StatedBudget(budget=budget), options, Stages(None)).divided()
     assert len(planned) == 1 + divides
     assert (chosen[1].graph is not program.graph) is divides

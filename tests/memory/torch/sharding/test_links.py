@@ -8,12 +8,12 @@ from tests.support.sharded_ranks import on_ranks
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.plans.actions import Action, ActionKind
 from ucudnn.memory.policies.stock import StockPolicy
-from ucudnn.memory.reports.rank_lines import sharded_lines
+from ucudnn.memory.reports.plan_summary import sharded_lines
 from ucudnn.memory.simulation.early_collectives import with_early_collectives
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.graph import RANKS, Role
 from ucudnn.memory.step.sharded import RankLink, gathered_bytes, sharded_step
-from ucudnn.memory.torch.sharding.links import slowest
+from ucudnn.memory.torch.sharding.agreement import slowest
 from ucudnn.units import format_ms
 
 

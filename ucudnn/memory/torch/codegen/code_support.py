@@ -82,7 +82,6 @@ def check_geometry(
 
 
 def _read(stride: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
-    """Return the strides by which elements are read."""
     return [each for each, entries in zip(stride, shape, strict=True) if entries != 1]
 
 

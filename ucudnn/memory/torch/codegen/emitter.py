@@ -1,7 +1,6 @@
 """Emitter: writes the lines of a plan's code, and knows at each line which names hold which bytes."""
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -21,30 +20,6 @@ _CLONE = torch.ops.aten.clone.default
 
 
 @final
-@dataclass(slots=True)
-class _State:
-    """What there is at a line.
-
-    Attributes:
-        names: for each storage that is there, the names of the tensors in it by their geometry.
-        version: for each storage, the version of its bytes.
-        host: the version on the host, and the tensor as which it went there.
-        leaving: storages whose offload nothing has waited for.
-        arriving: storages whose prefetch nothing has waited for.
-        held: frees that wait for an offload or a collective, by their action: the storage, and the name that holds it.
-        started: collectives that nothing has waited for: the operands of each by the storage of its result.
-    """
-
-    names: dict[int, dict[Geometry, str]] = field(default_factory=dict)
-    version: dict[int, int] = field(default_factory=dict)
-    host: dict[int, tuple[int, TracedTensor]] = field(default_factory=dict)
-    leaving: set[int] = field(default_factory=set)
-    arriving: set[int] = field(default_factory=set)
-    held: dict[int, tuple[int, str]] = field(default_factory=dict)
-    started: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-
-@final
 class Emitter:
     """Writes the code of one plan; `checked` and `debug` as in `generate`. `beside` are operations that only start."""
 
@@ -53,7 +28,12 @@ class Emitter:
     ) -> None:
         self._program, self._beside = program, beside
         self._checked, self._debug = checked, debug
-        self._state = _State()
+        self._names: dict[int, dict[Geometry, str]] = {}  # of tensors in each storage that is there
+        self._version: dict[int, int] = {}  # of the bytes of each storage
+        self._host: dict[int, tuple[int, TracedTensor]] = {}  # the version there, and the tensor as which it went
+        self._leaving, self._arriving = set[int](), set[int]()  # storages whose copies nothing has waited for
+        self._held: dict[int, tuple[int, str]] = {}  # by frees that wait: the storage, and the name that holds it
+        self._started: dict[int, tuple[int, ...]] = {}  # operands of collectives, by the storages of their results
         self._code = CodeText(SUPPORT | {"device": program.device})
         self._has_pads = False
         self._uncounted, self._ran, self._next = list(program.uncounted), set[int](), 0
@@ -72,8 +52,8 @@ class Emitter:
         self._call_uncounted(Phase.FORWARD, len(self._program.calls))
         # The caller's tensors are others than the code's: autograd ties the former to the node that holds the latter.
         outputs = [*map(self._output, self._program.outputs)]
-        held = [[name] for _, name in self._state.held.values()]
-        self._code.end_forward(outputs, [[*names.values()] for names in self._state.names.values()] + held)
+        held = [[name] for _, name in self._held.values()]
+        self._code.end_forward(outputs, [[*names.values()] for names in self._names.values()] + held)
 
     def hand_over(self, sources: Sequence[int]) -> None:
         """Hand the gradients of some sources over, while backward goes on.
@@ -111,7 +91,7 @@ class Emitter:
         reads = program.graph.operations[operation].reads
         self._await({*reads, *made}, made)
         if operation in self._beside:
-            for storage in self._state.leaving.intersection(reads):
+            for storage in self._leaving.intersection(reads):
                 self._wait_offload(storage)
             function = _of_ranks(f"start_{call.func.__name__.partition('.')[0]}")
         if grad_output is None:
@@ -119,9 +99,9 @@ class Emitter:
         else:
             self._know(program.grad_outputs[grad_output], self._code.assign(f"grad_outputs[{grad_output}]", made))
         for storage, version in made.items():
-            self._state.version[storage] = max(version, self._state.version.get(storage, 0))
+            self._version[storage] = max(version, self._version.get(storage, 0))
         if operation in self._beside:
-            self._state.started.update(dict.fromkeys(made, reads))
+            self._started.update(dict.fromkeys(made, reads))
 
     def mark(self, action: str) -> None:
         """Mark for PyTorch's profiler that an action begins, or with '' that it has ended."""
@@ -130,54 +110,53 @@ class Emitter:
     def offload(self, storage: int) -> None:
         """Begin the copy of a storage to the host."""
         self._await({storage}, {storage})
-        if storage in self._state.leaving:
+        if storage in self._leaving:
             self._wait_offload(storage)
         whole = self._whole(storage)
         name = self._name(whole)
         self._code.line(f"transfers.offload({storage}, {name})", uses=[name])
-        self._state.leaving.add(storage)
-        self._state.host[storage] = self._state.version.get(storage, 0), whole
+        self._leaving.add(storage)
+        self._host[storage] = self._version.get(storage, 0), whole
 
     def prefetch(self, storage: int) -> None:
         """Begin the copy from the host, into memory that is taken for it unless the copy to the host still has it."""
         self._await({storage}, {storage})
-        version, whole = self._state.host[storage]
+        version, whole = self._host[storage]
         name = self._held_name(storage)
         if name is None:
             name = self._allocate(whole)
         else:
-            self._state.leaving.remove(storage)
+            self._leaving.remove(storage)
             self._know(whole, name)
         self._code.line(f"transfers.prefetch({storage}, {name})", uses=[name])
-        self._state.arriving.add(storage)
-        self._state.version[storage] = version
+        self._arriving.add(storage)
+        self._version[storage] = version
 
     def wait(self, storage: int | None) -> None:
         """Let compute wait for the copies of a storage and collectives that access it, or for all of them."""
-        state = self._state
         self._await(*(() if storage is None else ({storage}, {storage})))
-        for each in sorted(state.leaving) if storage is None else [storage]:
-            if each in state.leaving:
+        for each in sorted(self._leaving) if storage is None else [storage]:
+            if each in self._leaving:
                 self._wait_offload(each)
-        for each in sorted(state.arriving) if storage is None else [storage]:
-            if each in state.arriving:
+        for each in sorted(self._arriving) if storage is None else [storage]:
+            if each in self._arriving:
                 self._code.line(f"transfers.wait_prefetch({each})")
-                state.arriving.remove(each)
+                self._arriving.remove(each)
 
     def free(self, storage: int, held_by: int | None) -> None:
         """Free a storage, or hold it for an offload or a collective until the free of this action is released."""
         self._await({storage}, () if held_by is not None else {storage})
-        leaves = storage in self._state.leaving and held_by is not None
-        whole = self._name(self._state.host[storage][1]) if leaves else None
-        if any(storage in operands for operands in self._state.started.values()):
-            whole = whole or next(iter(self._state.names[storage].values()))
-        names = [name for name in self._state.names.pop(storage).values() if name != whole]
-        self._state.version.pop(storage, None)
+        leaves = storage in self._leaving and held_by is not None
+        whole = self._name(self._host[storage][1]) if leaves else None
+        if any(storage in operands for operands in self._started.values()):
+            whole = whole or next(iter(self._names[storage].values()))
+        names = [name for name in self._names.pop(storage).values() if name != whole]
+        self._version.pop(storage, None)
         if held_by is not None and whole is not None:
-            self._state.held[held_by] = storage, whole
+            self._held[held_by] = storage, whole
             self._code.delete(names)
             return
-        if storage in self._state.leaving:
+        if storage in self._leaving:
             self._wait_offload(storage)
         self._delete(storage, names)
 
@@ -193,9 +172,14 @@ class Emitter:
             self.wait(storage)
             whole = self._whole(storage)
             before = self._name(whole)
-            names = [*self._state.names.pop(storage).values()]
+            names = [*self._names.pop(storage).values()]
             if move.slides:
-                self._slide(whole, before, names)
+                # Nothing is between that could take the place of the freed bytes or write there, nor are they poisoned.
+                self._code.line(f"left_ = leave({before})", uses=[before])
+                self._delete(storage, names, poison="watched")
+                name = self._allocate(whole)
+                self._code.line(f"arrive({name}, left_)", uses=[name])
+                self._code.delete(["left_"])
             else:
                 self._know(whole, self._code.assign(f"moved({before})", [storage], uses=[before]))
                 self._delete(storage, names)
@@ -208,48 +192,37 @@ class Emitter:
             self._code.line("drop(pads_)")
         self._has_pads = False
 
-    def _slide(self, whole: TracedTensor, before: str, names: Sequence[str]) -> None:
-        """Free a storage and take memory for it again, with nothing between that could take its place or write there.
-
-        So the freed bytes are not poisoned.
-        """
-        self._code.line(f"left_ = leave({before})", uses=[before])
-        self._delete(whole.storage, names, poison="watched")
-        name = self._allocate(whole)
-        self._code.line(f"arrive({name}, left_)", uses=[name])
-        self._code.delete(["left_"])
-
     def release(self, free: int) -> None:
         """Free what the free of an action holds, if it still does."""
-        storage = self._state.held.get(free, (None,))[0]
-        if storage in self._state.leaving:
+        storage = self._held.get(free, (None,))[0]
+        if storage in self._leaving:
             self._wait_offload(storage)
         elif storage is not None:
             self._await((), {storage})
 
     def _await(self, accessed: Collection[int] | None = None, written: Collection[int] = ()) -> None:
         """Wait for collectives whose results are accessed, or whose operands are written; None waits for all."""
-        for result, operands in [*self._state.started.items()]:
+        for result, operands in [*self._started.items()]:
             if accessed is not None and result not in accessed and not {*operands}.intersection(written):
                 continue
-            del self._state.started[result]
-            name = next(iter(self._state.names[result].values()))
+            del self._started[result]
+            name = next(iter(self._names[result].values()))
             self._code.line(f"{self._code.operator(_of_ranks('wait'))}({name})", [name])
             for storage in operands:
-                if storage not in self._state.leaving and (held := self._held_name(storage)) is not None:
+                if storage not in self._leaving and (held := self._held_name(storage)) is not None:
                     self._delete(storage, [held])
 
     def _wait_offload(self, storage: int) -> None:
         self._code.line(f"transfers.wait_offload({storage})")
-        self._state.leaving.remove(storage)
+        self._leaving.remove(storage)
         name = self._held_name(storage)
         if name is not None:
             self._delete(storage, [name])
 
     def _held_name(self, storage: int) -> str | None:
         """Return the name that holds a storage for its offload, and hold it no longer; None if there is none."""
-        free = next((free for free, (held, _) in self._state.held.items() if held == storage), None)
-        return None if free is None else self._state.held.pop(free)[1]
+        free = next((free for free, (held, _) in self._held.items() if held == storage), None)
+        return None if free is None else self._held.pop(free)[1]
 
     def _delete(self, storage: int, names: Sequence[str], poison: str = "poisoned") -> None:
         if self._debug and names:
@@ -259,7 +232,6 @@ class Emitter:
             self._code.line(f"check_gone(gone_, {self._program.graph.storage_name(storage)!r})")
 
     def _call_uncounted(self, phase: Phase, operation: int) -> None:
-        """Call the operators that no plan counts and that come before an operation in the program."""
         while self._uncounted and self._uncounted[0][0] <= operation and self._uncounted[0][1].phase is phase:
             call = self._uncounted.pop(0)[1]
             accessed = {each.storage for each in (*call.inputs, *writes(call))}
@@ -286,15 +258,15 @@ class Emitter:
         Memory that the operator writes whole and that is not there is taken.
         """
         found: dict[TracedTensor, str] = {}
-        graph, state = self._program.graph, self._state
+        graph = self._program.graph
         for tensor in dict.fromkeys(writes(call)):
             storage = tensor.storage
-            if storage not in state.names:
+            if storage not in self._names:
                 self._allocate(self._flat(storage, tensor.dtype))
             elif again and storage < len(graph.storages) and graph.left_alone[storage]:
                 name = self._name(tensor)
                 found[tensor] = self._code.assign(f"clone({name})", [storage], uses=[name])
-            elif again and storage in made and state.version.get(storage, 0) >= made[storage]:  # it is not read either
+            elif again and storage in made and self._version.get(storage, 0) >= made[storage]:  # it is not read either
                 found[tensor] = self._code.assign(self._empty(tensor), [storage])
         return found
 
@@ -308,7 +280,7 @@ class Emitter:
         if any(isinstance(each, (tuple, list, dict)) for each in results):
             raise StepGraphError(f"{call.func} returns nested results, which a plan cannot hold")
         inputs = {each.storage for each in call.inputs}
-        there = inputs | {*self._state.names}
+        there = inputs | {*self._names}
         targets = [
             self._code.name(each.storage) if isinstance(each, TracedTensor) and each.storage not in there else "_"
             for each in results
@@ -335,7 +307,7 @@ class Emitter:
 
     def _name(self, tensor: TracedTensor) -> str:
         """Return the name of a tensor, which is made as a view where there is none."""
-        names = self._state.names.get(tensor.storage)
+        names = self._names.get(tensor.storage)
         if names is None:
             raise StepGraphError(f"a tensor of {tensor.shape} in storage {tensor.storage} is not there")
         found = names.get(tensor.geometry)
@@ -369,16 +341,16 @@ class Emitter:
         return self._code.assign(f"{'detach' if alone else 'alias'}({name})", [tensor.storage], uses=[name])
 
     def _know(self, tensor: TracedTensor, name: str) -> None:
-        self._state.names.setdefault(tensor.storage, {})[tensor.geometry] = name
+        self._names.setdefault(tensor.storage, {})[tensor.geometry] = name
 
     def _whole(self, storage: int) -> TracedTensor:
         """Return a contiguous tensor that is all of a storage: one that is there, or a flat one."""
-        for geometry in self._state.names[storage]:
+        for geometry in self._names[storage]:
             tensor = TracedTensor(storage, *geometry)
             whole = not tensor.offset and tensor.bytes_touched == self._program.sizes[storage]
             if whole and tensor.is_contiguous and tensor.is_plain:
                 return tensor
-        return self._flat(storage, next(iter(self._state.names[storage]))[3])
+        return self._flat(storage, next(iter(self._names[storage]))[3])
 
     def _flat(self, storage: int, dtype: torch.dtype) -> TracedTensor:
         elements, rest = divmod(self._program.sizes[storage], dtype.itemsize)

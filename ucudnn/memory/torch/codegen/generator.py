@@ -28,15 +28,13 @@ class GeneratedCode:
     """The code of a plan.
 
     Attributes:
-        forward: is called with transfers, the persistent tensors and the inputs; returns the outputs and a list of
-            what backward needs.
+        forward: is called with transfers, the persistent tensors and the inputs; returns the outputs and a list of what
+            backward needs.
         backward: is called with transfers, the persistent tensors, that list, which it empties, and `grad_outputs`;
             returns the gradients of the one part. With more parts it is a generator, which yields the gradients of each
             part but the last, whose gradients it returns.
         parts: for each part of backward the sources whose gradients it ends with.
         reads: for each part the storages that its operations read.
-        text: the code, for people.
-        filename: what tracebacks call it.
     """
 
     forward: Callable[..., tuple[tuple[Tensor, ...], list[Any]]]
@@ -56,13 +54,12 @@ def generate(
     debug: bool = False,
     marked: bool = False,
 ) -> GeneratedCode:
-    """Return the code of a plan.
+    """Return the code of a plan of a program.
 
     Args:
         program: the step.
-        plan: a plan of the program's graph.
-        delayed: for each free that waits for an offload or a collective, the action before which the bytes go
-            (`Simulation.delayed`).
+        plan: the plan.
+        delayed: for each free that waits, the action before which the bytes go (`Simulation.delayed`).
         checked: whether the code compares what operators return with the trace.
         debug: whether storages are poisoned before they are freed, and must be gone after it.
         marked: whether the code marks the begin and the end of each operation for PyTorch's profiler.
@@ -194,7 +191,6 @@ def _phases(plan: MemoryPlan) -> tuple[int, int]:
 
 
 def _behind(actions: Sequence[Action], index: int) -> int:
-    """Return the index behind an action and all that follow it and free or wait."""
     index += 1
     while index < len(actions) and actions[index].kind in _SETTLES:
         index += 1

@@ -1,28 +1,36 @@
-"""The measured timeline of a step: what a device computed and copied when, and how much of the copies compute hid.
+"""The measured timeline and memory of a step: what a device computed and copied when, and what operations took.
 
 On a GPU PyTorch's profiler (CUPTI) sees each kernel and each copy. On a CPU a copy is part of the program: transfers
 measure it, all other time counts as compute, and nothing overlaps.
+
+Memory is measured in a step of its own. The plan's code marks each operation there, and PyTorch's profiler sees every
+allocation between the marks. That is the order in which the host calls operators, which is the plan's. A GPU runs them
+later, but what its allocator hands out follows the host.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from ucudnn.memory.plans.actions import COMPUTES
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.reports.plan_lanes import COPIES, Lane, plan_lanes, plan_phases
+from ucudnn.memory.reports.plan_summary import COPIES, Lane, plan_lanes, plan_phases
 from ucudnn.memory.simulation.hidden_copies import DeviceWork, merged, share_beside
 from ucudnn.memory.simulation.result import Queue, Simulation
-from ucudnn.memory.torch.comparison.measured_memory import OperationMemory
+from ucudnn.memory.torch.codegen.code_support import MARK
+from ucudnn.memory.torch.measuring.measured_peak import memory_between_marks
+from ucudnn.memory.torch.measuring.training_step import TrainingStep
+from ucudnn.memory.torch.running.fitted_step import FittedStep
 from ucudnn.memory.torch.running.transfers import Transfers
 from ucudnn.plots.bands import QueuePicture
 from ucudnn.units import format_bytes
 
-_TO_HOST, _FROM_HOST = "Memcpy DtoH", "Memcpy HtoD"  # beginnings of CUPTI's names
+_COPIES = {"Memcpy DtoH": Queue.TO_HOST, "Memcpy HtoD": Queue.FROM_HOST}  # by beginnings of CUPTI's names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +70,7 @@ def beside_prediction(
     timeline: MeasuredTimeline,
     allocated: int,
     library: int,
-    memory: Sequence[OperationMemory] = (),
+    memory: Sequence["OperationMemory"] = (),
 ) -> QueuePicture:
     """Return the measured lanes of a plan below the predicted ones, and the measured memory over the predicted one.
 
@@ -93,17 +101,12 @@ def _on_gpu(run: Callable[[], object]) -> MeasuredTimeline | None:
     for event in results.kineto_results.events():
         if event.device_type() == DeviceType.CUDA and event.duration_ns():
             begin = event.start_ns() / 1e6
-            found[_queue_of(event.name())].append((begin, begin + event.duration_ns() / 1e6))
+            queue = next((each for name, each in _COPIES.items() if event.name().startswith(name)), Queue.COMPUTE)
+            found[queue].append((begin, begin + event.duration_ns() / 1e6))
     if not found[Queue.COMPUTE]:
         return None
     start = min(begin for pieces in found.values() for begin, _ in pieces)
     return _timeline({queue: [(b - start, e - start) for b, e in pieces] for queue, pieces in found.items()})
-
-
-def _queue_of(name: str) -> Queue:
-    if name.startswith(_TO_HOST):
-        return Queue.TO_HOST
-    return Queue.FROM_HOST if name.startswith(_FROM_HOST) else Queue.COMPUTE
 
 
 def _on_cpu(run: Callable[[], object], transfers: Transfers | None) -> MeasuredTimeline:
@@ -126,3 +129,56 @@ def _on_cpu(run: Callable[[], object], transfers: Transfers | None) -> MeasuredT
 def _timeline(found: Mapping[Queue, Sequence[tuple[float, float]]]) -> MeasuredTimeline:
     lanes = {queue: merged(pieces) for queue, pieces in found.items()}
     return MeasuredTimeline(lanes=lanes, end_ms=max(lane[-1].end_ms for lane in lanes.values() if lane))
+
+
+_UPDATE = "Optimizer.step#"  # begin of the name that PyTorch gives an update
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationMemory:
+    """The memory while one operation of a plan, or the whole optimizer's update, runs.
+
+    It begins when it is predicted to. The predicted bytes are those of the plan and of libraries; the measured ones are
+    the most that existed, scratch included.
+    """
+
+    operation: str
+    begin_ms: float
+    predicted_bytes: int
+    measured_bytes: int
+
+
+def measure_memory(step: TrainingStep, fitted: FittedStep, library: int) -> tuple[OperationMemory, ...]:
+    """Take one step of a plan, which has run before, and return its memory, operation by operation in the plan's order.
+
+    The plan does not know the bytes that libraries keep in the allocator.
+    """
+    with fitted.marked():
+        marks = dict(memory_between_marks(step, (MARK, _UPDATE)))
+    begins = {action: begin for queue, action, begin, _ in fitted.simulation.timeline if queue is Queue.COMPUTE}
+    graph = fitted.plan.graph
+    ran = [(index, target) for index, (kind, target) in enumerate(fitted.plan.actions) if kind in COMPUTES]
+    found: list[OperationMemory] = []
+    update: list[tuple[float, int]] = []
+    for (action, target), predicted in zip(ran, fitted.simulation.running_bytes, strict=True):
+        if f"{MARK}{action}" in marks:
+            found.append(
+                OperationMemory(
+                    operation=graph.operation_name(target),
+                    begin_ms=begins[action],
+                    predicted_bytes=predicted + library,
+                    measured_bytes=marks[f"{MARK}{action}"],
+                )
+            )
+        else:
+            update.append((begins[action], predicted + library))
+    measured = [size for name, size in marks.items() if name.startswith(_UPDATE)]
+    if update and measured:
+        begin, predicted = update[0][0], max(size for _, size in update)
+        found.append(
+            OperationMemory(
+                operation="optimizer", begin_ms=begin, predicted_bytes=predicted, measured_bytes=max(measured)
+            )
+        )
+    return tuple(found)

@@ -16,10 +16,14 @@ import torch
 
 from ucudnn.errors import MeasurementError, UcudnnError
 from ucudnn.memory.simulation.result import Queue
-from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.step.liveness import measure_liveness
-from ucudnn.memory.torch.comparison.device_timeline import MeasuredTimeline, beside_prediction, measure_timeline
-from ucudnn.memory.torch.comparison.measured_memory import OperationMemory, measure_memory
+from ucudnn.memory.torch.comparison.device_timeline import (
+    MeasuredTimeline,
+    OperationMemory,
+    beside_prediction,
+    measure_memory,
+    measure_timeline,
+)
 from ucudnn.memory.torch.comparison.trial_process import process_of, received
 from ucudnn.memory.torch.comparison.trial_result import (
     PYTORCH,
@@ -196,7 +200,6 @@ class PolicyTrial:
         timeline: MeasuredTimeline | None,
         memory: tuple[OperationMemory, ...],
     ) -> TrialFigures:
-        """Return the figures of a step with what its plan predicts."""
         plan, costs, stated, simulation = fitted.plan, fitted.costs, fitted.stated, fitted.simulation
         library, picture = figures.library, None
         if timeline is not None:
@@ -213,12 +216,6 @@ class PolicyTrial:
             floor=measure_liveness(plan.graph, costs).floor_bytes + library,
             counted_outside=None if stated.budget is None else stated.outside_bytes + stated.reserve_bytes,
             pinned=fitted.transfers.block_bytes,
-            forward_ms=sum(
-                time
-                for time, each in zip(costs.time_ms, plan.graph.operations, strict=True)
-                if each.phase is Phase.FORWARD
-            ),
-            to_host_bytes_per_ms=costs.offload_bytes_per_ms,
             configured=len(chosen),
             divided=sum(each.calls > 1 for each in chosen),
             workspace=max((each.workspace_bytes for each in chosen), default=0),
@@ -241,7 +238,6 @@ class PolicyTrial:
             return fit_subject(trial_subject(step), options)
 
     def _cap(self) -> None:
-        """Let PyTorch's allocator have what the budget leaves, if the trial is capped."""
         budget = self.settings.budget
         if self._on_gpu and self.settings.capped and budget is not None:
             total = torch.cuda.get_device_properties(self._device).total_memory
@@ -264,7 +260,6 @@ class PolicyTrial:
             torch.cuda.synchronize(self._device)
 
     def _timed(self, step: TrainingStep) -> list[float]:
-        """Return the times of steps, during which peaks of a GPU count."""
         gc.collect()
         self._wait()
         if self._on_gpu:
@@ -293,11 +288,7 @@ def trial_subject(step: TrainingStep) -> StepSubject:
 
 def with_plan(step: TrainingStep, fitted: FittedStep) -> TrainingStep:
     """Return a step that runs the plan in the place of the model and its loss."""
-    return replace(step, model=fitted, inputs=(*step.inputs, *step.targets), targets=(), loss=_itself)
-
-
-def _itself(loss: torch.Tensor) -> torch.Tensor:
-    return loss
+    return replace(step, model=fitted, inputs=(*step.inputs, *step.targets), targets=(), loss=lambda loss: loss)
 
 
 def _moved(fitted: FittedStep | None) -> tuple[int, int]:

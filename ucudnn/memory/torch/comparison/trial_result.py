@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any, NamedTuple, final
 
 from ucudnn.memory.planner.search import PLAN_SECONDS
-from ucudnn.memory.torch.comparison.measured_memory import OperationMemory
+from ucudnn.memory.torch.comparison.device_timeline import OperationMemory
 from ucudnn.memory.torch.measuring.training_step import TrainingRecipe
 from ucudnn.plots.bands import QueuePicture
 
@@ -25,9 +25,6 @@ class TrialSettings:
             loaded kernels and NCCL; a GPU's only.
         convolutions: a batch-size policy by which plans choose how each convolution is computed, as in `fit`; '' leaves
             all of them to PyTorch.
-        plan_seconds: how long the search for a plan takes at most, as in `fit`.
-        divide: whether the step may be divided, as in `fit`.
-        compile: whether runs of its operations are compiled, as in `fit`.
     """
 
     recipe: TrainingRecipe
@@ -82,8 +79,6 @@ class TrialFigures:
         floor: the least peak that any plan can reach by offloading and recomputing.
         counted_outside: bytes that the budget counts beside the allocator: what was in use when the plan was made, and
             the reserve for kernels that are loaded later. None without a budget.
-        forward_ms: time of the operations of forward, each by itself.
-        to_host_bytes_per_ms: bandwidth of copies to the host beside nothing.
         configured: convolutions that ran as the plan chose, forward and gradients counted apart.
         divided: those of them that ran in several calls.
         memory: the memory of each operation of a plan as predicted and measured.
@@ -115,8 +110,6 @@ class TrialFigures:
     floor: int | None = None
     counted_outside: int | None = None
     pinned: int = 0
-    forward_ms: float | None = None
-    to_host_bytes_per_ms: float | None = None
     configured: int = 0
     divided: int = 0
     workspace: int = 0

@@ -62,13 +62,9 @@ def compare_trials(
     progress: Callable[[int, str], None] = lambda _, __: None,
     run: Callable[[TrialSettings], TrialResult] = run_apart,
 ) -> TrialTable:
-    """Run a trial of each policy, one after another.
+    """Run a trial of each policy, one after another, by a function; names are those that `trial_policy` takes.
 
-    Args:
-        settings: what they run.
-        policies: names, as `trial_policy` takes them.
-        progress: is called with 0 and what is about to be done, and with 1 when it is done.
-        run: runs one trial.
+    `progress` is called with 0 and what is about to be done, and with 1 when it is done.
 
     Raises:
         InvalidValueError: if there is no such policy.

@@ -31,20 +31,13 @@ def compiled_program(program: StepProgram, kinds: RegionKinds, stages: Stages, s
     A region that Inductor does not compile, or whose code returns tensors that lie otherwise, runs its calls one after
     another. One whose calls return tensors that lie otherwise than they were traced becomes single operations again.
     Masks of dropout are computed from seeds if all of them lie in compiled regions, and are drawn as in the plain loop
-    otherwise.
-
-    Args:
-        program: the step as it is.
-        kinds: the regions that are known, to which those of this step are added.
-        stages: are told what is done.
-        share: how many times the bytes that the step's largest operation accesses a region may access.
+    otherwise. `kinds` and `share` are those of `fused_program`.
     """
     seeded = True
     while True:
         fused = fused_program(program, kinds, share, seeded=seeded)
-        left = {
-            call.func: call for call in fused.calls if isinstance(call.func, FusedRegion) and not call.func.is_tried
-        }
+        regions = [(call.func, call) for call in fused.calls if isinstance(call.func, FusedRegion)]
+        left = {region: call for region, call in regions if not (region.is_compiled or region.reason)}
         stages.begin(f"compiling {len(left)} kinds of regions")
         with ExitStack() as after:
             after.callback(Snapshot().restore_modes)  # made-up operands draw random numbers
@@ -78,7 +71,6 @@ def _with_masks(calls: Iterable[TracedCall]) -> Iterator[FusedRegion | None]:
 
 
 def _told(program: StepProgram) -> tuple[str, ...]:
-    """Return how many regions of a step are compiled, and why others are not, a line each."""
     used = [call.func for call in program.calls if isinstance(call.func, FusedRegion)]
     done, kinds = [each for each in used if each.is_compiled], [*dict.fromkeys(used)]
     inside = sum(len(each.calls) for each in done)
@@ -98,8 +90,7 @@ def _told(program: StepProgram) -> tuple[str, ...]:
 def _compile(region: FusedRegion, device: torch.device) -> None:
     form = region.form
     try:
-        graph = region_graph(region.calls, form, functional=True)
-        code = compiled(graph, form.arguments, form.results, device)
+        code = compiled(region_graph(region.calls, form, functional=True), form.arguments, form.results, device)
         if code is None:
             region.leave("nothing is gained")
             region.is_apart = True
@@ -110,7 +101,6 @@ def _compile(region: FusedRegion, device: torch.device) -> None:
 
 
 def _try(region: FusedRegion, call: TracedCall, program: StepProgram) -> None:
-    """Run a region on made-up operands, look how its results lie, and note its scratch on a CPU."""
     operands = operand_storages(call)
     operator: Callable[[], Any] = operator_on_made_up(call, operands, program.device, len(program.graph.storages))
     found: list[Tensor] = []

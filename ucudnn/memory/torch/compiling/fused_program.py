@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 
@@ -12,7 +12,7 @@ from ucudnn.memory.torch.compiling.norms import with_native_norms
 from ucudnn.memory.torch.compiling.region import FusedRegion, RegionForm, region_form
 from ucudnn.memory.torch.compiling.rematerialization import Rematerialization, Rematerialized, with_rematerialized
 from ucudnn.memory.torch.compiling.runs import Runs
-from ucudnn.memory.torch.compiling.seeded_masks import SEEDS, seeded_rows
+from ucudnn.memory.torch.compiling.seeded_masks import NewOperation, seeded_rows
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import writes
@@ -38,19 +38,6 @@ class RegionKinds:
         return self.kinds[key]
 
 
-class _Fused(NamedTuple):
-    """An operation of the step with regions: its call, and those of the step as it is that it stands for."""
-
-    members: tuple[int, ...]
-    operation: StepOperation
-    call: TracedCall
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether it is a region whose calls must be operations of their own."""
-        return isinstance(self.call.func, FusedRegion) and self.call.func.is_apart
-
-
 def fused_program(
     program: StepProgram,
     kinds: RegionKinds,
@@ -61,18 +48,15 @@ def fused_program(
 ) -> StepProgram:
     """Return a step whose runs of fusible operations are regions, which run their calls one after another.
 
-    Args:
-        program: the step.
-        kinds: the regions that are known, to which those of this step are added.
-        share: how many times the bytes that the step's largest operation accesses a region may access.
-        rematerializes: whether regions of backward compute cheap operations of forward again rather than reading what
-            these made.
-        seeded: whether masks of dropout are computed from seeds, and not drawn as in the plain loop.
+    Regions of this step are added to the known kinds. A region may access a share of the bytes that the largest
+    operation accesses, which may be above 1. `rematerializes` lets regions of backward compute cheap operations of
+    forward again, and `seeded` computes masks of dropout from seeds rather than drawing them as the plain loop does.
     """
     before = program.graph
     program = _without_models(with_native_norms(program))
-    if seeded:
-        program, before = _with_seeds(program, before)
+    if seeded and (masked := seeded_rows(program)) is not None:
+        program = _written(program, masked[0], before, masked[1:])
+        before = program.graph
     runs = Runs(program, share)
     found = [each for run in runs.find() for each in _expressible(program, runs, run)]
     padded = [[index] for index, call in enumerate(program.calls) if wants_padding(call) and runs.may_be_one(index)]
@@ -85,22 +69,11 @@ def fused_program(
             continue
         regions = _Regions(changed, Runs(changed, share), again, kinds)
         fused = regions.fused(sorted([each for each in found if len(each) > 1 or each[0] in again] + padded))
-        apart = {one.members[0] for one in fused if one.is_apart}
+        apart = {one.members[0] for one in fused if isinstance(one.call.func, FusedRegion) and one.call.func.is_apart}
         if apart.isdisjoint(again):
-            single = [[*map(regions.alone, one.members)] if one.is_apart else [one] for one in fused]
+            single = [[*map(regions.alone, one.members)] if one.members[0] in apart else [one] for one in fused]
             return _written(changed, [one for each in single for one in each], before)
         again = {first: each for first, each in again.items() if first not in apart}
-
-
-def _with_seeds(program: StepProgram, before: StepGraph) -> tuple[StepProgram, StepGraph]:
-    """Return a program whose masks have seeds, and the graph by whose storages those that nobody accesses are found."""
-    found = seeded_rows(program)
-    if found is None:
-        return program, before
-    rows, seeds = found
-    sizes = {**program.sizes, SEEDS: seeds.size.at(program.graph.batch)}
-    changed = _written(replace(program, sizes=sizes), [_Fused(*row) for row in rows], before, (seeds,))
-    return changed, changed.graph
 
 
 def _saved_bytes(program: StepProgram) -> int:
@@ -108,7 +81,6 @@ def _saved_bytes(program: StepProgram) -> int:
 
 
 def _rematerialized(program: StepProgram, runs: Runs, found: Iterable[Sequence[int]]) -> Iterator[Rematerialized]:
-    """Yield what regions of backward compute again, of those that have room for it."""
     operations = program.graph.operations
     backward = [each for each in found if operations[each[0]].phase is Phase.BACKWARD]
     chosen = Rematerialization(program, backward)
@@ -182,16 +154,13 @@ def _calls(
 
 @final
 class _Regions:
-    """Makes operations of a step with regions of operations of a step."""
-
     def __init__(
         self, program: StepProgram, runs: Runs, again: Mapping[int, Rematerialized], kinds: RegionKinds
     ) -> None:
         self._program, self._runs, self._again, self._kinds = program, runs, again, kinds
 
-    def fused(self, regions: Sequence[Sequence[int]]) -> list[_Fused]:
-        """Return all operations in order; what is between those of a region comes before it."""
-        found: list[_Fused] = []
+    def fused(self, regions: Sequence[Sequence[int]]) -> list[NewOperation]:
+        found: list[NewOperation] = []
         inside = {each for members in regions for each in members}
         begin, end = 0, len(self._program.calls)
         for members in [*regions, [end]]:
@@ -201,11 +170,10 @@ class _Regions:
                 found.append(self._region(members))
         return found
 
-    def alone(self, index: int) -> _Fused:
-        """Return an operation as it is."""
-        return _Fused((index,), self._program.graph.operations[index], self._program.calls[index])
+    def alone(self, index: int) -> NewOperation:
+        return NewOperation((index,), self._program.graph.operations[index], self._program.calls[index])
 
-    def _region(self, members: Sequence[int]) -> _Fused:
+    def _region(self, members: Sequence[int]) -> NewOperation:
         program, inner = self._program, self._runs.inner(members)
         operations = [program.graph.operations[each] for each in members]
         calls, spared = _calls(program, self._runs, members, self._again.get(members[0]))
@@ -221,6 +189,7 @@ class _Regions:
         )
         reads, writes = _accesses(operations, inner)
         given, written = {each.storage for each in form.arguments}, {*writes} - spared
+        changed = [each for each in form.arguments if each.storage in form.written]
         operation = replace(
             operations[-1],
             name=f"{operations[0].name}..{operations[-1].name}",
@@ -228,15 +197,11 @@ class _Regions:
             reads=tuple(sorted({*reads} | (given - written))),
             writes=tuple(sorted(written)),
             flops=operations[-1].flops if len(members) == 1 else Affine(0),
-            traffic=Affine(sum(each.bytes_touched for each in (*form.arguments, *_written_by(form)))),
+            traffic=Affine(sum(each.bytes_touched for each in (*form.arguments, *form.results, *changed))),
             module=operations[0].module,
             source=operations[0].source,
         )
-        return _Fused(tuple(members), operation, call)
-
-
-def _written_by(form: RegionForm) -> list[TracedTensor]:
-    return [*form.results, *(each for each in form.arguments if each.storage in form.written)]
+        return NewOperation(tuple(members), operation, call)
 
 
 def _accesses(operations: Sequence[StepOperation], inner: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -252,42 +217,12 @@ def _accesses(operations: Sequence[StepOperation], inner: frozenset[int]) -> tup
 
 
 def _written(
-    program: StepProgram, fused: Sequence[_Fused], before: StepGraph, new: Sequence[Storage] = ()
+    program: StepProgram, fused: Sequence[NewOperation], before: StepGraph, new: Sequence[Storage] = ()
 ) -> StepProgram:
-    """Return the program of some operations, without the storages that only operations before them accessed.
-
-    New storages have the numbers -1, -2 and so on.
-    """
-    graph, known = program.graph, len(program.graph.storages)
+    """Return the program of some operations, without the storages that only operations before them accessed."""
     once = {each for operation in before.operations for each in (*operation.reads, *operation.writes)}
     accessed = {each for one in fused for each in (*one.operation.reads, *one.operation.writes)}
-    kept = [each for each in range(known) if each in accessed or each not in once]
-    order = [*kept, *range(-1, -1 - len(new), -1), *sorted(each for each in program.sizes if each >= known)]
-    numbers = {storage: number for number, storage in enumerate(order)}
+    kept = [each for each in range(len(program.graph.storages)) if each in accessed or each not in once]
     positions = {member: place for place, one in enumerate(fused) for member in one.members}
     positions[len(program.calls)] = len(fused)
-
-    def numbered(tensor: TracedTensor) -> TracedTensor:
-        return replace(tensor, storage=numbers.get(tensor.storage, tensor.storage))
-
-    def ascending(storages: Iterable[int]) -> tuple[int, ...]:
-        return tuple(sorted(numbers[each] for each in storages))
-
-    operations = (
-        replace(each.operation, reads=ascending(each.operation.reads), writes=ascending(each.operation.writes))
-        for each in fused
-    )
-    return replace(
-        program,
-        graph=replace(graph, operations=tuple(operations), storages=(*(graph.storages[each] for each in kept), *new)),
-        calls=tuple(one.call.with_storages(numbers) for one in fused),
-        uncounted=tuple((positions[at], call.with_storages(numbers)) for at, call in program.uncounted),
-        persistent=tuple((real, numbered(each)) for real, each in program.persistent),
-        inputs=tuple(map(numbered, program.inputs)),
-        outputs=tuple(map(numbered, program.outputs)),
-        grad_outputs=tuple(map(numbered, program.grad_outputs)),
-        outside={positions[index]: grad_output for index, grad_output in program.outside.items()},
-        functions={positions[index]: function for index, function in program.functions.items()},
-        gradients=tuple(each and numbered(each) for each in program.gradients),
-        sizes={numbers[each]: size for each, size in program.sizes.items() if each in numbers},
-    )
+    return program.rewritten((one.operation for one in fused), (one.call for one in fused), kept, new, positions)

@@ -18,17 +18,8 @@ BATCH_NORM, LAYER_NORM = aten.native_batch_norm.default, aten.native_layer_norm.
 GROUP_NORM = aten.native_group_norm.default
 
 _REDUCING = (
-    "max_pool",
-    "sum",
-    "mean",
-    "var",
-    "amax",
-    "amin",
-    "nll_loss",
-    "mse_loss",
-    "smooth_l1",
-    "huber",
-    "binary_cross",
+    *("max_pool", "sum", "mean", "var", "amax", "amin"),
+    *("nll_loss", "mse_loss", "smooth_l1", "huber", "binary_cross"),
 )
 _TAGS = {getattr(torch.Tag, name) for name in ("pointwise", "reduction") if hasattr(torch.Tag, name)}
 _REDUCTION = getattr(torch.Tag, "reduction", None)
@@ -56,9 +47,7 @@ _LARGE_PRODUCT = 2**31  # operations, below which an H200 takes a few microsecon
 class OwnOperator:
     """A function of tensors that stands in a `TracedCall` where an operator of PyTorch does.
 
-    Args:
-        function: calls operators of PyTorch, and draws nothing.
-        declaration: its name, its arguments and what it returns, as in a schema of PyTorch.
+    The function calls operators of PyTorch, and draws nothing. The declaration is a schema of PyTorch.
     """
 
     namespace, _overloadname = "ucudnn", "default"

@@ -22,6 +22,13 @@ from ucudnn.memory.torch.subject.traced_values import TracedTensor
 Compiled = Callable[..., Sequence[Tensor]]
 
 
+@contextmanager
+def _quietly() -> Iterator[None]:
+    with warnings.catch_warnings(action="ignore"):  # of PyTorch about itself, which a program may have made errors
+        yield
+
+
+@_quietly()
 def compiled(
     graph: GraphModule, arguments: Sequence[TracedTensor], results: Sequence[TracedTensor], device: torch.device
 ) -> Compiled | None:
@@ -32,14 +39,6 @@ def compiled(
     Raises:
         Exception: whatever Inductor raises where it cannot compile the graph.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of PyTorch about itself, which a program may have made errors
-        return _compiled(graph, arguments, results, device)
-
-
-def _compiled(
-    graph: GraphModule, arguments: Sequence[TracedTensor], results: Sequence[TracedTensor], device: torch.device
-) -> Compiled | None:
     # Importing these takes a second, which a step that is not compiled need not wait for.
     from torch._dynamo.convert_frame import compile_lock
     from torch._inductor import config
@@ -108,8 +107,7 @@ def _calls(graph: GraphModule) -> int:
 @contextmanager
 def backward_at_once() -> Iterator[None]:
     """Let what is called inside compile backward with forward, so that errors come before anything has run."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as in `compiled`
+    with _quietly():
         from torch._functorch import config
 
         known: Any = config

@@ -20,28 +20,19 @@ aten = torch.ops.aten
 
 _FORWARD, _BACKWARD = aten.cudnn_batch_norm.default, aten.cudnn_batch_norm_backward.default
 _OWN_BACKWARD = aten.native_batch_norm_backward.default
-_FORWARD_ARGUMENTS = (
-    "input",
-    "weight",
-    "bias",
-    "running_mean",
-    "running_var",
-    "training",
-    "exponential_average_factor",
-)
+_GIVEN_FORWARD = "input", "weight", "bias", "running_mean", "running_var", "training", "exponential_average_factor"
 
 
 def with_native_norms(program: StepProgram) -> StepProgram:
     """Return a step whose batch norms are PyTorch's own."""
     pairs = zip(program.calls, program.graph.operations, strict=True)
-    changed = [_changed(call, operation) for call, operation in pairs]
-    calls, operations = zip(*changed, strict=True)
+    calls, operations = zip(*[_changed(call, operation) for call, operation in pairs], strict=True)
     return replace(program, calls=calls, graph=replace(program.graph, operations=operations))
 
 
 def _changed(call: TracedCall, operation: StepOperation) -> tuple[TracedCall, StepOperation]:
     if call.func is _FORWARD and call.argument("training"):
-        args = [call.argument(name) for name in (*_FORWARD_ARGUMENTS, "epsilon")]
+        args = [call.argument(name) for name in (*_GIVEN_FORWARD, "epsilon")]
         return _as(call, operation, BATCH_NORM, args, call.results[3:])
     if call.func is _BACKWARD:
         mask = [each is not None for each in call.results]
@@ -61,7 +52,6 @@ def _unread(call: TracedCall) -> list[object]:
 def _as(
     call: TracedCall, operation: StepOperation, func: object, args: Sequence[object], unread: Sequence[object]
 ) -> tuple[TracedCall, StepOperation]:
-    """Return a call as that of another operator, which does not access some tensors."""
     without = {each.storage for each in unread if isinstance(each, TracedTensor)}
     other = replace(call, func=func, args=tuple(args), kwargs={}, results=call.results[:3])
     kind = f"aten.{other.func._opname}"

@@ -3,9 +3,11 @@
 The calls are a graph of `torch.fx`. Run as it is, that computes what the calls compute, to the bit.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from itertools import pairwise
+from math import prod
 from operator import getitem
 from typing import Any, NamedTuple, final
 
@@ -13,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from ucudnn.memory.torch.compiling.derived_views import view_calls
 from ucudnn.memory.torch.compiling.fusible_calls import BATCH_NORM
 from ucudnn.memory.torch.subject.traced_values import Geometry, TracedCall, TracedTensor, listed, mapped
 from ucudnn.memory.torch.tracing.assemble import writes
@@ -95,13 +96,10 @@ def region_form(calls: Sequence[TracedCall], inner: Collection[int]) -> RegionFo
 
 
 def region_graph(calls: Sequence[TracedCall], form: RegionForm, *, functional: bool = False) -> GraphModule:
-    """Return the graph of a region.
+    """Return the graph of a region's calls.
 
-    Args:
-        calls: its calls.
-        form: what it is given and returns.
-        functional: whether batch norms say which statistics they write, which PyTorch's compiler cannot know of the
-            operators that eager PyTorch calls.
+    In a functional one batch norms say which statistics they write, which PyTorch's compiler cannot know of the
+    operators that eager PyTorch calls.
     """
     return _GraphWriter(form, functional=functional).module(calls)
 
@@ -190,16 +188,14 @@ class FusedRegion:
     def __init__(self, key: str, calls: Sequence[TracedCall], form: RegionForm) -> None:
         self.calls, self.form = tuple(calls), form
         self._opname = f"region_{sha256(key.encode()).hexdigest()[:16]}"
-        self._schema = _parsed(_declaration(self._opname, form))
+        written = [f"(m{number}!)" * (each.storage in form.written) for number, each in enumerate(form.arguments)]
+        given = ", ".join(f"Tensor{each} a{number}" for number, each in enumerate(written))
+        returned = ", ".join(["Tensor"] * len(form.results))
+        self._schema = _parsed(f"ucudnn::{self._opname}({given}) -> ({returned})")
         self._eager: Callable[..., Any] = region_graph(calls, form).forward
         self.function = self._eager
         self.scratch_bytes = 0
         self.is_compiled, self.is_apart, self.reason = False, False, ""
-
-    @property
-    def is_tried(self) -> bool:
-        """Whether somebody has tried to compile it."""
-        return self.is_compiled or bool(self.reason)
 
     def use(self, function: Callable[..., Sequence[Tensor]]) -> None:
         """Run compiled code from now on."""
@@ -219,10 +215,80 @@ class FusedRegion:
     __repr__ = __str__
 
 
-def _declaration(name: str, form: RegionForm) -> str:
-    given = (
-        f"Tensor{f'(m{number}!)' if each.storage in form.written else ''} a{number}"
-        for number, each in enumerate(form.arguments)
-    )
-    returned = ", ".join(["Tensor"] * len(form.results))
-    return f"ucudnn::{name}({', '.join(given)}) -> ({returned})"
+ViewCall = tuple[Any, tuple[Any, ...]]
+"""An operator, and its arguments behind the tensor."""
+
+
+def view_calls(base: TracedTensor, wanted: TracedTensor) -> list[ViewCall] | None:
+    """Return the operators that lead from a tensor to another one in the same storage; None where none are known.
+
+    A trace keeps how a tensor lies in its storage, and not which views led there. Inductor knows nothing of storages,
+    and computes a tensor first where code takes `as_strided` of it.
+    """
+    if base.geometry == wanted.geometry:
+        return []
+    plain = base.is_plain and wanted.is_plain and base.dtype is wanted.dtype
+    offset = wanted.offset - base.offset
+    if not (plain and base.is_dense and offset >= 0) or 0 in base.shape or 0 in wanted.shape:
+        return None
+    sliced = _slices(base, wanted, offset)
+    if sliced is None:
+        return None
+    order = sorted(range(len(base.shape)), key=lambda dim: (-base.stride[dim], base.shape[dim] == 1))
+    found: list[ViewCall] = []
+    if order != [*range(len(order))]:
+        found.append((aten.permute.default, (order,)))
+    shape, slices = sliced
+    if shape != [base.shape[dim] for dim in order]:
+        found.append((aten.view.default, (shape,)))
+    for dim, (begin, count) in enumerate(slices):
+        if count != shape[dim]:
+            found.append((aten.slice.Tensor, (dim, begin, begin + count)))
+    if len(shape) > len(_strided(wanted)):  # elements between those of the innermost dimension
+        found.append((aten.squeeze.dim, (len(shape) - 1,)))
+    return [*found, *_arranged(wanted)]
+
+
+def _strided(tensor: TracedTensor) -> list[int]:
+    """Return the dimensions by which elements are read, from the largest stride to the smallest."""
+    dims = [dim for dim, size in enumerate(tensor.shape) if size > 1 and tensor.stride[dim]]
+    return sorted(dims, key=lambda dim: -tensor.stride[dim])
+
+
+def _slices(base: TracedTensor, wanted: TracedTensor, offset: int) -> tuple[list[int], list[tuple[int, int]]] | None:
+    """Return a shape of all elements of a dense tensor, and begin and size of what another one shows of each dimension.
+
+    The shape's dimensions have the other's strides. Behind them is one of the elements that it skips, if there are any.
+    """
+    elements = prod(base.shape)
+    dims = _strided(wanted)
+    strides = [wanted.stride[dim] for dim in dims]
+    whole = [elements, *strides]
+    if any(large % small for large, small in pairwise(whole)):
+        return None
+    shape = [large // small for large, small in pairwise(whole)]
+    sizes = [wanted.shape[dim] for dim in dims]
+    if not strides or strides[-1] > 1:
+        shape.append(strides[-1] if strides else elements)
+        sizes.append(1)
+        strides.append(1)
+    slices = []
+    for stride, size, entries in zip(strides, sizes, shape, strict=True):
+        begin, offset = divmod(offset, stride)
+        if begin + size > entries:
+            return None
+        slices.append((begin, size))
+    return shape, slices
+
+
+def _arranged(wanted: TracedTensor) -> Iterator[ViewCall]:
+    """Yield what brings strided dimensions into their order, and adds those of one entry and expanded ones."""
+    dims: Sequence[int] = _strided(wanted)
+    inner = sorted(dims)
+    if [*dims] != inner:
+        yield aten.permute.default, ([dims.index(dim) for dim in inner],)
+    for dim in range(len(wanted.shape)):
+        if dim not in dims:
+            yield aten.unsqueeze.default, (dim,)
+    if any(size > 1 and not stride for size, stride in zip(wanted.shape, wanted.stride, strict=True)):
+        yield aten.expand.default, (list(wanted.shape),)

@@ -8,11 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import final
+from typing import Any, final
 
 from ucudnn.memory.step.graph import Phase, Role
 from ucudnn.memory.torch.compiling.fusible_calls import is_cheap, is_fusible
-from ucudnn.memory.torch.compiling.min_cut import FlowNetwork
 from ucudnn.memory.torch.compiling.norms import is_norm, norm_output
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall
@@ -34,7 +33,6 @@ class Rematerialized:
     """What a region of backward computes again.
 
     Attributes:
-        members: the operations of the region.
         calls: the calls that run again, which make storages of their own.
         storages: by each storage that the region need not read any more, the one that takes its place.
         reads: storages that these calls read.
@@ -48,12 +46,7 @@ class Rematerialized:
 
 @final
 class Rematerialization:
-    """Decides what regions compute again.
-
-    Args:
-        program: the step.
-        regions: the operations of each region of backward.
-    """
+    """Decides what regions of backward compute again; each region is given by its operations."""
 
     def __init__(self, program: StepProgram, regions: Sequence[Sequence[int]]) -> None:
         self._program, self._graph = program, program.graph
@@ -79,7 +72,8 @@ class Rematerialization:
         Of what is saved it reads the fewest bytes.
         """
         read = [*self._read(region)]
-        saved = self._cut(read, self._price_of_reading)
+        sizes = self._graph.sizes
+        saved = self._cut(read, lambda each: 1 + sizes[each[0]] if self._is_there(each) else self._endless)
         if not all(map(self._is_there, saved)):
             return None
 
@@ -108,24 +102,28 @@ class Rematerialization:
 
     def _cut(self, wanted: Sequence[Version], price: Callable[[Version], int]) -> frozenset[Version]:
         """Return the cheapest versions that separate some others, or are these, from what is not computed again."""
-        network, depths, todo = FlowNetwork(), dict.fromkeys(wanted, 0), deque(dict.fromkeys(wanted))
+        import networkx  # which PyTorch brings along; it takes long to import, and other steps do without it
+
+        network: Any = networkx.DiGraph()
+        network.add_nodes_from(("source", "sink"))
+        depths, todo = dict.fromkeys(wanted, 0), deque(dict.fromkeys(wanted))
         for each in depths:
-            network.add((each, "made"), "sink", self._endless)
+            network.add_edge((each, "made"), "sink", capacity=self._endless)
         while todo:
             version = todo.popleft()
-            network.add((version, "needed"), (version, "made"), price(version))
+            network.add_edge((version, "needed"), (version, "made"), capacity=price(version))
             maker, depth = self._maker(version), depths[version] + 1
             is_made = version[0] in {each.storage for each in self._call(maker).outputs}  # no norm's mean
             if not is_made or depth > _DEEPEST or not self._is_repeated(maker):
-                network.add("source", (version, "needed"), self._endless)
+                network.add_edge("source", (version, "needed"), capacity=self._endless)
                 continue
             for each in self._inputs(maker):
                 if not self._graph.exists_before[each[0]]:
-                    network.add((each, "made"), (version, "needed"), self._endless)
+                    network.add_edge((each, "made"), (version, "needed"), capacity=self._endless)
                     if each not in depths:
                         depths[each] = depth
                         todo.append(each)
-        near = network.sink_side("source", "sink")
+        _, (_, near) = networkx.minimum_cut(network, "source", "sink")  # of several cuts that nearest to the sink
         return frozenset(each for each in depths if (each, "made") in near and (each, "needed") not in near)
 
     def _price(self, version: Version) -> int:
@@ -135,11 +133,7 @@ class Rematerialization:
         size = self._graph.sizes[version[0]]
         return 1 + (size // _ANYWAY if version[0] in self._anyway else size)
 
-    def _price_of_reading(self, version: Version) -> int:
-        return 1 + self._graph.sizes[version[0]] if self._is_there(version) else self._endless
-
     def _is_there(self, version: Version) -> bool:
-        """Whether a version is saved, for a region or anyway."""
         return version in self._saved or (version[0] in self._anyway and self._ends_forward(version))
 
     def _ends_forward(self, version: Version) -> bool:
@@ -147,14 +141,11 @@ class Rematerialization:
 
     def _stays(self, storage: int) -> bool:
         """Whether a storage is an activation that nobody changes after forward."""
-        graph = self._graph
-        is_own = graph.storages[storage].role is Role.ACTIVATION and storage not in self._elsewhere
+        is_own = self._graph.storages[storage].role is Role.ACTIVATION and storage not in self._elsewhere
         return is_own and self._versions[storage] == self._forward[storage] > 0
 
     def _read(self, region: Sequence[int]) -> Iterator[Version]:
-        """Yield the activations of forward that a region reads and nobody changes."""
-        graph = self._graph
-        versions = (each for index in region for each in graph.recompute_reads[index])
+        versions = (each for index in region for each in self._graph.recompute_reads[index])
         yield from (each for each in dict.fromkeys(versions) if self._stays(each[0]))
 
     def _maker(self, version: Version) -> int:
@@ -166,7 +157,6 @@ class Rematerialization:
         return norm_output(call) if is_norm(call) else call
 
     def _inputs(self, index: int) -> Iterator[Version]:
-        """Yield what a call that runs again reads."""
         # Of a norm, mean and deviation are read, which it made itself.
         versions = dict(self._graph.makes[index]) | dict(self._graph.recompute_reads[index])
         for storage in dict.fromkeys(each.storage for each in self._call(index).inputs):

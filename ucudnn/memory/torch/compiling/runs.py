@@ -16,11 +16,8 @@ class Runs:
     """Finds runs of fusible calls that follow each other in one phase of a step.
 
     The storages that others access too are all there while a region runs, which can be more than any operation of the
-    step as it is has. So their bytes are bounded by a multiple of what its largest operation accesses.
-
-    Args:
-        program: the step.
-        share: that multiple.
+    step as it is has. So their bytes are bounded by a share, which may be above 1, of what its largest operation
+    accesses.
     """
 
     def __init__(self, program: StepProgram, share: float) -> None:
@@ -73,7 +70,6 @@ class Runs:
             yield run
 
     def _is_bound_to(self, run: Sequence[int], index: int) -> bool:
-        """Whether an operation has to stay behind the operations of a run."""
         graph = self._program.graph
         operation, others = graph.operations[index], [graph.operations[each] for each in run]
         written = {storage for each in others for storage in each.writes}

@@ -54,20 +54,20 @@ MASK = OwnOperator(
 
 
 @final
-class SeededRow(NamedTuple):
-    """An operation of a step whose masks have seeds, and those of the step as it is that it stands for."""
+class NewOperation(NamedTuple):
+    """An operation of another step: its call, and those of the step as it is that it stands for."""
 
     members: tuple[int, ...]
     operation: StepOperation
     call: TracedCall
 
 
-def seeded_rows(program: StepProgram) -> tuple[list[SeededRow], Storage] | None:
+def seeded_rows(program: StepProgram) -> tuple[list[NewOperation], Storage] | None:
     """Return the operations of a step whose masks have seeds, and the storage of these; None where it has no masks."""
     taken = _masks_of(program)
     if not taken:
         return None
-    rows: list[SeededRow] = []
+    rows: list[NewOperation] = []
     emptied = {each for each in taken.values() if each is not None}
     numbers = {index: number for number, index in enumerate(sorted(taken))}
     for index, (operation, call) in enumerate(zip(program.graph.operations, program.calls, strict=True)):
@@ -75,7 +75,7 @@ def seeded_rows(program: StepProgram) -> tuple[list[SeededRow], Storage] | None:
             rows += [] if numbers[index] else [_draw(program, operation, call, len(numbers))]
             rows += _seeded(index, operation, call, numbers[index], taken[index])
         elif index not in emptied:
-            rows.append(SeededRow((index,), operation, call))
+            rows.append(NewOperation((index,), operation, call))
     return rows, Storage(name="dropout.seeds", role=Role.ACTIVATION, size=Affine(8 * _APART * len(numbers)))
 
 
@@ -106,8 +106,7 @@ def _is_whole(program: StepProgram, tensor: TracedTensor) -> bool:
     return is_dense and known and tensor.bytes_touched == program.sizes[tensor.storage]
 
 
-def _draw(program: StepProgram, operation: StepOperation, call: TracedCall, count: int) -> SeededRow:
-    """Return what draws all seeds."""
+def _draw(program: StepProgram, operation: StepOperation, call: TracedCall, count: int) -> NewOperation:
     size = _APART * count
     taken = {"dtype": torch.int64, "device": program.device}
     own = replace(
@@ -115,10 +114,12 @@ def _draw(program: StepProgram, operation: StepOperation, call: TracedCall, coun
     )
     results = TracedTensor(SEEDS, (size,), (1,), 0, torch.int64)
     made = replace(call, func=aten.randint.low, args=(0, 2**62, [size]), kwargs=taken, results=results)
-    return SeededRow((), replace(own, traffic=Affine(8 * size), repeatable=False), made)
+    return NewOperation((), replace(own, traffic=Affine(8 * size), repeatable=False), made)
 
 
-def _seeded(index: int, operation: StepOperation, call: TracedCall, number: int, empty: int | None) -> list[SeededRow]:
+def _seeded(
+    index: int, operation: StepOperation, call: TracedCall, number: int, empty: int | None
+) -> list[NewOperation]:
     """Return what computes a mask, and behind it what applies that, if one operator does both."""
     seed = TracedTensor(SEEDS, (), (), _APART * number, torch.int64)
     if empty is not None:
@@ -130,11 +131,11 @@ def _seeded(index: int, operation: StepOperation, call: TracedCall, number: int,
     own = replace(own, flops=Affine(0), traffic=Affine(8 + mask.bytes_touched))
     made = replace(call, func=MASK, args=args, kwargs={}, results=mask)
     if empty is not None:
-        return [SeededRow((empty, index), own, made)]
+        return [NewOperation((empty, index), own, made)]
     # Applying a mask to a gradient, as backward does, is the same as applying it to the input.
     func, args_of_it = aten.native_dropout_backward.default, (call.args[0], mask, 1.0 / keep)
     applied = replace(call, func=func, args=args_of_it, results=call.results[0])
     reads = tuple(sorted({*operation.reads, mask.storage}))
     writes = tuple(each for each in operation.writes if each != mask.storage)
     rest = replace(operation, kind="aten.native_dropout_backward", reads=reads, writes=writes, repeatable=True)
-    return [SeededRow((), replace(own, name=f"{own.name}.mask"), made), SeededRow((index,), rest, applied)]
+    return [NewOperation((), replace(own, name=f"{own.name}.mask"), made), NewOperation((index,), rest, applied)]

@@ -29,15 +29,11 @@ class _Before(Protocol):
 
 @final
 class StepRace:
-    """Says by whom each step is computed.
+    """Says by whom each step is computed: torch.compile compiles the function that computes a step at its first turn.
 
     Attributes:
         runs_whole: whether torch.compile computes the step that has begun.
         won: what computes all further steps if torch.compile is faster. It compiles again where the model has changed.
-
-    Args:
-        step: computes the whole step; torch.compile compiles it when it has its first turn.
-        device: the device that computes.
     """
 
     def __init__(self, step: Callable[..., Any], device: torch.device) -> None:

@@ -4,7 +4,7 @@ A desirable set holds the configurations of a kernel that no other beats in both
 of one size only, the mini-batch's, its first one is vDNN's (m) and its last one (p).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -46,30 +46,17 @@ _Front = tuple[Configuration, ...]
 class ConvolutionChoices:
     """The convolutions of one step that ucudnn can compute.
 
-    Args:
-        program: the step.
-        settings: which micro-batch sizes are measured; a workspace limit counts only if it was given.
-        effort: how much time one measurement may take.
+    Options are those of `ucudnn.Handle`, or a batch-size policy, such as 'undivided'. They say which micro-batch sizes
+    are measured; a workspace limit counts only if it was given.
 
     Attributes:
         left: why other convolutions are left to PyTorch, by operation.
+
+    Raises:
+        SettingsError: if an option is unknown or has an invalid value.
     """
 
-    def __init__(self, program: StepProgram, settings: Settings, effort: Effort | None = None) -> None:
-        self.kernels, self.left = step_kernels(program)
-        self._program, self._effort = program, effort
-        self._copied: dict[int, int] = {}  # bytes of workspaces that are copies of arguments, by operation
-        self._settings = replace(
-            settings, total_workspace_bytes=settings.workspace_limit_bytes
-        )  # for whole sets, as WD
-
-    @classmethod
-    def asked(cls, program: StepProgram, options: str | Mapping[str, Any]) -> "ConvolutionChoices":
-        """Return the choices of a batch-size policy, such as 'undivided', or of options of `ucudnn.Handle`.
-
-        Raises:
-            SettingsError: if an option is unknown or has an invalid value.
-        """
+    def __init__(self, program: StepProgram, options: str | Mapping[str, Any]) -> None:
         if not isinstance(options, str | Mapping):
             raise SettingsError(
                 f"convolutions={shortened(options)}: give a batch-size policy, or options as a dictionary"
@@ -78,30 +65,30 @@ class ConvolutionChoices:
         if unused:
             raise SettingsError(f"{' and '.join(unused)} have no effect in convolutions=: the plan of the step decides")
         given: dict[str, Any] = {"policy": options} if isinstance(options, str) else {**options}
-        effort = given.pop("effort", None)
+        self._effort = effort = given.pop("effort", None)
         if not isinstance(effort, Effort | None):
             raise SettingsError(f"effort={shortened(effort)} is no ucudnn.Effort")
         unknown = [each for each in given if not isinstance(each, str) or each in ("environment", "names")]
         if unknown:
             raise SettingsError(f"unknown settings {unknown}: there are the options of ucudnn.Handle")
-        return cls(program, Settings.load(**given), effort)
+        settings = Settings.load(**given)
+        self._settings = replace(settings, total_workspace_bytes=settings.workspace_limit_bytes)
+        self.kernels, self.left = step_kernels(program)
+        self._program = program
+        self._copied: dict[int, int] = {}  # bytes of workspaces that are copies of arguments, by operation
 
     def measured(self, costs: Costs, tensor_bytes: int | None, stages: Stages | None = None) -> Costs:
         """Return the costs of the step with the desirable sets of its convolutions.
 
-        A kernel that cannot be measured has none, and PyTorch computes it.
-
-        Args:
-            costs: the costs without them.
-            tensor_bytes: bytes that measuring must not exceed, with all that is allocated now; None for the device's
-                memory.
-            stages: are told which kernels are measured; None tells nothing.
+        A kernel that cannot be measured has none, and PyTorch computes it. Measuring does not exceed some bytes with
+        all that is allocated now, or the device's memory; stages are told which kernels are measured.
         """
         device = self._program.device
         room = memory_bytes(device) if tensor_bytes is None else tensor_bytes
         if device.type == "cuda":
             room -= torch.cuda.memory_allocated(device)
-        requests = {problem: self._request(problem, room) for problem in self._problems()}
+        problems = dict.fromkeys(kernel.problem for kernel in self.kernels.values())
+        requests = {problem: self._request(problem, room) for problem in problems}
         requests = {problem: request for problem, request in requests.items() if request.limit_bytes >= 0}
         with allocator_cap(device) as allow:
             allow(None if tensor_bytes is None else room)
@@ -145,11 +132,7 @@ class ConvolutionChoices:
             return open_device(self._settings, -1)
         return open_device(self._settings, torch.cuda.current_device() if device.index is None else device.index)
 
-    def _problems(self) -> Iterable[ConvolutionProblem]:
-        return dict.fromkeys(kernel.problem for kernel in self.kernels.values())
-
     def _request(self, problem: ConvolutionProblem, room: int) -> Request:
-        """Return the request of a whole desirable set, within what the operands leave."""
         limit = room - operand_bytes(problem)
         if "workspace_limit_bytes" in self._settings.names:
             limit = min(limit, self._settings.workspace_limit_bytes)
@@ -200,9 +183,7 @@ class ConvolutionChoices:
     def _runs(self, kernel: StepKernel, near: TracedTensor) -> Iterator[Callable[[], object]]:
         """Yield what runs beside a kernel, on operands of its own.
 
-        Args:
-            kernel: the kernel.
-            near: the tensor to which its bias is added, or of which the gradient of its bias is the sum.
+        `near` is the tensor to which its bias is added, or of which the gradient of its bias is the sum.
         """
 
         def zeros(tensor: TracedTensor) -> Tensor:

@@ -31,7 +31,8 @@ def expand_segments(device: torch.device) -> str:
     if torch.cuda.get_allocator_backend() != "native":
         return f"PyTorch's allocator is {torch.cuda.get_allocator_backend()}"
     settings = _settings()
-    given = dict(_pair(each) for each in settings.split(",") if each)
+    pairs = (each.partition(":") for each in settings.split(",") if each)
+    given = {name.strip(): value.strip() for name, _, value in pairs}
     if _EXPANDABLE in given:
         return "" if given[_EXPANDABLE].lower() in ("true", "1") else f"the environment says {settings}"
     if "max_split_size_mb" in given:  # PyTorch cannot release segments with both: pytorch/pytorch#123548
@@ -77,11 +78,6 @@ def _settings() -> str:
         return str(get())
     known = _in_use()
     return next((str(known[name]) for name in _VARIABLES if known.get(name)), "")
-
-
-def _pair(setting: str) -> tuple[str, str]:
-    name, _, value = setting.partition(":")
-    return name.strip(), value.strip()
 
 
 def _set(settings: str) -> None:

@@ -50,11 +50,6 @@ class HostBlock:
             # The memory must live until it is no longer pinned, whatever becomes of this object.
             self._release = weakref.finalize(self, _unregister, address, self.memory)
 
-    @property
-    def pinned(self) -> bool:
-        """Whether the memory is pinned now."""
-        return self._release is not None and self._release.alive
-
     def release(self) -> None:
         """Free the memory, which nothing may copy from or to any more. A second call does nothing."""
         if self._release is not None:
@@ -100,12 +95,7 @@ def check_host_memory(size: int, host_bytes: int | None = None, root: Path = Pat
 
 
 def host_headroom(host_bytes: int | None = None, root: Path = Path("/")) -> int:
-    """Return the bytes that a block of host memory may have now.
-
-    Args:
-        host_bytes: the most that it may have; None for half of the machine's memory.
-        root: where the system's files are.
-    """
+    """Return the bytes that a block of host memory may have now; by default at most half of the machine's memory."""
     return min(_bounds(host_bytes, root))
 
 
@@ -124,8 +114,7 @@ def host_memory(root: Path = Path("/")) -> tuple[int, int]:
     found = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
     numbers = {name: int(value.split()[0]) * 1024 for name, value in found.items()}
     total = numbers.get("MemTotal", _UNLIMITED)
-    left = [numbers.get("MemAvailable", total), *_left_in_groups(root)]
-    return total, max(0, min(left))
+    return total, max(0, min([numbers.get("MemAvailable", total), *_left_in_groups(root)]))
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:

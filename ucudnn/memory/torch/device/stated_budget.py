@@ -179,14 +179,10 @@ def stated_budget(
 
 
 def other_bytes(device: torch.device, own: Sequence[Tensor], more: int = 0) -> int:
-    """Return the bytes of tensors in PyTorch's allocator of a GPU that are none of some tensors.
+    """Return the bytes of tensors in PyTorch's allocator of a GPU that are none of some tensors; 0 on a CPU.
 
-    Bytes up to 16 MiB are none, because of what libraries keep and holes within the allocator's units.
-
-    Args:
-        device: the device; a CPU has no such allocator.
-        own: the tensors.
-        more: bytes that they have elsewhere in the allocator.
+    The tensors may have more bytes elsewhere in the allocator. Bytes up to 16 MiB are none, because of what libraries
+    keep and holes within the allocator's units.
     """
     if device.type != "cuda":
         return 0
@@ -246,9 +242,7 @@ def library_workspace_bytes(device: torch.device) -> int:
 
 
 def _clear_library_workspaces() -> None:
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
 
 def outside_bytes(device: torch.device) -> int:
@@ -272,6 +266,5 @@ def read_outside(device: torch.device) -> OutsideReading:
 
 
 def _most_outside() -> int:
-    """Return the most bytes that a process has on a GPU beside PyTorch's allocator."""
     communicates = distributed.is_available() and distributed.is_initialized()
     return _MOST_OUTSIDE + (_MOST_NCCL if communicates else 0)

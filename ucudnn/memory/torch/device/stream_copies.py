@@ -21,8 +21,7 @@ def copy_on(stream: Any, target: Tensor, source: Tensor) -> None:
 
     Both tensors are contiguous and have as many bytes. It raises a BackendError if the driver refuses the copy.
     """
-    whole = [(0, source.nbytes)]
-    _queue(stream.device_index, stream.cuda_stream, target.data_ptr(), source.data_ptr(), whole)
+    _queue(stream.device_index, stream.cuda_stream, target.data_ptr(), source.data_ptr(), [(0, source.nbytes)])
 
 
 def slide(target: Tensor, source: int) -> None:

@@ -36,7 +36,6 @@ class SplitNorms(NamedTuple):
     """The program of a step whose batch norms are several calls each.
 
     Attributes:
-        program: the program.
         origins: for each call that of the step as it is, and its share of that, as `ProgramWriter.origins`.
         norms: the calls of each batch norm, and of each one's backward.
         gathers: calls that combine what parts have made; they run whole.
@@ -112,7 +111,6 @@ def _alone(part: TracedTensor, storage: int) -> TracedTensor:
 
 
 def _either(call: TracedCall, *names: str) -> Any:
-    """Return an argument that operators name differently."""
     return next(filter(lambda each: each is not None, map(call.argument, names)))
 
 
@@ -144,14 +142,12 @@ class _Writer(ProgramWriter):
         return like and all(each is None or each.dtype is wide for each in given)
 
     def keep(self, index: int, part: TracedTensor, readers: Iterable[int]) -> None:
-        """Write a copy of a slice behind a call, for those that read it."""
         own = _alone(part, self.storage(part.storage, prod(part.shape) * part.dtype.itemsize))
         self.add(index, aten.clone.default, (part,), own)
         for reader in readers:
             self._kept[reader][part] = own
 
     def whole(self, index: int) -> None:
-        """Write a call as it is, but for slices that have been copied."""
         super().whole(index)
         kept = self._kept.get(index)
         if kept is None:
@@ -166,7 +162,6 @@ class _Writer(ProgramWriter):
         self._operations[-1] = replace(operation, reads=tuple(storages.get(each, each) for each in operation.reads))
 
     def forward(self, index: int, call: TracedCall) -> None:
-        """Write a norm."""
         x, (y, mean, invstd, *_) = call.argument("input"), call.results
         wide, count = x, prod(x.shape) // x.shape[1]
         if x.dtype.itemsize == 2:
@@ -194,7 +189,6 @@ class _Writer(ProgramWriter):
         self._normalize(index, y, x, *map(call.argument, ("weight", "bias")), mean, variance)
 
     def backward(self, index: int, call: TracedCall) -> None:
-        """Write the backward of a norm."""
         x, weight, mean = map(call.argument, ("input", "weight", "save_mean"))
         grad, invstd = _either(call, "grad_out", "grad_output"), _either(call, "save_invstd", "save_var")
         dx, count, dims = call.results[0], prod(x.shape) // x.shape[1], len(x.shape) - 2
@@ -237,7 +231,6 @@ class _Writer(ProgramWriter):
         return replace(x, shape=shape, stride=stride), 1, 2
 
     def _like(self, statistic: TracedTensor, *shape: int) -> TracedTensor:
-        """Return another statistic, or a table of them."""
         shape = shape or statistic.shape
         storage = self.storage(statistic.storage, prod(shape) * statistic.dtype.itemsize)
         return TracedTensor(storage, shape, (shape[-1], 1)[-len(shape) :], 0, statistic.dtype)

@@ -47,14 +47,11 @@ def divided(axes: PartAxes, orders: Sequence[SegmentOrder]) -> Divided:
 
 @final
 class _Writer(ProgramWriter):
-    """Writes the calls of segments, and of batch norms outside of them as they are."""
-
     def __init__(self, axes: PartAxes) -> None:
         super().__init__(axes.program, len(axes.undivided.graph.storages))
         self._axes = axes
 
     def origin(self, index: int, share: float) -> tuple[int, float]:
-        """Return of which call of the undivided step a call comes."""
         call, own = self._axes.split.origins[index]
         return call, own * share
 
@@ -66,7 +63,6 @@ class _Writer(ProgramWriter):
         self.origins.append((index, 1.0))
 
     def segment(self, order: SegmentOrder, phase: int) -> None:
-        """Write the calls of a segment in forward or backward."""
         self.phase = _PHASES[phase]
         for index in order.before[phase]:
             self.whole(index)
@@ -84,7 +80,6 @@ class _Writer(ProgramWriter):
                 self.whole(index)
 
     def _end_sums(self, index: int, rule: PartRule, sums: Mapping[int, TracedTensor]) -> None:
-        """Make what the parts of a call have added what the call makes of the whole mini-batch."""
         found = [tensor for tensor, kind in results_of(self.of.calls[index], rule) if kind == SUM]
         found = [tensor for tensor in found if tensor.storage in sums]
         for position, tensor in enumerate(found):
@@ -165,7 +160,6 @@ class _Part:
     def _results(
         self, index: int, given: Mapping[TracedTensor, TracedTensor], *, is_again: bool
     ) -> tuple[dict[TracedTensor, TracedTensor], list[tuple[TracedTensor, TracedTensor]]]:
-        """Return what the part has for each result of the whole, and those that are added to sums."""
         order, rule, results = self._order, self._order.rules[index], dict[TracedTensor, TracedTensor]()
         storages = {each.storage: own.storage for each, own in given.items()}
         added: list[tuple[TracedTensor, TracedTensor]] = []
@@ -195,7 +189,6 @@ class _Part:
         return found
 
     def _copy_rows(self, index: int, call: TracedCall, rule: PartRule) -> None:
-        """Copy the rows of whole tensors that a call of a slab is about to change."""
         for tensor in writes(call):
             storage = tensor.storage
             if storage in self._order.copied and storage not in self._own:
@@ -207,7 +200,6 @@ class _Part:
                 self._latest[storage] = self._order.last_writer(storage, index)
 
     def _new(self, storage: int, *, is_cut: bool) -> int:
-        """Return a new storage of the part for its rows of one of the whole step."""
         size = self._writer.of.sizes[storage]
         if is_cut:
             first, stop = self._rows.held[storage]
@@ -216,7 +208,6 @@ class _Part:
         return own
 
     def _given(self, index: int, tensor: TracedTensor, rule: PartRule) -> TracedTensor:
-        """Return what the call of the part is given for an argument of the whole one."""
         storage = tensor.storage
         last = self._order.last_writer(storage, index)
         cut = rule.cuts.get(tensor)
@@ -237,11 +228,9 @@ class _Part:
         return found
 
     def _places(self, index: int, rule: PartRule) -> int:
-        """Return the place in the whole tensor of the first entry of a part."""
         return rule.places * self._rows.axis(index, fine=True)[0]
 
     def _changed(self, index: int, func: Any, args: tuple[Any, ...], tensor: TracedTensor) -> TracedTensor:
-        """Write what an operator makes of an argument of a part, and return it."""
         axes, rows = self._order.axes, self._rows.of(index, tensor)
         size = self._writer.of.sizes[tensor.storage] * (rows[1] - rows[0]) // axes.rows(tensor.storage)
         cut = self._order.rules[index].cuts[tensor]
@@ -250,7 +239,6 @@ class _Part:
         return own
 
     def _cut(self, index: int, tensor: TracedTensor, cut: Cut | str | None, storage: int) -> TracedTensor:
-        """Return the tensor of a part in a storage, which is the part's own or the whole one."""
         if not isinstance(cut, Cut):
             return replace(tensor, storage=storage)
         axes, (first, stop) = self._order.axes, self._rows.of(index, tensor)
@@ -287,7 +275,6 @@ class _Part:
             self._writer.add(index, aten.copy_.default, (tensor, found), tensor)
 
     def _fill(self, index: int, tensor: TracedTensor) -> None:
-        """Copy the part's own rows of a border into the whole one."""
         axes, storage = self._order.axes, tensor.storage
         whole, cut = axes.flat(storage, tensor)
         count = axes.rows(storage)
@@ -299,7 +286,6 @@ class _Part:
     def _arguments(
         self, index: int, call: TracedCall, rule: PartRule, given: Mapping[TracedTensor, TracedTensor]
     ) -> tuple[Any, ...]:
-        """Return the arguments of the call of the part."""
         arguments = [mapped(each, TracedTensor, given.__getitem__) for each in call.args]
         for argument in call.func._schema.arguments[len(arguments) : max(rule.constants, default=-1) + 1]:
             arguments.append(argument.default_value)

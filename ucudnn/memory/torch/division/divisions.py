@@ -50,12 +50,7 @@ def divisions(
 ) -> list[DividedStep]:
     """Return divisions of a step with which a policy keeps a budget in bytes, by their estimated time.
 
-    Args:
-        program: the step, undivided.
-        costs: its costs.
-        budget: the budget.
-        policy: the policy, or its name; 'auto' stands for 'joint'.
-        search: when its time is over, the first division ends the search.
+    The policy 'auto' stands for 'joint'. When the time of the search is over, the first division ends it.
     """
     planner = find_policy("joint" if policy == AUTO else policy) if isinstance(policy, str) else policy
     found, seen = list[DividedStep](), set[tuple[object, ...]]()

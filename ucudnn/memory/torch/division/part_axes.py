@@ -46,8 +46,8 @@ class PartAxes:
     Attributes:
         undivided: the step as it is.
         slabs: whether rows are those of slabs, not samples.
+        is_volume: whether samples are volumes, whose rows lie along their depth.
         program: the step with batch norms as several calls each.
-        split: what is known of these.
         rules: for each call how it is computed in parts; None for those that are computed whole.
         reads: for each call the storages that it is given.
         writes: for each call those of them that it writes.
@@ -62,6 +62,7 @@ class PartAxes:
             own = {each.storage for each in given}
             given += [each for call in program.calls for each in call.inputs if each.storage in own]
         self._volume = next((each.shape[2:] for each in given if len(each.shape) in (4, 5)), ())
+        self.is_volume = len(self._volume) > 2
         self._rows: dict[int, tuple[int, int]] = {}  # rows of storages, and the bytes between two of them
         for each in given:
             if each.storage not in self._rows:
@@ -73,11 +74,6 @@ class PartAxes:
         for index, call in enumerate(program.calls):
             is_whole = call.phase is Phase.OPTIMIZER or index in self.split.gathers
             self.rules.append(None if is_whole else self._rule(call))
-
-    @property
-    def is_volume(self) -> bool:
-        """Whether samples are volumes, whose rows lie along their depth."""
-        return len(self._volume) > 2
 
     def cut(self, tensor: TracedTensor) -> Cut | None:
         """Return where a tensor is cut into rows; None if its storage has none, or it shows them otherwise."""

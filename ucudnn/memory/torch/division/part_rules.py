@@ -81,15 +81,15 @@ _ALIKE = frozenset({
 })  # fmt: skip
 """Operators of single elements that PyTorch does not tag as such."""
 
-_ALONG = {
-    **dict.fromkeys(("_softmax", "_log_softmax", "cumsum", "flip", "cat", "gather", "glu"), 1),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "glu_backward"), 2),
-    **dict.fromkeys(("slice_backward", "select_backward"), 2),
-}
-"""Operators along some dimensions, by the position of these among the arguments."""
+_ALONG = frozenset({
+    "_softmax", "_log_softmax", "cumsum", "flip", "cat", "gather", "glu", "_softmax_backward_data",
+    "_log_softmax_backward_data", "glu_backward", "slice_backward", "select_backward",
+})  # fmt: skip
+"""Operators along some dimensions, which are an argument of this name."""
 
-_REDUCING = dict.fromkeys(("sum", "mean", "amax", "amin", "argmax", "argmin", "logsumexp", "var", "var_mean", "any"), 1)
-_REDUCING["linalg_vector_norm"] = 2
+_REDUCING = frozenset({
+    "sum", "mean", "amax", "amin", "argmax", "argmin", "logsumexp", "var", "var_mean", "any", "linalg_vector_norm",
+})  # fmt: skip
 
 _FIRST = {
     "convolution": ("n", (0, 1), "n++"),
@@ -129,27 +129,22 @@ def part_rule(call: TracedCall, cut: CutOf, batch: int) -> PartRule | None:
         or not all(each in found.cuts for each in writes(call))
     ):
         return None
-    return _with_sizes(call, found)
-
-
-def _with_sizes(call: TracedCall, rule: PartRule) -> PartRule:
-    """Return a rule with the arguments that hold a size of the mini-batch."""
-    name, first = call.func._opname, rule.results[0]
+    name, first = call.func._opname, found.results[0]
     position = 2 if name.startswith(("upsample_", "_upsample_")) and name.endswith("_backward") else _SIZES.get(name)
     if position is None or not isinstance(first, Cut):
-        return rule
+        return found
     is_list = isinstance(call.args[position], (list, tuple))
-    return replace(rule, sizes=((position, first.dim if is_list else -1, first.entries, False),))
+    return replace(found, sizes=((position, first.dim if is_list else -1, first.entries, False),))
 
 
 @final
 class _Call:
-    """A call with the cuts of its arguments."""
-
     def __init__(self, call: TracedCall, cut: CutOf, batch: int) -> None:
         self.call, self.args, self.cut, self.batch = call, call.args, cut, batch
         self.name: str = call.func._opname
         self.results = listed(call.results)
+        dims = call.argument("dims" if self.name == "flip" else "dim")
+        self.dims: list[int] = [] if dims is None else listed(dims)
 
     def labelled(
         self,
@@ -219,7 +214,6 @@ def _pointwise(call: _Call) -> PartRule | None:
 
 
 def _along(call: _Call) -> PartRule | None:
-    """Operators whose results have the dimensions of their arguments, some of which belong together."""
     inputs, rank = call.call.inputs, len(call.results[0].shape)
     if call.name == "constant_pad_nd":
         blocked = {rank - 1 - number // 2 for number, each in enumerate(call.args[1]) if each}
@@ -228,9 +222,7 @@ def _along(call: _Call) -> PartRule | None:
             return None
         blocked = set()
     else:
-        position = _ALONG[call.name]
-        given = call.args[position] if len(call.args) > position else 0 if call.name == "cat" else -1
-        blocked = {dim % (rank or 1) for dim in (given if isinstance(given, (list, tuple)) else [given])}
+        blocked = {dim % (rank or 1) for dim in call.dims}
     labels = [dim for dim in range(rank) if call.name != "select_backward" or dim not in blocked]
     if any(len(each.shape) != len(labels) for each in inputs):
         return None
@@ -239,10 +231,8 @@ def _along(call: _Call) -> PartRule | None:
 
 def _reducing(call: _Call) -> PartRule | None:
     x = call.args[0]
-    rank, position = len(x.shape), _REDUCING[call.name]
-    given = call.args[position] if len(call.args) > position else None
-    dims = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
-    reduced = {dim % rank for dim in dims} if dims else {*range(rank)}
+    rank = len(x.shape)
+    reduced = {dim % rank for dim in call.dims} if call.dims else {*range(rank)}
     kept = len(call.results[0].shape) == rank
     labels = [("one", dim) if dim in reduced else dim for dim in range(rank) if kept or dim not in reduced]
     adds = call.name in ("sum", "mean")
@@ -251,8 +241,7 @@ def _reducing(call: _Call) -> PartRule | None:
     if rule is None or call.name != "mean" or SUM not in rule.results:
         return rule
     overload = aten.sum.default if call.call.func is aten.mean.default else aten.sum.dim_IntList
-    count = prod(x.shape[dim] for dim in reduced)
-    return replace(rule, func=overload, over=count)
+    return replace(rule, func=overload, over=prod(x.shape[dim] for dim in reduced))
 
 
 def _first(call: _Call) -> PartRule | None:
@@ -270,7 +259,6 @@ def _first(call: _Call) -> PartRule | None:
 
 
 def _product(call: _Call) -> PartRule | None:
-    """Matrix products, with what is added to them."""
     batched = "bmm" in call.name
     adds_to = call.name.startswith(("add", "badd"))
     left, right = ("bik", "bkj") if batched else ("ik", "kj")

@@ -1,6 +1,6 @@
 """ProgramWriter: writes the program of a step with other calls in the place of some of its own."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -51,14 +51,12 @@ def fastest(graph: StepGraph, costs: Costs) -> float:
 class ProgramWriter:
     """Writes calls and their operations; new storages have negative numbers meanwhile.
 
+    The first `own` storages of the step as it is stay even if no call has them, by default all of them.
+
     Attributes:
         calls: what has been written.
         origins: for each of these its call of the step as it is, and its share of that.
         phase: the part of the step that new calls belong to; None for that of the call on whose behalf they are.
-
-    Args:
-        of: the program of the step as it is.
-        own: the number of storages that stay even if no call has them.
     """
 
     def __init__(self, of: StepProgram, own: int | None = None) -> None:
@@ -138,35 +136,7 @@ class ProgramWriter:
 
     def program(self, positions: Sequence[int]) -> StepProgram:
         """Return the program; the position of each call of the step as it is is given, and behind them their end."""
-        program, graph, known = self.of, self._graph, len(self._graph.storages)
         used = {each for operation in self._operations for each in (*operation.reads, *operation.writes)}
-        counted = [each for each in range(known) if each < self._own or each in used]
-        counted += [-number for number in range(1, len(self._storages) + 1)]
-        order = [*counted, *sorted(each for each in program.sizes if each >= known)]
-        numbers = {storage: number for number, storage in enumerate(order) if storage != number}
-        storages = tuple(self._storages[-each - 1] if each < 0 else graph.storages[each] for each in counted)
-
-        def numbered(tensor: TracedTensor) -> TracedTensor:
-            return replace(tensor, storage=numbers.get(tensor.storage, tensor.storage))
-
-        def ascending(storages: Iterable[int]) -> tuple[int, ...]:
-            return tuple(sorted(numbers.get(each, each) for each in storages))
-
-        operations = (
-            replace(each, reads=ascending(each.reads), writes=ascending(each.writes)) for each in self._operations
-        )
-        sizes = {numbers.get(each, each): program.sizes[each] for each in order if each in program.sizes}
-        sizes |= {numbers[-number]: each.size.fixed for number, each in enumerate(self._storages, 1)}
-        return replace(
-            program,
-            graph=replace(graph, operations=tuple(operations), storages=storages),
-            calls=tuple(call.with_storages(numbers) for call in self.calls),
-            uncounted=tuple((positions[at], call.with_storages(numbers)) for at, call in program.uncounted),
-            persistent=tuple((real, numbered(each)) for real, each in program.persistent),
-            inputs=tuple(map(numbered, program.inputs)),
-            outputs=tuple(map(numbered, program.outputs)),
-            grad_outputs=tuple(map(numbered, program.grad_outputs)),
-            outside={self._moved[index]: tangent for index, tangent in program.outside.items()},
-            gradients=tuple(each and numbered(each) for each in program.gradients),
-            sizes=sizes,
-        )
+        kept = [each for each in range(len(self._graph.storages)) if each < self._own or each in used]
+        written = self.of.rewritten(self._operations, self.calls, kept, self._storages, positions)
+        return replace(written, outside={self._moved[index]: grad for index, grad in self.of.outside.items()})

@@ -35,8 +35,6 @@ class StepSegment:
     """What is divided.
 
     Attributes:
-        forward: calls of forward.
-        backward: calls of backward.
         parts: number of parts; some may have a row more than others.
     """
 
@@ -66,8 +64,6 @@ class SegmentOrder:
     """In which order the calls of a segment run.
 
     Attributes:
-        segment: the segment.
-        axes: where rows lie in the tensors of the step.
         rules: of the calls that run in parts.
         level: the pass in which each of them runs, from 0 in forward and from 0 in backward.
         before: for forward and backward the calls that run whole before the parts.
@@ -181,7 +177,6 @@ class SegmentOrder:
         return storage in self.borders and done and not late and self.inner[storage][-1] < reader
 
     def _check_norms(self) -> None:
-        """Check that batch norms are in the segment whole, and their backward with them, or not at all."""
         split = self.axes.split
         held = [{norm.start in run and norm[-1] in run for run in self.segment.runs} for norm in split.norms]
         for number, norm in enumerate(split.norms):
@@ -190,7 +185,6 @@ class SegmentOrder:
                 raise self._refused(norm.start, "is a batch norm of which only a part is in the segment")
 
     def _sort(self, phase: int, calls: range) -> None:
-        """Sort the calls of forward or backward into passes."""
         ready: dict[int, int] = {}  # of storages that are whole only behind a pass: its number
         changed: dict[int, int] = {}  # of whole storages that a pass changes part by part: its number
         for index in calls:
@@ -224,7 +218,6 @@ class SegmentOrder:
                 self._run_in_parts(index, rule, level, ready)
 
     def _check_changes(self, index: int, outer: set[int], phase: int, level: int) -> None:
-        """Check that a call may change whole storages part by part."""
         in_place = _storages(self._calls[index].outputs) <= outer
         later = [each for each, own in self.level.items() if self.phase(each) == phase and own > level]
         later += [each for behind, calls in self.after[phase].items() if behind >= level for each in calls]
@@ -233,7 +226,6 @@ class SegmentOrder:
             raise self._refused(index, "changes what is there before the segment")
 
     def _converts(self, call: TracedCall, reads: set[int], ready: dict[int, int]) -> bool:
-        """Whether a call converts a sum to another type, which is done before the parts are added."""
         tensors = (*call.inputs, *call.outputs)
         return (
             call.func in _CONVERTS
@@ -271,13 +263,11 @@ class SegmentOrder:
         return bool((self.axes.reads[call] | self.axes.writes[call]) & storages)
 
     def _is_border(self, storage: int) -> bool:
-        """Whether what parts make is read by others."""
         accesses = self._program.graph.accesses[storage]
         inside = all(each in self.segment.forward or each in self.segment.backward for each in accesses)
         return storage in self._read or not inside
 
     def _is_converted(self, storage: int) -> bool:
-        """Whether only calls that convert its parts read a sum."""
         readers = self._program.graph.readers[storage]
         converts = all(each in self.rules and not self.rules[each].cuts for each in readers)
         return converts and bool(readers) and storage not in self._read

@@ -37,7 +37,6 @@ class EstimatedSegment:
     """A segment that may be divided.
 
     Attributes:
-        order: the segment.
         bytes: what exists at most while it runs.
         more_ms: how much longer it takes than undivided.
         sets_floor: the call that set the floor before it was divided.
@@ -51,15 +50,10 @@ class EstimatedSegment:
 
 @final
 class SegmentChoice:
-    """Chooses segments of a step.
+    """Chooses segments of a step, which are divided into slabs or into parts of the mini-batch; costs are undivided.
 
     Attributes:
         axes: where samples, or rows of slabs, lie in the tensors of the step.
-
-    Args:
-        program: the step.
-        costs: its costs, undivided.
-        slabs: whether segments are divided into slabs, not into parts of the mini-batch.
     """
 
     def __init__(self, program: StepProgram, costs: Costs, *, slabs: bool = False) -> None:
@@ -132,7 +126,6 @@ class SegmentChoice:
             chosen = [*(each for each in chosen if each not in met), replace(found, sets_floor=cause)]
 
     def _around(self, call: int, target: int, chosen: Sequence[EstimatedSegment]) -> EstimatedSegment | None:
-        """Return the best segment that has a call."""
         if call < self._turn:
             return self._best(call, call + 1, call, target, chosen)
         near = sorted(range(self._turn, self._end), key=lambda each: abs(each - call))
@@ -142,7 +135,6 @@ class SegmentChoice:
         return self._best(min(makers), max(makers) + 1, call, target, chosen)
 
     def _makers(self, call: int) -> list[int]:
-        """Return the calls of forward that made what a call of backward reads."""
         graph = self._graph
         return [
             max(each for each in graph.writers[storage] if each < self._turn)
@@ -171,7 +163,7 @@ class SegmentChoice:
                     if order not in self._estimates:  # runs around many calls have the same ones
                         self._estimates[order] = [*self._estimated(order)]
                     found = (*filter(None, [best]), *self._estimates[order])
-                    best = min(found, key=lambda each: _rank(each, target))
+                    best = min(found, key=lambda each: (max(each.bytes, target), each.more_ms))
         return best
 
     def _runs(self, start: int, stop: int) -> Iterator[range]:
@@ -181,7 +173,6 @@ class SegmentChoice:
         yield from sorted({self._with_norms(range(*each)) for each in found}, key=lambda each: (len(each), each.start))
 
     def _with_norms(self, run: range) -> range:
-        """Return a run with the whole of the batch norms amid which it begins or ends."""
         begin, end = self._amid.get(run.start), self._amid.get(run.stop)
         return range(run.start if begin is None else begin.start, run.stop if end is None else end.stop)
 
@@ -199,7 +190,6 @@ class SegmentChoice:
         return [found[each] for each in _NEAR if each < len(found)] + found[-1:]
 
     def _orders(self, run: range) -> list[SegmentOrder]:
-        """Return the segments with a run of forward that can be divided."""
         key = run.start, run.stop
         if key not in self._known:
             self._known[key] = found = []
@@ -243,7 +233,6 @@ class SegmentChoice:
         return [*accumulate(changes)]
 
     def _estimated(self, order: SegmentOrder) -> Iterator[EstimatedSegment]:
-        """Yield a segment in several numbers of parts with what it takes."""
         most, needs, more_ms, count = order.most_parts, list[tuple[int, int]](), 0.0, 0
         for parts in (each for each in _PARTS if each <= most):
             divided = order.in_parts(parts)
@@ -278,10 +267,6 @@ class SegmentChoice:
         for calls in (*order.before, *order.after[0].values(), *order.after[1].values()):
             needs += [(self._needs[each], 0) for each in calls]
         return needs, more_ms, count
-
-
-def _rank(found: EstimatedSegment, target: int) -> tuple[int, float]:
-    return max(found.bytes, target), found.more_ms
 
 
 def _meet(one: StepSegment, other: StepSegment) -> bool:

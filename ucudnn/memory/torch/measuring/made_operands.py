@@ -84,6 +84,5 @@ def _spread(indices: Tensor, call: TracedCall) -> None:
 
 
 def _even(shape: Sequence[int], bound: int, device: torch.device) -> Tensor:
-    """Return whole numbers from 0 to a bound, at even distances."""
     count = prod(shape)
     return (torch.arange(count, device=device) * bound // max(1, count)).reshape(shape)

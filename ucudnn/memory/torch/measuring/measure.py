@@ -50,7 +50,10 @@ def measure(step: TrainingStep, traced: TracedStep, *, repeats: int = 5) -> Cost
     times = []
     for _ in range(repeats):
         step.clear()
-        times.append(_gpu_times(step, traced) if on_gpu else _of_operations(step, traced, _cpu_time))
+        found = _of_operations(step, traced, queued if on_gpu else _cpu_time)
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append([between_ms(*pair) for pair in found] if on_gpu else found)
     return Costs(
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
         time_ms=tuple(map(median, zip(*times, strict=True))),
@@ -96,7 +99,6 @@ class _Watch(EagerOperators):
 
 
 def _of_operations(step: TrainingStep, traced: TracedStep, measured: _Measured) -> list[Any]:
-    """Take a step, and return what is measured of the operations of its trace."""
     watch = _Watch(measured)
     with watch:
         step.run()
@@ -116,7 +118,6 @@ def gpu_scratch(operator: Callable[[], _Found]) -> tuple[_Found, int]:
 
 
 def _cpu_scratch(step: TrainingStep, traced: TracedStep) -> list[int]:
-    """Return the bytes above those at the end of each operation, as PyTorch's profiler sees them by marks."""
     numbers, marked = count(), list[int]()
 
     def measured(operator: _Run) -> tuple[Any, int]:
@@ -126,20 +127,12 @@ def _cpu_scratch(step: TrainingStep, traced: TracedStep) -> list[int]:
 
     events = profiled(lambda: marked.extend(_of_operations(step, traced, measured)))
     marks = (event for event in descendants(events) if event.name.startswith(_MARK))
-    scratch = {int(event.name.removeprefix(_MARK)): _above_its_end(event) for event in marks}
+    scratch = {}
+    for event in marks:
+        sizes = (each.extra_fields.alloc_size for each in allocations([*descendants([event])]))
+        levels: list[int] = [0, *accumulate(sizes)]
+        scratch[int(event.name.removeprefix(_MARK))] = max(levels) - max(levels[-1], 0)
     return [scratch[number] for number in marked]
-
-
-def _above_its_end(event: Any) -> int:
-    """Return how many bytes more than at its end were allocated at some time of an event."""
-    levels: list[int] = [0, *accumulate(each.extra_fields.alloc_size for each in allocations([*descendants([event])]))]
-    return max(levels) - max(levels[-1], 0)
-
-
-def _gpu_times(step: TrainingStep, traced: TracedStep) -> list[float]:
-    pairs = _of_operations(step, traced, queued)
-    torch.cuda.synchronize()
-    return [between_ms(*pair) for pair in pairs]
 
 
 def _cpu_time(operator: _Run) -> tuple[Any, float]:

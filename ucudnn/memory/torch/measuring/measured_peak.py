@@ -28,9 +28,8 @@ def peak_bytes(step: TrainingStep) -> int:
 def memory_between_marks(step: TrainingStep, prefixes: tuple[str, ...]) -> list[tuple[str, int]]:
     """Return for each mark of a step its name, and the most bytes that existed from it to the next one or the end.
 
-    Args:
-        step: a step that has run before, so that the optimizer has its state.
-        prefixes: begins of the names of marks, which the step leaves by `torch.profiler.record_function`.
+    The step has run before, so that the optimizer has its state. It leaves marks by `torch.profiler.record_function`,
+    whose names begin with one of the prefixes.
     """
     step.clear()
     device_type = step.input_tensors()[0].device.type
@@ -75,8 +74,7 @@ def descendants(events: Any) -> Iterator[Any]:
 
 def allocations(events: Sequence[Any]) -> list[Any]:
     """Return the allocations and the frees among events of a profiler in order."""
-    found = [event for event in events if hasattr(event.extra_fields, "alloc_size")]
-    return sorted(found, key=_start)
+    return sorted([event for event in events if hasattr(event.extra_fields, "alloc_size")], key=_start)
 
 
 def _start(event: Any) -> int:

@@ -20,6 +20,7 @@ import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
@@ -101,13 +102,12 @@ def measure_operations(
 
     Args:
         program: the step.
-        estimated: what counts for operations that cannot run on made-up operands, and for all that is not measured:
-            on a CPU that is scratch.
+        estimated: what counts for operations that cannot run on made-up operands, and for scratch on a CPU.
         tensor_bytes: bytes that a plan may use, storages that stay included; None bounds nothing.
         repeats: how often each operation is timed; the medians count.
         stages: are told what is measured; None tells nothing.
-        known: what an earlier process measured of the same operations on such a device. An operation that takes the
-            same scratch here takes the same time. None where nothing is known.
+        known: what an earlier process measured of the same operations on such a device, or None. An operation that
+            takes the same scratch here takes the same time.
     """
     device, stages = program.device, stages or Stages()
     on_gpu = device.type == "cuda"
@@ -151,9 +151,9 @@ def measure_operations(
 
 
 def _with_copies(program: StepProgram, costs: Costs, rooms: Sequence[int] | None, stages: Stages) -> Costs:
-    """Return costs with what copies take, and on a GPU with what operations take beside them."""
     stages.begin("measuring copies, and operations beside them")
-    links = _links(program.device, None if rooms is None else max(rooms, default=0))
+    cpu, size = torch.device("cpu"), _copied_bytes(None if rooms is None else max(rooms, default=0))
+    links = bandwidth(program.device, cpu, size), bandwidth(cpu, program.device, size)
     on_gpu = program.device.type == "cuda"
     contention = _contention(program, costs.time_ms, rooms, min(links)) if on_gpu else costs.contention
     return replace(costs, offload_bytes_per_ms=links[0], prefetch_bytes_per_ms=links[1], contention=contention)
@@ -166,8 +166,7 @@ def _contention(
 
     Operations that have no room beside what is copied are passed over.
     """
-    room = None if rooms is None else max(rooms, default=0)
-    size = _copied_bytes(room)
+    size = _copied_bytes(None if rooms is None else max(rooms, default=0))
     copies = CopiesBeside(program.device, size, bytes_per_ms)
     alone = beside = 0.0
     kinds = sorted(alike_operations(program).values(), key=lambda alike: -sum(times[each] for each in alike))
@@ -225,12 +224,11 @@ def _measured(
         return OperatorCost(known.time_ms[alike[0]], None, 0.0)
 
     def in_its_threads(call: Callable[[int], _Found]) -> list[_Found]:
-        found = []
+        call, found = _below_autograd()(call), []
         if phases != {Phase.BACKWARD}:
-            found.append(_below(call, repeats))
+            found.append(call(repeats))
         if Phase.BACKWARD in phases or (Phase.FORWARD in phases and torch.backends.cudnn.benchmark):
-            times = 1 if found else repeats
-            found.append(in_backward(lambda: _below(call, times), device))
+            found.append(in_backward(partial(call, 1 if found else repeats), device))
         return found
 
     def measure(operator: _Operator) -> OperatorCost:
@@ -247,11 +245,6 @@ def _measured(
         return found[0]._replace(scratch_bytes=max(sizes), pieces=largest.pieces)
 
     return _of_made_up(program, alike[0], room, measure)
-
-
-def _below(call: Callable[[int], _Found], times: int) -> _Found:
-    with _below_autograd():
-        return call(times)
 
 
 @contextmanager
@@ -319,12 +312,6 @@ def _bounded(program: StepProgram, scratch: Sequence[int], known: Collection[int
     return found
 
 
-def _links(device: torch.device, room: int | None) -> tuple[float, float]:
-    cpu = torch.device("cpu")
-    size = _copied_bytes(room)
-    return bandwidth(device, cpu, size), bandwidth(cpu, device, size)
-
-
 def _copied_bytes(room: int | None) -> int:
     """Return the bytes of a copy that is timed; on a CPU there are two of them."""
     return COPIED_BYTES if room is None else max(1, min(COPIED_BYTES, room // 2))
@@ -370,7 +357,6 @@ def _on_gpu(operator: _Operator, repeats: int) -> OperatorCost:
 
 
 def _with_scratch(operator: _Operator, again: Callable[[], _Found]) -> tuple[_Found, int]:
-    """Return what a second call of an operator on a GPU returns, and the bytes that it takes beyond that."""
     operator()  # chooses kernels, and may try several
     torch.cuda.synchronize()
     return gpu_scratch(again)
@@ -382,7 +368,6 @@ def _on_cpu(operator: _Operator, repeats: int) -> OperatorCost:
 
 
 def _host_ms(operator: _Operator) -> float:
-    """Return the milliseconds that the host takes for a call, and to free what it returns."""
     begin = perf_counter()
     operator()
     return (perf_counter() - begin) * 1e3

@@ -182,12 +182,9 @@ def check_recipe(recipe: TrainingRecipe) -> None:
 
 
 def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | None = None) -> TrainingStep:
-    """Return the step of a recipe; inside a `FakeTensorMode` it takes no memory.
+    """Return the step of a recipe on a device; inside a `FakeTensorMode` it takes no memory.
 
-    Args:
-        recipe: what is trained.
-        device: where its tensors lie.
-        foreach: whether the optimizer updates all parameters at once, as it does on GPUs; None for the device's way.
+    `foreach` is whether the optimizer updates all parameters at once, as it does on GPUs; None is the device's way.
 
     Raises:
         InvalidNetworkError: if there is no such model, or it does not take such an input.
@@ -212,12 +209,16 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
     with torch.no_grad(), autocast():
         output = _first(_called(recipe, refused if is_fake else model, x))
     loss, target = _make_loss(recipe.loss, output)
+    _check_optimizer(recipe.optimizer)
+    parameters, make = [each for each in model.parameters() if each.requires_grad], OPTIMIZERS[recipe.optimizer]
+    if not parameters:
+        raise InvalidNetworkError(f"{recipe.model} has no parameter that needs a gradient: there is nothing to train")
     return TrainingStep(
         model=model,
         inputs=(x,),
         loss=loss,
         targets=(target,),
-        optimizer=_make_optimizer(recipe, model, foreach),
+        optimizer=make and make(parameters, foreach=foreach),
         autocast=autocast,
         gradients_kept=recipe.gradients_kept,
     )
@@ -298,14 +299,12 @@ def _first(output: Any) -> Tensor:
 
 
 def _make_loss(name: str, output: Tensor) -> tuple[Callable[..., Tensor], Tensor]:
-    """Return a loss by its name, and a target for the first tensor of the model's output."""
     own = _find_loss(name)
     if name == "mse":
         return own, torch.zeros_like(output)
     if output.dim() < 2:
         raise InvalidValueError(f"--loss={name!r}: the model's output of {output.dim()} dimensions has no classes")
-    labels = torch.randint(output.shape[1], (output.shape[0], *output.shape[2:]), device=output.device)
-    return own, labels
+    return own, torch.randint(output.shape[1], (output.shape[0], *output.shape[2:]), device=output.device)
 
 
 def _find_loss(name: str) -> Callable[..., Tensor]:
@@ -314,15 +313,6 @@ def _find_loss(name: str) -> Callable[..., Tensor]:
     if name not in LOSSES:
         raise InvalidValueError(f"--loss={name!r} is not known: give {', '.join(LOSSES)} or module:callable")
     return lambda output, target: LOSSES[name](_first(output), target)
-
-
-def _make_optimizer(recipe: TrainingRecipe, model: nn.Module, foreach: bool | None) -> torch.optim.Optimizer | None:
-    _check_optimizer(recipe.optimizer)
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    if not parameters:
-        raise InvalidNetworkError(f"{recipe.model} has no parameter that needs a gradient: there is nothing to train")
-    make = OPTIMIZERS[recipe.optimizer]
-    return make and make(parameters, foreach=foreach)
 
 
 def _check_optimizer(name: str) -> None:

@@ -37,12 +37,8 @@ def outside_meter(device: torch.device) -> Callable[[], int | None] | None:
 class FirstStep:
     """The plan of the first step, and what comes after it.
 
-    Args:
-        run: the code of the first step's plan.
-        costs: what its plan was made with.
-        spare_bytes: bytes by which the later plan stays below the budget.
-        meter: measures the first step.
-        for_less: returns the code of another plan for so many bytes less; None where there is none.
+    The later plan stays below the budget by the spare bytes. `for_less` returns the code of another plan for so many
+    bytes less; None where there is none.
     """
 
     def __init__(
@@ -97,8 +93,8 @@ class GrowthGuard:
         measure: returns this process's bytes beside the allocator; None where they are not known, because what other
             processes take must not change a plan.
         counted_bytes: how many of them the budget counts, its reserve included.
-        for_less: returns the code of another plan than the one given, for so many bytes less, or the plan's own code
-            where it takes so much less already; None where there is none.
+        for_less: returns the code of another plan than the one given, for so many bytes less, or its own code where it
+            takes so much less already; None where there is none.
     """
 
     def __init__(

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
 from ucudnn.memory.planner.search import PLAN_SECONDS, PlanSearch
-from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import AUTO, MemoryPolicy, chosen_policies
 from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.step.costs import Costs
@@ -24,9 +23,8 @@ from ucudnn.memory.torch.hooks.hooked_step import HOOKS, INSTEAD_OF_A_PLAN, Hook
 from ucudnn.memory.torch.measuring.measure import memory_bytes
 from ucudnn.memory.torch.measuring.operation_costs import step_costs
 from ucudnn.memory.torch.measuring.progress import Stages
-from ucudnn.memory.torch.running.division_choice import DivisionChoice
+from ucudnn.memory.torch.running.division_choice import DivisionChoice, Planned
 from ucudnn.memory.torch.running.fitted_step import FittedStep
-from ucudnn.memory.torch.running.refusals import check_floor
 from ucudnn.memory.torch.running.step_nodes import Used
 from ucudnn.memory.torch.running.step_planning import FitOptions, StepPlanning
 from ucudnn.memory.torch.sharding.agreement import Agreement
@@ -161,8 +159,7 @@ def fit(
         raise InvalidValueError("fit compiles no step that is divided among ranks: leave compile= or mesh= out")
     from ucudnn.memory.torch.sharding.sharded_step import Sharding  # torch.distributed.tensor takes long to import
 
-    sharding = Sharding(model, loss, optimizer, mesh, mixed_precision)
-    return sharding.fitted(make, sample, keep_gradients=keep_gradients)
+    return Sharding(model, loss, optimizer, mesh, mixed_precision).fitted(make, sample, keep_gradients=keep_gradients)
 
 
 def _other_bytes(device: torch.device, model: nn.Module, sample: Any, optimizer: Any) -> int:
@@ -231,18 +228,18 @@ def _planned(
     stages: Stages,
     *,
     is_last: bool,
-) -> tuple[StepPlanning, MemoryPlan]:
+) -> Planned:
     """Return how a step is planned, and its plan: of a division where that may be, and helps.
 
     Where this is not the last try, none takes the place of a plan that there is not: the next try keeps all bits.
     """
 
-    def of(program: StepProgram) -> tuple[StepPlanning, MemoryPlan]:
+    def of(program: StepProgram) -> Planned:
         planning = StepPlanning.measured(subject, program, stated, options, stages)
         with planning.stated.explained():
             return planning, planning.plan()
 
-    def compiled(program: StepProgram) -> tuple[StepPlanning, MemoryPlan]:
+    def compiled(program: StepProgram) -> Planned:
         try:
             return of(compiled_program(program, options.regions, stages))
         except BudgetError:  # regions that access less leave more room, and save less
@@ -251,11 +248,10 @@ def _planned(
     plan = compiled if options.compile else of
     if stated.tensor_bytes is None:
         return plan(program)
-    chosen = DivisionChoice(program, costs, stated, options.policy, options.plan_seconds, stages)
+    chosen = DivisionChoice(plan, subject, program, costs, stated, options, stages)
     if not is_last:
-        return chosen.fitting(plan, divide=options.divide)
-    refuse = partial(check_floor, subject, program.graph, costs, stated)
-    return chosen.divided(plan, refuse) if options.divide else chosen.whole(plan, refuse)
+        return chosen.fitting(divide=options.divide)
+    return chosen.divided() if options.divide else chosen.whole()
 
 
 def _fit_others(

@@ -19,8 +19,7 @@ from ucudnn.memory.torch.compiling.step_race import StepRace
 from ucudnn.memory.torch.device.stated_budget import StatedBudget
 from ucudnn.memory.torch.device.tensor_block import TakenBlock
 from ucudnn.memory.torch.running.first_step import FirstStep, GrowthGuard
-from ucudnn.memory.torch.running.planned_run import PlannedRun
-from ucudnn.memory.torch.running.rerun import BeforeForward
+from ucudnn.memory.torch.running.planned_run import BeforeForward, PlannedRun
 from ucudnn.memory.torch.running.step_nodes import PlanInTheModelsPlace, Used, replayed
 from ucudnn.memory.torch.running.step_report import step_report
 from ucudnn.memory.torch.running.transfers import Transfers
@@ -45,17 +44,14 @@ class FittedStep(nn.Module):
 
     In training mode with gradients a call runs the plan's forward, and `backward` of what it returns runs the plan's
     backward, once. In evaluation mode and without gradients the model runs as it is; without the target a call returns
-    its output rather than the loss. Smaller arguments than the sample's get a plan of their own at their first step.
+    its output rather than the loss. Smaller arguments than the sample's get a plan of their own at their first step, by
+    `refit`, which plans other outputs that get gradients, too.
 
     Attributes:
         model: the model, as it was given; its parameters and buffers are those that are trained.
         costs: what the plan was made with.
         race: lets torch.compile of the whole step take turns with the plan; None where only the plan runs.
         accepts_loss_kwargs: False: the Trainer of transformers adds no `num_items_in_batch`, which no plan knows.
-
-    Args:
-        refit: returns a step of other arguments and keyword arguments, and of other outputs that get gradients, where
-            these are given; None where there is no way to plan one.
     """
 
     accepts_loss_kwargs = False
@@ -206,7 +202,6 @@ class FittedStep(nn.Module):
         used: Used,
         error: LayoutError | None,
     ) -> tuple[PlannedRun, list[Any], int]:
-        """Run forward once more under a plan for what backward has found out, as `step_nodes.Again` says."""
         with before.restored():
             self._replan(args, kwargs, used, error)
             run = self._current()
@@ -280,17 +275,12 @@ class FittedStep(nn.Module):
     ) -> None:
         """Let the first step run another plan, which decides whether this step's own plan comes after it.
 
-        Args:
-            first: the first step; None begins with this step's own plan.
-            guard: looks at what grows beside PyTorch's allocator; None does not look at it.
-            told: returns the stated budget with what is known of a plan.
-            block: the block in which tensors lie; None where the allocator grows as it needs.
-            layout: returns where tensors of another plan lie in a block of its own.
+        `told` returns the stated budget with what is known of a plan, and `layout` where tensors of a plan lie in a
+        block of its own. Without a block the allocator grows as it needs.
         """
         self._first, self._guard, self._told, self._block, self._layout = first, guard, told, block, layout
 
     def _current(self) -> PlannedRun:
-        """Return the code that runs now; plans change between steps only."""
         first = self._first
         if first is not None:
             if not first.ended:

@@ -94,12 +94,8 @@ def _near(budget: int) -> float:
 class KeptPlans:
     """Makes plans of a step, unless an earlier process did.
 
-    Args:
-        files: keep plans; of a policy that is no name none, nor of configurations, which each process measures.
-        program: the step.
-        costs: its costs.
-        policy: the policy.
-        asked: what plans depend on besides, such as the budget as it was stated.
+    Files keep no plans of a policy that is no name, nor of configurations, which each process measures. Plans depend on
+    what is asked, too, such as the budget as it was stated.
     """
 
     def __init__(
@@ -176,7 +172,6 @@ class KeptPlans:
 
 
 def _encoded(plan: MemoryPlan) -> dict[str, Any]:
-    """Return a plan without its budget and moves, which are those of a process."""
     kinds = "".join(str(_KINDS.index(kind)) for kind, _ in plan.actions)
     found = {"policy": plan.policy, "kinds": kinds, "targets": [target for _, target in plan.actions]}
     return {**found, "buffers": plan.buffers, "scratch_buffer": plan.scratch_buffer, "overlapped": plan.overlapped}

@@ -1,4 +1,4 @@
-"""PlannedRun: the code of a plan with what it runs on."""
+"""PlannedRun: the code of a plan with what it runs on; and what lets a forward run once more, under another plan."""
 
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence, Set
@@ -14,10 +14,14 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.host_slots import plan_host_slots
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.codegen.generator import GeneratedCode, generate
 from ucudnn.memory.torch.device.step_clock import StepClock
 from ucudnn.memory.torch.running.transfers import Transfers
+from ucudnn.memory.torch.subject.left_as_found import Snapshot
 from ucudnn.memory.torch.subject.step_program import StepProgram
+from ucudnn.memory.torch.subject.traced_values import generator_id
+from ucudnn.memory.torch.tracing.assemble import writes
 
 
 @final
@@ -163,15 +167,11 @@ class PlannedRun:
                 return function(*args)
         except BaseException as error:
             self.transfers.abandon()
-            self._note_line(error)
+            lines = self.code.text.splitlines()  # no file has them
+            for frame, number in traceback.walk_tb(error.__traceback__):
+                if frame.f_code.co_filename == self.code.filename:
+                    error.add_note(f"in the code of the plan: {lines[number - 1].strip()}")
             raise
-
-    def _note_line(self, error: BaseException) -> None:
-        """Add to an error the line of code at which it occurred: no file has it."""
-        lines = self.code.text.splitlines()
-        for frame, number in traceback.walk_tb(error.__traceback__):
-            if frame.f_code.co_filename == self.code.filename:
-                error.add_note(f"in the code of the plan: {lines[number - 1].strip()}")
 
 
 def _resumed(code: Generator[Any, None, Any]) -> Any:
@@ -187,3 +187,57 @@ def _guarded(program: StepProgram, read: Set[int]) -> tuple[tuple[int, ...], tup
         tuple(index for index, tensor in enumerate(tensors) if tensor.storage in read) for tensors in groups
     )
     return persistent, inputs, outputs
+
+
+@final
+class BeforeForward:
+    """Modes of this thread, random number generators and the tensors that forward writes, as they are now.
+
+    So it can run once more. Backward tells which outputs of a step get gradients, and an operator how its result lies.
+    Where that is otherwise than in the trace, the step is planned anew, and the forward of that plan runs.
+    """
+
+    def __init__(self, run: PlannedRun, inputs: Sequence[Tensor], modes: Snapshot) -> None:
+        program = run.program
+        calls = [each for each in program.every_call() if each.phase is Phase.FORWARD]
+        written = {each.storage for call in calls for each in writes(call)}
+        given = (*zip(run.persistent, (each for _, each in program.persistent), strict=True),)
+        given += (*zip(inputs, program.inputs, strict=True),)
+        # The copies lie in the host's memory, because no plan counts them.
+        self._tensors = [(each, each.detach().to("cpu", copy=True)) for each, made in given if made.storage in written]
+        drawn = any(call.draws for call in calls)
+        own = (each for call in calls for each in call.kwargs.values() if isinstance(each, torch.Generator))
+        general = torch.default_generator, *torch.cuda.default_generators
+        self._generators = {generator_id(each): each for each in (*general, *own)} if drawn else {}
+        self._states = self._drawn()
+        self._modes = modes
+
+    def restore(self) -> None:
+        """Put everything back; autograd does not see that tensors are written."""
+        self._modes.restore_modes()
+        self._draw(self._states)
+        with torch.no_grad(), self._unseen():
+            for tensor, before in self._tensors:
+                tensor.copy_(before)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put everything back for a block, and modes and generators forth again behind it."""
+        now, states = Snapshot(), self._drawn()
+        try:
+            self.restore()
+            with self._unseen():
+                yield
+        finally:
+            now.restore_modes()
+            self._draw(states)
+
+    def _drawn(self) -> list[Tensor]:
+        return [each.get_state() for each in self._generators.values()]
+
+    def _draw(self, states: Sequence[Tensor]) -> None:
+        for generator, state in zip(self._generators.values(), states, strict=True):
+            generator.set_state(state)
+
+    def _unseen(self) -> "torch.autograd.grad_mode._unsafe_preserve_version_counter":
+        return torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(each for each, _ in self._tensors))

@@ -109,14 +109,12 @@ class _Turn:
             self.run.transfers.abandon()
 
     def forward(self, run: PlannedRun, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Run forward, keep what it leaves, and return its outputs."""
         persistent = run.persistent
         outputs, self._state, self._number = run.forward(inputs)
         self.run, self._persistent, self._ended = run, persistent, False
         return outputs
 
     def begin(self, grad_outputs: Sequence[Tensor | None]) -> None:
-        """Begin backward with the gradients of the outputs, once."""
         if self._taken:
             raise FittedStepError("backward of a fitted step runs once: it frees activations on its way")
         self._taken = True
@@ -132,13 +130,16 @@ class _Turn:
 
     def _start(self) -> None:
         run, program = self.run, self.run.program
-        pairs = zip(program.used, program.grad_outputs, strict=True)
-        given = [_lying_as(self._used[index], traced) for index, traced in pairs]
+        given = []
+        for index, traced in zip(program.used, program.grad_outputs, strict=True):
+            each = self._used[index]
+            lies = each.stride(), each.storage_offset(), each.dtype, each.is_conj(), each.is_neg()
+            lies_so = lies == (traced.stride, 0, traced.dtype, False, False)
+            given.append(each if lies_so else traced.empty(each.device).copy_(each))
         self._part = run.backward(self._number, self._state, given, self._persistent)
         self._left = [*run.code.parts]
 
     def _run_again(self, error: LayoutError | None) -> None:
-        """Begin anew under another plan."""
         self._state.clear()
         if self._again is None:
             raise error or FittedStepError(
@@ -151,7 +152,6 @@ class _Turn:
         self._start()
 
     def gradients(self) -> _Gradients:
-        """Run the part of the next node, and return the gradients of its sources."""
         wanted = self._parts[self._next]
         self._next += 1
         ends = self._next == len(self._parts)
@@ -168,13 +168,6 @@ class _Turn:
         return tuple(self._found.pop(source) for source in wanted)
 
 
-def _lying_as(tensor: Tensor, traced: TracedTensor) -> Tensor:
-    """Return a tensor as the trace has it in memory: the tensor itself, or a copy."""
-    lies = tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
-    same = lies == (traced.stride, 0, traced.dtype, False, False)
-    return tensor if same else traced.empty(tensor.device).copy_(tensor)
-
-
 def _own_stride(tensor: Tensor) -> tuple[int, ...] | None:
     """Return the strides of a gradient that is no number for many elements."""
     return tuple(tensor.stride()) if tensor.numel() and 0 not in tensor.stride() else None
@@ -188,8 +181,6 @@ def _lies_so(tensor: Tensor | None, traced: TracedTensor) -> bool:
 
 
 class _Replay(torch.autograd.Function):
-    """Forward, and the first part of backward, or all of it."""
-
     @staticmethod
     def forward(
         ctx: Any, run: PlannedRun, turn: _Turn, inputs: tuple[Tensor, ...], token: Tensor | None, *sources: Tensor

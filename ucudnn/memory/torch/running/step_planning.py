@@ -101,7 +101,7 @@ class StepPlanning:
             measure = partial(measure_operations, program, costs, tensor_bytes=within.tensor_bytes, stages=stages)
             costs = options.ranks.all(lambda: kept_costs(files, program, lambda known: measure(known=known)))
         asked = options.convolutions
-        choices = None if asked is None else ConvolutionChoices.asked(program, asked)
+        choices = None if asked is None else ConvolutionChoices(program, asked)
         if choices is not None:
             costs = choices.measured(costs, within.tensor_bytes, stages)
         costs, within = options.ranks.costs(program.graph, costs), within.with_loaded_kernels(device, since=stated)
@@ -138,7 +138,6 @@ class StepPlanning:
         return plan
 
     def _told(self, plan: MemoryPlan) -> StatedBudget:
-        """Return the budget with what the allocator takes for a plan, and where that is from."""
         stated = replace(self.stated, earlier_plan=self.kept.is_earlier(plan))
         if self.room is None:
             return stated

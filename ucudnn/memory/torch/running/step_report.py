@@ -26,14 +26,9 @@ def step_report(
 ) -> str:
     """Return what a plan does and what that takes, predicted and measured so far.
 
-    Args:
-        run: the plan's code.
-        costs: what the plan was made with.
-        stated: the budget.
-        beside: bytes of what else is there during the whole step, by name.
-        others: plans of other mini-batches, and what they take.
-        raced: who computes the step, where not only the plan does, a line each.
-        in_parts: whether the optimizer updates some parameters at a time.
+    `beside` are bytes of what else is there during the whole step, by name, `others` plans of other mini-batches, and
+    `raced` says who computes the step, where not only the plan does. An optimizer in parts updates some parameters at a
+    time.
     """
     plan, device = run.plan, run.program.device
     parts, library = memory_parts(plan.graph, costs), library_workspace_bytes(device)

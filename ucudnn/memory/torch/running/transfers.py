@@ -31,12 +31,9 @@ class MeasuredCopy(NamedTuple):
 
 @final
 class Transfers:
-    """The copies of one plan between a device and its block of host memory. For one thread at a time.
+    """The copies of one plan between a device and its block of host memory, where slots are. For one thread at a time.
 
-    Args:
-        slots: where each storage lies in the block.
-        device: the device of the tensors.
-        host_bytes: the most that the block may have; None for half of the machine's memory.
+    The block has at most `host_bytes`, by default half of the machine's memory.
 
     Attributes:
         block_bytes: bytes of the block, which is pinned for a GPU.
@@ -146,7 +143,6 @@ class Transfers:
             self._places[number] = self._block.memory[begin : begin + size]
 
     def _shown_as(self, number: int, tensor: Tensor) -> Tensor:
-        """Return the place of a slot as a tensor of the type and the shape of another one."""
         if self._block is None:
             self._open()
         shown = self._shown.get(number)

@@ -6,10 +6,14 @@ actions of the plan of all on a step of their own, so the order of collectives i
 """
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from statistics import median
+from time import perf_counter
 from typing import Any, TypeVar, final
+
+import torch
 
 from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.plans.actions import COMPUTES
@@ -26,17 +30,12 @@ Exchange = Callable[[Any], list[Any]]
 
 @final
 class Agreement:
-    """Decides with other ranks, or alone where there are none.
+    """Decides with other ranks, with which a function exchanges values, or alone where there are none.
 
     Attributes:
         link: how long collectives take; None where there are none.
         follows: the plan of all ranks while this one plans or runs smaller arguments than others: nothing is decided
             together then, and what is planned does what that plan does. None otherwise.
-
-    Args:
-        exchange: passes values between the ranks; None where there are no others.
-        rank: the number of this one.
-        link: as above.
     """
 
     def __init__(self, exchange: Exchange | None = None, rank: int = 0, link: RankLink | None = None) -> None:
@@ -68,7 +67,8 @@ class Agreement:
             raise failed
         for rank, other in enumerate(errors):
             if other is not None:
-                raise _received(rank, other)
+                other.args = (f"rank {rank}: {other}", *other.args[1:])
+                raise other
         return found
 
     def costs(self, graph: StepGraph, costs: Costs) -> Costs:
@@ -178,6 +178,37 @@ def _sent(error: Exception) -> Any:
     return error
 
 
-def _received(rank: int, error: Exception) -> Exception:
-    error.args = (f"rank {rank}: {error}", *error.args[1:])
-    return error
+_SMALL, _LARGE = 1 << 10, 1 << 24  # bytes of a rank that are gathered to be timed
+_REPEATS = 5
+
+
+def measured_link(gather: Callable[[torch.Tensor], object], ranks: int, device: torch.device) -> RankLink:
+    """Return the link as all-gathers of two sizes show it on this rank; all ranks measure together.
+
+    Nothing is measured on a CPU, whose link is assumed.
+    """
+    if device.type != "cuda" or ranks == 1:
+        return RankLink(ranks=ranks)
+    seconds = []
+    for size in (_SMALL, _LARGE):
+        own, times = torch.zeros(size, dtype=torch.uint8, device=device), []
+        for _ in range(_REPEATS + 1):  # the first one connects the ranks
+            torch.cuda.synchronize(device)
+            begin = perf_counter()
+            gather(own)
+            torch.cuda.synchronize(device)
+            times.append(perf_counter() - begin)
+        seconds.append(median(times[1:]))
+    torch.cuda.empty_cache()
+    others, (small, large) = ranks - 1, (1e3 * each for each in seconds)
+    bandwidth = others * (_LARGE - _SMALL) / max(large - small, 1e-3)
+    return RankLink(ranks=ranks, latency_ms=small / others, bytes_per_ms=bandwidth, source="measured")
+
+
+def slowest(links: Sequence[RankLink]) -> RankLink:
+    """Return a link that is as slow as the slowest of several in each number."""
+    return replace(
+        links[0],
+        latency_ms=max(each.latency_ms for each in links),
+        bytes_per_ms=min(each.bytes_per_ms for each in links),
+    )

@@ -6,8 +6,6 @@ parameters that follow each other are gathered together, and their gradients ave
 bytes takes as long as one of some MiB.
 """
 
-import copy
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -23,7 +21,6 @@ from ucudnn.errors import InvalidValueError
 from ucudnn.memory.step.sharded import buckets
 from ucudnn.memory.torch.sharding.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ucudnn.memory.torch.sharding.shards import ParameterShard
-from ucudnn.memory.torch.subject.update_parts import at_once
 
 _SPLIT: Any = torch.split_with_sizes_copy
 
@@ -31,15 +28,11 @@ _SPLIT: Any = torch.split_with_sizes_copy
 class GatheredModel(nn.Module):
     """Runs a model on whole parameters. Its modules must have shards as a plan sees them meanwhile.
 
-    Args:
-        model: the model.
-        shards: its parameters.
-        group: the ranks.
-        precision: in which types parameters are gathered and gradients averaged, and what is cast to them.
-        accumulates: whether backward leaves whole gradients in `accumulated`, which no rank has averaged.
+    The precision says in which types parameters are gathered and gradients averaged, and what is cast to them. Where it
+    accumulates, backward leaves whole gradients, which no rank has averaged.
 
     Attributes:
-        accumulated: for each trained parameter one without memory, whose gradient is the whole gradient.
+        accumulated: for each trained parameter one without memory, whose gradient is the whole gradient then.
     """
 
     def __init__(
@@ -54,7 +47,11 @@ class GatheredModel(nn.Module):
         super().__init__()
         self.module = model
         trained = [each for each in shards if each.outside.requires_grad and accumulates]
-        self.accumulated = nn.ParameterList(_without_memory(each, precision) for each in trained)
+        dtype = precision.reduce_dtype or precision.param_dtype
+        self.accumulated = nn.ParameterList(
+            nn.Parameter(each.inside.new_empty((), dtype=dtype or each.inside.dtype).expand(each.outside.shape))
+            for each in trained
+        )
         given = None if not precision.cast_forward_inputs else precision.param_dtype
         self._casts = partial(_cast, given), partial(_cast, precision.output_dtype)
         self._way = way = _Way(
@@ -131,8 +128,6 @@ class GatheredModel(nn.Module):
 
 @final
 class _WholeParameters(dict[str, Any]):
-    """The table of a module's parameters, which returns whole ones."""
-
     def __init__(self, table: dict[str, Any], read: "_Reader") -> None:
         super().__init__(table)
         self._read = read
@@ -152,8 +147,6 @@ class _WholeParameters(dict[str, Any]):
 
 @final
 class _Reader:
-    """Gathers what is read, once."""
-
     def __init__(
         self, together: Sequence[Sequence[ParameterShard]], way: "_Way", accumulated: Mapping[int, Tensor]
     ) -> None:
@@ -244,7 +237,6 @@ def _averaged_together(gradients: Sequence[Tensor | None], ctx: Any) -> Iterator
 
 
 def _padded(gradient: Tensor, way: _Way) -> Tensor:
-    """Return a gradient of which each rank has as many rows."""
     rows = gradient.shape[0]
     if not rows % way.ranks:
         return gradient
@@ -267,13 +259,7 @@ def _averaged(gradient: Tensor, rows: int | None, way: _Way, dtype: torch.dtype)
     gradient = _to(gradient, way.reduced).contiguous()
     if rows is not None:
         gradient = _padded(gradient, way)
-    mean = (ALL_REDUCE if rows is None else REDUCE_SCATTER)(gradient, way.ranks, way.group)
-    return _to(mean, dtype)
-
-
-def _without_memory(shard: ParameterShard, precision: MixedPrecisionPolicy) -> nn.Parameter:
-    dtype = precision.reduce_dtype or precision.param_dtype or shard.inside.dtype
-    return nn.Parameter(shard.inside.new_empty((), dtype=dtype).expand(shard.outside.shape))
+    return _to((ALL_REDUCE if rows is None else REDUCE_SCATTER)(gradient, way.ranks, way.group), dtype)
 
 
 def _to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -283,20 +269,3 @@ def _to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 def _cast(dtype: torch.dtype | None, values: Any) -> Any:
     """Return values of which all tensors of real numbers have a type; None leaves them as they are."""
     return values if dtype is None else tree_map_only(Tensor, lambda each: _to(each, dtype), values)
-
-
-def planned_optimizer(optimizer: torch.optim.Optimizer, shards: Sequence[ParameterShard]) -> torch.optim.Optimizer:
-    """Return an optimizer of the shards inside, by which a trace counts state and temporaries; nobody calls it."""
-    inside = {id(each.outside): each.inside for each in shards}
-    found = copy.copy(optimizer)
-    found.__dict__.pop("step", None)
-    found.param_groups = []
-    for number, group in enumerate(optimizer.param_groups):
-        for index, each in enumerate(group["params"]):
-            if id(each) not in inside:
-                raise InvalidValueError(f"parameter {index} of the optimizer's group {number} is none of the model's")
-        # Where nobody has chosen, PyTorch updates DTensors one by one.
-        told = {"foreach": at_once(group)} if group.get("foreach", ...) is None else {}
-        found.param_groups.append({**group, **told, "params": [inside[id(each)] for each in group["params"]]})
-    found.state = defaultdict(dict)
-    return found

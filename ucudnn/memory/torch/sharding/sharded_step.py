@@ -13,10 +13,10 @@ from torch.utils.checkpoint import CheckpointError
 
 from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.reports.rank_lines import sharded_lines
+from ucudnn.memory.reports.plan_summary import sharded_lines
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.device.weak_hook import weakly
-from ucudnn.memory.torch.sharding.agreement import Agreement, collectives_of
+from ucudnn.memory.torch.sharding.agreement import Agreement, collectives_of, measured_link, slowest
 from ucudnn.memory.torch.sharding.collectives import (
     ALL_GATHER,
     COLLECTIVES,
@@ -27,12 +27,11 @@ from ucudnn.memory.torch.sharding.collectives import (
     group_of,
     numbers,
 )
-from ucudnn.memory.torch.sharding.gathered_model import GatheredModel, planned_optimizer
-from ucudnn.memory.torch.sharding.links import measured_link, slowest
+from ucudnn.memory.torch.sharding.gathered_model import GatheredModel
 from ucudnn.memory.torch.sharding.shards import placed_inside, shard_parameters
 from ucudnn.memory.torch.subject.model_checks import check_model
 from ucudnn.memory.torch.subject.step_program import StepProgram
-from ucudnn.memory.torch.subject.update_parts import update_in_parts
+from ucudnn.memory.torch.subject.update_parts import optimizer_of, update_in_parts
 from ucudnn.units import format_bytes, shortened
 
 _UNPLANNED = 1 << 62
@@ -45,16 +44,12 @@ _INSTEAD_OF_CHECKPOINTS = (
 
 @final
 class Sharding:
-    """Divides a model and its optimizers among the ranks of a device mesh.
+    """Divides a model and its optimizers among the ranks of a device mesh's first dimension.
 
     Attributes:
         model: what `fit` trains in the place of the model.
         accumulating: likewise, where whole gradients are accumulated.
         optimizers: what it is given in the place of the optimizers.
-
-    Args:
-        mesh: a device mesh, of whose first dimension the ranks are.
-        precision: FSDP2's policy of mixed precision; None keeps all types.
 
     Raises:
         InvalidValueError: if the mesh or the model is not one that can be sharded.
@@ -100,15 +95,13 @@ class Sharding:
         self.model: GatheredModel = gathered()
         self.accumulating: GatheredModel = gathered(accumulates=True)
         self._loss = loss
-        self.optimizers = [planned_optimizer(each, self.shards) for each in given]
+        inside = {id(each.outside): each.inside for each in self.shards}
+        self.optimizers = [optimizer_of(each, inside)[0] for each in given]
 
     def fitted(self, make: Callable[..., Any], sample: Any, *, keep_gradients: bool) -> "ShardedStep":
         """Return the step that a function fits to a sample, and to what stands in the place of model and optimizers.
 
-        Args:
-            make: is called with a sample, whether gradients are kept, the ranks, the model, the loss and optimizers.
-            sample: what `fit` is given.
-            keep_gradients: likewise.
+        It is called with a sample, whether gradients are kept, the ranks, the model, the loss and optimizers.
         """
 
         def made(sample: Any, *, accumulates: bool = False) -> Any:
@@ -218,7 +211,6 @@ class ShardedStep(nn.Module):
         self._averages = requires_gradient_sync
 
     def _note_gradient(self, whole: Tensor) -> None:
-        """Average all gradients at the end of a backward, once there is one of them."""
         if self._averages_now and not self._ending:
             self._ending = True
             engine: Any = torch.autograd.Variable._execution_engine

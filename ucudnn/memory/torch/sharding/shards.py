@@ -42,18 +42,14 @@ class ParameterShard:
         """Whether each rank has some of its rows; a scalar, or what has no rows, is whole on each rank."""
         return _is_split(self.outside.shape)
 
-    def seen_outside(self, tensor: Tensor) -> Tensor:
-        """Return a tensor that lies as the shard does inside, such as its gradient, as one that the loop sees."""
-        spec: Any = self.outside.data
-        local = tensor[: spec.to_local().shape[0]] if self.is_split else tensor
-        return _distributed(local, spec.device_mesh, spec)
-
     def hand_over(self, inside: Tensor) -> None:
         """Give the parameter outside the gradient that the one inside has got, and call its hooks, as FSDP2 does."""
         if inside.grad is None:
             return
         with torch.no_grad():
-            gradient, inside.grad = self.seen_outside(inside.grad), None
+            spec: Any = self.outside.data
+            local = inside.grad[: spec.to_local().shape[0]] if self.is_split else inside.grad
+            gradient, inside.grad = _distributed(local, spec.device_mesh, spec), None
             if self.outside.grad is None:
                 self.outside.grad = gradient
             else:
@@ -67,10 +63,7 @@ def shard_parameters(
 ) -> tuple[ParameterShard, ...]:
     """Leave each rank its rows of all parameters of a model; optimizers follow, with what state they have.
 
-    Args:
-        model: its parameters are plain, as large as they are, or DTensors of the same mesh, split by their rows.
-        optimizers: optimizers of these parameters.
-        mesh: a one-dimensional device mesh.
+    Parameters are plain, as large as they are, or DTensors of the same one-dimensional mesh, split by their rows.
 
     Raises:
         InvalidValueError: if a parameter is distributed in another way, or is not contiguous.
@@ -181,13 +174,11 @@ def _own_rows(tensor: Tensor, shape: Sequence[int], mesh: DeviceMesh) -> Tensor:
 
 
 def _distributed(local: Tensor, mesh: DeviceMesh, whole: Tensor) -> Tensor:
-    """Return a tensor as large as a given one, of which this rank has some rows."""
     placements = [Shard(0) if _is_split(whole.shape) else Replicate()]
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def _split_like(parameter: Tensor, before: Tensor, value: Tensor) -> Tensor:
-    """Return this rank's part of what an optimizer keeps of a parameter."""
     if isinstance(value, DTensor) or value.shape != before.shape or not isinstance(parameter, DTensor):
         return value
     if not value.dim() and not value.is_floating_point():

@@ -37,8 +37,6 @@ ABSENT: Final = _Absent()
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
-    """An object that is equal to itself only."""
-
     value: Any
 
     def __eq__(self, other: object) -> bool:
@@ -209,7 +207,6 @@ def _inside(value: Any) -> list[Any] | None:
 
 
 def _table(value: Any) -> dict[str, Any]:
-    """Return the attributes of a plain object by name."""
     if isinstance(value, partial):  # they are none of its dictionary
         return {**vars(value), "func": value.func, "args": value.args, "keywords": value.keywords}
     found: dict[str, Any] = vars(value)

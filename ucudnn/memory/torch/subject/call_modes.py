@@ -103,18 +103,14 @@ def leave_autocast() -> None:
         torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()
     if depth:
-        for device, dtype in _types_of_a_thread():
+        found: list[tuple[str, torch.dtype]] = []
+        thread = Thread(target=lambda: found.extend((each, torch.get_autocast_dtype(each)) for each in _DEVICES))
+        thread.start()
+        thread.join()
+        for device, dtype in found:
             torch.set_autocast_enabled(device, False)
             torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(True)
-
-
-def _types_of_a_thread() -> list[tuple[str, torch.dtype]]:
-    found: list[tuple[str, torch.dtype]] = []
-    thread = Thread(target=lambda: found.extend((each, torch.get_autocast_dtype(each)) for each in _DEVICES))
-    thread.start()
-    thread.join()
-    return found
 
 
 def _found() -> list[Any]:
@@ -182,8 +178,7 @@ def _choose_attention() -> None:
 
 def _devices() -> tuple[Any, ...]:
     """Return the devices on which functions make tensors; () stands for the CPU."""
-    count = torch._C._len_torch_function_stack()
-    modes = [*map(torch._C._get_function_stack_at, range(count))]
+    modes = [*map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))]
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # also while PyTorch works without modes
     return tuple(mode.device for mode in (*modes, default) if isinstance(mode, DeviceContext))
 

@@ -34,11 +34,8 @@ def left_as_found(work: "Callable[[Snapshot], _Result]", *roots: Any) -> _Result
     """Return what a function returns, and leave everything as it was if an error ends it, Ctrl-C included.
 
     No context manager does this: Ctrl-C at the begin of its `__exit__` would leave things as they are. A second Ctrl-C
-    while things are put back can still do so.
-
-    Args:
-        work: is called with the snapshot, which it restores itself where it ends well.
-        roots: as in `Snapshot`.
+    while things are put back can still do so. The function is called with the snapshot of the roots, which it restores
+    itself where it ends well.
     """
     snapshot = Snapshot(*roots)
     try:
@@ -79,10 +76,7 @@ class Snapshot:
 
     Entries of modules, optimizers, containers and plain objects are noted, and the gradients, the hooks and the memory
     of tensors. Elements of tensors are not copied: nothing that a trace runs can write them. What nobody has changed is
-    not written when things are put back.
-
-    Args:
-        roots: what is trained: modules, optimizers, functions, tensors, and containers of them.
+    not written when things are put back. Roots are modules, optimizers, functions, tensors, and containers of them.
     """
 
     def __init__(self, *roots: Any) -> None:
@@ -91,9 +85,17 @@ class Snapshot:
         self._lists: list[tuple[Any, list[Any]]] = []
         self._tables: list[tuple[dict[Any, Any], list[tuple[Any, Any]]]] = []
         self._places: list[tuple[Any, str, Any]] = []
-        self._undos: list[_Undo] = [*_of_this_thread(), *_of_process(), *_of_generators()]
+        generators = [torch.default_generator, *torch.cuda.default_generators, random._inst]
+        generators += [] if _numpy_random() is None else [_numpy_random().mtrand._rand]
+        self._undos: list[_Undo] = [*_of_this_thread(), *_of_process(), *filter(None, map(_of_generator, generators))]
         self._contents: list[_Undo] = []
-        self._note_all([*roots, hooks_of_all()])
+        left = [*roots, hooks_of_all()]
+        while left:
+            value = left.pop()
+            if id(value) in self._seen or isinstance(value, (str, bytes, int, float, type(None), type)):
+                continue
+            self._seen[id(value)] = value  # so that its number stays its own
+            left += self._noted(value)
 
     def note(self, owner: Any, key: str, value: Any, generators: Iterable[Any]) -> None:
         """Note a value that hangs on no root, as `read_now` finds it, while a trace runs: no tensor is looked at."""
@@ -154,14 +156,6 @@ class Snapshot:
         self.restore()
         for undo in self._after_errors:
             undo()
-
-    def _note_all(self, left: list[Any]) -> None:
-        while left:
-            value = left.pop()
-            if id(value) in self._seen or isinstance(value, (str, bytes, int, float, type(None), type)):
-                continue
-            self._seen[id(value)] = value  # so that its number stays its own
-            left += self._noted(value)
 
     def _noted(self, value: Any) -> Sequence[Any]:
         if isinstance(value, Tensor):
@@ -251,20 +245,15 @@ def _of_generator(value: Any) -> _Undo | None:
         return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
         return partial(value.setstate, value.getstate())
-    numbers: Any = getattr(sys.modules.get("numpy"), "random", None)
-    if numbers is not None and isinstance(value, numbers.RandomState):
+    if (numbers := _numpy_random()) is not None and isinstance(value, numbers.RandomState):
         return partial(value.set_state, value.get_state(legacy=False))
     if numbers is not None and isinstance(value, numbers.Generator):
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     return None
 
 
-def _of_generators() -> Iterator[_Undo]:
-    generators = [torch.default_generator, *torch.cuda.default_generators, random._inst]
-    numbers: Any = getattr(sys.modules.get("numpy"), "random", None)
-    if numbers is not None:
-        generators.append(numbers.mtrand._rand)
-    yield from filter(None, map(_of_generator, generators))
+def _numpy_random() -> Any:
+    return getattr(sys.modules.get("numpy"), "random", None)
 
 
 def _of_process() -> Iterator[_Undo]:
@@ -316,7 +305,7 @@ def _of_this_thread() -> Iterator[_Undo]:
         yield partial(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
     yield partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
     yield partial(_put_back_nesting, autocast_depth())
-    yield partial(_put_back_saving_hooks, _saving_hooks())
+    yield partial(_put_back_saving_hooks, torch._C._autograd._top_saved_tensors_default_hooks(True))
     if torch.cuda.is_initialized():
         yield partial(torch.cuda.set_stream, torch.cuda.current_stream())
         yield partial(torch.cuda.set_device, torch.cuda.current_device())
@@ -343,10 +332,6 @@ def _put_back_nesting(depth: int) -> None:
         torch.clear_autocast_cache()  # weights without memory, cast
 
 
-def _saving_hooks() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
 def _put_back_saving_hooks(top: Any) -> None:
-    while (now := _saving_hooks()) is not None and now != top:
+    while (now := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None and now != top:
         torch._C._autograd._pop_saved_tensors_default_hooks()

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -105,7 +105,8 @@ def _check_module(what: str, module: nn.Module) -> None:
         )
     if isinstance(module, nn.DataParallel):
         raise InvalidValueError(f"{what} is a DataParallel, which copies the model in each step: {INSTEAD_OF_REPLICAS}")
-    if isinstance(module, nn.SyncBatchNorm) and _ranks() > 1:
+    communicates = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    if isinstance(module, nn.SyncBatchNorm) and communicates:
         raise InvalidValueError(
             f"{what} is a SyncBatchNorm, which waits for other processes during the step, and a plan cannot: use the"
             " batch normalization of one process"
@@ -113,8 +114,3 @@ def _check_module(what: str, module: nn.Module) -> None:
 
 
 INSTEAD_OF_REPLICAS = "use DistributedDataParallel, with a process for each GPU"
-
-
-def _ranks() -> int:
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1

@@ -17,11 +17,8 @@ from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
 class ModelState:
     """Knows whether a model is still the one that was traced.
 
-    Args:
-        model: the model.
-        tensors: its parameters and buffers, and perhaps other tensors that nothing can replace.
-        attributes: what else the code depends on.
-        values: indices of tensors whose values the code depends on, each with a copy.
+    Behind its parameters and buffers there may be other tensors that nothing can replace. `values` are indices of
+    tensors whose values the code depends on, each with a copy.
     """
 
     def __init__(
@@ -112,7 +109,6 @@ class ModelState:
                 )
 
     def _check_sharing(self) -> None:
-        """Check that what shared memory still does, because code knows it by one name."""
         for numbers in self._sharing:
             if len(_by_memory([self._tensors[number] for number in numbers])) > 1:
                 labels = dict.fromkeys(label for _, _, number, label in self._places if number in numbers)
@@ -169,7 +165,6 @@ def _forms_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
 
 
 def _by_memory(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Return the numbers of tensors that share memory, together."""
     found: dict[int, list[int]] = {}
     for number, tensor in enumerate(tensors):
         found.setdefault(tensor.untyped_storage()._cdata, []).append(number)

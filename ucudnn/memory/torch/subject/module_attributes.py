@@ -23,7 +23,6 @@ class AttributeRead:
         owner: what `read_now` takes.
         key: the name of the attribute there.
         label: its name in messages, with the path of the module.
-        content: what it was made of.
     """
 
     owner: Any
@@ -85,7 +84,6 @@ class ModuleAttributes:
             return [each.value() for each in self._reads]
 
     def _compare(self, values: Sequence[Any]) -> None:
-        """Look at what is another object, or has entries."""
         contents = []
         for read, value, before, content in zip(self._reads, values, self._values, self._contents, strict=True):
             if value is before and not content.views and not content.long:
@@ -98,7 +96,6 @@ class ModuleAttributes:
         self._look(contents)  # equal values in other objects
 
     def _look(self, contents: list[AttributeContent]) -> None:
-        """Note which objects the values and their entries are."""
         self._contents = contents
         self._values = self._values_now()
         self._views = [view for content in contents for view in content.views]

@@ -4,7 +4,7 @@ The code of a plan calls the operators that autograd itself would call, in place
 backward where an operand is read by nobody else. That is why the numbers are the same to the bit.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from ucudnn.errors import FittedStepError, InvalidValueError
-from ucudnn.memory.step.graph import StepGraph
+from ucudnn.memory.step.graph import StepGraph, StepOperation, Storage
 from ucudnn.memory.torch.subject.call_modes import CallModes
 from ucudnn.memory.torch.subject.model_checks import check_arguments, check_model
 from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
@@ -37,7 +37,6 @@ class StepSubject:
         optimizers: the optimizers whose memory counts; they update one after the other.
         beside: bytes of what else is there during the whole step, by name.
         gradients_kept: whether gradients of earlier steps are among it.
-        parallel: the DistributedDataParallel around the model, or None.
         used: indices of the outputs that get a gradient, each with its strides, or None for those of the output; None
             where nobody has told yet.
         in_pieces: whether operators of backward may run piece by piece, and optimizers update some parameters at a
@@ -107,7 +106,8 @@ def step_subject(
         raise InvalidValueError("with a loss the sample is a tuple of the model's arguments and the loss's target")
     check_arguments(loss, optimizer, (args, kwargs))
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
-    size = _gradient_bytes(model)
+    trained = (each for each in model.parameters() if each.requires_grad)  # as the allocator of a GPU rounds them
+    size = sum(-(-each.nbytes // unit) * unit for each in trained for unit in [512 if each.is_cuda else 1])
     beside = {_KEPT: size} if keep_gradients else {}
     for each in optimizers:
         if isinstance(each, torch.optim.LBFGS):
@@ -126,12 +126,6 @@ def step_subject(
         beside=beside,
         gradients_kept=keep_gradients,
     )
-
-
-def _gradient_bytes(model: nn.Module) -> int:
-    """Return the bytes of all gradients, as PyTorch's allocator of their device rounds them."""
-    trained = (each for each in model.parameters() if each.requires_grad)
-    return sum(-(-each.nbytes // unit) * unit for each in trained for unit in [512 if each.is_cuda else 1])
 
 
 def _quasi_newton_bytes(optimizer: torch.optim.LBFGS) -> int:
@@ -156,18 +150,13 @@ class StepProgram:
     Attributes:
         uncounted: calls that are no operation, each with the number of operations before it.
         persistent: parameters, buffers and constants, each with the tensor that stands for it in the calls.
-        inputs: the tensors among the arguments, in order.
         outputs: the different tensors that the step returns, and behind them those of `supposed`.
-        result: the structure of what it returns.
         differentiable: indices of the outputs that backward may begin at.
         used: indices of those that get a gradient.
         grad_outputs: the gradient of each of these that backward begins with.
         outside: operations that stand for what the caller does between forward and backward, and their `grad_outputs`.
         sources: what gradients are computed of: (True, index in `persistent`) or (False, index in `inputs`).
         gradients: the gradient of each of the sources; None where the outputs do not depend on it.
-        device: the device whose memory counts.
-        attributes: what the step read of its modules besides tensors.
-        modes: the modes of PyTorch's under which it was traced.
         functions: by operation, what code calls in the place of the operator, with its arguments.
         groups: the sources in groups whose gradients backward hands over as soon as they exist, one group after the
             other; () hands over all of them when it has ended.
@@ -208,6 +197,53 @@ class StepProgram:
         """Yield the calls of operations, and those that are no operation."""
         yield from self.calls
         yield from (call for _, call in self.uncounted)
+
+    def rewritten(
+        self,
+        operations: Iterable[StepOperation],
+        calls: Iterable[TracedCall],
+        kept: Iterable[int],
+        new: Sequence[Storage],
+        positions: Mapping[int, int] | Sequence[int],
+    ) -> "StepProgram":
+        """Return a program of other operations, of which some storages of the graph are kept, and some are new.
+
+        Operations and calls have the numbers of this program's storages, and -1, -2 and so on of new ones. Positions
+        are where each operation of this program, and their end, is now.
+        """
+        known = len(self.graph.storages)
+        counted = [*kept, *range(-1, -1 - len(new), -1)]
+        order = [*counted, *sorted(each for each in self.sizes if each >= known)]
+        numbers = {storage: number for number, storage in enumerate(order) if storage != number}
+        sizes = {**self.sizes, **{-number: each.size.at(self.graph.batch) for number, each in enumerate(new, 1)}}
+
+        def numbered(tensor: TracedTensor) -> TracedTensor:
+            return replace(tensor, storage=numbers.get(tensor.storage, tensor.storage))
+
+        def ascending(storages: Iterable[int]) -> tuple[int, ...]:
+            return tuple(sorted(numbers.get(each, each) for each in storages))
+
+        graph = replace(
+            self.graph,
+            operations=tuple(
+                replace(each, reads=ascending(each.reads), writes=ascending(each.writes)) for each in operations
+            ),
+            storages=tuple(new[-each - 1] if each < 0 else self.graph.storages[each] for each in counted),
+        )
+        return replace(
+            self,
+            graph=graph,
+            calls=tuple(call.with_storages(numbers) for call in calls),
+            uncounted=tuple((positions[at], call.with_storages(numbers)) for at, call in self.uncounted),
+            persistent=tuple((real, numbered(each)) for real, each in self.persistent),
+            inputs=tuple(map(numbered, self.inputs)),
+            outputs=tuple(map(numbered, self.outputs)),
+            grad_outputs=tuple(map(numbered, self.grad_outputs)),
+            outside={positions[index]: grad_output for index, grad_output in self.outside.items()},
+            functions={positions[index]: function for index, function in self.functions.items()},
+            gradients=tuple(each and numbered(each) for each in self.gradients),
+            sizes={numbers.get(each, each): sizes[each] for each in order if each in sizes},
+        )
 
     def found_otherwise(self, outputs: Sequence[Tensor]) -> tuple[tuple[bool, str, bool], ...]:
         """Return what another step must suppose, by the outputs of forward; () where this one is right.

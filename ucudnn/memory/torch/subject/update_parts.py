@@ -4,6 +4,8 @@ PyTorch's optimizers compute each step of their formula for all parameters at on
 all of them. Each parameter is updated by itself, so that the bits are the same in parts.
 """
 
+import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
+from ucudnn.errors import InvalidValueError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
@@ -68,6 +71,29 @@ def in_parts(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             parts[-1].append(each)
         found += [{**group, "params": part} for part in parts]
     return found
+
+
+def optimizer_of(
+    optimizer: torch.optim.Optimizer, others: Mapping[int, Tensor]
+) -> tuple[torch.optim.Optimizer, dict[int, str]]:
+    """Return an optimizer without state of tensors in the place of its parameters, and their names by their ids.
+
+    Where nobody has chosen, groups say whether they are updated at once, which PyTorch chooses by types of parameters.
+
+    Raises:
+        InvalidValueError: if a parameter is none of the model's, by whose ids the others are given.
+    """
+    found, names = copy.copy(optimizer), dict[int, str]()
+    found.__dict__.pop("step", None)  # schedulers put one there that updates the real parameters
+    found.param_groups, found.state = [], defaultdict(dict)
+    for number, group in enumerate(optimizer.param_groups):
+        for index, each in enumerate(group["params"]):
+            if id(each) not in others:
+                raise InvalidValueError(f"parameter {index} of the optimizer's group {number} is none of the model's")
+            names[id(others[id(each)])] = f"group{number}.{index}"
+        told = {"foreach": at_once(group)} if group.get("foreach", ...) is None else {}
+        found.param_groups.append({**group, **told, "params": [others[id(each)] for each in group["params"]]})
+    return found, names
 
 
 @contextmanager

@@ -16,13 +16,7 @@ from typing import Any, final
 import torch
 
 from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
-from ucudnn.memory.torch.subject.traced_values import (
-    Trace,
-    TracedCall,
-    TracedTensor,
-    tensors_in,
-    unused_name,
-)
+from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, tensors_in, unused_name
 from ucudnn.memory.torch.tracing.in_place import written_in_place
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.calls.problem import convolution_of, memory_format_of
@@ -48,12 +42,10 @@ class TracedSubject:
     Attributes:
         device: type of the device whose memory counts; tensors elsewhere are left out.
         roles: role and name of storages that are no activations, by their index in the trace.
-        math: whether products of float32 may be computed as TF32.
         gradients_kept: whether gradients exist before the step.
         runs: whether the step is to run by plans. Then storages without bytes count, too, because plans keep the order
             of operations that make and read them, and operators of backward write over operands where they may.
         in_pieces: whether more of them do so, piece by piece, which takes longer.
-        conditions: what the record depends on.
     """
 
     name: str
@@ -73,7 +65,6 @@ class TracedStep:
     """A step graph with the operator calls behind it.
 
     Attributes:
-        graph: the step at the mini-batch that was traced.
         calls: the call of each operation; its tensors have the graph's storages, or -1 where the graph has none.
         dispatched: all operators of the step in order, also those that only make views; `calls` have indices into it.
         executed: the calls of the operations, and those of operators that are no operation because all that they write
@@ -173,7 +164,6 @@ def _with_held(
 
 
 def _executed(parts: Iterable[tuple[TracedCall, "_Access"]]) -> Iterator[tuple[bool, TracedCall]]:
-    """Yield the calls that make or change bytes, each with whether it is an operation."""
     for call, access in parts:
         makes = not {each.storage for each in call.outputs} <= {each.storage for each in call.inputs}
         if access.writes or makes or writes(call):
@@ -186,7 +176,6 @@ def writes(call: TracedCall) -> list[TracedTensor]:
 
 
 def _written(call: TracedCall) -> Iterator[tuple[Any, TracedTensor]]:
-    """Yield each tensor that a call writes, with the argument of the schema."""
     if call.turns:  # code that called it would change what a name stands for, which others may read as it was
         return
     for argument in call.func._schema.arguments:
@@ -220,14 +209,12 @@ def _accumulated_in_place(trace: Trace) -> tuple[list[TracedCall], dict[int, int
                 current = replace(call.with_storages(merged), func=aten.add_.Tensor)
         if call.node is not None:
             for output in call.outputs:
-                made = trace.storages[output.storage].born == index
-                makers[output] = call.node if made else None
+                makers[output] = call.node if trace.storages[output.storage].born == index else None
         calls.append(current)
     return calls, merged
 
 
 def _parts(call: TracedCall) -> list[TracedCall]:
-    """Return a convolution's backward as two calls, any other call as it is."""
     if call.func is not _CONVOLUTION_BACKWARD:
         return [call]
     *rest, mask = call.args
@@ -294,11 +281,12 @@ def _operation(
     if call.func is _CONVOLUTION_BACKWARD:
         part = "_data" if call.args[-1][0] else "_filter"
     problem = _problem(call, subject.math)
+    first = next(iter(call.outputs or call.inputs), None)
     return StepOperation(
         name=names.numbered(f"{kind.strip('_')}{part}"),
         kind=f"{call.func.namespace}.{kind}",
         phase=call.phase,
-        dtype=_dtype(call),
+        dtype="" if first is None else str(first.dtype).removeprefix("torch."),
         reads=tuple(sorted(rows[storage] for storage in access.reads)),
         writes=tuple(sorted(rows[storage] for storage in access.writes)),
         flops=Affine(call.flops),
@@ -342,12 +330,6 @@ def _problem(call: TracedCall, math: MathMode) -> ConvolutionProblem | None:
     return found.backward_input if mask[0] else found.backward_weight
 
 
-def _dtype(call: TracedCall) -> str:
-    """Return the type of what a call writes first."""
-    first = next(iter(call.outputs or call.inputs), None)
-    return "" if first is None else str(first.dtype).removeprefix("torch.")
-
-
 def _storage(trace: Trace, storage: int, role: Role, name: str) -> Storage:
     return Storage(name=name, role=role, size=Affine(trace.storages[storage].size))
 
@@ -359,13 +341,8 @@ def executable(
 
     PyTorch's gradient of a convolution's input is given the input, too, of which it needs only the geometry. Operations
     that draw random numbers stay in the program's order, whatever a plan does: they read and write one storage of no
-    bytes, which stands for the generator.
-
-    Args:
-        graph: the step.
-        calls: the call of each operation.
-        outside: operations that are the caller's part.
-        beside: bytes of storages that no operation accesses and that are there all the time, by name.
+    bytes, which stands for the generator. `beside` are bytes of storages that no operation accesses and that are there
+    all the time, by name.
     """
     generator = len(graph.storages)
     operations = []
@@ -384,17 +361,13 @@ def executable(
 
 @final
 class _Names:
-    """Gives names that do not occur twice."""
-
     def __init__(self, given: Iterable[str]) -> None:
         self._counts = Counter[str]()
         self._given = {*given}
 
     def numbered(self, kind: str) -> str:
-        """Return 'relu', 'relu_1', 'relu_2' and so on."""
         self._counts[kind] += 1
         return f"{kind}_{self._counts[kind] - 1}" if self._counts[kind] > 1 else kind
 
     def unique(self, name: str) -> str:
-        """Return a name, with a number behind it if it was given before."""
         return unused_name(name, self._given)

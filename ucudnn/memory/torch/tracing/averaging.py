@@ -16,7 +16,6 @@ from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from ucudnn.memory.torch.subject.step_program import StepProgram
-from ucudnn.memory.torch.subject.traced_values import TracedTensor
 
 
 def with_groups(program: StepProgram, parallel: DistributedDataParallel, arrivals: Sequence[int]) -> StepProgram:
@@ -25,7 +24,9 @@ def with_groups(program: StepProgram, parallel: DistributedDataParallel, arrival
     Autograd takes the memory of most gradients as it is. It copies those that lie otherwise than their parameter, or
     share memory. These come last, because the plan does not count the copies, and has most room at the end.
     """
-    shared = _shared_storages(program)
+    counts = Counter(each.storage for each in program.gradients if each is not None)
+    others = (*(tensor for _, tensor in program.persistent), *program.inputs, *program.outputs, *program.grad_outputs)
+    shared = {each.storage for each in others} | {storage for storage, count in counts.items() if count > 1}
     early = [each for each in arrivals if _taken_as_it_is(program, each, shared)]
     absent = [index for index, each in enumerate(program.gradients) if each is None]
     places = {id(_parameter(program, source)): place for place, source in enumerate(early)}
@@ -44,7 +45,6 @@ def with_groups(program: StepProgram, parallel: DistributedDataParallel, arrival
 
 
 def _buckets(program: StepProgram, parallel: DistributedDataParallel, early: Sequence[int]) -> list[list[Tensor]]:
-    """Return the buckets of now and those that are made anew after the first step."""
     ignored = parallel.parameters_to_ignore
     known = [each for name, each in parallel.module.named_parameters() if each.requires_grad and name not in ignored]
     averaged = {id(each) for each in known}
@@ -67,27 +67,15 @@ def _parameter(program: StepProgram, source: int) -> Tensor:
     return program.persistent[program.sources[source][1]][0]
 
 
-def _shared_storages(program: StepProgram) -> set[int]:
-    """Return storages in which there is more than the gradient of one source."""
-    counts = Counter(each.storage for each in program.gradients if each is not None)
-    persistent = (tensor for _, tensor in program.persistent)
-    others = {each.storage for each in (*persistent, *program.inputs, *program.outputs, *program.grad_outputs)}
-    return others | {storage for storage, count in counts.items() if count > 1}
-
-
 def _taken_as_it_is(program: StepProgram, source: int, shared: Set[int]) -> bool:
-    """Whether autograd makes a gradient's memory that of the parameter's `grad`."""
     gradient, (is_parameter, index) = program.gradients[source], program.sources[source]
     if gradient is None or not is_parameter or gradient.storage >= len(program.graph.storages):
         return False
-    return gradient.storage not in shared and _lies_as(gradient, program.persistent[index][0])
-
-
-def _lies_as(gradient: TracedTensor, parameter: Tensor) -> bool:
-    """Whether a gradient lies in memory as its parameter does, each without holes."""
+    parameter = program.persistent[index][0]
     strides = zip(gradient.shape, gradient.stride, parameter.stride(), strict=True)
-    return (
-        gradient.dtype is parameter.dtype
+    return (  # it lies in memory as its parameter does, each without holes
+        gradient.storage not in shared
+        and gradient.dtype is parameter.dtype
         and gradient.bytes_touched == parameter.numel() * parameter.itemsize
         and all(own == other if size != 1 else own for size, own, other in strides)
     )

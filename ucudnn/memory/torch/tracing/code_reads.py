@@ -34,11 +34,9 @@ def code_reads(value: Any, kinds: Sequence[type]) -> Iterator[CodeRead]:
     """Yield what the function behind a value reads besides its arguments, where a user may change it.
 
     Functions of libraries are left out. Of what variables hold, numbers, texts, functions, tensors and the like are
-    compared; of other objects only the attributes and entries that the code names.
-
-    Args:
-        value: a function, or what holds one, such as a bound method, a property or an object that can be called.
-        kinds: the classes among which the attributes of its first argument are looked up.
+    compared; of other objects only the attributes and entries that the code names. The value may hold the function, as
+    a bound method, a property or an object that can be called does. Attributes of its first argument are looked up
+    among some classes.
     """
     function, first = _function_of(value)
     if function is None:
@@ -65,7 +63,6 @@ def code_reads(value: Any, kinds: Sequence[type]) -> Iterator[CodeRead]:
 
 
 def _bodies(code: CodeType) -> Iterator[list[Instruction]]:
-    """Yield the instructions of code, and of functions and comprehensions within it."""
     yield [*get_instructions(code)]
     for each in code.co_consts:
         if isinstance(each, CodeType):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,16 +54,10 @@ def written_in_place(
 ) -> tuple[list[TracedCall], dict[int, int]]:
     """Return the calls of a trace, of which some write into an operand, and which storage is another one then.
 
-    An operand is written over if it was made in the step, no later call is given its storage, and it and the result
-    lie alike and are all of their storages. What forward has made is written over by operators in pieces alone, because
-    plans have more ways to keep it where nothing writes it in backward.
-
-    Args:
-        trace: the trace.
-        calls: its calls, in which some storages may have become others.
-        kept: storages that are there before or after the step.
-        device: type of the device whose memory counts.
-        in_pieces: whether operators may run piece by piece, which takes them longer.
+    An operand is written over if it was made in the step, no later call is given its storage, and it and the result lie
+    alike and are all of their storages. What forward has made is written over by operators in pieces alone, because
+    plans have more ways to keep it where nothing writes it in backward. Storages that are there before or after the
+    step are kept.
     """
     last = {each.storage: index for index, call in enumerate(calls) for each in (*call.inputs, *call.outputs)}
     own = {
@@ -81,7 +75,9 @@ def written_in_place(
         if out is not None and out.storage in own and trace.storages[out.storage].born == index:
             for operand in _operands(current, out):
                 written = None
-                if operand.storage in own and last[operand.storage] == index and _as_large(trace, operand, out):
+                sizes = {trace.storages[each.storage].size for each in (operand, out)}
+                is_whole = sizes == {out.bytes_touched} != {0}
+                if operand.storage in own and last[operand.storage] == index and is_whole:
                     is_backward = calls[trace.storages[operand.storage].born].phase is Phase.BACKWARD
                     written = _written(current, operand, device) if is_backward or call.func is _PRELU else None
                 if written is not None and _gives_same_bits(trace, current, written, operand):
@@ -101,11 +97,6 @@ def _result(call: TracedCall, least: int | None) -> TracedTensor | None:
     return found if found.bytes_touched > least else None
 
 
-def _as_large(trace: Trace, operand: TracedTensor, out: TracedTensor) -> bool:
-    """Whether two tensors are all of their storages, of which one has as many bytes as the other."""
-    return trace.storages[operand.storage].size == out.bytes_touched == trace.storages[out.storage].size > 0
-
-
 def _operands(call: TracedCall, out: TracedTensor) -> Iterator[TracedTensor]:
     """Yield the operands that lie as a result does, and whose storages are given in no other form."""
     for operand in dict.fromkeys(call.inputs):
@@ -123,21 +114,15 @@ def _written(call: TracedCall, operand: TracedTensor, device: str) -> TracedCall
     form = None if call.draws else _form(call.func, device)
     if form is None:
         return None
-    if form.out:
-        return replace(call, func=form.func, kwargs={**call.kwargs, form.out: operand}, results=operand)
-    return replace(call, func=form.func, results=operand) if call.args[0] == operand else None
-
-
-class _Form(NamedTuple):
-    """An operator that writes its result into a tensor, and that argument; '' for the first one."""
-
-    func: Any
-    out: str
+    func, out = form
+    if out:
+        return replace(call, func=func, kwargs={**call.kwargs, out: operand}, results=operand)
+    return replace(call, func=func, results=operand) if call.args[0] == operand else None
 
 
 @cache
-def _form(func: Any, device: str) -> _Form | None:
-    """Return what an operator is when it writes its result into a tensor."""
+def _form(func: Any, device: str) -> tuple[Any, str] | None:
+    """Return an operator that writes its result into a tensor, and that argument; '' for the first one."""
     is_safe = torch.Tag.pointwise in func.tags or func._opname in ELEMENTWISE or func._opname in _ROWS
     if func.namespace != "aten" or not is_safe or func._schema.is_mutable:
         return None
@@ -146,9 +131,9 @@ def _form(func: Any, device: str) -> _Form | None:
         outs = [each.name for each in other._schema.arguments if each.is_out]
         rest = [(each.name, str(each.type)) for each in other._schema.arguments if not each.is_out]
         if len(outs) == 1 and rest == own and _has_kernel(other, device):
-            return _Form(other, outs[0])
+            return other, outs[0]
     other = getattr(getattr(aten, f"{func._opname}_", None), func._overloadname, None)
-    return _Form(other, "") if other is not None and _has_kernel(other, device) else None
+    return (other, "") if other is not None and _has_kernel(other, device) else None
 
 
 def _has_kernel(func: Any, device: str) -> bool:

@@ -114,8 +114,8 @@ def check_kept(
         find: returns the storage of a tensor, None for one that the trace has not met.
 
     Returns:
-        The labels of containers whose entries depend on arguments, parameters or random numbers, and not on what they
-        were before: forward may have written them before it reads them, which its next call tells.
+        The labels of containers whose entries depend on these or on random numbers, and not on what they were before:
+        forward may have written them before it reads them, which its next call tells.
 
     Raises:
         StepGraphError: if another one depends on such, or on what it was before.
@@ -143,16 +143,10 @@ def check_stays(
     *,
     alike: bool,
 ) -> None:
-    """Check what a second forward has left in attributes.
+    """Check what a second forward has left in attributes, by the storages that it has read.
 
-    Args:
-        kept: as for `check_kept`.
-        written: labels of containers whose entries may be others, if forward has not read those of the first one.
-        find: returns the storage of a tensor that the second forward has read.
-        alike: whether it has called the same operators.
-
-    Raises:
-        StepGraphError: if it has read or changed others.
+    Containers of written labels may have other entries, if it has not read those of the first one, and called alike
+    operators. It raises a StepGraphError if it has read or changed others.
     """
     for read, before, _ in kept:
         now = read.value()

@@ -20,8 +20,6 @@ from torch.utils._mode_utils import no_dispatch
 from ucudnn.memory.torch.subject.traced_values import TracedStorage, TracedTensor, listed, mapped, tensors_in
 
 _MOST_BYTES = 1 << 20
-_FORMED = {"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}  # they read no bytes
-_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _ENDS = "RETURN", "FOR_", "SEND", "YIELD", "STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF"
 COLLECTIVE = ("c10d", "_c10d_functional", "ucudnn_ranks")
 """Namespaces of operators that wait for other ranks, which do not run beside a trace or by themselves."""
@@ -61,11 +59,7 @@ class KnownValues:
     def computed(self, func: Any, args: Any, kwargs: Any, out: Any = UNKNOWN) -> Any:
         """Return what an operator returns of values that are known, or `UNKNOWN`; arguments are those of a trace.
 
-        Args:
-            func: the operator.
-            args: its arguments by position.
-            kwargs: its keyword arguments.
-            out: what it returned in the trace; its bytes are known from now on.
+        What it returned in the trace is `out`, whose bytes are known from now on.
         """
         given = [*tensors_in((args, kwargs))]
         if not self._is_known(func, given):
@@ -122,11 +116,11 @@ class KnownValues:
 
     def _is_known(self, func: Any, given: list[TracedTensor]) -> bool:
         name = func._opname
-        if torch.Tag.nondeterministic_seeded in func.tags or name in _EMPTY or "resize" in name or name == "set_":
+        if torch.Tag.nondeterministic_seeded in func.tags or "empty" in name or "resize" in name or name == "set_":
             return False
         if func.namespace in COLLECTIVE:
             return False
-        given = given[1:] if name in _FORMED else given
+        given = given[1:] if name.endswith("_like") or name.startswith("new_") else given  # they read no bytes
         return all(self._value(each.storage) is not None for each in given)
 
     def _value(self, storage: int) -> _Value | None:
@@ -141,14 +135,12 @@ class KnownValues:
         return found if found is not None and not found.origins & self._written else None
 
     def _note(self, out: Any, result: Any, given: Iterable[TracedTensor]) -> None:
-        """Note the bytes of results, as they lie in the trace."""
         values = [self._value(each.storage) for each in given]
         origins = frozenset[int]().union(*(each.origins for each in values if each is not None))
         there = {each.storage for each in given}
         for traced, real in zip(listed(out), listed(result), strict=True):
             if isinstance(traced, TracedTensor) and traced.storage not in there:
-                size = self._storages[traced.storage].size
-                bytes_ = torch.zeros(size, dtype=torch.uint8, device=real.device)
+                bytes_ = torch.zeros(self._storages[traced.storage].size, dtype=torch.uint8, device=real.device)
                 traced.within(bytes_).copy_(real)
                 self._known[traced.storage] = _Value(bytes_, origins)
             elif isinstance(traced, TracedTensor):

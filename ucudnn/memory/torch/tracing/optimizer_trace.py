@@ -3,9 +3,7 @@
 The caller runs the optimizer himself; no code is generated for it.
 """
 
-import copy
 import inspect
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -15,9 +13,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
 from torch.utils._pytree import tree_map_only
 
-from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.graph import Phase
-from ucudnn.memory.torch.subject.update_parts import at_once, parted
+from ucudnn.memory.torch.subject.update_parts import optimizer_of, parted
 from ucudnn.memory.torch.tracing.tracer import Tracer
 
 _UNCOUNTED = "fit without optimizer=, and give a budget that leaves room for its state"
@@ -44,8 +42,7 @@ def trace_optimizer(
 
     Raises:
         InvalidValueError: if a parameter of the optimizer is none of the model's.
-        StepGraphError: if the update reads values of tensors or attributes of its own, or takes steps of the model
-            itself.
+        StepGraphError: if the update reads values of tensors or attributes of its own, or takes steps of the model.
     """
     if isinstance(optimizer, torch.optim.LBFGS):  # `step_program` counts its state
         return
@@ -54,7 +51,9 @@ def trace_optimizer(
         raise StepGraphError(f"{type(optimizer).__name__} calls the model several times in one update: {_UNCOUNTED}")
     parameters: list[Tensor] = []
     try:
-        stand_in, names = _stand_in(optimizer, fakes, faked)
+        stand_in, names = optimizer_of(optimizer, fakes)
+        for parameter, state in optimizer.state.items():
+            stand_in.state[fakes[id(parameter)]] = tree_map_only(Tensor, partial(_of_state, faked), state)
         parameters += [fake for group in stand_in.param_groups for fake in group["params"]]
         for fake in parameters:
             gradient = gradients.get(id(fake))
@@ -79,27 +78,6 @@ def trace_optimizer(
         tracer.any_value = False
         for fake in parameters:
             fake.grad = None
-
-
-def _stand_in(
-    optimizer: torch.optim.Optimizer, fakes: Mapping[int, Tensor], faked: Callable[[Tensor], Tensor]
-) -> tuple[torch.optim.Optimizer, dict[int, str]]:
-    """Return an optimizer of fake parameters with fake state, and a name of each fake parameter by its id."""
-    stand_in = copy.copy(optimizer)
-    stand_in.__dict__.pop("step", None)  # schedulers put one there that updates the real parameters
-    names: dict[int, str] = {}
-    stand_in.param_groups = []
-    for number, group in enumerate(optimizer.param_groups):
-        for index, parameter in enumerate(group["params"]):
-            if id(parameter) not in fakes:
-                raise InvalidValueError(f"parameter {index} of the optimizer's group {number} is none of the model's")
-            names[id(fakes[id(parameter)])] = f"group{number}.{index}"
-        told = {"foreach": at_once(group)} if group.get("foreach", ...) is None else {}
-        stand_in.param_groups.append({**group, **told, "params": [fakes[id(each)] for each in group["params"]]})
-    stand_in.state = defaultdict(dict)
-    for parameter, state in optimizer.state.items():
-        stand_in.state[fakes[id(parameter)]] = tree_map_only(Tensor, partial(_of_state, faked), state)
-    return stand_in, names
 
 
 def _of_state(faked: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:

@@ -9,13 +9,12 @@ Where the small result does not tell that order, the call runs at full size.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from math import prod
-from operator import mul
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
@@ -70,23 +69,22 @@ def as_computed(
 ) -> Any:
     """Return what an operator returns; fake results of the type and the layout of the real ones.
 
-    Args:
-        func: the operator.
-        args: its arguments by position, as the trace has them.
-        kwargs: its keyword arguments, likewise.
-        result: what it returned. Whatever is no new fake comes back unchanged.
-        device: returns the type of the device of an argument.
-        heavy: whether it computes much, so that its fake is believed unless a step has shown otherwise.
+    Arguments are those of the trace. Whatever is no new fake comes back unchanged. A heavy operator computes much, so
+    that its fake is believed unless a step has shown otherwise.
     """
     found = listed(result)
     written = any(each.alias_info is not None for each in func._schema.returns)  # or a view
     if func is aten.view.default and isinstance(result, FakeTensor) and 1 in result.shape:
-        return _viewed(args, result)
+        with no_dispatch():  # strides of the fake differ from the real ones in dimensions of one entry
+            stride = args[0].empty().view(args[1]).stride()
+        return result if result.stride() == stride else result.as_strided(result.shape, stride)
     if written or not found or not isinstance(found[0], FakeTensor):
         return result
     given = [*tensors_in((args, kwargs))]
     if func in _SEEDED:
-        found = [each.new_empty((), device="cpu") if _is_scalar(each) else each for each in found]
+        for at, each in enumerate(found):
+            if isinstance(each, Tensor) and not (each.dim() or each.is_floating_point()):
+                found[at] = each.new_empty((), device="cpu")
     elif not (heavy or func._opname in _OPAQUE or func.namespace != "aten" or _is_plain(func, given)):
         devices = [*map(device, given)]
         key = _key(func, args, kwargs), *devices, "laid"
@@ -99,13 +97,6 @@ def as_computed(
     return (found if type(result) is list else tuple(found)) if isinstance(result, (tuple, list)) else found[0]
 
 
-def _viewed(args: Any, result: Tensor) -> Tensor:
-    """Return a view with the strides of a real one: those of a fake differ in dimensions of one entry."""
-    with no_dispatch():
-        stride = args[0].empty().view(args[1]).stride()
-    return result if result.stride() == stride else result.as_strided(result.shape, stride)
-
-
 def computed_whole(func: Any, args: Any, kwargs: Any, device: Callable[[TracedTensor], str]) -> Any:
     """Return fakes of what an operator returns at full size, where its own fake refuses; None where it does not run."""
     found = _known(func, args, kwargs, [*map(device, tensors_in((args, kwargs)))], _MOST_AT_FULL_SIZE)
@@ -113,10 +104,6 @@ def computed_whole(func: Any, args: Any, kwargs: Any, device: Callable[[TracedTe
         return None
     fakes = [None if each is None else _fake(each) for each in found]
     return fakes[0] if len(func._schema.returns) == 1 else tuple(fakes)
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.dim() and not value.is_floating_point()
 
 
 def _is_plain(func: Any, given: Sequence[TracedTensor]) -> bool:
@@ -127,13 +114,9 @@ def _is_plain(func: Any, given: Sequence[TracedTensor]) -> bool:
     if 0 in first.shape:
         return True
     return torch.Tag.pointwise in func.tags and all(
-        each.stride == _dense(each.shape) and each.dtype is first.dtype and each.shape == first.shape for each in given
+        (each.stride, each.dtype, each.shape) == (make_contiguous_strides_for(first.shape), first.dtype, first.shape)
+        for each in given
     )
-
-
-def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a new tensor."""
-    return (*accumulate((max(1, each) for each in shape[:0:-1]), mul, initial=1),)[::-1] if shape else ()
 
 
 def _layouts(func: Any, args: Any, kwargs: Any, fakes: Sequence[Any], devices: list[str]) -> _Layouts:
@@ -270,19 +253,21 @@ def _run(func: Any, args: Any, kwargs: Any, devices: list[str], most: int) -> _L
     except Exception:  # noqa: BLE001  # whatever an operator raises of zeros
         return None
     results = listed(result)
-    if any(not isinstance(each, (Tensor, type(None))) or _is_odd(each) for each in results):
+    made = [each for each in results if each is not None]
+    if any(
+        not isinstance(each, Tensor)
+        or each.layout is not torch.strided
+        or each.is_nested
+        or each.is_conj()
+        or each.is_neg()
+        for each in made
+    ):
         return None
-    own_storages = {each.untyped_storage()._cdata for each in results if each is not None}
+    own_storages = {each.untyped_storage()._cdata for each in made}
     # Views of one tensor, or of an argument, as `_unsafe_view` returns them, are known by the fake.
-    if own_storages & storages or len(own_storages) < sum(each is not None for each in results):
+    if own_storages & storages or len(own_storages) < len(made):
         return None
     return tuple(None if each is None else layout_of(each) for each in results)
-
-
-def _is_odd(tensor: Tensor | None) -> bool:
-    if tensor is None:
-        return False
-    return tensor.layout is not torch.strided or tensor.is_nested or tensor.is_conj() or tensor.is_neg()
 
 
 def layout_of(tensor: Tensor) -> TensorLayout:

@@ -237,18 +237,15 @@ class StepEffects:
     """Watches code of a model while it is traced.
 
     Attributes:
+        leaves: names of tensors that are there before the step, by their ids.
+        modules: ids of the model's modules.
         made: generators of Python that the step makes with a seed.
         settled: whether what a model does in its first step only is done, such as to register hooks of forward.
         hooked: whether the step registered such hooks.
         unplaced: whether an effect was found when the code had ended, so that its place is not known.
 
-    Args:
-        provenance: tells where something happens.
-        leaves: names of tensors that are there before the step, by their ids.
-        modules: ids of the model's modules.
-        called: is told of each code of Python that begins to run.
-        changed: returns what the step has changed and must not, None for nothing.
-        seeks: whether the place of a change is looked for, which takes long.
+    `called` is told of each code of Python that begins to run, and `changed` returns what the step has changed and must
+    not. Where the trace seeks, it looks for the place of a change, which takes long.
     """
 
     def __init__(
@@ -321,7 +318,6 @@ class StepEffects:
         raise StepGraphError(self._refusal)
 
     def _check(self) -> None:
-        """Raise an error if settings or generators are not as they were."""
         for name, now, before in zip(_SETTINGS, _values_of(_SETTINGS), self._settings, strict=True):
             if now != before:
                 place, self.unplaced = self._places.get(name, "forward"), True
@@ -335,7 +331,6 @@ class StepEffects:
             raise StepGraphError(self._refusal)
 
     def _drawn(self) -> str | None:
-        """Return what to say if Python's or NumPy's generator is not as it was."""
         return _DRAWS if _drawn_state() != self._generators else None
 
     def _profiled(self, frame: FrameType, event: str, called: Any) -> None:

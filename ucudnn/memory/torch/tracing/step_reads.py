@@ -123,19 +123,13 @@ class StepReads:
             return
         self._seen[key] = module
         with _unwatched():
-            self._note_read(module, name, found=found)
-
-    def _note_read(self, module: nn.Module, name: str, *, found: bool) -> None:
-        if name in vars(module):
-            self._note(vars(module), name, self._label(module, name))
-        elif found:
-            self._read_of_class(module, name)
-        elif name in module._parameters or name in module._buffers:
-            tensors = module._parameters if name in module._parameters else module._buffers
-            if tensors[name] is None:
-                self._note(tensors, name, self._label(module, name))
-        elif name not in module._modules:
-            self._note(vars(module), name, self._label(module, name))
+            tables = [each for each in (module._parameters, module._buffers, module._modules) if name in each]
+            if found and name not in vars(module):
+                self._read_of_class(module, name)
+            elif name in vars(module) or not tables:
+                self._note(vars(module), name, self._label(module, name))
+            elif tables[0].get(name) is None and tables[0] is not module._modules:
+                self._note(tables[0], name, self._label(module, name))
 
     def written(self, module: nn.Module, name: str) -> None:
         """Note that an attribute is about to be written."""
@@ -172,7 +166,6 @@ class StepReads:
             self._note_code(hook, ())
 
     def _note_code(self, value: Any, kinds: Sequence[type]) -> None:
-        """Note what functions read besides attributes of modules."""
         for owner, key, label in code_reads(value, kinds):
             self._note(owner, key, label, kinds if owner in kinds else ())
 
@@ -190,7 +183,6 @@ class StepReads:
             self._added(owner, name, label)
 
     def _added(self, owner: Any, name: str, label: str) -> Any:
-        """Return the value of what is read."""
         key = id(owner), name
         if key in self._reads:
             read, value = self._reads[key]

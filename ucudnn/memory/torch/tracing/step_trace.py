@@ -39,18 +39,12 @@ BEFORE = "make it a buffer or an argument of the step; what is made once is made
 
 @final
 class StepTracing:
-    """One trace of a step on fake tensors.
+    """One trace of a step on fake tensors, at a mini-batch that is larger than the subject's by a factor.
+
+    In a settled one no value beside tensors may change. One that seeks looks for the place of what changes.
 
     Attributes:
         moved: a value beside tensors that the step changed; None for none.
-
-    Args:
-        subject: what is trained.
-        batch: the mini-batch.
-        factor: by how much it is larger.
-        snapshot: puts everything back when the trace has ended.
-        settled: whether no value beside tensors may change.
-        seeks: whether the place of what changes is looked for.
     """
 
     def __init__(
@@ -101,7 +95,11 @@ class StepTracing:
         """Trace the step, and return its program."""
         model = self._subject.model
         parameters = {each for each, _ in model.named_parameters()}
-        self._put_fakes_in()
+        fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
+        for module in model.modules():  # the snapshot puts the real ones back
+            for table in (module._parameters, module._buffers):
+                for key, tensor in table.items():
+                    table[key] = None if tensor is None else fakes[id(tensor)]  # type: ignore[assignment]
         with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):  # it looks for NaN in values
             for key, tensor in self._fake.items():
                 self._meet(Role.PARAMETER if key in parameters else Role.BUFFER, key, tensor)
@@ -113,7 +111,11 @@ class StepTracing:
             self._buffers = BufferTables(model, self._subject.loss)
             self._reads.begin()
             with self._mode, self._provenance.entered():
-                self._run_known()
+                try:
+                    self._run()
+                except Exception:  # of an operator before, of which no plan is known, is the better reason
+                    check_calls(self._tracer.trace)
+                    raise
         self._reads.end()
         attributes = self._reads.attributes()  # what forward changed of them differs now
         self._snapshot.restore_tensors()
@@ -131,24 +133,7 @@ class StepTracing:
             in_pieces=self._subject.in_pieces,
             conditions={"torch": torch.__version__.partition("+")[0], "device": device},
         )
-        traced = assemble(self._tracer.trace, subject)
-        return self._built(traced, [*persistent, *self._constants], inputs, attributes)
-
-    def _put_fakes_in(self) -> None:
-        """Put a fake tensor wherever a module has the real one; the snapshot puts the real ones back."""
-        fakes = {id(self._real[name]): fake for name, fake in self._fake.items()}
-        for module in self._subject.model.modules():
-            for table in (module._parameters, module._buffers):
-                for key, tensor in table.items():
-                    table[key] = None if tensor is None else fakes[id(tensor)]  # type: ignore[assignment]
-
-    def _run_known(self) -> None:
-        """Run the step; where that fails, an operator before, of which no plan is known, is the better reason."""
-        try:
-            self._run()
-        except Exception:
-            check_calls(self._tracer.trace)
-            raise
+        return self._built(assemble(self._tracer.trace, subject), [*persistent, *self._constants], inputs, attributes)
 
     def _run(self) -> None:
         tracer = self._tracer
@@ -168,7 +153,9 @@ class StepTracing:
 
     def _update(self, gradients: Sequence[Tensor | None]) -> None:
         fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
-        found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
+        of_kind = {True: [*self._fake.values()], False: self._inputs}
+        pairs = zip(self._sources, gradients, strict=True)
+        found = {id(of_kind[is_parameter][index]): gradient for (is_parameter, index), gradient in pairs}
         for optimizer in self._subject.optimizers:
             for label, tensor in trace_optimizer(
                 optimizer, fakes, found, self._faked, self._tracer, in_parts=self._subject.in_pieces
@@ -179,7 +166,6 @@ class StepTracing:
         return ((f"input{index or ''}", tensor) for index, tensor in enumerate(self._inputs))
 
     def _changed(self) -> str | None:
-        """Return what the step has changed and no plan would."""
         if not self.effects.hooked and [*self._state_now()] != self._before:
             return (
                 "changes modules, hooks, or what parameters are, which no plan does in its steps: do it before the fit"
@@ -194,14 +180,12 @@ class StepTracing:
         )
 
     def _state_now(self) -> Iterator[Any]:
-        """Yield what modules and tensors are made of, beside their values, to be compared."""
         for module in self._subject.model.modules():
             yield [*map(id, chain(module._modules.values(), *map(dict.values, hooks_of(module))))]
         for tensor in (*self._fake.values(), *self._inputs):
             yield tensor.requires_grad, tensor.grad is None, self._tracer.find(tensor)
 
     def _check_kept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Check that forward leaves nothing in attributes for its next call but what it makes once."""
         kept = [*self._reads.kept()]
         if not kept:
             return
@@ -218,7 +202,6 @@ class StepTracing:
         check_stays(kept, written, second.find, alike=all(one.func is other.func for one, other in calls))
 
     def _meet_values(self, tracer: Tracer) -> None:
-        """Let a tracer know which values are there before the step."""
         for key, tensor in self._fake.items():
             tracer.meet_values(tensor, self._real[key], changes=self._real[key].requires_grad)
         for tensor, real in zip(self._leaves, self._subject.leaves()[0], strict=True):
@@ -229,7 +212,6 @@ class StepTracing:
         return tensor if isinstance(tensor, FakeTensor) else self._mode.from_tensor(tensor, static_shapes=True)
 
     def _returned(self, result: Any) -> list[Tensor]:
-        """Note what the step returns, and return its different tensors."""
         self._result, outputs = OutputTree.of(result)
         for index, tensor in enumerate(outputs):
             self._meet(Role.OUTPUT, "loss" if self._subject.loss else f"output{index or ''}", tensor)
@@ -275,7 +257,6 @@ class StepTracing:
 
     @contextmanager
     def _noted_arrivals(self, sources: Iterable[Tensor]) -> Iterator[None]:
-        """Note in which order gradients reach their sources."""
         hooks = [
             tensor.register_hook(lambda _, source=source: self._arrivals.append(source))
             for source, tensor in enumerate(sources)
@@ -351,7 +332,6 @@ class StepTracing:
         return self._mode.from_tensor(tensor, static_shapes=True)
 
     def _repeated(self, leaf: Any, batch: int, factor: int) -> Any:
-        """Return a fake argument at a larger mini-batch, in the same memory format."""
         if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != batch:
             return leaf
         with self._mode, torch.no_grad():
@@ -386,11 +366,6 @@ class StepTracing:
         self._stand_ins.append(fake)
         return fake
 
-    def _source(self, source: tuple[bool, int]) -> Tensor:
-        is_parameter, index = source
-        return [*self._fake.values()][index] if is_parameter else self._inputs[index]
-
     def _device(self) -> torch.device:
-        """Return the device whose memory counts."""
         devices = [each.device for each in (*self._real.values(), *self._inputs)]
         return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))

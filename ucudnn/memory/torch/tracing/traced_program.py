@@ -11,15 +11,9 @@ from ucudnn.memory.torch.tracing.trace_checks import start_autograd
 
 
 def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 1) -> StepProgram:
-    """Return the program of a training step.
+    """Return the program of a training step, at a mini-batch that is larger than the subject's by a factor.
 
     The model runs once on fake tensors, its hooks and side effects in Python included.
-
-    Args:
-        subject: what is trained.
-        name: a name of the step.
-        batch: the mini-batch: the first dimension of those arguments that belong to samples.
-        factor: by how much the mini-batch is larger than the subject's.
 
     Raises:
         InvalidValueError: if no output can be differentiated.

@@ -9,7 +9,8 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from math import prod
 from typing import Any, final
 
@@ -20,14 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.graph import Phase
-from ucudnn.memory.torch.subject.traced_values import (
-    Trace,
-    TracedCall,
-    TracedStorage,
-    TracedTensor,
-    mapped,
-    tensors_in,
-)
+from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedStorage, TracedTensor, mapped, tensors_in
 from ucudnn.memory.torch.tracing.assemble import writes
 from ucudnn.memory.torch.tracing.known_values import COLLECTIVE, UNKNOWN, KnownValues, without_error
 from ucudnn.memory.torch.tracing.provenance import Provenance, told
@@ -47,8 +41,6 @@ _WITHOUT_MEMORY, _WITH_MEMORY = torch.ops.aten._efficientzerotensor.default, tor
 
 
 class _Watched(weakref.ref[Any]):
-    """Refers to a storage and has its index."""
-
     __slots__ = ("index",)
     index: int
 
@@ -57,11 +49,9 @@ class _Watched(weakref.ref[Any]):
 class Tracer(EagerOperators):
     """Writes down operator calls while it is entered.
 
-    Args:
-        provenance: tells which module and line an operator comes from.
-        unknown: is called with each tensor that an operator reads and whose storage nobody has met, and the index of
-            that storage: constants of the program.
-        stand_in: returns what is written in the place of a tensor; None lets operators write the tensor itself.
+    `unknown` is called with each tensor that an operator reads and whose storage nobody has met, a constant of the
+    program, and the index of that storage. `stand_in` returns what is written in the place of a tensor; without it
+    operators write the tensor itself.
 
     Attributes:
         place: the module and the line of the last operator.
@@ -113,7 +103,9 @@ class Tracer(EagerOperators):
 
     def find(self, tensor: torch.Tensor) -> int | None:
         """Return the index of a tensor's storage, or None where the trace has not met it."""
-        return self._found(tensor.untyped_storage())
+        storage = tensor.untyped_storage()
+        watched = self._known.get(storage._cdata)  # another one may have died at its address
+        return watched.index if watched is not None and watched() is storage else None
 
     def know(self, tensor: torch.Tensor, index: int) -> None:
         """Know the storage of a tensor, which lives as long as the trace, as one that was met."""
@@ -176,7 +168,8 @@ class Tracer(EagerOperators):
             args, kwargs = stand_ins if func._schema.is_mutable else (args, kwargs)
         if func is _ITEM and self.any_value and getattr(args[0], "constant", None) is None:
             return 1.0 if args[0].is_floating_point() else 1
-        is_known = self.phase is not Phase.OPTIMIZER and _on_fakes()
+        on_fakes = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        is_known = self.phase is not Phase.OPTIMIZER and on_fakes
         if is_known and torch.Tag.data_dependent_output in func.tags:
             value = self._answered(func, args, given, named)
             if value is not UNKNOWN:
@@ -190,7 +183,7 @@ class Tracer(EagerOperators):
             func=func,
             args=given,
             kwargs=named,
-            results=mapped(result, torch.Tensor, self._made),
+            results=mapped(result, torch.Tensor, partial(self.describe, made=True)),
             phase=self.phase,
             module=place[0],
             source=place[1],
@@ -216,10 +209,8 @@ class Tracer(EagerOperators):
 
     def _answered(self, func: Any, args: Any, given: Any, named: Any) -> Any:
         """Return the value of tensors that code reads, if it is known, or supposed, because others raise an error."""
-        value = self.values.computed(func, given, named)
-        if value is not UNKNOWN:
-            self.values.use(tensors_in((given, named)), told(self.place))
-            return value
+        with suppress(LookupError):
+            return self._value(func, given, named)
         if func is not _ITEM or self.phase is not Phase.FORWARD:
             return UNKNOWN
         supposed = without_error(sys._getframe(3))
@@ -241,70 +232,65 @@ class Tracer(EagerOperators):
         except DataDependentOutputException:
             raise
         except DynamicOutputShapeException:
-            found = self._shaped(func, args, given, named)
-            if found is UNKNOWN:
-                raise
-            return found, True
+            with suppress(LookupError):
+                return self._shaped(func, args, given, named), True
+            raise
         except Exception:
             found = None if func.namespace in COLLECTIVE else computed_whole(func, given, named, self._device_of)
             if found is None:
                 raise
             return found, True
 
+    def _value(self, func: Any, given: Any, named: Any) -> Any:
+        """Return what an operator returns of known values, as code reads it; a LookupError says that one is not."""
+        found = self.values.computed(func, given, named)
+        if found is UNKNOWN:
+            raise LookupError
+        self.values.use(tensors_in((given, named)), told(self.place))
+        return found
+
     def _shaped(self, func: Any, args: Any, given: Any, named: Any) -> Any:
-        """Return the fake result of an operator whose shape depends on values, or `UNKNOWN`."""
+        """Return the fake result of an operator whose shape depends on values; errors as in `_value`."""
         if func is _INDEX:
             indices: list[Any] = []
             for traced, fake in zip(given[1], args[1], strict=True):
                 if fake is None or fake.dtype not in (torch.bool, torch.uint8):
                     indices.append(fake)
                     continue
-                found = self.values.computed(aten.nonzero.default, (traced,), {})
-                if found is UNKNOWN:
-                    return UNKNOWN
-                self.values.use([traced], told(self.place))
+                found = self._value(aten.nonzero.default, (traced,), {})
                 indices += [fake.new_empty(len(found), dtype=torch.long) for _ in range(fake.dim())]
             return func(args[0], indices)
         if func is _SELECT:
-            mask = self.values.computed(aten.clone.default, given[1:], {})
-            if mask is UNKNOWN:
-                return UNKNOWN
-            self.values.use(tensors_in(given[1:]), told(self.place))
+            mask = self._value(aten.clone.default, given[1:], {})
             with no_dispatch():
                 count = int(mask.expand(torch.broadcast_shapes(args[0].shape, mask.shape)).sum())
             return args[0].new_empty(count)
         if func is _CTC:
-            lengths = [self.values.computed(aten.clone.default, (each,), {}) for each in given[2:4]]
-            if any(each is UNKNOWN for each in lengths):
-                return UNKNOWN
-            self.values.use(given[2:4], told(self.place))
+            _, lengths = (self._value(aten.clone.default, (each,), {}) for each in given[2:4])
             with no_dispatch():
-                most = int(lengths[1].max())
+                most = int(lengths.max())
             steps, batch = args[0].shape[:2]
             return args[0].new_empty(batch), args[0].new_empty(batch, steps, 2 * most + 1)
-        found = self.values.computed(func, given, named)
-        if found is UNKNOWN:
-            return UNKNOWN
-        self.values.use(tensors_in((given, named)), told(self.place))
         return mapped(
-            found, torch.Tensor, lambda real: args[0].new_empty_strided(real.shape, real.stride(), dtype=real.dtype)
+            self._value(func, given, named),
+            torch.Tensor,
+            lambda real: args[0].new_empty_strided(real.shape, real.stride(), dtype=real.dtype),
         )
 
     def _device_of(self, tensor: TracedTensor) -> str:
         return self._trace.storages[tensor.storage].device
 
-    def describe(self, tensor: torch.Tensor) -> TracedTensor:
-        """Return a tensor as operators see it; its storage is met if it was not."""
-        return _traced(tensor, self._index(tensor, made=False))
+    def describe(self, tensor: torch.Tensor, *, made: bool = False) -> TracedTensor:
+        """Return a tensor as operators see it; its storage is met if it was not, or is made by the next call."""
+        index, offset = self._index(tensor, made=made), int(tensor.storage_offset())
+        shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
+        return TracedTensor(index, shape, stride, offset, tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
     def _read(self, tensor: torch.Tensor) -> TracedTensor:
         if self._unknown is not None and self.find(tensor) is None:
             self._unknown(tensor, self._index(tensor, made=False))
         self._meets_real |= not isinstance(tensor, FakeTensor)
         return self.describe(tensor)
-
-    def _made(self, tensor: torch.Tensor) -> TracedTensor:
-        return _traced(tensor, self._index(tensor, made=True))
 
     def _index(self, tensor: torch.Tensor, *, made: bool) -> int:
         if tensor.is_nested:
@@ -313,18 +299,13 @@ class Tracer(EagerOperators):
             )
         storage = tensor.untyped_storage()
         storages, size = self._trace.storages, storage.nbytes()
-        index = self._found(storage)
+        index = self.find(tensor)
         if index is None:
             index = len(storages)
             storages.append(TracedStorage(size, tensor.device.type, len(self._trace.calls) if made else -1))
             self._watch(storage, index)
         storages[index].size = max(storages[index].size, size)  # operators with out= may enlarge what they write
         return index
-
-    def _found(self, storage: Any) -> int | None:
-        """Return the index of a storage: another one may have died at its address."""
-        watched = self._known.get(storage._cdata)
-        return watched.index if watched is not None and watched() is storage else None
 
     def _watch(self, storage: Any, index: int) -> None:
         # What Python calls when an object dies must raise no error, because nobody would see it. A function of C raises
@@ -333,17 +314,11 @@ class Tracer(EagerOperators):
         watched.index = index
 
     def _note_died(self) -> None:
-        """Note which storages have died since the last call was written down."""
         while self._died:
             index = self._died.popleft().index
             self._trace.storages[index].died = len(self._trace.calls)
             self.values.died(index)
             self.sampled.died(index)
-
-
-def _on_fakes() -> bool:
-    """Whether operators compute nothing."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _wanted(func: Any, args: Any, result: Any) -> Any:
@@ -357,12 +332,6 @@ def _wanted(func: Any, args: Any, result: Any) -> Any:
     if "output_mask" not in names:
         return result
     return tuple(each if wish else None for each, wish in zip(result, args[names.index("output_mask")], strict=True))
-
-
-def _traced(tensor: torch.Tensor, storage: int) -> TracedTensor:
-    shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
-    offset = int(tensor.storage_offset())
-    return TracedTensor(storage, shape, stride, offset, tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:

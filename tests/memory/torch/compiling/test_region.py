@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from ucudnn.memory.torch.compiling.derived_views import view_calls
+from ucudnn.memory.torch.compiling.region import view_calls
 from ucudnn.memory.torch.subject.traced_values import TracedTensor
 
 aten = torch.ops.aten
