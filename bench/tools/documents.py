@@ -11,6 +11,7 @@ yet` stands where the results lack a figure. Square brackets hold the least and 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from math import prod
 from typing import Any
 
 from bench.memory.link import STEPS as LINK_STEPS
@@ -512,7 +513,7 @@ def hooked() -> Iterable[Row]:
         trials = results("memory/hooks.json")["cases"][name]["trials"]
         eager, *within = (trials[share] for share in ("1.0", "0.8", "0.6"))
         assert all(each["peak"] <= each["budget"] for each in within)
-        taken = (f"{each['ms'] / eager['ms']:.2f}" for each in within)
+        taken = ("ended" if each["error"] else f"{each['ms'] / eager['ms']:.2f}" for each in within)
         yield [title, f"{ms(eager['ms'])}, {eager['peak'] / 2**30:.1f} GiB", *taken]
 
 
@@ -525,6 +526,16 @@ def volumes() -> Iterable[Row]:
         patch = "x".join(map(str, each["patch"]))
         sizes = each["predicted"], each["allocated_bytes"], case["nnunet_bytes"]
         yield [f"{each['plan']}, {each['batch']} of {patch}", *(f"{size / 2**30:.2f} GiB" for size in sizes)]
+
+
+def patches() -> Iterable[Row]:
+    """Yield the largest patches of nnU-Net's plans that train within 24 GiB, the least gain first."""
+    cases = results("memory/nnunet.json")["cases"]
+    found = [(cases[f"{each['plan']}, plain"], each) for name, each in cases.items() if name.endswith(", fit")]
+    for plain, each in sorted(found, key=lambda row: prod(row[1]["patch"]) / prod(row[0]["patch"])):
+        voxels = prod(each["patch"]) / prod(plain["patch"])
+        sizes = ("x".join(map(str, one["patch"])) for one in (plain, each))
+        yield [f"{each['plan']}, {each['batch']}", *sizes, f"{voxels:.2f}", f"{each['ms'] / plain['ms'] / voxels:.2f}"]
 
 
 # --- programs that are tuned while they run: torch/networks.json, torch/networks_64MiB.json
@@ -624,6 +635,11 @@ TABLES = (
         "docs/training-steps.md",
         "plan of nnU-Net, peak on an H200 | predicted | measured | nnU-Net's estimate",
         volumes,
+    ),
+    Table(
+        "docs/training-steps.md",
+        "plan of nnU-Net, mini-batch, 24 GiB on an H200 | largest plain patch | with `fit` | voxels | time of a voxel",
+        patches,
     ),
     Table("docs/beside-other-ways.md", " | ".join(["step by each way, H200", *COLUMNS]), rivals),
     Table("README.md", " | ".join(["tensors of an H200 within", *WAYS]), rivals_within),

@@ -56,6 +56,7 @@ BASELINES = {  # the first cell of a table: what a user has without ucudnn, and 
     "step of two H200s": ("FSDP2", "with `checkpoint`"),
     "step without a plan, H200": ("eager PyTorch", "within 80 % of that"),
     "plan of nnU-Net, peak on an H200": ("predicted", "measured"),
+    "plan of nnU-Net, mini-batch, 24 GiB on an H200": ("largest plain patch", "voxels"),
     "kernels": ("ucudnn", "HiGHS"),  # solvers
     "time steps": ("time: plain", "peak of the layer"),  # plain is PyTorch's; nothing is divided
     "models of a library": (),  # counts of models, each compared with the plain loop
