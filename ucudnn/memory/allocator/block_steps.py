@@ -5,7 +5,7 @@ tried.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from ucudnn.memory.allocator.placing import Places, places
 from ucudnn.memory.allocator.replay import SMALL_BYTES, AllocatorSpace
@@ -41,6 +41,7 @@ class BlockSteps:
         small_bytes: pages of small tensors.
         large_bytes: most bytes of large tensors that are alive.
         before_update: the same before the first update.
+        led: how they run in a block in which pieces are led to places (`Compaction`), by all that this follows from.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class BlockSteps:
         self.before_update = _most_bytes(self.graph, forward)
         self.large_bytes = _most_bytes(self.graph, self.first.events, self.later.events)
         self._places: dict[tuple[bool, bool], Places] = {}
+        self.led: dict[object, Any] = {}
 
     def places(self, *, first: bool, coarse: bool) -> Places:
         """Return where the pieces of the first step lie, or of those after it; coarse as in `places`."""

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, final
 
 from ucudnn.memory.allocator.step_replay import ABSENT, Piece
 from ucudnn.memory.plans.actions import Move, count_copies
+from ucudnn.memory.pools.free_list import Holes
 
 COPY_BYTES = 5 * 10**6
 """Bytes that a GPU copies while one copy begins: 3 us of an H200."""
@@ -27,11 +28,13 @@ class Before(NamedTuple):
     """What was before storages moved.
 
     Attributes:
-        top: the end of the highest tensor so far.
+        block: the holes, the bytes that are alive, and the end of the highest tensor so far.
+        moved: bytes that have moved, and copies.
         places: the storages that moved, and where each was.
     """
 
-    top: int
+    block: tuple[Holes, int, int]
+    moved: tuple[int, int]
     places: list[tuple[int, Piece]]
 
 

@@ -216,10 +216,13 @@ class StepReplay:
             self.pieces[event.target] = self._held.pop(event.freed_at)
 
     def take(self, event: Event, wanted: Wanted) -> None:
-        """Take the pieces that an event wants, and drop those that do not stay."""
+        """Take the pieces that an event wants."""
+        self.assign(wanted, [self.space.take(size) for _, size in wanted])
+
+    def assign(self, wanted: Wanted, pieces: Iterable[Piece]) -> None:
+        """Let storages have the pieces that were taken for them, and drop those that do not stay."""
         dropped = []
-        for storage, size in wanted:
-            piece = self.space.take(size)
+        for (storage, _), piece in zip(wanted, pieces, strict=True):
             if storage == ABSENT:
                 dropped.append(piece)
             else:
