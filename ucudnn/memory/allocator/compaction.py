@@ -195,32 +195,34 @@ class _Trial:
         runs in the first step already, the same storages move there. If nothing moves, both steps have already run as
         they will.
         """
-        led = [self._placed(kept, way, first=first) for first in (True, False)]
-        if not led[1].addresses:
-            return self._replayed(block_bytes, kept, way, led)
-        needed = whole_pages(max(each.extent for each in led) + END_BYTES + LARGE_PAGE - 1)
         is_between = not kept and len(self._kept) > 1  # then the state would lie between activations
-        if needed > block_bytes or is_between:
-            return None
+        needed, led = block_bytes, list[Places]()
+        for first in (False, True):
+            led.append(self._placed(kept, way, first=first))
+            if led[0].addresses:
+                needed = whole_pages(max(each.extent for each in led) + END_BYTES + LARGE_PAGE - 1)
+                if needed > block_bytes or is_between:
+                    return None
+        if not led[0].addresses:
+            return self._replayed(block_bytes, kept, way, led)
         key = kept, way, replace(self._limits, most_bytes=0, fixed=frozenset(self._limits.fixed))
         if key not in self.steps.led:
             self.steps.led[key] = self._replayed(needed, kept, way, led)
-        return self.steps.led[key]
+        found: Compaction | None = self.steps.led[key]
+        return found
 
-    def _replayed(
-        self, block_bytes: int, kept: tuple[int, ...], way: _Way, led: Sequence[Places]
-    ) -> Compaction | None:
-        """Return how the plan runs in a block whose pieces are led to places in the first step, and in the others."""
+    def _replayed(self, block_bytes: int, kept: tuple[int, ...], way: _Way, led: Sequence[Places]) -> Compaction | None:
+        """Return how the plan runs in a block whose pieces are led to places, to other ones in the first step."""
         steps, limits = self.steps, self._limits
         most_live = limits.live_bytes + divider_bytes(kept)
         first_live = most_live if limits.first_live_bytes is None else limits.first_live_bytes + kept_bytes(kept)
         nothing: Moves | None = {} if way is _Way.STILL else None
         try:
             running = self._replay(block_bytes, kept)
-            before = running.follow(steps.first, nothing, first_live, led[0].addresses)
-            if led[1].addresses and running.state_end > kept_bytes(kept):
+            before = running.follow(steps.first, nothing, first_live, led[1].addresses)
+            if led[0].addresses and running.state_end > kept_bytes(kept):
                 return None  # the state lies where activations are led to, because the hole for what passes was smaller
-            moves = running.follow(steps.later, nothing, most_live, led[1].addresses)
+            moves = running.follow(steps.later, nothing, most_live, led[0].addresses)
             moved = copies = 0
             if before or moves:
                 running = self._replay(block_bytes, kept)

@@ -114,40 +114,42 @@ def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None
 
 def _measured(graph: StepGraph, costs: Costs, order: Sequence[int]) -> Liveness:
     sizes = costs.sizes_of(graph)
-    spans = _spans(graph, order)
+    places = [0] * len(order)
+    for place, operation in enumerate(order):
+        places[operation] = place
+    spans = _spans(graph, places)
     fixed = graph.exists_after
     held = _held(graph, order, spans)
     live = _sums(spans, sizes, len(order))
     persistent = _sums([span if after else None for span, after in zip(spans, fixed, strict=True)], sizes, len(order))
     working = _sums(held, sizes, len(order))
     waits = [each is not None for each in held]
-    for place, operation in enumerate(order):
-        for each in {*graph.operations[operation].reads, *graph.operations[operation].writes}:
-            if not fixed[each] and not (waits[each] and _covers(held[each], place)):
+    for each, accesses in enumerate(graph.accesses):
+        for operation in () if fixed[each] else accesses:
+            place = places[operation]
+            if not (waits[each] and _covers(held[each], place)):
                 working[place] += sizes[each]
     return Liveness(
         graph=graph,
         order=tuple(order),
         sizes=sizes,
         spans=tuple(spans),
-        scratch_bytes=tuple(costs.rounded(costs.scratch_bytes[operation]) for operation in order),
+        scratch_bytes=tuple(map(costs.rounded_scratch.__getitem__, order)),
         live_bytes=tuple(live),
         persistent_bytes=tuple(persistent),
         working_bytes=tuple(working),
     )
 
 
-def _spans(graph: StepGraph, order: Sequence[int]) -> list[_Span | None]:
-    places = [0] * len(order)
-    for place, operation in enumerate(order):
-        places[operation] = place
+def _spans(graph: StepGraph, places: Sequence[int]) -> list[_Span | None]:
+    """Return from where to where each storage exists, with the place of each operation in an order."""
     spans: list[_Span | None] = []
     for accesses, before, after in zip(graph.accesses, graph.exists_before, graph.exists_after, strict=True):
-        at = [places[operation] for operation in accesses]
-        if not at and not before:
+        if not accesses and not before:
             spans.append(None)
-        else:
-            spans.append((-1 if before else min(at), len(order) if after else max(at, default=-1)))
+            continue
+        at = [] if before and after else [*map(places.__getitem__, accesses)]
+        spans.append((-1 if before else min(at), len(places) if after else max(at, default=-1)))
     return spans
 
 
