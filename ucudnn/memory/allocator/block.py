@@ -122,6 +122,7 @@ class BlockReplay(StepReplay):
         self._schedule: Moves | None = None
         self._found: dict[int, tuple[Move, ...]] = {}
         self._events: Sequence[Event] = ()
+        self._small_live: Sequence[int] = ()
         self._place = 0  # in the events
         self._ended: Mapping[int, int] = {}
         self._copying: dict[int, int] = {}  # storages of copies, and the action before which these have ended
@@ -147,7 +148,7 @@ class BlockReplay(StepReplay):
             NoRoomError: if a tensor finds no room even so.
         """
         self._schedule, self._found, self._most_live, self._places = schedule, {}, most_live, places or {}
-        self._events, self._ended, self._place = step.events, step.ended, -1
+        self._events, self._ended, self._small_live, self._place = *step, -1
         self._copying.clear()
         self.step(step.events)
         for piece in self._pads:
@@ -185,9 +186,8 @@ class BlockReplay(StepReplay):
         elif kind in COPIES and not self._places:
             self._make_room(event, self._wanted_beside())
         super().act(event)
-        for piece in self._filling:
-            self.block.give_back(piece)
-        self._filling.clear()
+        while self._filling:
+            self.block.give_back(self._filling.pop())
         if kind in COPIES:
             self._copying[event.target] = self._ended.get(event.action, self._events[-1].action)
         elif kind in (ActionKind.WAIT, ActionKind.FREE):
@@ -212,16 +212,18 @@ class BlockReplay(StepReplay):
 
     def _taken(self, wanted: Wanted, targets: Sequence[int] | None) -> list[Piece] | None:
         """Return pieces that find room at their places as it is; None, and nothing is taken, if one does not."""
-        block = self.block
-        before, pieces = block.top, list[Piece]()
+        block, pieces = self.block, list[Piece]()
         for number, (storage, size) in enumerate(wanted):
-            address = block.holes.best(size)
+            address = block.holes.take_best(size)
+            if address is not None:
+                pieces.append((address, size))
             if address is None or not (targets is None or storage == ABSENT or address == targets[number]):
                 for piece in reversed(pieces):
-                    block.give_back(piece)
-                block.top = before
+                    block.holes.give_back(*piece)
                 return None
-            pieces.append(block.take(size))
+        for address, size in pieces:
+            block.live += size
+            block.top = max(block.top, address + size)
         return pieces
 
     def _hold(self, steering: Move) -> Move:
@@ -358,7 +360,7 @@ class BlockReplay(StepReplay):
 
     def _second(self, size: int) -> Piece | None:
         """Return a piece for a second copy; None if it is not within the bytes that may be alive, or has no place."""
-        small = self._events[self._place].small_live if self._events else 0
+        small = self._small_live[self._place] if self._small_live else 0
         fits = self.block.live + small + size <= self._most_live and self.block.holes.best(size) is not None
         return self.block.take(size) if fits else None
 

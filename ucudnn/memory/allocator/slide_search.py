@@ -8,6 +8,7 @@ elsewhere. Neither needs more live bytes, because each storage gives its place b
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from heapq import nsmallest
+from itertools import product
 from typing import NamedTuple, Protocol, final
 
 from ucudnn.memory.allocator.step_replay import ABSENT, Piece
@@ -92,7 +93,8 @@ class SlideSearch:
     def _candidates(self, needs: set[int]) -> set[_Candidate]:
         parts = self._arrangement.parts()
         holes = [(begin, end - begin) for begin, end, storage in parts if storage == ABSENT]
-        return {found for need in needs for first in range(len(parts)) for found in _windows(parts, holes, first, need)}
+        pairs = product((need for need in needs if need <= sum(size for _, size in holes)), range(len(parts)))
+        return {found for need, first in pairs for found in _windows(parts, holes, first, need)}
 
     def _carried_out(self, candidate: _Candidate) -> tuple[tuple[Move, ...], list[Before]]:
         _, begin, end, leaving, sliding = candidate
@@ -168,7 +170,7 @@ def _leaving(storages: Sequence[tuple[int, int]], missing: int, holes: list[int]
     """
     if missing <= 0:
         return ()
-    if sum(holes) < missing:
+    if not holes:
         return None
     left = sorted(holes)
     fitting = storages[: bisect_left(storages, (left[-1] + 1, ABSENT))]

@@ -46,7 +46,6 @@ class Event(NamedTuple):
         wanted: what it takes in each step.
         freed_at: the action of a free whose bytes a prefetch finds still there, or of this free, if its bytes go later.
         updates: whether it belongs to the optimizer.
-        small_live: bytes of small tensors that are alive before it, where these are kept apart.
     """
 
     action: int
@@ -57,7 +56,6 @@ class Event(NamedTuple):
     wanted: Wanted = ()
     freed_at: int = ABSENT
     updates: bool = False
-    small_live: int = 0
 
 
 class ReplayedStep(NamedTuple):
