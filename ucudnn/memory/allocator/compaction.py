@@ -191,9 +191,9 @@ class _Trial:
 
         Where pieces are led to places, the block ends behind these, so all larger blocks run alike. What moves is
         searched in the first step, and in the second one, when the optimizer's state lies where the first one has left
-        it. Then all is replayed from the first step on as it will run: the code of a plan is made once, so where it
-        runs in the first step already, the same storages move there. If nothing moves, both steps have already run as
-        they will.
+        it. The code of a plan is made once, so where it runs in the first step already, the same storages move there.
+        Then all is replayed from the first step on as it will run. If nothing moves, or the first step follows another
+        plan, both steps have already run as they will.
         """
         is_between = not kept and len(self._kept) > 1  # then the state would lie between activations
         needed, led = block_bytes, list[Places]()
@@ -222,11 +222,11 @@ class _Trial:
             before = running.follow(steps.first, nothing, first_live, led[1].addresses)
             if led[0].addresses and running.state_end > kept_bytes(kept):
                 return None  # the state lies where activations are led to, because the hole for what passes was smaller
+            moved, copies = running.moved_bytes, running.copies
             moves = running.follow(steps.later, nothing, most_live, led[0].addresses)
-            moved = copies = 0
-            if before or moves:
+            if (before or moves) and not steps.follows_other:
                 running = self._replay(block_bytes, kept)
-                running.follow(steps.first, before if steps.follows_other else moves, first_live)
+                running.follow(steps.first, moves, first_live)
                 moved, copies = running.moved_bytes, running.copies
                 running.follow(steps.later, moves, most_live)
         except NoRoomError:

@@ -92,9 +92,10 @@ class SlideSearch:
 
     def _candidates(self, needs: set[int]) -> set[_Candidate]:
         parts = self._arrangement.parts()
-        holes = [(begin, end - begin) for begin, end, storage in parts if storage == ABSENT]
-        pairs = product((need for need in needs if need <= sum(size for _, size in holes)), range(len(parts)))
-        return {found for need, first in pairs for found in _windows(parts, holes, first, need)}
+        begins = [begin for begin, _, storage in parts if storage == ABSENT]
+        sizes = [end - begin for begin, end, storage in parts if storage == ABSENT]
+        pairs = product((need for need in needs if need <= sum(sizes)), range(len(parts)))
+        return {found for need, first in pairs for found in _windows(parts, (begins, sizes), first, need)}
 
     def _carried_out(self, candidate: _Candidate) -> tuple[tuple[Move, ...], list[Before]]:
         _, begin, end, leaving, sliding = candidate
@@ -135,11 +136,10 @@ class SlideSearch:
         return None
 
 
-def _windows(parts: Sequence[Part], holes: Sequence[tuple[int, int]], first: int, need: int) -> Iterator[_Candidate]:
-    """Yield candidates of windows that begin with a part, for a hole of some bytes; holes are (address, bytes)."""
-    window = parts[first][0]
-    before = sum(at < window for at, _ in holes)
-    sizes = [size for _, size in holes]
+def _windows(parts: Sequence[Part], holes: tuple[list[int], list[int]], first: int, need: int) -> Iterator[_Candidate]:
+    """Yield candidates of windows that begin with a part, for a hole of some bytes; holes are addresses and bytes."""
+    window, sizes = parts[first][0], holes[1]
+    before = bisect_left(holes[0], window)
     within = inside = 0  # holes of the window, and their bytes
     storages: list[tuple[int, int]] = []  # sizes and storages, in ascending order
     for last in range(first, min(first + _MOST_PARTS, len(parts))):
