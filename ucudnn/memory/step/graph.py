@@ -375,7 +375,8 @@ def _check_accesses(graph: StepGraph) -> None:
     written, count = list(graph.exists_before), len(graph.storages)
     for index, operation in enumerate(graph.operations):
         for accessed in (operation.reads, operation.writes):
-            if accessed and not (0 <= accessed[0] <= accessed[-1] < count and all(map(lt, accessed, accessed[1:]))):
+            ascends = len(accessed) < 2 or all(map(lt, accessed, accessed[1:]))
+            if accessed and not (ascends and 0 <= accessed[0] <= accessed[-1] < count):
                 raise StepGraphError(f"{graph.name}: {graph.operation_name(index)} {_wrong_accesses(accessed, count)}")
         for storage in operation.reads:
             if not written[storage]:
