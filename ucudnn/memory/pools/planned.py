@@ -37,7 +37,6 @@ class _Try:
     order: Sequence[int]
     addresses: Sequence[int]
     extent: int
-    lowest: bool
 
 
 class PlannedPool:
@@ -113,7 +112,7 @@ class _Search:
                 current = best
             order, lowest = self._changed(current), self._random.random() < 0.5
             allowed = 1 + _WORSE * self._random.random() * (1 - number / tries)
-            found = self._place(order, lowest=lowest, most=current.extent * allowed, before=current)
+            found = self._place(order, lowest=lowest, most=current.extent * allowed)
             if found is None:
                 continue
             current = found
@@ -165,34 +164,23 @@ class _Search:
             order.update(dict.fromkeys(sorted(new, key=lambda index: (-self._sizes[index], index))))
         return [*order]
 
-    def _place(
-        self, order: Sequence[int], *, lowest: bool, most: float = inf, before: _Try | None = None
-    ) -> _Try | None:
+    def _place(self, order: Sequence[int], *, lowest: bool, most: float = inf) -> _Try | None:
         """Place the pieces in an order, each into the lowest or the smallest gap that is large enough.
-
-        Those that another try has placed in the same order lie where they lie there.
 
         Returns:
             None if a piece ends above `most` bytes, because nobody looks at such a try.
         """
         sizes = self._sizes
         spans: list[tuple[int, int] | None] = [None] * len(sizes)
-        extent = same = 0
-        if before is not None and before.lowest is lowest:
-            pairs = enumerate(zip(order, before.order, strict=True))
-            same = next((number for number, (one, other) in pairs if one != other), len(order))
-            for index in order[:same]:
-                spans[index] = before.addresses[index], before.addresses[index] + sizes[index]
-            extent = max((end for _, end in filter(None, spans)), default=0)
-        for index in order[same:]:
+        extent = 0
+        for index in order:
             taken = sorted(filter(None, map(spans.__getitem__, self._beside[index])))
             address = _gap(taken, sizes[index], lowest)
             extent = max(extent, address + sizes[index])
             if extent > most:
                 return None
             spans[index] = address, address + sizes[index]
-        addresses = [span[0] for span in spans if span is not None]
-        return _Try(order=order, addresses=addresses, extent=extent, lowest=lowest)
+        return _Try(order=order, addresses=[span[0] for span in spans if span is not None], extent=extent)
 
 
 def _fill(lifetimes: Sequence[Lifetime], addresses: dict[int, int]) -> None:
