@@ -95,7 +95,10 @@ SHARED_FILE_NAMES = {
     *("backend", "bench", "base", "problem", "factory", "division", "plan", "report", "planner", "replay")
 }
 PLACES = {  # a package from elsewhere: the modules or folders that import it
-    "numpy": ("backends", "execution.overlap", "solvers", "torch", "memory.plans", "memory.simulation.copy_bounds"),
+    "numpy": (
+        *("backends", "execution.overlap", "solvers", "torch"),
+        *("memory.plans", "memory.pools.planned", "memory.simulation.copy_bounds"),
+    ),
     "pulp": ("solvers.integer_program", "memory"),
     "typer": ("cli",),
     "rich": ("reporting.terminal",),

@@ -239,6 +239,12 @@ def test_a_step_that_gave_gigabytes_back_fits_when_less_than_one_moves(vgg):
     assert found is not None
     assert 0 < found.moved_bytes < 2**30
     assert found.reserved_bytes <= room
+    again = BlockReplay(plan.graph, TensorBlock(found.block_bytes), limits)
+    again.keep(found.kept)
+    again.follow(steps.first, found.first_moves, live)
+    before = again.moved_bytes
+    assert again.follow(steps.later, found.moves, live) == found.moves, "both steps run as they were found"
+    assert again.moved_bytes - before == found.moved_bytes
     beside = compact(steps, replace(limits, keeps_state=False))
     assert beside.moved_bytes > found.moved_bytes
     larger = replace(limits, most_bytes=int(1.03 * room))

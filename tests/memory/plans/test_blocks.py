@@ -106,7 +106,9 @@ def test_an_input_stays_until_the_last_block_that_reads_it_has_run_again():
     forward = ForwardBlocks(builder.graph(), builder.costs())
 
     def reader(trigger):
-        return Block(trigger=trigger, operations=(), time_ms=0.0, dropped=(), inputs=(0,), extra_bytes=0)
+        return Block(
+            trigger=trigger, operations=(), time_ms=0.0, dropped=(), dropped_bytes=0, inputs=(0,), extra_bytes=0
+        )
 
     late, early = reader(4), reader(3)
     assert forward.peak_bytes([late]) == 100 + 10 + 10 + 10  # skip, a, b and c at operation 3

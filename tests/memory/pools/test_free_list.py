@@ -61,9 +61,15 @@ def test_holes_are_the_bytes_that_nobody_took(data):
             assert holes.give_back(address, size) == merged
             free.update(range(address, address + size))
         elif fitting:
+            before, others = dict(holes.ends), holes.copy()
+            assert others.take_best(size) == fitting[0][1]
+            assert (holes.ends, holes.best(1)) == (before, min((stop - begin, begin) for begin, stop in runs)[1])
             length, begin = data.draw(st.sampled_from(fitting))
             address = begin + data.draw(st.integers(0, length - size))
-            assert holes.take(address, size) == (begin, begin + length)
+            if data.draw(st.booleans()):
+                assert holes.take(address, size) == (begin, begin + length)
+            else:
+                holes, address = others, fitting[0][1]
             free.difference_update(range(address, address + size))
             pieces.append((address, size))
 

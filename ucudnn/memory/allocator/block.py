@@ -80,10 +80,10 @@ class TensorBlock:
 
     def take(self, size: int) -> Piece:
         """Return a piece; raise a NoRoomError if no hole of the block is large enough."""
-        address = self.holes.best(size)
+        address = self.holes.take_best(size)
         if address is None:
             raise NoRoomError
-        self.put_back((address, size))
+        self.live += size
         self.top = max(self.top, address + size)
         return address, size
 
@@ -101,16 +101,8 @@ class TensorBlock:
         """Return how many pieces of these sizes find room one after another."""
         if len(sizes) == 1:
             return int(self.holes.best(sizes[0]) is not None)
-        taken: list[Piece] = []
-        for size in sizes:
-            address = self.holes.best(size)
-            if address is None:
-                break
-            taken.append((address, size))
-            self.holes.take(address, size)
-        for piece in reversed(taken):
-            self.holes.give_back(*piece)
-        return len(taken)
+        holes = self.holes.copy()
+        return next((number for number, size in enumerate(sizes) if holes.take_best(size) is None), len(sizes))
 
 
 @final
@@ -130,6 +122,7 @@ class BlockReplay(StepReplay):
         self._schedule: Moves | None = None
         self._found: dict[int, tuple[Move, ...]] = {}
         self._events: Sequence[Event] = ()
+        self._small_live: Sequence[int] = ()
         self._place = 0  # in the events
         self._ended: Mapping[int, int] = {}
         self._copying: dict[int, int] = {}  # storages of copies, and the action before which these have ended
@@ -155,7 +148,7 @@ class BlockReplay(StepReplay):
             NoRoomError: if a tensor finds no room even so.
         """
         self._schedule, self._found, self._most_live, self._places = schedule, {}, most_live, places or {}
-        self._events, self._ended, self._place = step.events, step.ended, -1
+        self._events, self._ended, self._small_live, self._place = *step, -1
         self._copying.clear()
         self.step(step.events)
         for piece in self._pads:
@@ -193,9 +186,8 @@ class BlockReplay(StepReplay):
         elif kind in COPIES and not self._places:
             self._make_room(event, self._wanted_beside())
         super().act(event)
-        for piece in self._filling:
-            self.block.give_back(piece)
-        self._filling.clear()
+        while self._filling:
+            self.block.give_back(self._filling.pop())
         if kind in COPIES:
             self._copying[event.target] = self._ended.get(event.action, self._events[-1].action)
         elif kind in (ActionKind.WAIT, ActionKind.FREE):
@@ -207,12 +199,32 @@ class BlockReplay(StepReplay):
         """Take what an event wants at its places; let storages move first where that finds no room otherwise."""
         if self._schedule is None and not event.updates:
             targets = self._places.get(event.action)
+            pieces = self._taken(wanted, targets)
+            if pieces is not None:
+                self.assign(wanted, pieces)
+                return
             steering = None if targets is None else steered(self.block.holes, wanted, targets)
             if steering is None:
                 self._make_room(event, wanted)
             elif steering.pads:
                 self._found[event.action] = (self._hold(steering),)
         super().take(event, wanted)
+
+    def _taken(self, wanted: Wanted, targets: Sequence[int] | None) -> list[Piece] | None:
+        """Return pieces that find room at their places as it is; None, and nothing is taken, if one does not."""
+        block, pieces = self.block, list[Piece]()
+        for number, (storage, size) in enumerate(wanted):
+            address = block.holes.take_best(size)
+            if address is not None:
+                pieces.append((address, size))
+            if address is None or not (targets is None or storage == ABSENT or address == targets[number]):
+                for piece in reversed(pieces):
+                    block.holes.give_back(*piece)
+                return None
+        for address, size in pieces:
+            block.live += size
+            block.top = max(block.top, address + size)
+        return pieces
 
     def _hold(self, steering: Move) -> Move:
         """Fill holes until the action has ended, and return how."""
@@ -330,11 +342,9 @@ class BlockReplay(StepReplay):
 
     def carry_out(self, move: Move) -> tuple[Move, Before]:
         """Let storages move as far as they find other places; return what moved, and what was before."""
-        block = self.block
-        top, places, pads = block.top, list[tuple[int, Piece]](), []
-        for size in move.pads:
-            if self._may_take(size):
-                pads.append(block.take(size))
+        block, places = self.block, list[tuple[int, Piece]]()
+        before = Before((block.holes.copy(), block.live, block.top), (self.moved_bytes, self.copies), places)
+        pads = [piece for size in move.pads if (piece := self._second(size)) is not None]
         for storage in move.storages:
             piece = self.pieces.get(storage)
             place = None if piece is None else self._slid(piece) if move.slides else self._moved(piece)
@@ -342,23 +352,23 @@ class BlockReplay(StepReplay):
                 break
             places.append((storage, piece))
             self.pieces[storage] = place
-            self._count(place, piece, 1)
+            self.moved_bytes += piece[1]
+            self.copies += count_copies(piece[0], *place)
         for pad in pads:
             block.give_back(pad)
-        done = move._replace(pads=tuple(size for _, size in pads), storages=tuple(each for each, _ in places))
-        return done, Before(top, places)
+        return Move(tuple(size for _, size in pads), tuple(each for each, _ in places), move.slides, move.opens), before
 
-    def _may_take(self, size: int) -> bool:
-        """Return whether a second copy of some bytes is within the bytes that may be alive, and has a place."""
-        small = self._events[self._place].small_live if self._events else 0
-        return self.block.live + small + size <= self._most_live and self.block.holes.best(size) is not None
+    def _second(self, size: int) -> Piece | None:
+        """Return a piece for a second copy; None if it is not within the bytes that may be alive, or has no place."""
+        small = self._small_live[self._place] if self._small_live else 0
+        fits = self.block.live + small + size <= self._most_live and self.block.holes.best(size) is not None
+        return self.block.take(size) if fits else None
 
     def _moved(self, piece: Piece) -> Piece | None:
         """Return the place to which a piece moved; None if there is none beside it."""
-        if not self._may_take(piece[1]):
-            return None
-        place = self.block.take(piece[1])
-        self.block.give_back(piece)
+        place = self._second(piece[1])
+        if place is not None:
+            self.block.give_back(piece)
         return place
 
     def _slid(self, piece: Piece) -> Piece | None:
@@ -373,16 +383,8 @@ class BlockReplay(StepReplay):
         self.block.top = top
         return None
 
-    def _count(self, place: Piece, piece: Piece, times: int) -> None:
-        self.moved_bytes += times * piece[1]
-        self.copies += times * count_copies(piece[0], *place)
-
     def undo(self, before: Before) -> None:
         """Let storages be where they were."""
-        for storage, piece in reversed(before.places):
-            place = self.pieces[storage]
-            self.block.give_back(place)
-            self.block.put_back(piece)
-            self.pieces[storage] = piece
-            self._count(place, piece, -1)
-        self.block.top = before.top
+        self.block.holes, self.block.live, self.block.top = before.block
+        self.moved_bytes, self.copies = before.moved
+        self.pieces.update(reversed(before.places))

@@ -5,7 +5,7 @@ tried.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from ucudnn.memory.allocator.placing import Places, places
 from ucudnn.memory.allocator.replay import SMALL_BYTES, AllocatorSpace
@@ -19,12 +19,14 @@ class BlockStep(NamedTuple):
     """A step as a block sees it.
 
     Attributes:
-        events: those of large tensors, each with the bytes of small ones that are alive before it.
+        events: those of large tensors.
         ended: by the action of a copy, the action before which it has ended.
+        small_live: bytes of small tensors that are alive before each of the events.
     """
 
     events: Sequence[Event]
     ended: Mapping[int, int]
+    small_live: Sequence[int]
 
 
 @final
@@ -41,6 +43,7 @@ class BlockSteps:
         small_bytes: pages of small tensors.
         large_bytes: most bytes of large tensors that are alive.
         before_update: the same before the first update.
+        led: how they run in a block in which pieces are led to places (`Compaction`), by all that this follows from.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class BlockSteps:
         self.before_update = _most_bytes(self.graph, forward)
         self.large_bytes = _most_bytes(self.graph, self.first.events, self.later.events)
         self._places: dict[tuple[bool, bool], Places] = {}
+        self.led: dict[object, Any] = {}
 
     def places(self, *, first: bool, coarse: bool) -> Places:
         """Return where the pieces of the first step lie, or of those after it; coarse as in `places`."""
@@ -88,24 +92,28 @@ class _SmallTensors(StepReplay):
         self.small = AllocatorSpace()
         super().__init__(graph, self.small, state_exists=state_exists)
         self._events: list[Event] = []
+        self._live: list[int] = []
 
     def without(self, step: ReplayedStep) -> BlockStep:
-        self._events = []
+        self._events, self._live = [], []
         self.step(step.events)
-        return BlockStep(self._events, step.ended)
+        return BlockStep(self._events, step.ended, self._live)
 
     def act(self, event: Event) -> None:
         wanted = event.state + event.wanted if self._makes_state and event.state else event.wanted
         large = tuple(each for each in wanted if each[1] > SMALL_BYTES)
         small = wanted if not large else tuple(each for each in wanted if each[1] <= SMALL_BYTES)
+        large = large if small else wanted
         is_small = small or (event.kind is ActionKind.FREE and event.target in self.pieces)
         if large or event.released or not is_small:
-            self._events.append(self._with(event, large))
-        super().act(self._with(event, small) if event.state or large else event)
+            self._events.append(_with(event, large))
+            self._live.append(self.small.live)
+        super().act(_with(event, small))
 
-    def _with(self, event: Event, wanted: Wanted) -> Event:
-        """Return an event with what it wants in a step that makes no state beside that, faster than by `_replace`."""
-        return Event(*event[:4], (), wanted, *event[6:8], self.small.live)
+
+def _with(event: Event, wanted: Wanted) -> Event:
+    """Return an event with what it wants in a step that makes no state beside that, faster than by `_replace`."""
+    return event if wanted is event.wanted and not event.state else Event(*event[:4], (), wanted, *event[6:])
 
 
 def _most_bytes(graph: StepGraph, *steps: Sequence[Event]) -> int:

@@ -12,7 +12,7 @@ alive than at the plan's peak. Where that leaves no room for two copies of a sto
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, product
 from typing import final
@@ -189,32 +189,44 @@ class _Trial:
     def _with_kept(self, block_bytes: int, kept: tuple[int, ...], way: _Way) -> Compaction | None:
         """Return how the plan runs in a block at whose begin some bytes are kept for the optimizer's state.
 
-        Where pieces are led to places, the block ends behind these. What moves is searched in the first step, and in
-        the second one, when the optimizer's state lies where the first one has left it. Then all is replayed from the
-        first step on as it will run: the code of a plan is made once, so where it runs in the first step already, the
-        same storages move there. If nothing moves, both steps have already run as they will.
+        Where pieces are led to places, the block ends behind these, so all larger blocks run alike. What moves is
+        searched in the first step, and in the second one, when the optimizer's state lies where the first one has left
+        it. The code of a plan is made once, so where it runs in the first step already, the same storages move there.
+        Then all is replayed from the first step on as it will run. If nothing moves, or the first step follows another
+        plan, both steps have already run as they will.
         """
+        is_between = not kept and len(self._kept) > 1  # then the state would lie between activations
+        needed, led = block_bytes, list[Places]()
+        for first in (False, True):
+            led.append(self._placed(kept, way, first=first))
+            if led[0].addresses:
+                needed = whole_pages(max(each.extent for each in led) + END_BYTES + LARGE_PAGE - 1)
+                if needed > block_bytes or is_between:
+                    return None
+        if not led[0].addresses:
+            return self._replayed(block_bytes, kept, way, led)
+        key = kept, way, replace(self._limits, most_bytes=0, fixed=frozenset(self._limits.fixed))
+        if key not in self.steps.led:
+            self.steps.led[key] = self._replayed(needed, kept, way, led)
+        found: Compaction | None = self.steps.led[key]
+        return found
+
+    def _replayed(self, block_bytes: int, kept: tuple[int, ...], way: _Way, led: Sequence[Places]) -> Compaction | None:
+        """Return how the plan runs in a block whose pieces are led to places, to other ones in the first step."""
         steps, limits = self.steps, self._limits
         most_live = limits.live_bytes + divider_bytes(kept)
         first_live = most_live if limits.first_live_bytes is None else limits.first_live_bytes + kept_bytes(kept)
-        led = [self._placed(kept, way, first=first) for first in (True, False)]
-        if led[1].addresses:
-            needed = whole_pages(max(each.extent for each in led) + END_BYTES + LARGE_PAGE - 1)
-            is_between = not kept and len(self._kept) > 1  # then the state would lie between activations
-            if needed > block_bytes or is_between:
-                return None
-            block_bytes = needed
         nothing: Moves | None = {} if way is _Way.STILL else None
         try:
             running = self._replay(block_bytes, kept)
-            before = running.follow(steps.first, nothing, first_live, led[0].addresses)
-            if led[1].addresses and running.state_end > kept_bytes(kept):
+            before = running.follow(steps.first, nothing, first_live, led[1].addresses)
+            if led[0].addresses and running.state_end > kept_bytes(kept):
                 return None  # the state lies where activations are led to, because the hole for what passes was smaller
-            moves = running.follow(steps.later, nothing, most_live, led[1].addresses)
-            moved = copies = 0
-            if before or moves:
+            moved, copies = running.moved_bytes, running.copies
+            moves = running.follow(steps.later, nothing, most_live, led[0].addresses)
+            if (before or moves) and not steps.follows_other:
                 running = self._replay(block_bytes, kept)
-                running.follow(steps.first, before if steps.follows_other else moves, first_live)
+                running.follow(steps.first, moves, first_live)
                 moved, copies = running.moved_bytes, running.copies
                 running.follow(steps.later, moves, most_live)
         except NoRoomError:

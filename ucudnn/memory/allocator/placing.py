@@ -38,6 +38,8 @@ class Places(NamedTuple):
 
     def behind(self, kept: int, *, coarse: bool) -> "Places":
         """Return the places behind bytes that are kept at the begin."""
+        if not kept:
+            return self
         begin = _coarse(kept) if coarse else kept
         moved = {action: tuple(each + begin for each in found) for action, found in self.addresses.items()}
         return Places(moved, self.extent + begin)
@@ -121,7 +123,7 @@ class _Filling:
     """Fills holes."""
 
     def __init__(self, holes: Holes) -> None:
-        self._holes = holes
+        self._holes = holes.copy()
         self._pads: list[Piece] = []
         self._filled: dict[int, Piece] = {}  # those of them that are not freed yet, by their numbers
         self._opens: list[int] = []  # which of them a piece needs
@@ -138,44 +140,34 @@ class _Filling:
             order: those for which holes are filled, one after another.
             exact: whether what is free behind them is filled, too.
         """
-        try:
-            for number in order:
-                address = self._put(targets[number], wanted[number][1])
-                if address is None:
-                    return None
-                targets[number] = address
-                self._opens.append(len(self._pads) - 1)
-            for number in order if exact else ():
-                begin = targets[number] + wanted[number][1]
-                rest = self._holes.ends.get(begin, begin) - begin
-                if rest > SMALL_BYTES:
-                    self._put(begin, rest)
-            for place in self._opens:
-                self._open(place)
-            while missing := self._missing(wanted, targets, checked):
-                if not self._open_largest(missing):
-                    return None
-            return None if missing is None else self._found()
-        finally:
-            for piece in self._filled.values():
-                self._holes.give_back(*piece)
+        for number in order:
+            address = self._put(targets[number], wanted[number][1])
+            if address is None:
+                return None
+            targets[number] = address
+            self._opens.append(len(self._pads) - 1)
+        for number in order if exact else ():
+            begin = targets[number] + wanted[number][1]
+            rest = self._holes.ends.get(begin, begin) - begin
+            if rest > SMALL_BYTES:
+                self._put(begin, rest)
+        for place in self._opens:
+            self._open(place)
+        while missing := self._missing(wanted, targets, checked):
+            if not self._open_largest(missing):
+                return None
+        return None if missing is None else self._found()
 
     def _missing(self, wanted: Wanted, targets: Mapping[int, int], checked: Iterable[int]) -> int | None:
         """Return 0 if pieces will lie at their addresses, None if one will not, or bytes that find no room."""
-        lying: list[Piece] = []
-        try:
-            for number, (_, size) in enumerate(wanted):
-                address = self._holes.best(size)
-                if address is None:
-                    return size
-                if number in checked and address != targets[number]:
-                    return None
-                self._holes.take(address, size)
-                lying.append((address, size))
-            return 0
-        finally:
-            for piece in lying:
-                self._holes.give_back(*piece)
+        holes = self._holes.copy()
+        for number, (_, size) in enumerate(wanted):
+            address = holes.take_best(size)
+            if address is None:
+                return size
+            if number in checked and address != targets[number]:
+                return None
+        return 0
 
     def _open_largest(self, size: int) -> bool:
         """Open the largest of the holes that are filled, and return whether it has a size."""

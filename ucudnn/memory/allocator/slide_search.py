@@ -8,10 +8,12 @@ elsewhere. Neither needs more live bytes, because each storage gives its place b
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from heapq import nsmallest
+from itertools import product
 from typing import NamedTuple, Protocol, final
 
 from ucudnn.memory.allocator.step_replay import ABSENT, Piece
 from ucudnn.memory.plans.actions import Move, count_copies
+from ucudnn.memory.pools.free_list import Holes
 
 COPY_BYTES = 5 * 10**6
 """Bytes that a GPU copies while one copy begins: 3 us of an H200."""
@@ -27,11 +29,13 @@ class Before(NamedTuple):
     """What was before storages moved.
 
     Attributes:
-        top: the end of the highest tensor so far.
+        block: the holes, the bytes that are alive, and the end of the highest tensor so far.
+        moved: bytes that have moved, and copies.
         places: the storages that moved, and where each was.
     """
 
-    top: int
+    block: tuple[Holes, int, int]
+    moved: tuple[int, int]
     places: list[tuple[int, Piece]]
 
 
@@ -88,8 +92,10 @@ class SlideSearch:
 
     def _candidates(self, needs: set[int]) -> set[_Candidate]:
         parts = self._arrangement.parts()
-        holes = [(begin, end - begin) for begin, end, storage in parts if storage == ABSENT]
-        return {found for need in needs for first in range(len(parts)) for found in _windows(parts, holes, first, need)}
+        begins = [begin for begin, _, storage in parts if storage == ABSENT]
+        sizes = [end - begin for begin, end, storage in parts if storage == ABSENT]
+        pairs = product((need for need in needs if need <= sum(sizes)), range(len(parts)))
+        return {found for need, first in pairs for found in _windows(parts, (begins, sizes), first, need)}
 
     def _carried_out(self, candidate: _Candidate) -> tuple[tuple[Move, ...], list[Before]]:
         _, begin, end, leaving, sliding = candidate
@@ -130,11 +136,10 @@ class SlideSearch:
         return None
 
 
-def _windows(parts: Sequence[Part], holes: Sequence[tuple[int, int]], first: int, need: int) -> Iterator[_Candidate]:
-    """Yield candidates of windows that begin with a part, for a hole of some bytes; holes are (address, bytes)."""
-    window = parts[first][0]
-    before = sum(at < window for at, _ in holes)
-    sizes = [size for _, size in holes]
+def _windows(parts: Sequence[Part], holes: tuple[list[int], list[int]], first: int, need: int) -> Iterator[_Candidate]:
+    """Yield candidates of windows that begin with a part, for a hole of some bytes; holes are addresses and bytes."""
+    window, sizes = parts[first][0], holes[1]
+    before = bisect_left(holes[0], window)
     within = inside = 0  # holes of the window, and their bytes
     storages: list[tuple[int, int]] = []  # sizes and storages, in ascending order
     for last in range(first, min(first + _MOST_PARTS, len(parts))):
@@ -165,7 +170,7 @@ def _leaving(storages: Sequence[tuple[int, int]], missing: int, holes: list[int]
     """
     if missing <= 0:
         return ()
-    if sum(holes) < missing:
+    if not holes:
         return None
     left = sorted(holes)
     fitting = storages[: bisect_left(storages, (left[-1] + 1, ABSENT))]

@@ -46,7 +46,6 @@ class Event(NamedTuple):
         wanted: what it takes in each step.
         freed_at: the action of a free whose bytes a prefetch finds still there, or of this free, if its bytes go later.
         updates: whether it belongs to the optimizer.
-        small_live: bytes of small tensors that are alive before it, where these are kept apart.
     """
 
     action: int
@@ -57,7 +56,6 @@ class Event(NamedTuple):
     wanted: Wanted = ()
     freed_at: int = ABSENT
     updates: bool = False
-    small_live: int = 0
 
 
 class ReplayedStep(NamedTuple):
@@ -216,10 +214,13 @@ class StepReplay:
             self.pieces[event.target] = self._held.pop(event.freed_at)
 
     def take(self, event: Event, wanted: Wanted) -> None:
-        """Take the pieces that an event wants, and drop those that do not stay."""
+        """Take the pieces that an event wants."""
+        self.assign(wanted, [self.space.take(size) for _, size in wanted])
+
+    def assign(self, wanted: Wanted, pieces: Iterable[Piece]) -> None:
+        """Let storages have the pieces that were taken for them, and drop those that do not stay."""
         dropped = []
-        for storage, size in wanted:
-            piece = self.space.take(size)
+        for (storage, _), piece in zip(wanted, pieces, strict=True):
             if storage == ABSENT:
                 dropped.append(piece)
             else:

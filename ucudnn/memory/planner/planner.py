@@ -133,9 +133,9 @@ class _Choice:
         self._graph, self.costs, self._budget, self.room, self._search = graph, costs, budget, room, search
         self._host_bytes, self._bounds, self._least_ms = host_bytes, StepBounds(graph, costs), inf
         self._gains_ms = inf if search.other_ms is None else _GAIN * search.other_ms
-        self._waiting: list[PlanCandidate] = []
-        self._postponed: list[PlanCandidate] = []
-        self._too_much_host: list[PlanCandidate] = []
+        self._waiting, self._postponed = list[PlanCandidate](), list[PlanCandidate]()
+        self._too_much_host = list[PlanCandidate]()
+        self._unplaced = list[PlanCandidate]()  # those that run in no block that leaves what is spared
         self._pushed = set[tuple[int, float, int]]()
         self._refused: list[tuple[MemoryPolicy, BudgetError]] = []
         self._policies: list[MemoryPolicy] = []
@@ -223,8 +223,7 @@ class _Choice:
     def is_faster(self, policy: MemoryPolicy) -> bool:
         """Add a policy, and return whether its plan, wherever its tensors lie, is faster than one known beside it."""
         self.add(0, policy)
-        candidate = self._next()
-        if candidate is None:
+        if (candidate := self._next()) is None:
             return False
         heappush(self._waiting, candidate)
         return candidate.time_ms <= self._gains_ms
@@ -232,8 +231,7 @@ class _Choice:
     @property
     def fits(self) -> bool:
         """Whether there is a plan, and the fastest one fits into the allocator's room although nothing moves."""
-        candidate = self._next()
-        if candidate is None or candidate.plan is None:
+        if (candidate := self._next()) is None or candidate.plan is None:
             return False
         heappush(self._waiting, candidate)
         if self.room is None:
@@ -250,13 +248,13 @@ class _Choice:
             BudgetError: if there is none.
         """
         looked_at: list[MemoryPlan] = []
-        tight: PlanCandidate | None = None
         candidate = self._next() or min(self._too_much_host, default=None)  # whoever takes the host's memory refuses
         if candidate is None:
             raise self._refusal()
         while candidate is not None and candidate.plan is not None:
             plan, room = candidate.plan, self.room
-            if tight is not None and candidate.time_ms > _DEAR * tight.time_ms:
+            is_dear = any(candidate.time_ms > _DEAR * each.time_ms for each in self._unplaced)
+            if is_dear and (tight := self._tight()) is not None and candidate.time_ms > _DEAR * tight.time_ms:
                 break
             if room is None or candidate.is_priced:
                 return self._laid_out(plan)
@@ -272,23 +270,26 @@ class _Choice:
                 bare_ms = candidate.time_ms if over else None
                 later = candidate._replace(time_ms=candidate.time_ms + pause_ms, bare_ms=bare_ms, is_priced=not over)
                 heappush(self._waiting, later)
-            if (
-                layout is None
-                and (tight is None or candidate.time_ms < tight.time_ms)
-                and room.spending(plan, self.costs)
-            ):
-                tight = candidate
+            self._unplaced += [candidate] if layout is None else []
             looked_at.append(plan)
-            candidate = self._following(candidate, over, tight)
-        if tight is not None and tight.plan is not None:
+            candidate = self._following(candidate, over)
+        if (tight := self._tight()) is not None and tight.plan is not None:
             return self._laid_out(tight.plan)
-        return self._laid_out(
-            self._closest(*min(((self._paged_over(each), each) for each in looked_at), key=lambda each: each[0]))
-        )
+        closest = min(looked_at, key=self._paged_over)
+        return self._laid_out(self._closest(self._paged_over(closest), closest))
 
-    def _following(self, candidate: PlanCandidate, over: int, tight: PlanCandidate | None) -> PlanCandidate | None:
+    def _tight(self) -> PlanCandidate | None:
+        """Return the fastest plan that needs what is spared; it takes long, so nobody asks before it counts."""
+        tight: PlanCandidate | None = None
+        for each in self._unplaced:
+            if self.room is not None and each.plan is not None and (tight is None or each.time_ms < tight.time_ms):
+                tight = tight if self.room.spending(each.plan, self.costs) is None else each
+        self._unplaced = [] if tight is None else [tight]
+        return tight
+
+    def _following(self, candidate: PlanCandidate, over: int) -> PlanCandidate | None:
         """Return what is looked at after a plan; None where nothing is left. When time is over, the best with room."""
-        best = self._best(tight, placed=True)
+        best = self._best(self._tight() if self._search.over else None, placed=True)
         if self._search.ends(has_plan=best is not None) and best is not None:
             return best._replace(is_priced=True)
         self._tighten(candidate, over)
@@ -380,8 +381,7 @@ class _Choice:
                 self._push(found)
 
     def _candidate(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> PlanCandidate:
-        if self.room is not None:
-            plan, _ = with_late_copies(plan, self.costs)
+        plan = plan if self.room is None else with_late_copies(plan, self.costs)[0]
         plan = with_early_collectives(plan, self.costs)
         found = simulate(plan, self.costs)
         return PlanCandidate(found.step_ms, found.time_ms, number, tries, found.peak_bytes, policy, plan)

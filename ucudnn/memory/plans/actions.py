@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 class ActionKind(Enum):
     """What an action does; the number of an action names an operation or a storage of the step."""
 
+    __hash__ = object.__hash__  # that of an enumeration is Python code, and walks look each action's kind up
+
     RUN = "run"
     RECOMPUTE = "recompute"
     OFFLOAD = "offload"

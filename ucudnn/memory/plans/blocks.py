@@ -35,6 +35,7 @@ class Block:
     operations: tuple[int, ...]
     time_ms: float
     dropped: tuple[int, ...]
+    dropped_bytes: int
     inputs: tuple[int, ...]
     extra_bytes: int
 
@@ -85,10 +86,6 @@ class ForwardBlocks:
             self._block(range(begin, end), inside) for (begin, end), inside in zip(pairwise(cuts), members, strict=True)
         )
 
-    def dropped_bytes(self, block: Block) -> int:
-        """Return the bytes that a block drops."""
-        return sum(self._liveness.sizes[storage] for storage in block.dropped)
-
     def peak_bytes(self, blocks: Sequence[Block]) -> int:
         """Return the peak of the step when these blocks run again, or slightly more.
 
@@ -100,28 +97,33 @@ class ForwardBlocks:
         return self._peaks[key][1]
 
     def _peak_bytes(self, blocks: Sequence[Block]) -> int:
+        import numpy as np  # commands that plan nothing do without it
+
         sizes, spans = self._liveness.sizes, self._liveness.spans
-        changes = self._changes.copy()
         extended: dict[int, int] = {}
+        places, changes = [0], [0]
         for block in blocks:
-            for storage in block.dropped:
-                changes[2 * self._forward[storage][1] + 2] -= sizes[storage]
-                changes[2 * block.trigger + 1] += sizes[storage]
+            places += [2 * self._forward[each][1] + 2 for each in block.dropped]
+            changes += [-sizes[each] for each in block.dropped]
+            places.append(2 * block.trigger + 1)
+            changes.append(block.dropped_bytes)
             for storage in block.inputs:
                 extended[storage] = max(extended.get(storage, 0), block.trigger)
         for storage, trigger in extended.items():
             span = spans[storage]
             if span is not None and span[1] < trigger:
-                changes[2 * span[1] + 2] += sizes[storage]
-                changes[2 * trigger + 1] -= sizes[storage]
-        live = changes.cumsum()
+                places += (2 * span[1] + 2, 2 * trigger + 1)
+                changes += (sizes[storage], -sizes[storage])
+        live = self._changes.copy()
+        np.add.at(live, places, changes)
+        live = live.cumsum()
         operations = len(self._graph.operations)
         running = live[1 : 2 * operations + 1 : 2] + self._scratch_row
         peak = int(running.max()) if operations else int(live[0])
         for block in sorted(blocks, key=lambda block: block.trigger):
             before = 2 * block.trigger
             peak = max(peak, int(live[before]) + block.extra_bytes)
-            live[before] += self.dropped_bytes(block)  # for the next block of the same trigger
+            live[before] += block.dropped_bytes  # for the next block of the same trigger
         return peak
 
     def _add(self, storage: int, places: Sequence[int]) -> None:
@@ -176,6 +178,7 @@ class ForwardBlocks:
             operations=remade.operations,
             time_ms=sum(self._costs.time_ms[operation] for operation in remade.operations),
             dropped=tuple(wanted),
+            dropped_bytes=sum(self._liveness.sizes[each] for each in wanted),
             inputs=tuple(sorted(each for each in reads - gone if not self._graph.exists_after[each])),
             extra_bytes=extra_bytes(
                 self._graph,

@@ -10,7 +10,8 @@ in the order of the program, from the nearest bytes that are there.
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ucudnn.memory.plans.actions import Action
@@ -45,12 +46,14 @@ class _Known(NamedTuple):
         gone: the activations that were asked for and that forward had dropped, and nothing had recomputed.
         there: those that were asked for and were not.
         again: what runs again, in order; None where nothing can make what is wanted.
+        made: the activations that this makes as they are first read behind forward.
         extra: most bytes that it takes beside what is there, by the storages that stay after it.
     """
 
     gone: frozenset[int]
     there: frozenset[int]
     again: tuple[int, ...] | None
+    made: tuple[int, ...]
     extra: dict[frozenset[int], int]
 
 
@@ -67,8 +70,10 @@ class DroppedActivations:
     def __init__(self, graph: StepGraph, costs: Costs) -> None:
         self._graph, self._costs = graph, costs
         self.spans = {storage: span for storage in graph.saved if (span := self._span(storage)) is not None}
-        self._reads = {storage: (first, storage) for storage, (_, first) in self.spans.items()}
-        self._versions = {storage: self._version(storage, first) for first, storage in self._reads.values()}
+        self._versions = {storage: self._version(storage, first) for storage, (_, first) in self.spans.items()}
+        self._read_at: dict[int, list[int]] = {}
+        for storage in sorted(self.spans):
+            self._read_at.setdefault(self.spans[storage][1], []).append(storage)
         liveness = measure_liveness(graph, costs)
         self.sizes, self._scratch = liveness.sizes, liveness.scratch_bytes
         self._changes = exact_array(liveness.changes())
@@ -85,24 +90,20 @@ class DroppedActivations:
         operations: dict[int, tuple[int, ...]] = {}
         made: dict[int, int] = {}
         missing = set(dropped)
-        makes, reads, versions = self._graph.makes, self._reads, self._versions
-        for place, storages in groupby(sorted(dropped, key=reads.__getitem__), lambda each: reads[each][0]):
-            wanted = [each for each in storages if each not in made]
+        spans = self.spans
+        for place in sorted({spans[each][1] for each in dropped}):
+            wanted = [each for each in self._read_at[place] if each in missing]
             if not wanted:
                 continue
-            found[place] = self._found(wanted, place, missing)
-            again = found[place].again
-            if again is None:
+            known = found[place] = self._found(wanted, place, missing)
+            if known.again is None:
                 return None
-            operations[place] = again
-            for operation in again:
-                for each, version in makes[operation]:
-                    stays = each in dropped and (each not in brief or reads[each][0] == place)
-                    if stays and version == versions[each]:
-                        made.setdefault(each, place)
-                        missing.discard(each)
-        times = self._costs.time_ms
-        time_ms = sum(times[operation] for again in operations.values() for operation in again)
+            operations[place] = known.again
+            for each in known.made:
+                if each in missing and (each not in brief or spans[each][1] == place):
+                    made[each] = place
+                    missing.discard(each)
+        time_ms = sum(map(self._costs.time_ms.__getitem__, chain.from_iterable(operations.values())))
         return Recomputed(dropped=dropped, operations=operations, made=made, time_ms=time_ms, found=found)
 
     def actions(self, recomputed: Recomputed) -> tuple[Action, ...]:
@@ -120,17 +121,31 @@ class DroppedActivations:
         at = int(live.argmax())
         return int(live[at]), at // 2
 
+    def least_if_kept(self, storage: int, recomputed: Recomputed, live: Any) -> int:
+        """Return bytes below which no peak is where a dropped activation stays; `live` is what exists before that.
+
+        Whatever runs again before the activation is made, and without asking for it, runs again all the same.
+        """
+        made = recomputed.made[storage]
+        if any(storage in found.gone for place, found in recomputed.found.items() if place < made):
+            return 0
+        away = live[2 * self.spans[storage][0] + 2 : 2 * made]
+        return int(away.max(initial=0)) + self.sizes[storage]
+
     def live(self, recomputed: Recomputed) -> Any:
         """Return the bytes before each operation while others run again, at twice its number, and at it, one up."""
-        changes, operations = self._changes.copy(), len(self._scratch)
-        for storage in recomputed.dropped:
-            changes[2 * self.spans[storage][0] + 2] -= self.sizes[storage]
-            changes[2 * recomputed.made[storage] + 1] += self.sizes[storage]
-        live = changes.cumsum()[: max(2 * operations, 1)]
+        import numpy as np  # commands that plan nothing do without it
+
+        made, changes = recomputed.made, self._changes.copy()
+        sizes = [self.sizes[each] for each in made]
+        if made:
+            np.subtract.at(changes, [2 * self.spans[each][0] + 2 for each in made], sizes)
+            np.add.at(changes, [2 * place + 1 for place in made.values()], sizes)
+        live = changes.cumsum()[: max(2 * len(self._scratch), 1)]
         live[1::2] += self._scratch_row
-        stays: dict[int, set[int]] = {}
-        for storage in recomputed.dropped:
-            stays.setdefault(recomputed.made[storage], set()).add(storage)
+        stays: dict[int, list[int]] = {}
+        for storage, place in made.items():
+            stays.setdefault(place, []).append(storage)
         for place, found in recomputed.found.items():
             live[2 * place] += self._extra(found, place, recomputed, frozenset(stays.get(place, ())))
         return live
@@ -143,6 +158,7 @@ class DroppedActivations:
         """
         graph, operations = self._graph, self._graph.operations
 
+        @cache
         def own(storage: int) -> tuple[object, ...]:
             accesses = [
                 (operations[each].kind, operations[each].dtype, operations[each].traffic, self._costs.time_ms[each])
@@ -198,7 +214,10 @@ class DroppedActivations:
                 noted(storage)
         droppable = self.spans.keys() & asked.keys()
         gone = frozenset(droppable & missing)
-        known.append(_Known(gone, frozenset(droppable - gone), None if found.impossible else found.operations, {}))
+        makes = chain.from_iterable(map(self._graph.makes.__getitem__, found.operations))
+        made = tuple(each for each, version in makes if self._versions.get(each) == version)
+        again = None if found.impossible else found.operations
+        known.append(_Known(gone, frozenset(droppable - gone), again, made, {}))
         return known[-1]
 
     def _extra(self, found: _Known, place: int, recomputed: Recomputed, stays: frozenset[int]) -> int:

@@ -49,7 +49,7 @@ class _Search:
         found = []
         for count in _counts(len(self._forward.saved)):
             blocks = self._forward.divide(count)
-            cheapest = sorted(blocks, key=lambda block: block.time_ms / (self._forward.dropped_bytes(block) or 1))
+            cheapest = sorted(blocks, key=lambda block: block.time_ms / (block.dropped_bytes or 1))
             found += [fewest for ranking in (blocks, cheapest) if (fewest := self._fewest(ranking)) is not None]
         if not found:
             raise over_budget("checkpoint", self._graph, min(self._peaks), self._budget)

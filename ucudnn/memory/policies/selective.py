@@ -108,7 +108,10 @@ class ActivationSearch:
     def thinned(self, selection: ActivationSelection, budget: int, away: Any = 0) -> ActivationSelection:
         """Return a selection without what the budget does not need beside bytes that are away, the costliest first."""
         groups = self._kinds(sorted(selection.recomputed.dropped))
+        live = self.activations.live(selection.recomputed) - away
         for group in sorted(groups, key=lambda each: self._spared(selection, each)):
+            if self.activations.least_if_kept(group[-1], selection.recomputed, live) > budget:
+                continue
             fewer = self._without(selection, group[-1:], budget, away)
             if fewer is None:
                 continue
@@ -118,6 +121,7 @@ class ActivationSearch:
                 found = self._without(selection, group[-middle:], budget, away)
                 low, high, fewer = (low, middle, fewer) if found is None else (middle, high, found)
             selection = fewer
+            live = self.activations.live(selection.recomputed) - away
         return selection
 
     def selection(self, dropped: frozenset[int], brief: frozenset[int], away: Any = 0) -> ActivationSelection | None:
@@ -159,10 +163,11 @@ class ActivationSearch:
         self, selection: ActivationSelection, group: Sequence[int], budget: int, away: Any
     ) -> ActivationSelection | None:
         """Return a selection in which some activations stay; None if it takes more than the budget, or longer."""
-        found = self.selection(selection.recomputed.dropped.difference(group), selection.brief.difference(group), away)
-        if found is None or found.peak_bytes > budget or found.recomputed.time_ms > selection.recomputed.time_ms:
-            return None
-        return found
+        brief = selection.brief.difference(group)
+        kept = self.activations.recomputed(selection.recomputed.dropped.difference(group), brief)
+        found = None if kept is None or kept.time_ms > selection.recomputed.time_ms else kept
+        fewer = self._selection(found, brief, away)
+        return fewer if fewer is not None and fewer.peak_bytes <= budget else None
 
     def _cheapest(self, selection: ActivationSelection) -> list[int]:
         """Return the kind to drop next, or to make brief: that of the least time for each byte of those at the peak.

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ucudnn.bounded import BoundedDict
 from ucudnn.configuration import Configuration
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.layerwise import layerwise_actions
@@ -142,10 +143,19 @@ def _leaving(layers: StepLayers, *, convolutions_only: bool) -> dict[int, tuple[
 
 def _chosen_dynamically(graph: StepGraph, costs: Costs, layers: StepLayers, budget: int) -> _Pass:
     """Return the first pass that fits; raise a BudgetError if all with (m) is above the budget."""
-    least = _peak(graph, costs, layers, ("all", costs.smallest))
-    if least > budget:
-        raise over_budget("vdnn-dynamic", graph, least, budget)
-    return next(each for each in _passes(graph, costs, layers, budget) if _peak(graph, costs, layers, each) <= budget)
+    key = id(graph), id(costs), layers, budget
+    entry = _CHOSEN.get(key)
+    if entry is None:  # while the step and its costs are kept, no others have their numbers
+        least = _peak(graph, costs, layers, ("all", costs.smallest))
+        if least > budget:
+            raise over_budget("vdnn-dynamic", graph, least, budget)
+        passes = _passes(graph, costs, layers, budget)
+        chosen = next(each for each in passes if _peak(graph, costs, layers, each) <= budget)
+        entry = _CHOSEN[key] = (graph, costs), chosen
+    return entry[1]
+
+
+_CHOSEN: BoundedDict[tuple[int, int, StepLayers, int], tuple[object, _Pass]] = BoundedDict(4)
 
 
 def _passes(graph: StepGraph, costs: Costs, layers: StepLayers, budget: int) -> Iterator[_Pass]:

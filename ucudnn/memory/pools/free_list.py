@@ -19,6 +19,12 @@ class Holes:
         self._begins = {end: begin for begin, end in self.ends.items()}
         self._by_size = sorted((end - begin, begin) for begin, end in self.ends.items())
 
+    def copy(self) -> "Holes":
+        """Return the same holes, which change by themselves."""
+        found = Holes()
+        found.ends, found._begins, found._by_size = self.ends.copy(), self._begins.copy(), self._by_size.copy()
+        return found
+
     def best(self, size: int) -> int | None:
         """Return the address of the smallest hole that is large enough, the first of several; None if there is none."""
         at = bisect_left(self._by_size, (size, 0))
@@ -29,11 +35,24 @@ class Holes:
         for length, begin in self._by_size[bisect_left(self._by_size, (size, 0)) :]:
             yield begin, begin + length
 
+    def take_best(self, size: int) -> int | None:
+        """Use bytes at the begin of the hole that is `best`, and return their address; None if there is none."""
+        at = bisect_left(self._by_size, (size, 0))
+        if at == len(self._by_size):
+            return None
+        length, address = self._by_size.pop(at)
+        end = self.ends.pop(address)
+        if length > size:
+            self._add(address + size, end)
+        else:
+            del self._begins[end]
+        return address
+
     def take(self, address: int, size: int) -> Hole:
         """Use bytes of a hole; return the hole in which they were."""
         begin = address if address in self.ends else max(each for each in self.ends if each < address)
-        end = self.ends[begin]
-        self._remove(begin, end)
+        end = self.ends.pop(begin)
+        del self._begins[end], self._by_size[bisect_left(self._by_size, (end - begin, begin))]
         if begin < address:
             self._add(begin, address)
         if address + size < end:
@@ -42,11 +61,12 @@ class Holes:
 
     def give_back(self, address: int, size: int) -> Hole:
         """Free bytes, and join them with the holes that they touch; return the hole that this makes."""
-        begin, end = self.merged(address, size)
+        behind = address + size
+        begin, end = self._begins.pop(address, address), self.ends.pop(behind, behind)
         if begin < address:
-            self._remove(begin, address)
-        if address + size < end:
-            self._remove(address + size, end)
+            del self._by_size[bisect_left(self._by_size, (address - begin, begin))]
+        if behind < end:
+            del self._by_size[bisect_left(self._by_size, (end - behind, behind))]
         self._add(begin, end)
         return begin, end
 
@@ -58,10 +78,6 @@ class Holes:
         self.ends[begin] = end
         self._begins[end] = begin
         insort(self._by_size, (end - begin, begin))
-
-    def _remove(self, begin: int, end: int) -> None:
-        del self.ends[begin], self._begins[end]
-        del self._by_size[bisect_left(self._by_size, (end - begin, begin))]
 
 
 class FreeList:
@@ -86,11 +102,16 @@ class FreeList:
 
     def take_best(self, size: int) -> int:
         """Return the address of the smallest hole that is large enough, or the top (CNMeM's best fit)."""
-        return self._take(self._holes.best(size), size)
+        address = self._holes.take_best(size)
+        return self._grown(size) if address is None else address
 
     def take_first(self, size: int) -> int:
         """Return the address of the first hole that is large enough, or the top."""
-        return self._take(min((begin for begin, _ in self._holes.of_at_least(size)), default=None), size)
+        address = min((begin for begin, _ in self._holes.of_at_least(size)), default=None)
+        if address is None:
+            return self._grown(size)
+        self._holes.take(address, size)
+        return address
 
     def give_back(self, address: int, size: int) -> None:
         """Free bytes, and join them with the holes that they touch."""
@@ -99,9 +120,6 @@ class FreeList:
             self._holes.take(begin, end - begin)
             self.top = begin
 
-    def _take(self, address: int | None, size: int) -> int:
-        if address is None:
-            self.top += size
-            return self.top - size
-        self._holes.take(address, size)
-        return address
+    def _grown(self, size: int) -> int:
+        self.top += size
+        return self.top - size

@@ -8,12 +8,14 @@ piece that ends at the top moves before one that lay in its way. Small pieces fi
 too, so the result is never worse.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import gcd, inf
 from random import Random
+from typing import Any
 
+from ucudnn.memory.plans.exact_array import exact_array
 from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.placement import Placement, in_order, live_bytes
 from ucudnn.memory.simulation.result import Lifetime
@@ -73,7 +75,9 @@ class _Search:
         self._lifetimes = lifetimes
         self._unit = gcd(*(life.size for life in lifetimes)) or 1  # Python compares numbers below 2^30 faster
         self._sizes = [life.size // self._unit for life in lifetimes]
-        self._beside = _alive_together(lifetimes)
+        self._beside: list[list[int]] = [[] for _ in lifetimes]
+        for index, others in _alive_together(lifetimes, range(len(lifetimes))):
+            self._beside[index] = others.tolist()
         self._enough, self._most_tries = enough_bytes / self._unit, most_tries
         self._random = Random(0)
 
@@ -181,24 +185,42 @@ class _Search:
 
 def _fill(lifetimes: Sequence[Lifetime], addresses: dict[int, int]) -> None:
     """Give an address to every piece that has none, largest first, each in the smallest gap."""
-    beside = _alive_together(lifetimes)
-    for index in sorted(set(range(len(lifetimes))) - addresses.keys(), key=lambda each: (-lifetimes[each].size, each)):
-        placed = (other for other in beside[index] if other in addresses)
-        taken = sorted((addresses[other], addresses[other] + lifetimes[other].size) for other in placed)
-        addresses[index] = _gap(taken, lifetimes[index].size, lowest=False)
+    import numpy as np  # commands that plan nothing do without it
+
+    missing = sorted(set(range(len(lifetimes))) - addresses.keys(), key=lambda each: (-lifetimes[each].size, each))
+    if not missing:
+        return
+    sizes = exact_array([life.size for life in lifetimes])
+    ends = exact_array([addresses.get(index, 0) for index in range(len(lifetimes))]) + sizes
+    begins, placed = ends - sizes, np.ones(len(lifetimes), dtype=bool)
+    placed[missing] = False
+    beside = dict(_alive_together(lifetimes, {*missing}))
+    for index in missing:
+        taken = beside[index][placed[beside[index]]]
+        taken = taken[begins[taken].argsort(kind="stable")]
+        tops = np.maximum.accumulate(np.append(0, ends[taken]))
+        gaps = begins[taken] - tops[:-1]
+        fitting = np.flatnonzero(gaps >= sizes[index])
+        addresses[index] = int(tops[fitting[gaps[fitting].argmin()]] if len(fitting) else tops[-1])
+        begins[index], ends[index] = addresses[index], addresses[index] + lifetimes[index].size
+        placed[index] = True
 
 
-def _alive_together(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
-    """Return for each piece those that are alive at some time together with it."""
-    beside: list[list[int]] = [[] for _ in lifetimes]
-    alive: list[int] = []
-    for index in sorted(range(len(lifetimes)), key=lambda each: lifetimes[each].begin):
-        alive = [other for other in alive if lifetimes[other].end > lifetimes[index].begin]
-        beside[index] += alive
-        for other in alive:
-            beside[other].append(index)
-        alive.append(index)
-    return beside
+def _alive_together(lifetimes: Sequence[Lifetime], asked: Container[int]) -> Iterator[tuple[int, Any]]:
+    """Yield the pieces that are asked for, each with those that are alive at some time together with it, as they begin.
+
+    Of two that begin in this order, the second one must begin before the first one ends.
+    """
+    import numpy as np
+
+    spans = np.array([(life.begin, life.end) for life in lifetimes], dtype=np.int64).reshape(-1, 2)
+    order = spans[:, 0].argsort(kind="stable")
+    begins, ends = spans[order].T
+    lasts = begins.searchsorted(ends)  # those before which each one ends
+    for place, index in enumerate(order.tolist()):
+        if index in asked:
+            before = order[:place][ends[:place] > begins[place]]
+            yield index, np.append(before, order[place + 1 : lasts[place]])
 
 
 def _gap(taken: Sequence[tuple[int, int]], size: int, lowest: bool) -> int:

@@ -7,10 +7,10 @@ takes any.
 """
 
 from collections.abc import Callable, Collection, Sequence, Set
-from itertools import chain
+from itertools import chain, compress
 
 from ucudnn.errors import BudgetError
-from ucudnn.memory.plans.actions import COMPUTES, ActionKind, follow
+from ucudnn.memory.plans.actions import COMPUTES, COPIES, ActionKind, follow
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.copies import CopyQueues, CopyRequest
 from ucudnn.memory.simulation.result import Queue, Simulation, TimelineEntry
@@ -54,7 +54,7 @@ def fixed_bytes(plan: MemoryPlan, costs: Costs) -> int:
     """Return the bytes that a plan holds during the whole step: what exists before it, and the plan's buffers."""
     graph = plan.graph
     sizes = costs.sizes_of(graph)
-    held = sum(size for size, exists in zip(sizes, graph.exists_before, strict=True) if exists)
+    held = sum(compress(sizes, graph.exists_before))
     held += sum(max(sizes[storage] for storage in buffer) for buffer in plan.buffers if buffer)
     return held + (max(_scratch(plan, costs), default=0) if plan.scratch_buffer else 0)
 
@@ -85,6 +85,7 @@ class _Walk:
         self.beside = {each: self.times[each] for each in graph.collectives if plan.overlapped}
         for each in self.beside:  # compute only issues them
             self.times[each] = 0.0
+        self.compute = self._work_beside if self.beside else self._work
         self.running_beside: dict[int, StepOperation] = {}  # collectives that have not ended, by their action
         self.out_rate, self.back_rate = costs.offload_bytes_per_ms, costs.prefetch_bytes_per_ms
         self.sizes = [*costs.sizes_of(graph)]
@@ -120,7 +121,7 @@ class _Walk:
                 born.append(storage)
             versions[storage] = version
         self.compute_ms += self.times[operation]
-        self._compute(operation, born, ())
+        self.compute(operation, born, ())
 
     def recompute(self, operation: int) -> None:
         reads = self.graph.operations[operation].reads
@@ -133,7 +134,7 @@ class _Walk:
                 dropped.append(storage)
             self.version[storage] = max(current, version)
         self.recompute_ms += self.times[operation]
-        self._compute(operation, born, dropped)
+        self.compute(operation, born, dropped)
 
     def offload(self, storage: int) -> None:
         self._await_storage(storage)
@@ -211,11 +212,8 @@ class _Walk:
             issue_ms=self.issued_ms,
         )
 
-    def _compute(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
+    def _work_beside(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
         """Run an operation after the collectives that it waits for; a collective itself only begins."""
-        if not self.beside:
-            self._work(operation, born, dropped)
-            return
         self._await_accessed(operation)
         self._work(operation, born, dropped)
         if operation in self.beside:  # it holds its operands as an offload does
@@ -249,7 +247,8 @@ class _Walk:
         if passing:
             self.live -= passing
             self.memory.append((ended, self.live))
-            self._count_event()  # copies that ended beside the operation may have counted it up, too
+            self.event += 1  # copies that ended beside the operation may have counted it up, too
+            self.event_ms.append(ended)
             if scratch:
                 self.taken.append((_ABSENT, self.at, scratch, begin, self.event))
             for storage in dropped:
@@ -309,16 +308,13 @@ class _Walk:
             self.offloading.pop(storage, None)  # what still runs reads the bytes of its life before
 
     def _give_back(self, storage: int, born: tuple[int, int]) -> None:
-        size = self.sizes[storage]
+        size, now = self.sizes[storage], self.queues.now
         if size:
-            self._count_event()
+            self.event += 1
+            self.event_ms.append(now)
             self.taken.append((storage, born[0], size, born[1], self.event))
             self.live -= size
-            self.memory.append((self.queues.now, self.live))
-
-    def _count_event(self) -> None:
-        self.event += 1
-        self.event_ms.append(self.queues.now)
+            self.memory.append((now, self.live))
 
     def _copy_ended(self, copy: CopyRequest, queue: Queue, start_ms: float, end_ms: float) -> None:
         self.timeline.append(TimelineEntry(queue, copy.action, start_ms, end_ms))
@@ -346,19 +342,19 @@ def _times(plan: MemoryPlan, costs: Costs) -> list[float]:
 
 
 def _scratch(plan: MemoryPlan, costs: Costs) -> list[int]:
-    scratch = list(costs.scratch_bytes)
+    scratch = list(costs.rounded_scratch)
     for operation, configuration in plan.configurations.items():
-        scratch[operation] = configuration.workspace_bytes
-    return [costs.rounded(size) for size in scratch]
+        scratch[operation] = costs.rounded(configuration.workspace_bytes)
+    return scratch
 
 
 def _last_prefetches(plan: MemoryPlan) -> set[int]:
     """Return the prefetches after which the host's copy of their storage is of no use."""
     last: dict[int, int] = {}
     found = set()
-    for index, (kind, target) in enumerate(plan.actions):
+    for index, (kind, target) in [each for each in enumerate(plan.actions) if each[1][0] in COPIES]:
         if kind is ActionKind.PREFETCH:
             last[target] = index
-        elif kind is ActionKind.OFFLOAD and target in last:
+        elif target in last:
             found.add(last.pop(target))
     return found | set(last.values())

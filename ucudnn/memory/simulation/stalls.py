@@ -16,10 +16,11 @@ def with_stalls(plan: MemoryPlan, costs: Costs, cap_bytes: int) -> MemoryPlan:
     back, because a wait is for both copies. It raises a BudgetError if the plan cannot keep the cap.
     """
     stalls = dict(simulate(plan, costs, cap_bytes).stalls)
-    actions = []
-    for index, action in enumerate(plan.actions):
-        actions += [wait(stalls[index])] if index in stalls else []
-        actions.append(action)
+    if not stalls:
+        return plan
+    actions = [*plan.actions]
+    for index in sorted(stalls, reverse=True):
+        actions.insert(index, wait(stalls[index]))
     return replace(plan, actions=tuple(actions))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -132,6 +133,11 @@ class Costs:
     def rounded(self, size: int) -> int:
         """Return the bytes that the device's allocator takes for a storage of a size in bytes."""
         return -(-size // self.granularity) * self.granularity
+
+    @cached_property
+    def rounded_scratch(self) -> tuple[int, ...]:
+        """The bytes that the device's allocator takes for each operation's scratch."""
+        return tuple(map(self.rounded, self.scratch_bytes))
 
     def sizes_of(self, graph: StepGraph) -> tuple[int, ...]:
         """Return the bytes that the device's allocator takes for each storage of a step, which keeps them."""

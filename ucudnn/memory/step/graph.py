@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from operator import lt
+from operator import attrgetter, lt
 
 from ucudnn.errors import StepGraphError
 from ucudnn.problem import MOST_SIZE, ConvolutionProblem
@@ -51,6 +51,8 @@ class Role(Enum):
     OPTIMIZER_STATE = "optimizer state"
     OUTPUT = "output"
     ACTIVATION = "activation"
+
+    __hash__ = object.__hash__  # that of an enumeration is Python code, and each storage's role is looked up
 
     @property
     def exists_before(self) -> bool:
@@ -217,30 +219,28 @@ class StepGraph:
     @cached_property
     def exists_before(self) -> tuple[bool, ...]:
         """Whether each storage exists when the step begins."""
-        return tuple(
-            storage.role.exists_before or (self.gradients_kept and storage.role is Role.GRADIENT)
-            for storage in self.storages
-        )
+        kept = self.gradients_kept
+        return self._by_role({role: role.exists_before or (kept and role is Role.GRADIENT) for role in Role})
 
     @cached_property
     def exists_after(self) -> tuple[bool, ...]:
         """Whether each storage still exists when the step has ended."""
-        return tuple(storage.role.exists_after for storage in self.storages)
+        return self._by_role({role: role.exists_after for role in Role})
 
     @cached_property
     def left_alone(self) -> tuple[bool, ...]:
         """Whether a recomputation leaves each storage alone: parameters, buffers, inputs and optimizer state."""
-        return tuple(storage.role.exists_before for storage in self.storages)
+        return self._by_role({role: role.exists_before for role in Role})
 
     @cached_property
     def writers(self) -> tuple[tuple[int, ...], ...]:
         """The operations that write each storage, in order: `writers[s][k - 1]` makes version k of storage s."""
-        return self._accesses(lambda operation: operation.writes)
+        return self._accesses(attrgetter("writes"))
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """The operations that read each storage, in order."""
-        return self._accesses(lambda operation: operation.reads)
+        return self._accesses(attrgetter("reads"))
 
     @cached_property
     def accesses(self) -> tuple[tuple[int, ...], ...]:
@@ -335,6 +335,9 @@ class StepGraph:
         """Return a storage as messages name it: 'storage 7 (relu_3)'."""
         return f"storage {index} ({self.storages[index].name})"
 
+    def _by_role(self, answers: Mapping[Role, bool]) -> tuple[bool, ...]:
+        return tuple(map(answers.__getitem__, map(attrgetter("role"), self.storages)))
+
     def _accesses(self, accessed: Callable[[StepOperation], Iterable[int]]) -> tuple[tuple[int, ...], ...]:
         found: list[list[int]] = [[] for _ in self.storages]
         for index, operation in enumerate(self.operations):
@@ -372,7 +375,8 @@ def _check_accesses(graph: StepGraph) -> None:
     written, count = list(graph.exists_before), len(graph.storages)
     for index, operation in enumerate(graph.operations):
         for accessed in (operation.reads, operation.writes):
-            if accessed and not (0 <= accessed[0] <= accessed[-1] < count and all(map(lt, accessed, accessed[1:]))):
+            ascends = len(accessed) < 2 or all(map(lt, accessed, accessed[1:]))
+            if accessed and not (ascends and 0 <= accessed[0] <= accessed[-1] < count):
                 raise StepGraphError(f"{graph.name}: {graph.operation_name(index)} {_wrong_accesses(accessed, count)}")
         for storage in operation.reads:
             if not written[storage]:

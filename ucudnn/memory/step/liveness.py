@@ -8,7 +8,8 @@ and its scratch.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
+from operator import add
 
 from ucudnn.bounded import BoundedDict
 from ucudnn.memory.step.costs import Costs
@@ -113,62 +114,47 @@ def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None
 
 
 def _measured(graph: StepGraph, costs: Costs, order: Sequence[int]) -> Liveness:
-    sizes = costs.sizes_of(graph)
-    spans = _spans(graph, order)
-    fixed = graph.exists_after
-    held = _held(graph, order, spans)
-    live = _sums(spans, sizes, len(order))
-    persistent = _sums([span if after else None for span, after in zip(spans, fixed, strict=True)], sizes, len(order))
-    working = _sums(held, sizes, len(order))
-    waits = [each is not None for each in held]
+    sizes, count = costs.sizes_of(graph), len(order)
+    places = [0] * count
     for place, operation in enumerate(order):
-        for each in {*graph.operations[operation].reads, *graph.operations[operation].writes}:
-            if not fixed[each] and not (waits[each] and _covers(held[each], place)):
-                working[place] += sizes[each]
+        places[operation] = place
+    # Where a storage waits for the optimizer, it does so at the earliest from its first operation on.
+    begins = next((place for place, each in enumerate(order) if each >= graph.optimizer_begins), count)
+    spans: list[_Span | None] = []
+    live, persistent, waiting = ([0] * (count + 2) for _ in range(3))
+    working = [0] * count
+    of_each = zip(
+        graph.accesses, graph.exists_before, graph.exists_after, graph.waits_for_optimizer, sizes, strict=True
+    )
+    for accesses, before, after, waits, size in of_each:
+        if not accesses and not before:
+            spans.append(None)
+            continue
+        at = [] if before and after else [*map(places.__getitem__, accesses)]
+        first, last = -1 if before else min(at), count if after else max(at, default=-1)
+        spans.append((first, last))
+        live[max(first, 0)] += size
+        live[last + 1] -= size
+        if after:
+            persistent[max(first, 0)] += size
+            continue
+        held = max(first, begins) if waits else last + 1
+        waiting[held] += size
+        waiting[last + 1] -= size
+        for place in at:
+            if place < held:
+                working[place] += size
     return Liveness(
         graph=graph,
         order=tuple(order),
         sizes=sizes,
         spans=tuple(spans),
-        scratch_bytes=tuple(costs.rounded(costs.scratch_bytes[operation]) for operation in order),
-        live_bytes=tuple(live),
-        persistent_bytes=tuple(persistent),
-        working_bytes=tuple(working),
+        scratch_bytes=tuple(map(costs.rounded_scratch.__getitem__, order)),
+        live_bytes=tuple(islice(accumulate(live), count)),
+        persistent_bytes=tuple(islice(accumulate(persistent), count)),
+        working_bytes=tuple(map(add, working, accumulate(waiting))),
     )
-
-
-def _spans(graph: StepGraph, order: Sequence[int]) -> list[_Span | None]:
-    places = [0] * len(order)
-    for place, operation in enumerate(order):
-        places[operation] = place
-    spans: list[_Span | None] = []
-    for accesses, before, after in zip(graph.accesses, graph.exists_before, graph.exists_after, strict=True):
-        at = [places[operation] for operation in accesses]
-        if not at and not before:
-            spans.append(None)
-        else:
-            spans.append((-1 if before else min(at), len(order) if after else max(at, default=-1)))
-    return spans
-
-
-def _held(graph: StepGraph, order: Sequence[int], spans: Sequence[_Span | None]) -> list[_Span | None]:
-    """Return from where to where each storage waits for the optimizer, at the earliest from its first operation on."""
-    begins = next((place for place, each in enumerate(order) if each >= graph.optimizer_begins), len(order))
-    return [
-        None if span is None or after or not waits else (max(span[0], begins), span[1])
-        for span, after, waits in zip(spans, graph.exists_after, graph.waits_for_optimizer, strict=True)
-    ]
 
 
 def _covers(span: _Span | None, place: int) -> bool:
     return span is not None and span[0] <= place <= span[1]
-
-
-def _sums(spans: Sequence[_Span | None], sizes: Sequence[int], places: int) -> list[int]:
-    """Return the bytes of the storages whose spans cover each place."""
-    changes = [0] * (places + 2)
-    for span, size in zip(spans, sizes, strict=True):
-        if span is not None:
-            changes[max(span[0], 0)] += size
-            changes[span[1] + 1] -= size
-    return list(accumulate(changes))[:places]
