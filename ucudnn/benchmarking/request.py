@@ -1,4 +1,4 @@
-"""Requests: what is asked about a problem, by policy and limit; what was tried for it; and what was measured."""
+"""A request asks for the micro-batches of a problem within a limit. Beside it stands what was tried and measured."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

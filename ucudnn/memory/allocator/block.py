@@ -80,9 +80,16 @@ class TensorBlock:
 
     def take(self, size: int) -> Piece:
         """Return a piece; raise a NoRoomError if no hole of the block is large enough."""
+        piece = self.take_if_fits(size)
+        if piece is None:
+            raise NoRoomError
+        return piece
+
+    def take_if_fits(self, size: int) -> Piece | None:
+        """Return a piece; None if no hole of the block is large enough."""
         address = self.holes.take_best(size)
         if address is None:
-            raise NoRoomError
+            return None
         self.live += size
         self.top = max(self.top, address + size)
         return address, size
@@ -212,18 +219,16 @@ class BlockReplay(StepReplay):
 
     def _taken(self, wanted: Wanted, targets: Sequence[int] | None) -> list[Piece] | None:
         """Return pieces that find room at their places as it is; None, and nothing is taken, if one does not."""
-        block, pieces = self.block, list[Piece]()
+        block, top, pieces = self.block, self.block.top, list[Piece]()
         for number, (storage, size) in enumerate(wanted):
-            address = block.holes.take_best(size)
-            if address is not None:
-                pieces.append((address, size))
-            if address is None or not (targets is None or storage == ABSENT or address == targets[number]):
-                for piece in reversed(pieces):
-                    block.holes.give_back(*piece)
+            piece = block.take_if_fits(size)
+            if piece is not None:
+                pieces.append(piece)
+            if piece is None or not (targets is None or storage == ABSENT or piece[0] == targets[number]):
+                for each in reversed(pieces):
+                    block.give_back(each)
+                block.top = top
                 return None
-        for address, size in pieces:
-            block.live += size
-            block.top = max(block.top, address + size)
         return pieces
 
     def _hold(self, steering: Move) -> Move:
@@ -361,8 +366,7 @@ class BlockReplay(StepReplay):
     def _second(self, size: int) -> Piece | None:
         """Return a piece for a second copy; None if it is not within the bytes that may be alive, or has no place."""
         small = self._small_live[self._place] if self._small_live else 0
-        fits = self.block.live + small + size <= self._most_live and self.block.holes.best(size) is not None
-        return self.block.take(size) if fits else None
+        return self.block.take_if_fits(size) if self.block.live + small + size <= self._most_live else None
 
     def _moved(self, piece: Piece) -> Piece | None:
         """Return the place to which a piece moved; None if there is none beside it."""

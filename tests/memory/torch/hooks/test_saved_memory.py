@@ -181,3 +181,24 @@ def test_room_for_a_convolution_is_made_until_it_is_one_piece(monkeypatch):
     memory.make_room(8000)  # all that can leave has left then
     assert memory.pressure.away == 20 * 2000
     assert len(saved) == 20
+
+
+def test_what_would_come_back_ahead_is_asked_for_once_where_only_holes_are_free(monkeypatch):
+    memory = SavedMemory(CPU, Pressure(Saved(), 64_000, 0.0), HostStore(CPU, 2**30))
+    memory.pressure.learning = False
+    saved = [memory.pack(torch.randn(500)) for _ in range(6)]
+    assert memory.free(5 * 2000)
+    asked, empty = [], torch.empty
+
+    def full(*size, **how):
+        if how.get("dtype") is torch.uint8 and size[0]:
+            asked.append(size)
+            raise torch.OutOfMemoryError
+        return empty(*size, **how)
+
+    monkeypatch.setattr(torch, "empty", full)
+    memory.unpack(saved[5])
+    assert asked == [(2000,)]
+    monkeypatch.undo()
+    memory.unpack(saved[5])
+    assert memory.pressure.away == 2 * 2000

@@ -95,15 +95,15 @@ class RepeatedCall:
         self._wanted = [each.requires_grad for each in tensors]
         self._leaves = [memory.pack(each.detach()) if isinstance(each, Tensor) else each for each in leaves]
         self._random, self._autocasts = random_state(memory.device), _autocasts(memory.device)
-        self._versions = [(each, each._version) for each in module.parameters()]
         self._modules = [*module.modules()]
+        parameters = (each for inside in self._modules for each in inside._parameters.values() if each is not None)
+        self._versions = [(each, each._version) for each in parameters]
         given, before = [(each, each._version) for each in tensors], _lengths(self._modules)
         del leaves, tensors
         with saved_tensors_hooks(never_compiled(self._pack), never_compiled(self._unpack)):
             found = self._run(module, *args, **kwargs)
-        if any(each._version != version for each, version in (*given, *self._versions)) or before != _lengths(
-            self._modules
-        ):
+        written = any(each._version != version for each, version in (*given, *self._versions))
+        if written or before != _lengths(self._modules):
             if self._tried is None:
                 raise self._differs("changes arguments, parameters or lists")
             self._end_trial(same=False)

@@ -234,6 +234,8 @@ class SavedMemory:
                 if self.pressure.room(self.owner, saved.size, passing) > 0:
                     return
                 self._back(saved, ahead=True)
+                if saved.storage is None:  # only holes are free, and each try flushes the allocator's cache
+                    return
 
     def _leave_early(self) -> None:
         """Send storages on their way that are to leave anyway, so that copies run beside forward."""
