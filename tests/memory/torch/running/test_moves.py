@@ -77,10 +77,10 @@ class _Addresses(LiveBytes):
 def replayed(layout, steps, limits):
     """Return address and size of each large piece that a step takes in its block by the replay, in order."""
     replay = compaction._Trial(steps, limits)._replay(layout.block_bytes, layout.kept)
-    taken, take = [], replay.block.take
-    replay.block.take = lambda size: taken.append(take(size)) or taken[-1]
+    taken, take = [], replay.block.take_if_fits
+    replay.block.take_if_fits = lambda size: taken.append(take(size)) or taken[-1]
     replay.follow(steps.first, layout.moves, limits.live_bytes)
-    return taken
+    return [piece for piece in taken if piece is not None]
 
 
 @pytest.mark.parametrize("way", ["placed", "moves", "slides"])
