@@ -9,6 +9,7 @@ import sys
 import time  # noqa: F401  # in lines of effects
 import uuid  # noqa: F401  # in lines of effects
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import numpy
@@ -28,7 +29,7 @@ from ucudnn.memory.torch.measuring.operation_costs import measure_operations, st
 from ucudnn.memory.torch.subject.step_program import step_subject
 from ucudnn.memory.torch.tracing.traced_program import trace_program
 
-WIDTH = 4
+WIDTH, POOL = 4, ThreadPoolExecutor(1)
 NUMBER, ENTRIES, STATE, DRAWN, GENERATOR = 0, [], {"steps": 0}, numpy.random.default_rng(0), torch.Generator()
 LAST = None
 
@@ -75,6 +76,7 @@ def closure():
     return counted
 
 
+THREAD = "computes in a thread of its own"
 SEEDS, DRAWS, CLOCK = "sets or reads a generator's state", "draws a number in Python", "reads a clock"
 BACKWARD, STRUCTURE = "calls backward", "changes parameters, modules or hooks"
 GRADIENT, BIAS = r"reads or sets \.grad of .*line", r"changes what .*line\.bias is"
@@ -151,6 +153,10 @@ WRITTEN = {  # what the error says, by the lines of an effect
     "y.data_ptr()": VALUE,
     "torch.save(y, os.devnull)": VALUE,
     "copy.copy(y)": VALUE,
+    "POOL.submit(lambda: y.detach().mul_(2)).result()": THREAD,
+    "POOL.submit(layer.scale.mul_, 2)\ny = y * layer.scale": THREAD,
+    "y = POOL.submit(torch.tanh, y).result()": THREAD,
+    "y = y * POOL.submit(lambda: float(y.sum())).exception() is None": THREAD,
 }
 ONCE = "layer.calls or {}.register_forward_hook(lambda *given: given[2] * 2)\nlayer.calls = 1\n"
 REFUSED = {lines: (made(lines), pattern) for lines, pattern in WRITTEN.items()}

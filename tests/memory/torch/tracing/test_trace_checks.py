@@ -112,6 +112,29 @@ def test_a_tensor_that_keeps_its_size_or_needs_no_gradient_may_be_changed_in_pla
     assert_trained_alike(lines, policy)
 
 
+class Subclass(torch.Tensor):
+    """A kind of tensor that a model makes of a plain one."""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "return (y.as_subclass(Subclass) * 2).as_subclass(torch.Tensor).sum()",
+        "return (y * (1 + y.detach().untyped_storage()[0])).sum()",
+        "return (y * y.detach().share_memory_()).sum()",
+        "return y.tensor_split(torch.tensor([3, 5]))[0].sum()",
+        "return y.to_mkldnn().to_dense().sum()",
+    ],
+)
+def test_what_only_tensors_without_memory_cannot_do_is_refused_and_runs_by_hooks(lines):
+    pair = Pair((Applied(lines), (torch.randn(SIZE, SIZE),), None), policy="hooks", budget="1MiB")
+    pair.check(pair.backward)
+    words = r"^\S+ at .*_checks\.py:\d+ does what PyTorch cannot do with tensors.*\n.*hooks"
+    with pytest.raises(StepGraphError, match=words) as caught:
+        fit(Applied(lines), (torch.randn(SIZE, SIZE),))
+    assert str(caught.value).count("\n") < 3
+
+
 def test_an_operator_that_fails_on_fake_tensors_is_not_logged_too(fakes_log):
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled, [*logger.filters]

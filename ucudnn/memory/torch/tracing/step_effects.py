@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, final
 
 import torch
 from torch import Generator, Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.torch.subject.call_modes import READERS
@@ -28,6 +29,7 @@ from ucudnn.memory.torch.tracing.provenance import Provenance, is_called_by_gc, 
 _OTHERWISE = ", which no plan does in its steps: "
 _DRAWS = "draws a number in Python" + _OTHERWISE + "draw it in the loop and make it an argument, or draw a tensor"
 _SEEDS = "sets or reads a generator's state" + _OTHERWISE + "do it in the loop, before the step"
+_THREAD = "computes in a thread of its own, whose operators no trace sees: compute it in the thread of the step"
 _CLOCK = "reads a clock" + _OTHERWISE + "read it in the loop"
 _BACKWARD = (
     "calls backward, which adds to .grad of parameters"
@@ -264,7 +266,7 @@ class StepEffects:
         self.made: list[random.Random] = []
         self.unplaced = False
         self._provenance, self._called, self._changed, self._seeks = provenance, called, changed, seeks
-        self._codes, self._refusal = dict[int, CodeType](), ""
+        self._codes, self._refusal, self._thread = dict[int, CodeType](), "", 0
         self._generators = _drawn_state()
         self._kernels, self._settings = _values_of(_KERNELS), _values_of(_SETTINGS)
         self._places: dict[str, str] = {}
@@ -278,6 +280,7 @@ class StepEffects:
             StepGraphError: if it does what a plan would not do; even where the model catches the error.
         """
         before, self._settings = sys.getprofile(), _values_of(_SETTINGS)
+        self._thread = get_ident()
         self.resume()
         try:
             yield
@@ -285,6 +288,7 @@ class StepEffects:
             self._raise_again()
             raise
         finally:
+            self._thread = 0
             sys.setprofile(before if callable(before) else None)
             getattr(before, "enable", lambda: None)()  # of cProfile
         self._raise_again()
@@ -311,6 +315,11 @@ class StepEffects:
     def resume(self) -> None:
         """Watch again."""
         sys.setprofile(self._watch)
+
+    def check_thread(self) -> None:
+        """Refuse an operator of a thread that the model started; autograd hands the modes of a trace to its own."""
+        if self._thread not in (0, get_ident()) and torch._C._current_autograd_node() is None:
+            self.refuse(_THREAD, None, sys._current_frames()[self._thread])
 
     def refuse(self, effect: str, owner: Any, frame: FrameType) -> None:
         """Raise an error that tells the place, and the name of the tensor whose function was called."""
@@ -367,3 +376,18 @@ class StepEffects:
                 self._places[name] = self._provenance.here(frame)
         if change := self._drawn() or self._changed():
             self.refuse(change, None, frame)
+
+
+@final
+class StepFakes(FakeTensorMode):
+    """Tensors without memory of a step, whose operators are those of one thread."""
+
+    effects: StepEffects | None = None
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.effects is not None:
+            self.effects.check_thread()
+        return super().__torch_dispatch__(func, types, args, kwargs or {})

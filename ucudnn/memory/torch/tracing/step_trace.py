@@ -12,7 +12,7 @@ from typing import Any, final
 
 import torch
 from torch import Generator, Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_unflatten
 
 from ucudnn.errors import InvalidValueError, StepGraphError
@@ -29,7 +29,7 @@ from ucudnn.memory.torch.tracing.averaging import with_groups
 from ucudnn.memory.torch.tracing.kept_tensors import BufferTables, check_kept, check_stays
 from ucudnn.memory.torch.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.tracing.provenance import Provenance
-from ucudnn.memory.torch.tracing.step_effects import StepEffects
+from ucudnn.memory.torch.tracing.step_effects import StepEffects, StepFakes
 from ucudnn.memory.torch.tracing.step_reads import StepReads
 from ucudnn.memory.torch.tracing.trace_checks import check_calls, check_generators, explained, quiet_fakes
 from ucudnn.memory.torch.tracing.tracer import Tracer
@@ -54,7 +54,7 @@ class StepTracing:
         self._subject, self._snapshot = subject, snapshot
         self.moved: str | None = None
         self._settled, self._seeks = settled, seeks
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = StepFakes()
         model = subject.model
         named: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in chain(model.named_parameters(), model.named_buffers()):
@@ -73,7 +73,7 @@ class StepTracing:
         self._tracer = Tracer(self._provenance, self._note_constant, self._stand_in)
         leaves_by_id = {id(tensor): name for name, tensor in (*self._fake.items(), *self._named_inputs())}
         modules = {id(each) for _, each in modules_of(model, subject.loss)}
-        self.effects = self._tracer.effects = StepEffects(
+        self.effects = self._tracer.effects = self._mode.effects = StepEffects(
             self._provenance, leaves_by_id, modules, self._reads.called, self._changed, seeks=seeks, settled=settled
         )
         self._constants: list[tuple[Tensor, TracedTensor]] = []

@@ -7,6 +7,7 @@ from functools import cache
 from logging import LogRecord, getLogger
 from math import prod
 from threading import Thread
+from traceback import walk_tb
 
 import torch
 from torch._subclasses import fake_tensor
@@ -19,10 +20,12 @@ from torch._subclasses.fake_tensor import (
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.graph import Phase
 from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, generator_id
-from ucudnn.memory.torch.tracing.provenance import told
+from ucudnn.memory.torch.tracing.provenance import short_line, told
 from ucudnn.memory.torch.tracing.tracer import Tracer
+from ucudnn.units import shortened
 
 _INSTEAD = dict.fromkeys(("nonzero", "index", "masked_select"), "use torch.where or weights")
+_OF_FAKES = "FakeTensor", "fake_mode", "'meta' device", "is not allocated", "OpaqueTensorImpl", "_share_fd_"
 _BACKWARD_OF_ATTENTION = {
     "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_efficient_attention_backward",
@@ -54,20 +57,26 @@ def explained(tracer: Tracer) -> Iterator[None]:
             f"{told(tracer.place)} calls {error.func}, which PyTorch runs neither on tensors without memory nor on"
             " zeros: leave it to the loop"
         ) from error
-    except NotImplementedError as error:
-        if "Sparse" not in str(error):
-            raise
-        raise StepGraphError(
-            f"{told(tracer.place)} makes a sparse tensor, which has no storage that a plan could hold: use"
-            " Embedding(sparse=False)"
-        ) from error
-    except RuntimeError as error:
-        if "use_reentrant=True" not in str(error):
-            raise
-        raise StepGraphError(
-            "the step calls torch.utils.checkpoint(use_reentrant=True), whose backward begins another one, and a trace"
-            " sees one only: give it use_reentrant=False, or fit the model without it; plans recompute on their own"
-        ) from error
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error)
+        if isinstance(error, NotImplementedError) and "Sparse" in reason:
+            raise StepGraphError(
+                f"{told(tracer.place)} makes a sparse tensor, which has no storage that a plan could hold: use"
+                " Embedding(sparse=False)"
+            ) from error
+        if "use_reentrant=True" in reason:
+            raise StepGraphError(
+                "the step calls torch.utils.checkpoint(use_reentrant=True), whose backward begins another one, and a"
+                " trace sees one only: give it use_reentrant=False, or fit the model without it; plans recompute on"
+                " their own"
+            ) from error
+        if any(words in reason for words in _OF_FAKES):
+            calls = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+            raise StepGraphError(
+                f"{told((tracer.place[0], short_line(reversed(calls))))} does what PyTorch cannot do with tensors"
+                f" without memory ({shortened(reason.splitlines()[0])}): leave it to the loop"
+            ) from error
+        raise
 
 
 @cache
