@@ -73,7 +73,7 @@ ROOMS = {  # each room: the rooms directly under it; imports go down only
     "memory/torch/division": ("memory/planner", "memory/torch/tracing"),
     "memory/torch/compiling": ("memory/torch/measuring",),
     "memory/torch/codegen": ("memory/torch/tracing", "memory/torch/device", "memory/plans"),
-    "memory/torch/hooks": ("memory/torch/device",),
+    "memory/torch/hooks": ("memory/torch/device", "memory/torch/tracing"),
     "memory/torch/sharding": ("memory/torch/device", "memory/reports"),
     "memory/torch/running": (
         "memory/torch/sharding",

@@ -1,13 +1,14 @@
 """RepeatedCall: drops what a call of a module saves for backward, and makes it again by calling the module again.
 
-The call is repeated as it was: with the same arguments, states of generators, autocast and gradient mode. What the
-module writes meanwhile, its buffers and attributes, is put back. Whether that gives the same bits is tried first: what
-the call saved is kept once, and compared with what it saves again.
+The call is repeated as it was: with the same arguments, attributes, states of generators, autocast and gradient mode.
+What the module writes meanwhile, its buffers and attributes, is put back. Whether that gives the same bits is tried
+first: what the call saved is kept once, and compared with what it saves again. A call that leaves other traces is never
+repeated (`CallEffects`).
 """
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -16,12 +17,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ucudnn.errors import FittedStepError
+from ucudnn.memory.torch.hooks.call_effects import MOST_CLONED, CallEffects
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.memory.torch.hooks.saved_tensors import Packed, VersionCheck, storage_key
 from ucudnn.torch.device.compilation import never_compiled
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
-_MOST_CLONED = 2**20  # bytes of a buffer; larger ones are masks and tables
 _OTHERS = {"OptimizedModule", "DistributedDataParallel", "FullyShardedDataParallel", "SyncBatchNorm", "ScriptModule"}
 _HOOKS = {name for name in vars(nn.Module()) if "hooks" in name}  # dictionaries that calls do not fill
 _NOT_REPEATED = (
@@ -95,15 +96,18 @@ class RepeatedCall:
         self._wanted = [each.requires_grad for each in tensors]
         self._leaves = [memory.pack(each.detach()) if isinstance(each, Tensor) else each for each in leaves]
         self._random, self._autocasts = random_state(memory.device), _autocasts(memory.device)
-        self._modules = [*module.modules()]
-        parameters = (each for inside in self._modules for each in inside._parameters.values() if each is not None)
+        modules = [*module.modules()]
+        self._attributes = [(each, vars(each).copy()) for each in modules]
+        parameters = (each for inside in modules for each in inside._parameters.values() if each is not None)
         self._versions = [(each, each._version) for each in parameters]
-        given, before = [(each, each._version) for each in tensors], _lengths(self._modules)
+        given, before = [(each, each._version) for each in tensors], _lengths(modules)
+        effects = None if self._tried is None else CallEffects(module, modules)
         del leaves, tensors
         with saved_tensors_hooks(never_compiled(self._pack), never_compiled(self._unpack)):
-            found = self._run(module, *args, **kwargs)
+            with nullcontext() if effects is None else effects.watched():
+                found = self._run(module, *args, **kwargs)
         written = any(each._version != version for each, version in (*given, *self._versions))
-        if written or before != _lengths(self._modules):
+        if written or before != _lengths(modules) or (effects is not None and effects.found()):
             if self._tried is None:
                 raise self._differs("changes arguments, parameters or lists")
             self._end_trial(same=False)
@@ -189,7 +193,7 @@ class RepeatedCall:
 
         args, kwargs = tree_unflatten(inputs, self._form)
         with ExitStack() as stack:
-            stack.enter_context(_left_as_found(self._modules, own))
+            stack.enter_context(_as_before(self._attributes, own))
             stack.enter_context(torch.random.fork_rng(devices=_devices(memory.device)))
             set_random_state(memory.device, self._random)
             for autocast in self._autocasts:
@@ -255,23 +259,25 @@ def _lengths(modules: list[nn.Module]) -> list[int]:
 
 
 @contextmanager
-def _left_as_found(modules: list[nn.Module], own: set[int | None]) -> Iterator[None]:
-    """Let modules write clones of their buffers for a block, and put their attributes back behind it.
+def _as_before(attributes: list[tuple[nn.Module, dict[str, Any]]], own: set[int | None]) -> Iterator[None]:
+    """Give modules the attributes of a call and clones of their buffers for a block; both are as now behind it.
 
     Kernels change statistics of a batch normalization without a new version, so nothing tells which buffers are
     written. The clones are added to `own`, storages that stay.
     """
-    found = [(each, vars(each).copy(), each._buffers.copy()) for each in modules]
+    found = [(each, vars(each).copy(), each._buffers.copy()) for each, _ in attributes]
     try:
-        for each, _, buffers in found:
-            for name, buffer in buffers.items():
-                if buffer is not None and buffer.nbytes <= _MOST_CLONED:
+        for each, before in attributes:
+            vars(each).clear()
+            vars(each).update(before)
+            for name, buffer in each._buffers.items():
+                if buffer is not None and buffer.nbytes <= MOST_CLONED:
                     each._buffers[name] = clone = buffer.detach().clone()
                     own.add(storage_key(clone))
         yield
     finally:
-        for each, attributes, buffers in found:
+        for each, attributes_now, buffers in found:
             vars(each).clear()
-            vars(each).update(attributes)
+            vars(each).update(attributes_now)
             each._buffers.clear()
             each._buffers.update(buffers)

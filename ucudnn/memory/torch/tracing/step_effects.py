@@ -260,11 +260,12 @@ class StepEffects:
         *,
         seeks: bool,
         settled: bool,
+        refuses: bool = True,
     ) -> None:
         self.leaves, self.modules = leaves, modules
         self.settled, self.hooked = settled, False
         self.made: list[random.Random] = []
-        self.unplaced = False
+        self.unplaced, self._refuses = False, refuses
         self._provenance, self._called, self._changed, self._seeks = provenance, called, changed, seeks
         self._codes, self._refusal, self._thread = dict[int, CodeType](), "", 0
         self._generators = _drawn_state()
@@ -285,14 +286,25 @@ class StepEffects:
         try:
             yield
         except Exception:
-            self._raise_again()
+            if self._refuses:
+                self._raise_again()
             raise
         finally:
             self._thread = 0
             sys.setprofile(before if callable(before) else None)
             getattr(before, "enable", lambda: None)()  # of cProfile
-        self._raise_again()
-        self._check()
+        if self._refuses:
+            self._raise_again()
+            self._check()
+
+    def found(self) -> bool:
+        """Return whether what was watched had an effect, or changed what it must not."""
+        try:
+            self._raise_again()
+            self._check()
+        except StepGraphError:
+            return True
+        return False
 
     def pause(self) -> bool:
         """Watch nothing while an operator is traced, which is most of the time; return whether this thread is watched.
@@ -324,7 +336,8 @@ class StepEffects:
     def refuse(self, effect: str, owner: Any, frame: FrameType) -> None:
         """Raise an error that tells the place, and the name of the tensor whose function was called."""
         self._refusal = f"{self._provenance.here(frame)} {effect.format(self.leaves.get(id(owner)))}"
-        raise StepGraphError(self._refusal)
+        if self._refuses:
+            raise StepGraphError(self._refusal)
 
     def _check(self) -> None:
         for name, now, before in zip(_SETTINGS, _values_of(_SETTINGS), self._settings, strict=True):
