@@ -108,6 +108,12 @@ def compiled(inner, x):
     return inner[3:](torch.compile(inner[:3], backend="aot_eager")(x))  # its backward reads all that it saved at once
 
 
+def transformed(inner, x):
+    """Penalize gradients of the first layers by each row, as transforms of torch.func compute them."""
+    gradients = torch.func.vmap(torch.func.grad(lambda row: inner[:3](row).sum()))(x[:16])
+    return inner(x) * gradients.square().sum()
+
+
 class Experts(nn.Module):
     """A mixture of experts, whose rows depend on values."""
 
@@ -153,6 +159,7 @@ MODELS = {
     "save_on_cpu": lambda: Wrapped(on_the_cpu),
     "evaluated": lambda: Wrapped(evaluated),
     "compiled": lambda: Wrapped(compiled),
+    "transformed": lambda: Wrapped(transformed),
     "experts": Experts,
     "packed": Packed,
 }
