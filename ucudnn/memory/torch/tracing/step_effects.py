@@ -19,6 +19,7 @@ from typing import Any, final
 import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.torch.subject.call_modes import READERS
@@ -33,6 +34,10 @@ _BACKWARD = (
     "calls backward, which adds to .grad of parameters"
     + _OTHERWISE
     + "use torch.autograd.grad, which returns the gradients"
+)
+_SCRIPTED = (
+    "calls a function of TorchScript, which computes otherwise after its first calls: a plan cannot follow it; call the"
+    " Python function that torch.jit.script made it of"
 )
 _STRUCTURE = "changes parameters, modules or hooks of the model" + _OTHERWISE + "do it before the fit"
 _GRADIENTS = "reads or sets .grad of {}" + _OTHERWISE + "do it in the loop, or use torch.autograd.grad"
@@ -280,7 +285,8 @@ class StepEffects:
         before, self._settings = sys.getprofile(), _values_of(_SETTINGS)
         self.resume()
         try:
-            yield
+            with self._scripts_watched():
+                yield
         except Exception:
             self._raise_again()
             raise
@@ -289,6 +295,28 @@ class StepEffects:
             getattr(before, "enable", lambda: None)()  # of cProfile
         self._raise_again()
         self._check()
+
+    @contextmanager
+    def _scripts_watched(self) -> Iterator[None]:
+        """Refuse functions of TorchScript where its compiler changes bits: in gradients, and in fused kernels of GPUs.
+
+        The profile of Python does not see their calls.
+        """
+        kind: Any = torch.jit.ScriptFunction
+        plain = vars(kind)["__call__"]
+
+        def call(script: Any, *args: Any, **kwargs: Any) -> Any:
+            found = plain.__get__(script, kind)(*args, **kwargs)
+            tensors = [each for each in tree_leaves(found) if isinstance(each, Tensor) and each.is_floating_point()]
+            if sys.getprofile() is self._watch and any(each.requires_grad or each.is_cuda for each in tensors):
+                self.refuse(_SCRIPTED, None, sys._getframe(1))
+            return found
+
+        kind.__call__ = call
+        try:
+            yield
+        finally:
+            kind.__call__ = plain
 
     def pause(self) -> bool:
         """Watch nothing while an operator is traced, which is most of the time; return whether this thread is watched.
