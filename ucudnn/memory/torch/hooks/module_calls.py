@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import graph
 from torch.utils._pytree import tree_leaves
 
@@ -223,9 +224,14 @@ def _key(value: Any) -> int | None:
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module: what stands in the place of `nn.Module.__call__`."""
     calls = None if torch.compiler.is_compiling() else _active.calls
-    if calls is None or not torch.is_grad_enabled() or not _hooks._saved_tensors_hooks_is_enabled():
+    if calls is None or not torch.is_grad_enabled() or _is_transformed():
         return _plain(module, *args, **kwargs)
     return calls.call(module, args, kwargs)
+
+
+def _is_transformed() -> bool:
+    """Return whether a transform of torch.func runs, whose tensors have no storage, or hooks are disabled."""
+    return peek_interpreter_stack() is not None or not _hooks._saved_tensors_hooks_is_enabled()
 
 
 @contextmanager

@@ -352,8 +352,8 @@ class StepTracing:
             return
         if tensor.requires_grad:
             raise StepGraphError(
-                f"{self._provenance.here(sys._getframe(1))} reads a tensor of {[*tensor.shape]} that gets a gradient and"
-                " is no parameter of the model and no argument, as parameters of a loss are: call the loss in forward"
+                f"{self._provenance.here(sys._getframe(1))} reads a tensor of {[*tensor.shape]} that gets a gradient,"
+                " and is no parameter of the model and no argument, as parameters of a loss: call the loss in forward"
                 " of a module that holds both"
             )
         self._meet(Role.BUFFER, "constant", tensor)
