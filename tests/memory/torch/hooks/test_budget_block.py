@@ -330,6 +330,12 @@ def test_what_is_read_at_once_and_does_not_fit_is_refused():
     assert within.peak_bytes <= 819200
 
 
+def test_what_does_not_fit_in_a_function_of_torchscript_is_refused():
+    scripted = torch.jit.CompilationUnit("def twice(x):\n    return x + x\n").twice
+    with pytest.raises(BudgetError, match="the step needs at least"), budget("300KiB", device="cpu"):
+        scripted(torch.randn(ROWS, WIDTH, requires_grad=True) * 2)
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(InvalidSizeError):
         budget("a lot")
