@@ -108,6 +108,16 @@ def compiled(inner, x):
     return inner[3:](torch.compile(inner[:3], backend="aot_eager")(x))  # its backward reads all that it saved at once
 
 
+def transformed(inner, x):
+    """Penalize gradients of the first layers by row, and call one with other weights for each half."""
+    gradients = torch.func.vmap(torch.func.grad(lambda row: inner[:3](row).sum()))(x[:16])
+    weights = {name: torch.stack([each, 2 * each]) for name, each in inner[0].named_parameters()}
+    parts = torch.func.vmap(lambda own, part: torch.func.functional_call(inner[0], own, part))(
+        weights, x.unflatten(0, (2, -1))
+    )
+    return inner(parts.flatten(0, 1)) * gradients.square().sum()
+
+
 class Experts(nn.Module):
     """A mixture of experts, whose rows depend on values."""
 
@@ -153,6 +163,7 @@ MODELS = {
     "save_on_cpu": lambda: Wrapped(on_the_cpu),
     "evaluated": lambda: Wrapped(evaluated),
     "compiled": lambda: Wrapped(compiled),
+    "transformed": lambda: Wrapped(transformed),
     "experts": Experts,
     "packed": Packed,
 }
@@ -317,6 +328,12 @@ def test_what_is_read_at_once_and_does_not_fit_is_refused():
     with budget("800KiB") as within:
         model(x).sum().backward()
     assert within.peak_bytes <= 819200
+
+
+def test_what_does_not_fit_in_a_function_of_torchscript_is_refused():
+    scripted = torch.jit.CompilationUnit("def twice(x):\n    return x + x\n").twice
+    with pytest.raises(BudgetError, match="the step needs at least"), budget("300KiB", device="cpu"):
+        scripted(torch.randn(ROWS, WIDTH, requires_grad=True) * 2)
 
 
 def test_what_cannot_be_is_refused():

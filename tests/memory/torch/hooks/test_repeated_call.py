@@ -1,11 +1,18 @@
 """Calls of modules that are repeated in backward: what gives the same bits, and what does not."""
 
+import copy
+import itertools
+import random
+import time  # noqa: F401  # in lines of modules
+
+import numpy
 import pytest
 import torch
 from torch import nn
 
 from tests.support.plain_training import assert_same_bits
 from ucudnn.errors import FittedStepError
+from ucudnn.memory.torch.hooks.call_effects import MOST_CLONED
 from ucudnn.memory.torch.hooks.host_store import HostStore
 from ucudnn.memory.torch.hooks.live_bytes import CountedBytes
 from ucudnn.memory.torch.hooks.pressure import Pressure
@@ -32,23 +39,48 @@ def repeated(module, *args, memory=None, tried=None, **kwargs):
     return RepeatedCall(memory or new_memory(module), run, module, 100, tried)(args, kwargs)
 
 
-class Counting(nn.Module):
-    """Changes a list, a number and a buffer that it reads in each call, which a second call would see."""
+NUMBERS, STATE, GENERATOR = itertools.count(), {"calls": 0}, torch.Generator()
+CALLS = 0
 
-    def __init__(self, kind):
+
+class Traces(nn.Module):
+    """Computes a factor by lines that leave traces, which a second call would see or leave again."""
+
+    def __init__(self, lines):
         super().__init__()
-        self.kind, self.calls, self.inner = kind, 0, nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-        self.seen = []
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        self.calls, self.seen, self.table, self.last = 0, [], {"calls": 0}, None
+        self.drawn, self.sums, self.recent = random.Random(1), torch.zeros(1), numpy.random.default_rng(1)
         self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("large", torch.zeros(MOST_CLONED))
+        found = {}
+        exec(
+            "def factor(self, x):\n    factor = 1\n    " + "\n    ".join(lines.splitlines()) + "\n    return factor",
+            globals(),
+            found,
+        )
+        self.factor = found["factor"]
 
     def forward(self, x):
-        self.calls += 1
-        if self.kind == "list":
-            self.seen.append(self.calls)
-        if self.kind == "buffer":
-            self.count.add_(1)
-        factor = {"list": len(self.seen), "number": self.calls, "buffer": self.count, "nothing": 1}[self.kind]
-        return self.inner(x * factor)
+        return self.inner(x * self.factor(self, x))
+
+    def traces(self):
+        """Return all that calls may leave."""
+        own = (
+            self.calls,
+            self.seen,
+            self.table,
+            self.drawn.getstate(),
+            self.sums.item(),
+            str(self.recent.bit_generator.state),
+        )
+        drawn = (
+            random.getstate(),
+            str(numpy.random.get_state()),
+            torch.get_rng_state().tolist(),
+            GENERATOR.get_state().tolist(),
+        )
+        return copy.deepcopy((*own, *drawn, repr(NUMBERS), STATE, CALLS, self.count.item(), self.large[0].item()))
 
 
 def trial(module, *args):
@@ -60,12 +92,54 @@ def trial(module, *args):
     return same
 
 
-@pytest.mark.parametrize(("kind", "same"), [("list", False), ("number", False), ("buffer", False), ("nothing", True)])
-def test_a_trial_finds_what_a_second_call_would_change(kind, same):
-    module = Counting(kind)
-    assert trial(module, torch.randn(4, WIDTH)) is same
-    assert (module.calls, len(module.seen)) == (1, kind == "list")
-    assert module.count.item() == (kind == "buffer")
+@pytest.mark.parametrize(
+    ("lines", "same"),
+    [
+        ("", True),
+        ("self.calls += 1\nfactor = self.calls", True),
+        ("self.calls += 1\nfactor = 2 if self.calls % 8 == 0 else 1", True),
+        ("factor = 1 if self.last is None else self.last.mean()\nself.last = x.detach()", True),
+        ("self.count.add_(1)", True),
+        ("self.count.add_(1)\nfactor = self.count", False),
+        ("self.large.add_(1)", False),
+        ("self.sums.add_(1)", False),
+        ("x.detach().add_(0)", False),
+        ("self.seen.append(1)", False),
+        ("self.table['calls'] += 1", False),
+        ("STATE['calls'] += 1", False),
+        ("global CALLS\nCALLS += 1", False),
+        ("factor = next(NUMBERS)", False),
+        ("factor = random.random()", False),
+        ("factor = self.drawn.random()", False),
+        ("factor = float(numpy.random.rand())", False),
+        ("factor = float(self.recent.random())", False),
+        ("factor = torch.rand(1)", True),
+        ("factor = torch.rand(1, generator=GENERATOR)", False),
+        ("factor = time.time() % 1", False),
+    ],
+)
+def test_a_call_that_leaves_traces_is_made_once(lines, same):
+    torch.manual_seed(0)
+    module, found = Traces(lines), []
+    for _ in range(2):
+        y = repeated(module, torch.randn(4, WIDTH), tried=lambda _, same: found.append(same))
+        before = module.traces()
+        y.sum().backward()
+        assert module.traces() == before
+    assert {*found} == {same}
+
+
+@pytest.mark.parametrize("calls", [1, 6, 7])
+def test_a_repeated_call_has_the_attributes_of_the_first_one(calls):
+    """A call in eight differs from the others, and which one it is depends on an attribute."""
+    module, twin = (Traces("self.calls += 1\nfactor = 2 if self.calls % 8 == 0 else 1") for _ in range(2))
+    twin.load_state_dict(module.state_dict())
+    module.calls = twin.calls = calls
+    x = torch.randn(4, WIDTH)
+    repeated(module, x).sum().backward()
+    twin(x).sum().backward()
+    assert_same_bits([each.grad for each in module.parameters()], [each.grad for each in twin.parameters()])
+    assert module.calls == calls + 1
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,25 @@ def test_an_attribute_that_was_changed_back_is_right_again_and_smaller_arguments
     fitted.check()
 
 
+class Sized(tuple):
+    """A tuple that shows neither its length nor its entries, as e3nn's of representations shows others."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+    __iter__ = __len__
+
+
+def test_a_container_is_compared_by_what_its_built_in_type_holds():
+    model = nn.Linear(2, 2)
+    model.kinds, model.forward = Sized([1, 2]), lambda x: x * tuple.__getitem__(model.kinds, 1) @ model.weight
+    step = ucudnn.memory.fit(model, torch.ones(1, 2))
+    assert step(torch.ones(1, 2)).sum() == 2 * model.weight.sum()
+    model.kinds = Sized([1, 3])
+    with pytest.raises(InvalidValueError, match=r"kinds\[1\] is 3 now, and was 2"):
+        step(torch.ones(1, 2))
+
+
 def test_a_long_list_is_compared_by_its_length_and_an_object_that_holds_itself_ends():
     fitted = fitted_network()
     block = fitted.model.blocks[0]

@@ -32,6 +32,7 @@ from ucudnn.memory.torch.tracing.traced_program import trace_program
 WIDTH, POOL = 4, ThreadPoolExecutor(1)
 NUMBER, ENTRIES, STATE, DRAWN, GENERATOR = 0, [], {"steps": 0}, numpy.random.default_rng(0), torch.Generator()
 LAST = None
+scripted = torch.jit.CompilationUnit("def scripted(y):\n    return y * y.sigmoid()\n").scripted
 
 
 class Held:
@@ -157,12 +158,14 @@ WRITTEN = {  # what the error says, by the lines of an effect
     "POOL.submit(layer.scale.mul_, 2)\ny = y * layer.scale": THREAD,
     "y = POOL.submit(torch.tanh, y).result()": THREAD,
     "y = y * POOL.submit(lambda: float(y.sum())).exception() is None": THREAD,
+    "y = scripted(y)": "calls a function of TorchScript",
 }
 ONCE = "layer.calls or {}.register_forward_hook(lambda *given: given[2] * 2)\nlayer.calls = 1\n"
 REFUSED = {lines: (made(lines), pattern) for lines, pattern in WRITTEN.items()}
 REFUSED["a closure"] = closure(), f"{READS} steps of .*closure"
 FOLLOWED = [
     "",
+    "y = y * scripted(torch.arange(WIDTH))",
     "y = F.dropout(y, 0.5)",
     "y = y * torch.rand(WIDTH, generator=layer.generator)",
     "y = y.detach().clone().bernoulli_(0.5, generator=GENERATOR) * y",

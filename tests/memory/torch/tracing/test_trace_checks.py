@@ -67,6 +67,13 @@ def test_a_view_that_is_read_after_its_base_was_turned_is_refused(lines, operato
         fit(Applied(lines), (torch.randn(SIZE, SIZE),))
 
 
+def test_a_parameter_of_a_loss_is_refused_with_what_to_do():
+    centers = torch.randn(SIZE, requires_grad=True)
+    words = rf"^the step at .*test_trace_checks.py:\d+ reads a tensor of \[{SIZE}\] that gets a gradient,.*holds both\n"
+    with pytest.raises(StepGraphError, match=words):
+        fit(nn.Linear(SIZE, SIZE), (torch.randn(3, SIZE), torch.randn(3, 1)), loss=lambda y, t: (y * t * centers).sum())
+
+
 CHANGES_SIZE = r"changes the size of a tensor from \[{}\] to \[{}\] \({}\).*make the tensor in its last"
 WHOLE = f"{SIZE}, {SIZE}"
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -44,6 +45,7 @@ class BudgetedSteps:
         self._steps, self._learned, self._guarded, self.outside = 0, 0, _CALM, 0
         self._backward, self._open, self._explains = False, True, explains
         self._owners, self._most = Counter[Any](), 0
+        self._refusal: partial[BudgetError] | None = None
         self._restore = settings_restorer(device)
         counted = None if device.type == "cuda" else CountedBytes(total)
         if device.type == "cuda":
@@ -91,6 +93,12 @@ class BudgetedSteps:
             yield
         except torch.OutOfMemoryError as error:
             raise self._exceeded(error) from error
+        except RuntimeError as error:
+            if self._refusal is not None and "TorchScript interpreter" in str(
+                error
+            ):  # which hides the kind of an error
+                raise self._refusal() from error
+            raise
 
     def close(self) -> None:
         """Bound the allocator no longer. What is saved still comes back when backward reads it."""
@@ -166,13 +174,15 @@ class BudgetedSteps:
     def _exceeded(self, error: torch.OutOfMemoryError) -> BudgetError:
         name = self._name(self.memory.owner)
         needed = max(self.alive.look()[0] + self.outside + tried_bytes(error), self.total + 1)
-        return BudgetError(
+        self._refusal = partial(  # an error itself would hold what its frames hold
+            BudgetError,
             f"the step needs at least {bytes_up(needed)} when {name} runs, the budget is {bytes_down(self.total)},"
             " and no more saved tensors can leave the device: raise it, or make the mini-batch smaller",
             kernel=name,
             limit_bytes=self.total,
             required_bytes=needed,
         )
+        return self._refusal()
 
     def _lines(self, what: str, counted: Counter[Any]) -> Iterator[str]:
         yield f"{what}: {format_bytes(sum(counted.values()))}"

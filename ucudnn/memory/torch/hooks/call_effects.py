@@ -8,7 +8,7 @@ variables, elements of other tensors, clocks, and numbers that Python, NumPy or 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Number
-from typing import Any, final
+from typing import Any, cast, final
 
 from torch import Generator, Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -36,8 +36,8 @@ class CallEffects:
     """
 
     def __init__(self, module: nn.Module, modules: Sequence[nn.Module]) -> None:
-        self._kept: Any = _Kept()
-        self._reads = StepReads(module, None, self._kept)
+        self._kept = _Kept()
+        self._reads = StepReads(module, None, cast("Any", self._kept))
         self._effects = StepEffects(
             Provenance(module),
             {id(each): name for name, each in module.named_parameters()},
@@ -85,7 +85,7 @@ class _Kept:
 
 @final
 class _Writes(EagerOperators):
-    """Sees whether operators write to tensors that are no results of each other, or draw from generators of a program."""
+    """Sees whether operators write to what is no result of theirs, or draw from generators of the program."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()

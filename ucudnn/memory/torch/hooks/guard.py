@@ -117,14 +117,11 @@ class Guard(EagerOperators):
         state = random_state(self._device) if draws else None
         statistics = args[3:5] if writes else ()
         before = [each if each is None else each.clone() for each in statistics]
-        if self._counted is not None:
-            self._count(self._counted, (args, kwargs))
+        self._count((args, kwargs))
         while True:
             try:
                 found = func(*args, **kwargs)
-                if self._counted is not None:
-                    self._counted.add(found, bounded=again)
-                    self._count(self._counted, ())
+                self._count(found, bounded=again)
                 return found
             except torch.OutOfMemoryError as error:
                 found = None
@@ -136,9 +133,11 @@ class Guard(EagerOperators):
             if state is not None:
                 set_random_state(self._device, state)
 
-    def _count(self, counted: CountedBytes, tensors: Any) -> None:
-        """Count tensors that are there in any case, and let others leave for them."""
-        counted.add(tensors)
-        while (over := counted.over()) > 0:
+    def _count(self, tensors: Any, *, bounded: bool = False) -> None:
+        """Count tensors, and let others leave for them; those that are there in any case are not bounded."""
+        if self._counted is None:
+            return
+        self._counted.add(tensors, bounded=bounded)
+        while (over := self._counted.over()) > 0:
             if not self._memory.free(over):
                 raise self._explained(torch.OutOfMemoryError())

@@ -13,6 +13,8 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import graph
 from torch.utils._pytree import tree_leaves
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
@@ -25,6 +27,8 @@ from ucudnn.torch.device.compilation import never_compiled
 
 _COPIES = 2  # what leaves for the host is copied there and back
 _plain: Any = nn.Module.__call__
+_disable_hooks: Any = graph.disable_saved_tensors_hooks
+_hooks: Any = torch._C._autograd
 _lock = new_lock(LockLevel.INNERMOST)
 _entered = 0
 
@@ -87,6 +91,7 @@ class ModuleCalls:
         with _lock:
             _entered += 1
             nn.Module.__call__ = _call  # type: ignore[method-assign]
+            graph.disable_saved_tensors_hooks = _without_hooks
         _active.calls = self
         try:
             yield
@@ -96,6 +101,7 @@ class ModuleCalls:
                 _entered -= 1
                 if not _entered and nn.Module.__call__ is _call:
                     nn.Module.__call__ = _plain  # type: ignore[method-assign]
+                    graph.disable_saved_tensors_hooks = _disable_hooks
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module."""
@@ -218,6 +224,29 @@ def _key(value: Any) -> int | None:
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module: what stands in the place of `nn.Module.__call__`."""
     calls = None if torch.compiler.is_compiling() else _active.calls
-    if calls is None or not torch.is_grad_enabled():
+    if calls is None or not torch.is_grad_enabled() or _is_transformed():
         return _plain(module, *args, **kwargs)
     return calls.call(module, args, kwargs)
+
+
+def _is_transformed() -> bool:
+    """Return whether a transform of torch.func runs, whose tensors have no storage, or hooks are disabled."""
+    return peek_interpreter_stack() is not None or not _hooks._saved_tensors_hooks_is_enabled()
+
+
+@contextmanager
+def _without_hooks(error_message: str) -> Iterator[None]:
+    """Let a transform of torch.func run, which raises that error where there are hooks of saved tensors.
+
+    It stands in the place of `disable_saved_tensors_hooks`. Only the hooks of this package are left out meanwhile.
+    """
+    left_out = list[tuple[Any, Any]]()
+    while (top := _hooks._top_saved_tensors_default_hooks(False)) and (top[0].__module__ or "").startswith(__package__):
+        left_out.append(top)
+        _hooks._pop_saved_tensors_default_hooks()
+    try:
+        with _disable_hooks(error_message):
+            yield
+    finally:
+        for each in reversed(left_out):
+            _hooks._push_saved_tensors_default_hooks(*each)

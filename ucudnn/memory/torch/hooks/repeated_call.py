@@ -103,9 +103,9 @@ class RepeatedCall:
         given, before = [(each, each._version) for each in tensors], _lengths(modules)
         effects = None if self._tried is None else CallEffects(module, modules)
         del leaves, tensors
-        with saved_tensors_hooks(never_compiled(self._pack), never_compiled(self._unpack)):
-            with nullcontext() if effects is None else effects.watched():
-                found = self._run(module, *args, **kwargs)
+        hooks = saved_tensors_hooks(never_compiled(self._pack), never_compiled(self._unpack))
+        with hooks, nullcontext() if effects is None else effects.watched():
+            found = self._run(module, *args, **kwargs)
         written = any(each._version != version for each, version in (*given, *self._versions))
         if written or before != _lengths(modules) or (effects is not None and effects.found()):
             if self._tried is None:

@@ -21,6 +21,7 @@ _MOST_ENTRIES = 1000  # a longer list is compared by its length alone, because e
 _MOST_DEPTH = 20
 VALUES = (type(None), int, str, bytes, Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, CodeType)
 CONSTANTS = (type, FunctionType, BuiltinFunctionType, property, staticmethod, classmethod)
+_CONTAINERS: tuple[Any, ...] = (dict, set, frozenset, list, tuple, deque)
 _DRAWING = {"numpy.random._generator", "numpy.random.mtrand"}
 
 
@@ -138,16 +139,16 @@ class AttributeContent:
         """Add what is in a value; return whether it is something whose entries can be compared."""
         self._above[id(value)] = value
         try:
-            if not isinstance(value, (set, frozenset, list, tuple, dict, deque)):
+            if not isinstance(value, _CONTAINERS):
                 return self._add_object(value, path)
-            kind = type(value)
-            if len(value) > self._left:
+            kind, size = type(value), size_of(value)
+            if size > self._left:
                 self.long.append(value)
-                shown = f"a {kind.__name__} of {len(value)} entries"
-                self._leaves[path] = _Leaf(kind, (_Held(value), len(value)), shown)
+                shown = f"a {kind.__name__} of {size} entries"
+                self._leaves[path] = _Leaf(kind, (_Held(value), size), shown)
             elif isinstance(value, (set, frozenset)):
                 self.views.append(value)
-                self._leaves[path] = _Leaf(kind, frozenset(value), shortened({*value}))
+                self._leaves[path] = _Leaf(kind, frozenset(entries_of(value)), shortened({*entries_of(value)}))
             else:
                 self._add_entries(value, path)
         finally:
@@ -161,7 +162,7 @@ class AttributeContent:
             self.views += [value, dict.values(value)]
         elif isinstance(value, (list, deque)):
             self.views.append(value)
-        for key, entry in dict.items(value) if isinstance(value, dict) else enumerate(value):
+        for key, entry in dict.items(value) if isinstance(value, dict) else enumerate(entries_of(value)):
             name = f"{path}[{shortened(key)}]"
             self._add(entry, name if name not in self._leaves else f"{name}#{len(self._leaves)}")
 
@@ -194,12 +195,24 @@ def is_plain(value: Any, held: tuple[type, ...] = ()) -> bool:
     return True
 
 
+def entries_of(value: Any) -> list[Any]:
+    """Return the entries of a container, or its keys, as its built-in type has them: its class may show others."""
+    return [*_built_in(value).__iter__(value)]
+
+
+def size_of(value: Any) -> int:
+    """Return the number of entries that `entries_of` returns."""
+    return int(_built_in(value).__len__(value))
+
+
+def _built_in(value: Any) -> Any:
+    return next(each for each in _CONTAINERS if isinstance(value, each))
+
+
 def _inside(value: Any) -> list[Any] | None:
     """Return what a container or an object holds; None where there is no way to see all of it."""
-    if isinstance(value, dict):
-        return [*value, *dict.values(value)]
-    if isinstance(value, (set, frozenset, list, tuple, deque)):
-        return [*value]
+    if isinstance(value, _CONTAINERS):
+        return entries_of(value) + ([*dict.values(value)] if isinstance(value, dict) else [])
     table = getattr(value, "__dict__", None)
     if table is None or type(table) is not dict or isinstance(value, (Tensor, nn.Module)):
         return None

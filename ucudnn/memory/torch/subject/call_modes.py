@@ -5,7 +5,7 @@ operators read themselves while they run needs no look: precision of products (T
 threads, denormal numbers. A `TorchDispatchMode` sees the code's operators as it sees those of the plain loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from operator import call
 from threading import Thread
@@ -34,7 +34,7 @@ class CallModes:
     def __init__(self) -> None:
         check_transforms()
         _check_hooks()
-        self._values = _found()
+        self._values = values_of(READERS)
         self._region = torch.empty(0, 0, device="cpu", dtype=torch.float32, requires_grad=True)
         self._cast: Any = None
 
@@ -44,7 +44,7 @@ class CallModes:
         Raises:
             InvalidValueError: if one of them differs, or one is on that no plan can follow.
         """
-        found = _found()
+        found = values_of(READERS)
         if found != self._values:
             for name, before, now in zip(READERS, self._values, found, strict=True):
                 if before != now and before is not None:  # what was not known in the trace is known from now on
@@ -111,10 +111,6 @@ def leave_autocast() -> None:
             torch.set_autocast_enabled(device, False)
             torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(True)
-
-
-def _found() -> list[Any]:
-    return [read() for read in READERS.values()]
 
 
 def autocast_depth() -> int:
@@ -204,3 +200,29 @@ READERS: dict[str, Callable[[], Any]] = {
     "torch.nn.utils.parametrize.cached()": lambda: parametrize._cache_enabled,
 }
 """What is compared, by the name in the error."""
+
+SETTINGS: dict[str, Callable[[], Any]] = {
+    **READERS,
+    "the grad mode": torch.is_grad_enabled,
+    "anomaly detection": torch.is_anomaly_enabled,
+    "the number of threads": torch.get_num_threads,
+    "torch.backends.cudnn.benchmark": torch._C._get_cudnn_benchmark,
+    "torch.backends.cudnn.deterministic": torch._C._get_cudnn_deterministic,
+}
+"""What a step may change, and must leave as it was; a `Snapshot` puts it back."""
+
+KERNELS = {name: read for name, read in SETTINGS.items() if name.startswith("torch.backends.cudnn")} | {
+    name: SETTINGS[name]
+    for name in (
+        "torch.get_default_dtype()",
+        "torch.are_deterministic_algorithms_enabled()",
+        "torch.backends.mkldnn.enabled",
+        "the number of threads",
+    )
+}
+"""Those that choose kernels when an operator runs: the code of a plan would run it under others."""
+
+
+def values_of(settings: Mapping[str, Callable[[], Any]]) -> list[Any]:
+    """Return the values of settings as they are now."""
+    return [read() for read in settings.values()]

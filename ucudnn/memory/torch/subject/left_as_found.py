@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import pickle
 import random
 import sys
 import warnings
@@ -19,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device, _python_dispatch
 
-from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent, is_plain
+from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent, entries_of, is_plain
 from ucudnn.memory.torch.subject.call_modes import autocast_depth
 from ucudnn.memory.torch.subject.model_state import hooks_of_all
 from ucudnn.memory.torch.subject.module_attributes import read_now
@@ -108,7 +109,7 @@ class Snapshot:
             if isinstance(value, dict):
                 self._tables.append((value, [*value.items()]))
             elif isinstance(value, (list, set, deque)):
-                self._lists.append((value, [*value]))
+                self._lists.append((value, entries_of(value)))
 
     def undo(self, undo: _Undo) -> None:
         """Let a function be called, too, when things are put back: once or several times."""
@@ -172,13 +173,12 @@ class Snapshot:
             return value.func, value.args, value.keywords
         if isinstance(value, dict):
             return self._noted_table(value)
-        if isinstance(value, (list, set, deque)):
-            entries = [*value]
-            self._lists.append((value, entries))
-            self._contents.append(partial(_put_back_entries, value, entries))
+        if isinstance(value, (list, set, deque, tuple, frozenset)):
+            entries = entries_of(value)
+            if not isinstance(value, (tuple, frozenset)):
+                self._lists.append((value, entries))
+                self._contents.append(partial(_put_back_entries, value, entries))
             return self._bounded(entries)
-        if isinstance(value, (tuple, frozenset)):
-            return self._bounded([*value])
         if isinstance(value, torch.optim.Optimizer) or (hasattr(value, "__dict__") and is_plain(value, _HELD)):
             return self._noted_table(vars(value))
         return ()
@@ -250,6 +250,12 @@ def _of_generator(value: Any) -> _Undo | None:
     if numbers is not None and isinstance(value, numbers.Generator):
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     return None
+
+
+def drawn_state() -> tuple[Any, bytes]:
+    """Return the state of Python's and of NumPy's global generator; no profile sees functions of the latter."""
+    numpy = _numpy_random()
+    return random.getstate(), b"" if numpy is None else pickle.dumps(numpy.get_state())
 
 
 def _numpy_random() -> Any:

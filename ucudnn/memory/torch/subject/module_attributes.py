@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, final
 
 from ucudnn.errors import InvalidValueError
-from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent
+from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent, size_of
 
 
 @final
@@ -74,7 +74,7 @@ class ModuleAttributes:
         """
         values, entries = self._values_now(), [*chain.from_iterable(self._views)]
         same = len(entries) == len(self._entries) and all(map(is_, entries, self._entries))
-        if not same or not all(map(is_, values, self._values)) or [*map(len, self._long)] != self._lengths:
+        if not same or not all(map(is_, values, self._values)) or [*map(size_of, self._long)] != self._lengths:
             self._compare(values)
 
     def _values_now(self) -> list[Any]:
@@ -101,4 +101,4 @@ class ModuleAttributes:
         self._views = [view for content in contents for view in content.views]
         self._entries = [*chain.from_iterable(self._views)]
         self._long = [each for content in contents for each in content.long]
-        self._lengths = [*map(len, self._long)]
+        self._lengths = [*map(size_of, self._long)]

@@ -7,12 +7,11 @@ settings of PyTorch and generators are compared with what they were.
 import datetime
 import inspect
 import os
-import pickle
 import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, final
@@ -20,9 +19,11 @@ from typing import Any, final
 import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from ucudnn.errors import StepGraphError
-from ucudnn.memory.torch.subject.call_modes import READERS
+from ucudnn.memory.torch.subject.call_modes import KERNELS, SETTINGS, values_of
+from ucudnn.memory.torch.subject.left_as_found import drawn_state
 from ucudnn.memory.torch.subject.model_checks import INSTEAD_OF_COMPILED
 from ucudnn.memory.torch.tracing.provenance import Provenance, is_called_by_gc, is_library
 
@@ -35,6 +36,10 @@ _BACKWARD = (
     "calls backward, which adds to .grad of parameters"
     + _OTHERWISE
     + "use torch.autograd.grad, which returns the gradients"
+)
+_SCRIPTED = (
+    "calls a function of TorchScript, which computes otherwise after its first calls: a plan cannot follow it; call the"
+    " Python function that torch.jit.script made it of"
 )
 _STRUCTURE = "changes parameters, modules or hooks of the model" + _OTHERWISE + "do it before the fit"
 _GRADIENTS = "reads or sets .grad of {}" + _OTHERWISE + "do it in the loop, or use torch.autograd.grad"
@@ -197,41 +202,10 @@ GUARDED = {
 }
 """Properties of tensors without memory while a step is traced."""
 
-_SETTINGS: dict[str, Callable[[], Any]] = {
-    **READERS,
-    "the grad mode": torch.is_grad_enabled,
-    "anomaly detection": torch.is_anomaly_enabled,
-    "the number of threads": torch.get_num_threads,
-    "torch.backends.cudnn.benchmark": torch._C._get_cudnn_benchmark,
-    "torch.backends.cudnn.deterministic": torch._C._get_cudnn_deterministic,
-}
-"""What a step may change, and must leave as it was; a `Snapshot` puts it back."""
-
-_KERNELS = {name: read for name, read in _SETTINGS.items() if name.startswith("torch.backends.cudnn")} | {
-    name: _SETTINGS[name]
-    for name in (
-        "torch.get_default_dtype()",
-        "torch.are_deterministic_algorithms_enabled()",
-        "torch.backends.mkldnn.enabled",
-        "the number of threads",
-    )
-}
-"""Those that choose kernels when an operator runs: the code of a plan would run it under others."""
-
 
 def _is_apart(frame: FrameType) -> bool:
     """Whether code is a library's, or the tracer's, which PyTorch calls in other modes."""
     return is_library(frame) or frame.f_globals.get("__name__", "").startswith("ucudnn.memory.torch.")
-
-
-def _values_of(settings: Mapping[str, Callable[[], Any]]) -> list[Any]:
-    return [read() for read in settings.values()]
-
-
-def _drawn_state() -> tuple[Any, bytes]:
-    """Return the state of Python's and of NumPy's global generator; no profile sees functions of the latter."""
-    numpy = sys.modules.get("numpy.random")
-    return random.getstate(), b"" if numpy is None else pickle.dumps(numpy.get_state())
 
 
 @final
@@ -268,8 +242,8 @@ class StepEffects:
         self.unplaced, self._refuses = False, refuses
         self._provenance, self._called, self._changed, self._seeks = provenance, called, changed, seeks
         self._codes, self._refusal, self._thread = dict[int, CodeType](), "", 0
-        self._generators = _drawn_state()
-        self._kernels, self._settings = _values_of(_KERNELS), _values_of(_SETTINGS)
+        self._generators = drawn_state()
+        self._kernels, self._settings = values_of(KERNELS), values_of(SETTINGS)
         self._places: dict[str, str] = {}
         self._watch = self._profiled
 
@@ -280,31 +254,51 @@ class StepEffects:
         Raises:
             StepGraphError: if it does what a plan would not do; even where the model catches the error.
         """
-        before, self._settings = sys.getprofile(), _values_of(_SETTINGS)
+        before, self._settings = sys.getprofile(), values_of(SETTINGS)
         self._thread = get_ident()
         self.resume()
         try:
-            yield
+            with self._scripts_watched():
+                yield
         except Exception:
-            if self._refuses:
-                self._raise_again()
+            self._raise_again()
             raise
         finally:
             self._thread = 0
             sys.setprofile(before if callable(before) else None)
             getattr(before, "enable", lambda: None)()  # of cProfile
+        self._raise_again()
         if self._refuses:
-            self._raise_again()
             self._check()
 
     def found(self) -> bool:
         """Return whether what was watched had an effect, or changed what it must not."""
-        try:
-            self._raise_again()
+        with suppress(StepGraphError):
             self._check()
-        except StepGraphError:
-            return True
-        return False
+            return bool(self._refusal)
+        return True
+
+    @contextmanager
+    def _scripts_watched(self) -> Iterator[None]:
+        """Refuse functions of TorchScript where its compiler changes bits: in gradients, and in fused kernels of GPUs.
+
+        The profile of Python does not see their calls.
+        """
+        kind: Any = torch.jit.ScriptFunction
+        plain = vars(kind)["__call__"]
+
+        def call(script: Any, *args: Any, **kwargs: Any) -> Any:
+            found = plain.__get__(script, kind)(*args, **kwargs)
+            tensors = [each for each in tree_leaves(found) if isinstance(each, Tensor) and each.is_floating_point()]
+            if sys.getprofile() is self._watch and any(each.requires_grad or each.is_cuda for each in tensors):
+                self.refuse(_SCRIPTED, None, sys._getframe(1))
+            return found
+
+        kind.__call__ = call
+        try:
+            yield
+        finally:
+            kind.__call__ = plain
 
     def pause(self) -> bool:
         """Watch nothing while an operator is traced, which is most of the time; return whether this thread is watched.
@@ -315,8 +309,8 @@ class StepEffects:
         watched = sys.getprofile() is self._watch
         if watched:
             sys.setprofile(None)
-        if (now := _values_of(_KERNELS)) != self._kernels:
-            name = next(name for name, *each in zip(_KERNELS, now, self._kernels, strict=True) if each[0] != each[1])
+        if (now := values_of(KERNELS)) != self._kernels:
+            name = next(name for name, *each in zip(KERNELS, now, self._kernels, strict=True) if each[0] != each[1])
             frame = sys._getframe(1)  # of backward on a GPU, whose thread no code of Python started, it has no caller
             frame = frame.f_back or frame
             self.refuse(
@@ -340,7 +334,7 @@ class StepEffects:
             raise StepGraphError(self._refusal)
 
     def _check(self) -> None:
-        for name, now, before in zip(_SETTINGS, _values_of(_SETTINGS), self._settings, strict=True):
+        for name, now, before in zip(SETTINGS, values_of(SETTINGS), self._settings, strict=True):
             if now != before:
                 place, self.unplaced = self._places.get(name, "forward"), True
                 raise StepGraphError(f"{place} changes {name}{_OTHERWISE}set it around fit and the steps")
@@ -349,11 +343,11 @@ class StepEffects:
             raise StepGraphError(f"forward {change}")
 
     def _raise_again(self) -> None:
-        if self._refusal:
+        if self._refusal and self._refuses:
             raise StepGraphError(self._refusal)
 
     def _drawn(self) -> str | None:
-        return _DRAWS if _drawn_state() != self._generators else None
+        return _DRAWS if drawn_state() != self._generators else None
 
     def _profiled(self, frame: FrameType, event: str, called: Any) -> None:
         if event == "call":
@@ -382,7 +376,7 @@ class StepEffects:
         """Look for the place of a change; what a library has changed is seen where it returns to the program."""
         if _is_apart(frame) and (event != "return" or frame.f_back is None or _is_apart(frame.f_back)):
             return
-        for name, now, before in zip(_SETTINGS, _values_of(_SETTINGS), self._settings, strict=True):
+        for name, now, before in zip(SETTINGS, values_of(SETTINGS), self._settings, strict=True):
             if now == before:
                 self._places.pop(name, None)
             elif name not in self._places:
@@ -396,9 +390,6 @@ class StepFakes(FakeTensorMode):
     """Tensors without memory of a step, whose operators are those of one thread."""
 
     effects: StepEffects | None = None
-
-    def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.effects is not None:

@@ -4,6 +4,7 @@ The step is traced below autograd, so nothing is computed and no memory is taken
 """
 
 import gc
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,7 +55,7 @@ class StepTracing:
         self._subject, self._snapshot = subject, snapshot
         self.moved: str | None = None
         self._settled, self._seeks = settled, seeks
-        self._mode = StepFakes()
+        self._mode = StepFakes(allow_non_fake_inputs=True)
         model = subject.model
         named: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in chain(model.named_parameters(), model.named_buffers()):
@@ -350,7 +351,11 @@ class StepTracing:
         if isinstance(tensor, FakeTensor):
             return
         if tensor.requires_grad:
-            raise StepGraphError("the step needs the gradient of a tensor that is no parameter and no argument of it")
+            raise StepGraphError(
+                f"{self._provenance.here(sys._getframe(1))} reads a tensor of {[*tensor.shape]} that gets a gradient,"
+                " and is no parameter of the model and no argument, as parameters of a loss: call the loss in forward"
+                " of a module that holds both"
+            )
         self._meet(Role.BUFFER, "constant", tensor)
         self._tracer.meet_values(tensor, tensor, changes=False)
         self._constants.append((tensor, self._tracer.describe(tensor)))
