@@ -146,7 +146,7 @@ def fit(
         plan_seconds=plan_seconds,
         divide=divide,
         compile=compile,
-        races=compile and total is None and policy == AUTO and convolutions is None and not debug,
+        races=compile and mesh is None and total is None and policy == AUTO and convolutions is None and not debug,
     )
 
     def make(sample: Any, kept: bool, ranks: Agreement, model: nn.Module, loss: Any, optimizer: Any) -> FittedStep:
@@ -155,8 +155,6 @@ def fit(
 
     if mesh is None and mixed_precision is None:
         return make(sample, keep_gradients, options.ranks, model, loss, optimizer)
-    if compile:
-        raise InvalidValueError("fit compiles no step that is divided among ranks: leave compile= or mesh= out")
     from ucudnn.memory.torch.sharding.sharded_step import Sharding  # torch.distributed.tensor takes long to import
 
     return Sharding(model, loss, optimizer, mesh, mixed_precision).fitted(make, sample, keep_gradients=keep_gradients)
@@ -241,9 +239,9 @@ def _planned(
 
     def compiled(program: StepProgram) -> Planned:
         try:
-            return of(compiled_program(program, options.regions, stages))
+            return of(compiled_program(program, options.regions, stages, options.ranks))
         except BudgetError:  # regions that access less leave more room, and save less
-            return of(compiled_program(program, options.regions, stages, SMALL))
+            return of(compiled_program(program, options.regions, stages, options.ranks, SMALL))
 
     plan = compiled if options.compile else of
     if stated.tensor_bytes is None:

@@ -71,6 +71,11 @@ class Agreement:
                 raise other
         return found
 
+    def every(self, value: _Found) -> list[_Found]:
+        """Return what all ranks give, in their order."""
+        exchange = self._exchange_now
+        return [value] if exchange is None else exchange(value)
+
     def costs(self, graph: StepGraph, costs: Costs) -> Costs:
         """Return the costs by which all ranks plan a step: the largest of all ranks.
 
