@@ -108,8 +108,8 @@ def fit(
         compile: lets PyTorch's Inductor compile runs of elementwise operations, reductions and normalization between
             heavy operations. What is between them is in no memory then, and backward computes again what it can. Values
             then differ from those of the plain loop by rounding, and dropout draws other masks. The report says what is
-            not compiled, and why. Without a budget, with policy 'auto', torch.compile of the whole step takes turns
-            with the plan in the first steps, at least 12 and at most 52. The faster one computes all later steps.
+            not compiled, and why. Without a budget and a mesh, with policy 'auto', torch.compile of the whole step takes
+            turns with the plan in the first steps, 12 to 52. The faster one computes all later steps.
 
     Raises:
         BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
@@ -146,7 +146,7 @@ def fit(
         plan_seconds=plan_seconds,
         divide=divide,
         compile=compile,
-        races=compile and mesh is None and total is None and policy == AUTO and convolutions is None and not debug,
+        races=compile and total is None and policy == AUTO and convolutions is None and not debug,
     )
 
     def make(sample: Any, kept: bool, ranks: Agreement, model: nn.Module, loss: Any, optimizer: Any) -> FittedStep:
