@@ -108,7 +108,7 @@ def fit(
         compile: lets PyTorch's Inductor compile runs of elementwise operations, reductions and normalization between
             heavy operations. What is between them is in no memory then, and backward computes again what it can. Values
             then differ from those of the plain loop by rounding, and dropout draws other masks. The report says what is
-            not compiled, and why. Without a budget and a mesh, with policy 'auto', torch.compile of the whole step takes
+            not compiled, and why. Without a budget or ranks, with policy 'auto', torch.compile of the whole step takes
             turns with the plan in the first steps, 12 to 52. The faster one computes all later steps.
 
     Raises:
