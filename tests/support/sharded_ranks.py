@@ -113,7 +113,7 @@ def fsdp2(model, mesh, **options):
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if parameter is not None and not parameter.dim():
-                module._parameters[key] = nn.Parameter(parameter.detach().reshape(1))
+                module._parameters[key] = nn.Parameter(parameter.detach().reshape(1), parameter.requires_grad)
     return fully_shard(model, mesh=mesh, **options)
 
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch._inductor.fx_passes import pad_mm
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
@@ -36,6 +37,16 @@ def test_a_step_is_compiled_and_computes_what_eager_pytorch_does():
     assert count >= 5
     assert line.startswith(f"compiled: {count} of {count} regions")
     assert step.code.count("_compiled(") == count
+
+
+def test_inductor_keeps_what_it_has_compiled():
+    model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5))
+    data = torch.randn(3, 6), torch.randint(5, (3,))
+    step = fit(copy.deepcopy(model), data, loss=F.cross_entropy, compile=True)
+    counters["inductor"].clear()
+    fit(copy.deepcopy(model), data, loss=F.cross_entropy, compile=True)
+    kinds = {each.func for each in step.program.calls if isinstance(each.func, FusedRegion)}
+    assert counters["inductor"]["fxgraph_cache_hit"] == len(kinds) > 0
 
 
 def test_pools_lie_in_regions_with_what_is_beside_them():

@@ -21,6 +21,9 @@ from ucudnn.memory.step.graph import Phase, Role
 from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.torch.compiling.fused_program import RegionKinds, fused_program
 from ucudnn.memory.torch.measuring.operation_costs import step_costs
+from ucudnn.memory.torch.sharding.agreement import structure
+from ucudnn.memory.torch.subject.step_program import step_subject
+from ucudnn.memory.torch.tracing.traced_program import trace_program
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight"),
@@ -48,6 +51,17 @@ def check(race, seed):
 @pytest.mark.parametrize("seed", [0, 1, 2, 9, 22])
 def test_a_random_network_trains_to_the_bits_of_the_plain_loop(seed):
     assert check(Race(random_network(seed), random.Random(seed).choice(["sgd", "adam"]), steps=3), seed) > 3
+
+
+@pytest.mark.parametrize(("seed", "rows"), [(0, 1), (1, 2), (9, 3)])
+def test_smaller_arguments_have_the_regions_of_the_sample_where_that_is_asked_for(seed, rows):
+    model, inputs, loss = random_network(seed)
+    smaller = tuple(each[:rows] for each in inputs)
+    whole, part = (trace_program(step_subject(model, x, loss, None), "net", len(x[0])) for x in (inputs, smaller))
+    kinds = RegionKinds()
+    wanted = structure(fused_program(whole, kinds, seeded=True).graph)
+    assert structure(fused_program(part, RegionKinds(), seeded=True).graph) != wanted
+    assert structure(fused_program(part, kinds, like=kinds.chosen[structure(part.graph)]).graph) == wanted
 
 
 @given(st.integers(0, 10_000))

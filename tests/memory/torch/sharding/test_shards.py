@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from tests.support.sharded_ranks import Odd, fsdp2, made_optimizer, on_ranks, trained
-from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.errors import InvalidValueError, StepGraphError, UcudnnError
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 
@@ -244,3 +244,65 @@ def test_an_update_that_is_planned_in_parts_runs_in_parts(mesh):
     counts.clear()
     optimizer.step()
     assert counts == [16]
+
+
+def trained_plainly(model, optimizer, data):
+    """Return losses and parameters of two steps of the plain loop."""
+    losses = []
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [each.detach().clone() for each in model.parameters()]
+
+
+def raises(*_):
+    raise ArithmeticError("no such cost")
+
+
+def refused(mesh, holds):
+    """Return whether the plain loop goes on as if no fit had been refused, and what was refused."""
+    from ucudnn.memory.torch.running import fit as module
+
+    def fails(x, y):
+        if mesh.get_local_rank() == 1:
+            raise InvalidValueError("no such loss")
+        return functional.mse_loss(x, y)
+
+    torch.manual_seed(0)
+    model, data = Odd(), [(torch.randn(5, 6), torch.randn(5, 1)) for _ in range(2)]
+    optimizer, noted, told = made_optimizer("adamw", model.parameters()), [], []
+    trained_plainly(model, optimizer, data)  # there is state of the optimizer, and gradients if these are held
+    optimizer.zero_grad(set_to_none=not holds)
+    other, plain = copy.deepcopy((model, optimizer)), [id(each) for each in model.parameters()]
+    model.shift.register_post_accumulate_grad_hook(lambda each: noted.append(each.numel()))
+    held = [*model.parameters()] if holds else []
+    for wrong in ({"budget": "100B"}, {"loss": fails}, {"optimizer": made_optimizer("sgd", Odd().parameters())}, {}):
+        if not wrong and mesh.get_local_rank() == 1:
+            module.step_costs = raises  # beside what ranks agree on
+        given = {"loss": functional.mse_loss, "optimizer": optimizer, "mesh": mesh, **wrong}
+        try:
+            module.fit(model, data[0], **given)
+        except (UcudnnError, ArithmeticError) as error:
+            told.append([type(error).__name__, str(error)])
+    kept = [id(each) == before for each, before in zip(model.parameters(), plain, strict=True)]
+    (losses, parameters), (others, right) = trained_plainly(model, optimizer, data), trained_plainly(*other, data)
+    is_own = {id(each) for each in model.parameters()} == {id(each) for each in optimizer.param_groups[0]["params"]}
+    same = losses == others and all(map(torch.equal, parameters, right)) and model.third.weight is model.second.weight
+    return same, is_own, noted, told, all(kept) or not held, [*map(type, parameters)] == [torch.Tensor] * len(right)
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_fit_that_all_ranks_refuse_leaves_no_trace(holds, tmp_path):
+    ranks = on_ranks(refused, tmp_path / "store", holds)
+    for rank, (same, is_own, noted, told, kept, are_whole) in enumerate(ranks):
+        assert same
+        assert is_own
+        assert noted == [1, 1]
+        assert kept
+        assert are_whole
+        names = "BudgetError", "InvalidValueError", "InvalidValueError", "ArithmeticError"
+        assert [*names] == [name for name, _ in told]
+        assert [told[1][1], told[3][1]] == [f"{'rank 1: ' * (1 - rank)}no such {what}" for what in ("loss", "cost")]

@@ -36,7 +36,7 @@ def both(one, other):
 
 
 def assert_trained_alike(lines, policy):
-    pair = Pair((Applied(lines), (torch.randn(SIZE, SIZE),), None), policy=policy, debug=False)
+    pair = Pair((Applied(lines), (torch.randn(SIZE, SIZE),), None), policy=policy)
     pair.check(pair.backward)
 
 
@@ -111,6 +111,7 @@ def test_a_tensor_whose_size_or_storage_changes_is_refused_before_the_first_step
         "return (y * torch.mul(y.detach(), 2, out=torch.empty(SIZE, SIZE))).sum()",
         "kept = y.detach().clone()\nreturn (y.view(2, -1) * kept.resize_(2, SIZE * SIZE // 2)).sum()",
         "return (y * torch.empty(0).set_(y.detach().clone())).sum()",
+        "other = torch.ones(2)\nread = other.exp().sum()\nreturn (y * other.set_(y.detach())).sum() + read",
         "mask = weights(y, 1)\nview = mask[:3]\nmask.t_()\nreturn (y * mask).sum() + view.sum()",
     ],
 )

@@ -1,8 +1,9 @@
 """Compiles the regions of a step, each kind once, and says which run as they are, and why."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ucudnn.memory.torch.compiling.seeded_masks import MASK
 from ucudnn.memory.torch.measuring.made_operands import operand_storages, operator_on_made_up
 from ucudnn.memory.torch.measuring.measured_peak import allocations, descendants, profiled
 from ucudnn.memory.torch.measuring.progress import Stages
+from ucudnn.memory.torch.sharding.agreement import Agreement, structure
 from ucudnn.memory.torch.subject.left_as_found import Snapshot
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall
@@ -25,33 +27,58 @@ SMALL = 1.0
 """How many times the bytes that a step's largest operation accesses a region may access where a budget is tight."""
 
 
-def compiled_program(program: StepProgram, kinds: RegionKinds, stages: Stages, share: float = SHARE) -> StepProgram:
+def compiled_program(
+    program: StepProgram, kinds: RegionKinds, stages: Stages, ranks: Agreement, share: float = SHARE
+) -> StepProgram:
     """Return a step whose runs of fusible operations are compiled regions, each kind compiled once.
 
     A region that Inductor does not compile, or whose code returns tensors that lie otherwise, runs its calls one after
     another. One whose calls return tensors that lie otherwise than they were traced becomes single operations again.
     Masks of dropout are computed from seeds if all of them lie in compiled regions, and are drawn as in the plain loop
     otherwise. `kinds` and `share` are those of `fused_program`.
+
+    Each rank compiles, and a region runs compiled if it does so on all of them. While a rank follows the plan of all,
+    smaller arguments have the regions of the sample.
+
+    Raises:
+        InvalidValueError: if ranks have other regions.
     """
+    like = None if ranks.follows is None else kinds.chosen.get(structure(program.graph))
     seeded = True
     while True:
-        fused = fused_program(program, kinds, share, seeded=seeded)
-        regions = [(call.func, call) for call in fused.calls if isinstance(call.func, FusedRegion)]
-        left = {region: call for region, call in regions if not (region.is_compiled or region.reason)}
-        stages.begin(f"compiling {len(left)} kinds of regions")
-        with ExitStack() as after:
-            after.callback(Snapshot().restore_modes)  # made-up operands draw random numbers
-            for number, (region, call) in enumerate(left.items()):
-                stages.done(number, len(left))
-                _compile(region, fused.device)
-                _try(region, call, fused)
-        if fused.device.type == "cuda":  # the blocks of operands would stay in the allocator's cache
-            torch.cuda.empty_cache()
-        if any(each.is_apart for each in left):
+        fused = ranks.all(partial(fused_program, program, kinds, share, seeded=seeded, like=like))
+        regions = {call.func: call for call in fused.calls if isinstance(call.func, FusedRegion)}
+        ranks.check_same(str([each.func._opname for each in fused.calls]), "step")
+        ranks.all(partial(_compile_all, regions, fused, stages))
+        _agree([*regions], ranks)
+        if like is None and any(each.is_apart for each in regions):
             continue
-        if all(region is not None and region.is_compiled for region in _with_masks(fused.calls)):
+        if like is not None or all(region is not None and region.is_compiled for region in _with_masks(fused.calls)):
             return replace(fused, compiled=_told(fused))
         seeded = False
+
+
+def _compile_all(regions: Mapping[FusedRegion, TracedCall], program: StepProgram, stages: Stages) -> None:
+    """Compile and try the kinds of regions of which that was not tried before, each by one of its calls."""
+    left = {region: call for region, call in regions.items() if not (region.is_compiled or region.reason)}
+    stages.begin(f"compiling {len(left)} kinds of regions")
+    with ExitStack() as after:
+        after.callback(Snapshot().restore_modes)  # made-up operands draw random numbers
+        for number, (region, call) in enumerate(left.items()):
+            stages.done(number, len(left))
+            _compile(region, program.device)
+            _try(region, call, program)
+    if program.device.type == "cuda":  # the blocks of operands would stay in the allocator's cache
+        torch.cuda.empty_cache()
+
+
+def _agree(regions: Sequence[FusedRegion], ranks: Agreement) -> None:
+    """Let regions run as they are on all ranks that do so on one of them, or be single operations there."""
+    for rank, found in enumerate(ranks.every([(each.is_apart, each.reason) for each in regions])):
+        for region, (is_apart, reason) in zip(regions, found, strict=True):
+            region.is_apart |= is_apart
+            if reason and region.is_compiled:
+                region.leave(f"rank {rank}: {reason}")
 
 
 def with_scratch(program: StepProgram, costs: Costs) -> Costs:

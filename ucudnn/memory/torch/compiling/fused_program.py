@@ -1,7 +1,7 @@
 """The program of a step with runs of its operations as regions: fewer operations, and no storages inside of regions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -13,6 +13,7 @@ from ucudnn.memory.torch.compiling.region import FusedRegion, RegionForm, region
 from ucudnn.memory.torch.compiling.rematerialization import Rematerialization, Rematerialized, with_rematerialized
 from ucudnn.memory.torch.compiling.runs import Runs
 from ucudnn.memory.torch.compiling.seeded_masks import NewOperation, seeded_rows
+from ucudnn.memory.torch.sharding.agreement import structure
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.traced_values import TracedCall, TracedTensor
 from ucudnn.memory.torch.tracing.assemble import writes
@@ -22,11 +23,38 @@ SHARE = 2.0
 
 
 @final
+@dataclass(frozen=True, kw_only=True)
+class ChosenRegions:
+    """How the regions of a step were chosen, so that the step of smaller arguments has the same ones.
+
+    Attributes:
+        seeded: whether masks of dropout are computed from seeds.
+        share: as in `fused_program`.
+        sizes: bytes of each storage, by which runs and what is computed again were chosen.
+        padded: products that are regions of their own.
+        again: first operations of the regions that compute operations of forward again.
+        apart: first operations of the runs that are single operations.
+    """
+
+    seeded: bool
+    share: float
+    sizes: tuple[int, ...]
+    padded: tuple[int, ...]
+    again: frozenset[int]
+    apart: frozenset[int]
+
+
+@final
 class RegionKinds:
-    """Regions that are alike are one operator: it is made, and compiled, once."""
+    """Regions that are alike are one operator: it is made, and compiled, once.
+
+    Attributes:
+        chosen: how the regions of steps were chosen last, by the structure of these.
+    """
 
     def __init__(self) -> None:
         self.kinds: dict[str, FusedRegion] = {}
+        self.chosen: dict[str, ChosenRegions] = {}
 
     def of(self, calls: Sequence[TracedCall], form: RegionForm, device: str) -> FusedRegion:
         """Return the region of calls."""
@@ -45,32 +73,44 @@ def fused_program(
     *,
     rematerializes: bool = True,
     seeded: bool = False,
+    like: ChosenRegions | None = None,
 ) -> StepProgram:
     """Return a step whose runs of fusible operations are regions, which run their calls one after another.
 
     Regions of this step are added to the known kinds. A region may access a share of the bytes that the largest
     operation accesses, which may be above 1. `rematerializes` lets regions of backward compute cheap operations of
     forward again, and `seeded` computes masks of dropout from seeds rather than drawing them as the plain loop does.
+    With `like` the regions are those of another step of the same structure.
     """
-    before = program.graph
+    before, of_step = program.graph, structure(program.graph)
+    share, seeded = (share, seeded) if like is None else (like.share, like.seeded)
     program = _without_models(with_native_norms(program))
     if seeded and (masked := seeded_rows(program)) is not None:
         program = _written(program, masked[0], before, masked[1:])
         before = program.graph
-    runs = Runs(program, share)
+    sizes = program.graph.sizes if like is None else like.sizes
+    runs = Runs(program, share, sizes)
     found = [each for run in runs.find() for each in _expressible(program, runs, run)]
-    padded = [[index] for index, call in enumerate(program.calls) if wants_padding(call) and runs.may_be_one(index)]
+    large = (index for index, call in enumerate(program.calls) if wants_padding(call) and runs.may_be_one(index))
+    padded = tuple(large) if like is None else like.padded
     again = {each.members[0]: each for each in _rematerialized(program, runs, found)} if rematerializes else {}
+    if like is not None:
+        again = {first: each for first, each in again.items() if first in like.again}
     while True:
         changed = with_rematerialized(program, again.values())
         # Where some regions have no room to compute again, what the others read may be saved beside what these read.
-        if again and _saved_bytes(changed) > _saved_bytes(program):
+        if again and like is None and _saved_bytes(changed) > _saved_bytes(program):
             again = {}
             continue
-        regions = _Regions(changed, Runs(changed, share), again, kinds)
-        fused = regions.fused(sorted([each for each in found if len(each) > 1 or each[0] in again] + padded))
-        apart = {one.members[0] for one in fused if isinstance(one.call.func, FusedRegion) and one.call.func.is_apart}
-        if apart.isdisjoint(again):
+        regions = _Regions(changed, Runs(changed, share, sizes), again, kinds)
+        several = [each for each in found if len(each) > 1 or each[0] in again]
+        fused = regions.fused(sorted([*several, *([each] for each in padded)]))
+        failed = (one for one in fused if isinstance(one.call.func, FusedRegion) and one.call.func.is_apart)
+        apart = frozenset(one.members[0] for one in failed) if like is None else like.apart
+        if like is not None or apart.isdisjoint(again):
+            kinds.chosen[of_step] = like or ChosenRegions(
+                seeded=seeded, share=share, sizes=sizes, padded=padded, again=frozenset(again), apart=apart
+            )
             single = [[*map(regions.alone, one.members)] if one.members[0] in apart else [one] for one in fused]
             return _written(changed, [one for each in single for one in each], before)
         again = {first: each for first, each in again.items() if first not in apart}
@@ -83,7 +123,7 @@ def _saved_bytes(program: StepProgram) -> int:
 def _rematerialized(program: StepProgram, runs: Runs, found: Iterable[Sequence[int]]) -> Iterator[Rematerialized]:
     operations = program.graph.operations
     backward = [each for each in found if operations[each[0]].phase is Phase.BACKWARD]
-    chosen = Rematerialization(program, backward)
+    chosen = Rematerialization(program, backward, runs.sizes)
     for members in backward:
         again = chosen.of(members)
         if again is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import GraphModule
@@ -52,8 +53,8 @@ def compiled(
             target.copy_(found)
         return ()
 
-    # Inductor's cache is asked only for graphs whose fake tensors have an environment for sizes. What a plan gives lies
-    # as it was traced, and the host would check it as long as it takes for an operator.
+    # Inductor asks its cache only where a tracing context has fake tensors with an environment for sizes. What a plan
+    # gives lies as it was traced, and the host would check it as long as it takes for an operator.
     wanted = {"triton.cudagraphs": False, "size_asserts": False, "alignment_asserts": False}
     patched = config.patch({name: value for name, value in wanted.items() if value is not getattr(config, name, value)})
     with compile_lock, torch.no_grad(), torch._C._DisableAutocast(), patched:
@@ -65,7 +66,8 @@ def compiled(
             return None
         (output,) = traced.graph.find_nodes(op="output")
         output.meta["user_visible_output_idxs"] = []
-        code: Any = compile_fx_inner(traced, given, static_input_idxs=(), is_inference=True)
+        with tracing(TracingContext(mode)):
+            code: Any = compile_fx_inner(traced, given, static_input_idxs=(), is_inference=True)
     lies, run = [(each.shape, each.stride, each.dtype) for each in results], code
 
     # What the code returns is allocated before its scratch, as plans have it, and lies as eager PyTorch laid it.

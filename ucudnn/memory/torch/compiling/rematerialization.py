@@ -46,10 +46,10 @@ class Rematerialized:
 
 @final
 class Rematerialization:
-    """Decides what regions of backward compute again; each region is given by its operations."""
+    """Decides by given sizes what regions of backward compute again; each region is given by its operations."""
 
-    def __init__(self, program: StepProgram, regions: Sequence[Sequence[int]]) -> None:
-        self._program, self._graph = program, program.graph
+    def __init__(self, program: StepProgram, regions: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
+        self._program, self._graph, self._sizes = program, program.graph, sizes
         self._numbers = count(_FIRST, -1)
         self._elsewhere = {each.storage for _, call in program.uncounted for each in (*call.inputs, *call.outputs)}
         members = {each for region in regions for each in region}
@@ -63,7 +63,7 @@ class Rematerialization:
                 self._versions[storage] += 1
             if not is_forward and index not in members:
                 self._anyway.update(operation.reads)
-        self._endless = 1 + 2 * sum(self._graph.sizes)
+        self._endless = 1 + 2 * sum(sizes)
         self._saved = self._cut([each for region in regions for each in self._read(region)], self._price)
 
     def of(self, region: Sequence[int]) -> Rematerialized | None:
@@ -72,7 +72,7 @@ class Rematerialization:
         Of what is saved it reads the fewest bytes.
         """
         read = [*self._read(region)]
-        sizes = self._graph.sizes
+        sizes = self._sizes
         saved = self._cut(read, lambda each: 1 + sizes[each[0]] if self._is_there(each) else self._endless)
         if not all(map(self._is_there, saved)):
             return None
@@ -130,7 +130,7 @@ class Rematerialization:
         """Return the bytes that it takes to save a version; too many where it is not there in backward."""
         if not self._ends_forward(version):
             return self._endless
-        size = self._graph.sizes[version[0]]
+        size = self._sizes[version[0]]
         return 1 + (size // _ANYWAY if version[0] in self._anyway else size)
 
     def _is_there(self, version: Version) -> bool:

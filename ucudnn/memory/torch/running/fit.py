@@ -108,8 +108,8 @@ def fit(
         compile: lets PyTorch's Inductor compile runs of elementwise operations, reductions and normalization between
             heavy operations. What is between them is in no memory then, and backward computes again what it can. Values
             then differ from those of the plain loop by rounding, and dropout draws other masks. The report says what is
-            not compiled, and why. Without a budget, with policy 'auto', torch.compile of the whole step takes turns
-            with the plan in the first steps, at least 12 and at most 52. The faster one computes all later steps.
+            not compiled, and why. Without a budget or ranks, with policy 'auto', torch.compile of the whole step takes
+            turns with the plan in the first steps, 12 to 52. The faster one computes all later steps.
 
     Raises:
         BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
@@ -155,8 +155,6 @@ def fit(
 
     if mesh is None and mixed_precision is None:
         return make(sample, keep_gradients, options.ranks, model, loss, optimizer)
-    if compile:
-        raise InvalidValueError("fit compiles no step that is divided among ranks: leave compile= or mesh= out")
     from ucudnn.memory.torch.sharding.sharded_step import Sharding  # torch.distributed.tensor takes long to import
 
     return Sharding(model, loss, optimizer, mesh, mixed_precision).fitted(make, sample, keep_gradients=keep_gradients)
@@ -241,9 +239,9 @@ def _planned(
 
     def compiled(program: StepProgram) -> Planned:
         try:
-            return of(compiled_program(program, options.regions, stages))
+            return of(compiled_program(program, options.regions, stages, options.ranks))
         except BudgetError:  # regions that access less leave more room, and save less
-            return of(compiled_program(program, options.regions, stages, SMALL))
+            return of(compiled_program(program, options.regions, stages, options.ranks, SMALL))
 
     plan = compiled if options.compile else of
     if stated.tensor_bytes is None:

@@ -114,7 +114,7 @@ class StepPlanning:
     def fitted(self, plan: MemoryPlan, subject: StepSubject, refit: _Refit, meter: AllocatorMeter | None) -> FittedStep:
         """Return the fitted step of a plan; `refit` as in `FittedStep`, and the meter measures the first step."""
         step = FittedStep(subject, self._run(plan), self.costs, refit, self._told(plan))
-        if self.options.races and subject.parallel is None:  # ranks of a parallel model would have to choose alike
+        if self.options.races and subject.parallel is None and self.options.ranks.alone:  # ranks would choose apart
             step.race = StepRace(partial(_called, subject.without_sample()), self.program.device)
         layout = None if self.room is None else self.room.compaction(plan, self.costs)
         first = None if meter is None else self._frugal_step(step, meter, layout)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, final
 
 import torch
 
-from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.errors import FittedStepError, InvalidValueError, StepGraphError
 from ucudnn.memory.plans.actions import COMPUTES
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.step.costs import Costs
@@ -41,6 +41,7 @@ class Agreement:
     def __init__(self, exchange: Exchange | None = None, rank: int = 0, link: RankLink | None = None) -> None:
         self._exchange, self._rank, self.link = exchange, rank, link
         self.follows: MemoryPlan | None = None
+        self._raised: BaseException | None = None  # by all ranks, in their last exchange
 
     @property
     def alone(self) -> bool:
@@ -62,14 +63,29 @@ class Agreement:
             found = work()
         except Exception as error:  # noqa: BLE001  # the others wait
             failed = error
-        errors = exchange(None if failed is None else _sent(failed))
+        exchange(None if failed is None else _sent(failed))
         if failed is not None:
+            self._raised = failed
             raise failed
-        for rank, other in enumerate(errors):
-            if other is not None:
-                other.args = (f"rank {rank}: {other}", *other.args[1:])
-                raise other
         return found
+
+    def refuse(self, error: Exception) -> bool:
+        """Return whether all ranks raise an error: they have decided so, or hear of it in their next exchange."""
+        chain: BaseException | None = error
+        raised, self._raised = self._raised, None
+        while chain is not None:
+            if chain is raised:
+                return True
+            chain = chain.__context__
+        try:
+            self._given(_sent(error))
+        except FittedStepError:  # another rank has ended
+            return False
+        return True
+
+    def every(self, value: _Found) -> list[_Found]:
+        """Return what all ranks give, in their order."""
+        return [value] if (exchange := self._exchange_now) is None else exchange(value)
 
     def costs(self, graph: StepGraph, costs: Costs) -> Costs:
         """Return the costs by which all ranks plan a step: the largest of all ranks.
@@ -134,14 +150,26 @@ class Agreement:
             return
         every = exchange(_digest(value))
         if others := [str(rank) for rank, each in enumerate(every) if each != every[0]]:
-            raise InvalidValueError(
+            self._raised = InvalidValueError(
                 f"rank {' and '.join(others)}: another {what} than rank 0, so collectives would not meet: give all"
                 " ranks the same model, and samples and optimizers of one form"
             )
+            raise self._raised
 
     @property
     def _exchange_now(self) -> Exchange | None:
-        return self._exchange if self.follows is None else None
+        return self._given if self._exchange is not None and self.follows is None else None
+
+    def _given(self, value: Any) -> list[Any]:
+        """Return what all ranks give; an error that one gives is raised by those that give none."""
+        assert self._exchange is not None
+        every, self._raised = self._exchange(value), None
+        for rank, error in enumerate(every):
+            if isinstance(error, Exception) and not isinstance(value, Exception):
+                error.args = (f"rank {rank}: {error}", *error.args[1:])
+                self._raised = error
+                raise error
+        return every
 
 
 def structure(graph: StepGraph) -> str:

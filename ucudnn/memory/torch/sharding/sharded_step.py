@@ -28,7 +28,7 @@ from ucudnn.memory.torch.sharding.collectives import (
     numbers,
 )
 from ucudnn.memory.torch.sharding.gathered_model import GatheredModel
-from ucudnn.memory.torch.sharding.shards import placed_inside, shard_parameters
+from ucudnn.memory.torch.sharding.shards import earlier_parameters, placed_inside, shard_parameters, unshard
 from ucudnn.memory.torch.subject.model_checks import check_model
 from ucudnn.memory.torch.subject.step_program import StepProgram
 from ucudnn.memory.torch.subject.update_parts import optimizer_of, update_in_parts
@@ -79,12 +79,15 @@ class Sharding:
         self._dtype = precision.param_dtype
         given: Sequence[torch.optim.Optimizer]
         given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*(optimizer or ())]
+        own = {id(each): each for each in model.parameters()}
+        for each in given:
+            optimizer_of(each, own)  # which refuses parameters that are none of the model's
         self.roll = RollCall()
         exchange = partial(exchanged, group_of(mesh, PATIENCE, self.roll, "gloo"))
         exchange(None)  # when all ranks are here, groups with a short timeout connect within it
         self.group = group_of(mesh, SILENCE, self.roll)
         self.exchange = partial(numbers, group_of(mesh, SILENCE, self.roll, "gloo"))
-        self._model, self._given = model, given
+        self._model, self._given, self._earlier = model, given, earlier_parameters(model)
         self.shards = shard_parameters(model, given, mesh)
         gather = partial(ALL_GATHER, ranks=mesh.size(), group=self.group.group_name)
         device = self.shards[0].inside.device if self.shards else torch.device("cpu")
@@ -101,7 +104,8 @@ class Sharding:
     def fitted(self, make: Callable[..., Any], sample: Any, *, keep_gradients: bool) -> "ShardedStep":
         """Return the step that a function fits to a sample, and to what stands in the place of model and optimizers.
 
-        It is called with a sample, whether gradients are kept, the ranks, the model, the loss and optimizers.
+        It is called with a sample, whether gradients are kept, the ranks, the model, the loss and optimizers. Where all
+        ranks refuse, model and optimizers are as they were.
         """
 
         def made(sample: Any, *, accumulates: bool = False) -> Any:
@@ -115,8 +119,14 @@ class Sharding:
             self.ranks.check_same(step.code, "code")
             return step
 
-        with placed_inside(self.shards):
-            step = made(sample)
+        try:
+            with placed_inside(self.shards):
+                step = made(sample)
+        except Exception as error:
+            if self.ranks.refuse(error):
+                unshard(self.shards, self._earlier, self._given)
+            raise
+        self._earlier.clear()
         # Where the update is planned in parts, the optimizer of the loop updates in parts, too.
         pairs = zip(self._given, self.optimizers, strict=True)
         ends = [update_in_parts(given) for given, planned in pairs if "step" in vars(planned)]

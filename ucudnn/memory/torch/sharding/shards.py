@@ -5,10 +5,12 @@ one graph. Outside, the parameter is a DTensor, as in FSDP2, whose rows lie in t
 `clip_grad_norm_` and torch.distributed.checkpoint do what they do there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -83,18 +85,49 @@ def shard_parameters(
         found.append(shard)
         if parameter.requires_grad:
             shard.inside.register_post_accumulate_grad_hook(weakly(shard.hand_over))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["params"] = [outside.get(id(each), each) for each in group["params"]]
-        states = [(outside.get(id(each), each), each, state) for each, state in optimizer.state.items()]
-        optimizer.state.clear()
-        for now, before, state in states:
-            optimizer.state[now] = {
-                key: _split_like(now, before, value) if isinstance(value, Tensor) else value
-                for key, value in state.items()
-            }
+    _replace(optimizers, outside, _split_like)
     place(found, inside=False)
     return tuple(found)
+
+
+def earlier_parameters(model: nn.Module) -> list[tuple[Callable[[], nn.Parameter | None], bool]]:
+    """Return what returns each parameter of a model as long as somebody has it, and whether it is a DTensor.
+
+    Those with hooks or a gradient are held, because these would be gone with them.
+    """
+
+    def holds(parameter: nn.Parameter) -> bool:
+        hooks: Any = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        return bool(hooks) or parameter.grad is not None
+
+    def found(parameter: nn.Parameter) -> nn.Parameter:
+        return parameter
+
+    every = [*model.parameters()]
+    return [(partial(found, each) if holds(each) else ref(each), isinstance(each, DTensor)) for each in every]
+
+
+def unshard(
+    shards: Sequence[ParameterShard],
+    earlier: Sequence[tuple[Callable[[], nn.Parameter | None], bool]],
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> None:
+    """Give modules and optimizers the parameters that they had before they were sharded; all ranks do so together.
+
+    What nobody has any more is gathered.
+    """
+    whole = dict[int, nn.Parameter]()
+    for shard, (find, was_distributed) in zip(shards, earlier, strict=True):
+        spec: Any = shard.outside.data
+        gathered = None if was_distributed else spec.full_tensor()  # by all ranks, though some may need none
+        parameter = find()
+        if parameter is None and gathered is not None:
+            parameter = nn.Parameter(gathered, requires_grad=shard.outside.requires_grad)
+            vars(parameter).update(vars(shard.outside))
+        whole[id(shard.outside)] = parameter = shard.outside if parameter is None else parameter
+        for table, key in shard.places:
+            table[key] = parameter
+    _replace(optimizers, whole, _whole_like)
 
 
 def place(shards: Sequence[ParameterShard], *, inside: bool) -> None:
@@ -176,6 +209,28 @@ def _own_rows(tensor: Tensor, shape: Sequence[int], mesh: DeviceMesh) -> Tensor:
 def _distributed(local: Tensor, mesh: DeviceMesh, whole: Tensor) -> Tensor:
     placements = [Shard(0) if _is_split(whole.shape) else Replicate()]
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def _replace(
+    optimizers: Sequence[torch.optim.Optimizer],
+    others: Mapping[int, nn.Parameter],
+    changed: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> None:
+    """Give optimizers other parameters, by the ids of those that they have, and the state of each, changed."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [others.get(id(each), each) for each in group["params"]]
+        states = [(others.get(id(each), each), each, state) for each, state in optimizer.state.items()]
+        optimizer.state.clear()
+        for now, before, state in states:
+            optimizer.state[now] = {
+                key: changed(now, before, value) if isinstance(value, Tensor) else value for key, value in state.items()
+            }
+
+
+def _whole_like(parameter: Tensor, _: Tensor, value: Tensor) -> Tensor:
+    is_split: Any = isinstance(value, DTensor) and not isinstance(parameter, DTensor)
+    return value.full_tensor() if is_split else value  # type: ignore[attr-defined]
 
 
 def _split_like(parameter: Tensor, before: Tensor, value: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, bool, bool]
 """Shape, strides, offset and type of a tensor, and whether it is the conjugate or the negative of what is stored."""
 
 
-_RESIZING = ("resize", "_resize", "set_")
+_RESIZING = ("resize", "_resize", "set_.default", "set_.source_Storage")
 
 
 @final
@@ -162,8 +162,12 @@ class TracedCall:
 
     @property
     def turns(self) -> bool:
-        """Whether it changes how its argument lies in memory, as `transpose_` does, but no bytes: it makes a view."""
-        return torch.Tag.inplace_view in self.func.tags and not self.func._opname.startswith(_RESIZING)
+        """Whether it changes how its argument lies in memory, as `transpose_` does, but no bytes: it makes a view.
+
+        `set_` makes one of another tensor.
+        """
+        _, _, name = str(self.func).partition(".")
+        return torch.Tag.inplace_view in self.func.tags and not name.startswith(_RESIZING)
 
     @property
     def draws(self) -> bool:
