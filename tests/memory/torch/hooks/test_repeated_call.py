@@ -14,8 +14,7 @@ from tests.support.plain_training import assert_same_bits
 from ucudnn.errors import FittedStepError
 from ucudnn.memory.torch.hooks.call_effects import MOST_CLONED
 from ucudnn.memory.torch.hooks.host_store import HostStore
-from ucudnn.memory.torch.hooks.live_bytes import CountedBytes
-from ucudnn.memory.torch.hooks.pressure import Pressure
+from ucudnn.memory.torch.hooks.pressure import CountedBytes, Pressure
 from ucudnn.memory.torch.hooks.repeated_call import RepeatedCall, may_be_repeated
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 

@@ -202,3 +202,20 @@ def test_what_would_come_back_ahead_is_asked_for_once_where_only_holes_are_free(
     monkeypatch.undo()
     memory.unpack(saved[5])
     assert memory.pressure.away == 2 * 2000
+
+
+def test_nobody_looks_for_room_ahead_until_what_was_missing_is_free(monkeypatch):
+    alive, looks = Saved(), []
+    memory = alive.memory = SavedMemory(CPU, Pressure(alive, 8 * 2000, 0.0), HostStore(CPU, 2**30))
+    memory.pressure.learning = False
+    saved = [memory.pack(torch.randn(500)) for _ in range(12)]
+    away = memory.pressure.away
+    assert away >= 4 * 2000
+    look = alive.look
+    monkeypatch.setattr(alive, "look", lambda: looks.append(1) or look())
+    for count in (1, 1):
+        memory.unpack(saved[-1])
+        assert (len(looks), memory.pressure.away) == (count, away)
+    saved.pop()
+    memory.unpack(saved[-1])
+    assert memory.pressure.away == away - 2000

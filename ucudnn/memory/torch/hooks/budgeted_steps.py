@@ -15,9 +15,8 @@ from ucudnn.memory.torch.device.allocator import expand_segments, settings_resto
 from ucudnn.memory.torch.device.stated_budget import outside_bytes
 from ucudnn.memory.torch.hooks.guard import Guard, tried_bytes
 from ucudnn.memory.torch.hooks.host_store import HostStore
-from ucudnn.memory.torch.hooks.live_bytes import AllocatedBytes, CountedBytes, LiveBytes
 from ucudnn.memory.torch.hooks.module_calls import ModuleCalls
-from ucudnn.memory.torch.hooks.pressure import Pressure
+from ucudnn.memory.torch.hooks.pressure import AllocatedBytes, CountedBytes, LiveBytes, Pressure
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.torch.device.compilation import eagerly, never_compiled, stop_compiler
 from ucudnn.units import bytes_down, bytes_up, format_bytes

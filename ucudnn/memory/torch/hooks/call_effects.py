@@ -46,8 +46,8 @@ class CallEffects:
             lambda: None,
             seeks=False,
             settled=True,
-            refuses=False,
         )
+        self._effects.refuses = False
         self._writes = _Writes(modules)
         self._own = {id(vars(each)) for each in modules}
 

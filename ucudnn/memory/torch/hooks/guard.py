@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ucudnn.memory.torch.hooks.live_bytes import CountedBytes, LiveBytes
+from ucudnn.memory.torch.hooks.pressure import CountedBytes, LiveBytes
 from ucudnn.memory.torch.hooks.repeated_call import random_state, set_random_state
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.problem import MathMode

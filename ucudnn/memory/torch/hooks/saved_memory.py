@@ -58,7 +58,7 @@ class SavedMemory:
         self._young = deque[_Reference]()
         self._leaving = deque[tuple[_Reference, torch.UntypedStorage, Any]]()
         self._gone = deque[tuple[Any, int, int, int, Any, Any]]()
-        self._order = self._left_ahead = 0
+        self._order = self._left_ahead = self._short = 0
 
     def keep(self, tensor: Tensor) -> None:
         """Let a tensor stay where it is whenever it is saved, because it is there anyway."""
@@ -94,7 +94,7 @@ class SavedMemory:
 
     def begin_step(self) -> None:
         """Note that all that is saved from now on belongs to another step."""
-        self._left_ahead = self.ahead_bytes
+        self._left_ahead, self._short = self.ahead_bytes, 0
         self._young.clear()
 
     def pack(self, tensor: Tensor) -> Packed:
@@ -144,7 +144,7 @@ class SavedMemory:
             if saved.arrival is not None:
                 self._store.wait(saved.arrival)
                 saved.arrival = None
-            if self._away:
+            if self._away and (self._short <= 0 or self.pressure.learning):
                 self._fetch_ahead(saved.order)
             return found
 
@@ -226,12 +226,14 @@ class SavedMemory:
         """Begin to bring back what backward reads next, as far as there is room.
 
         What it reads much later must leave room for all that runs until then, because it would have to leave again.
+        Where there is none, nobody looks again until what is missing was freed: a look takes as long as an operation.
         """
         for each in nlargest(_AHEAD, (key for key in self._away if key < order)):
             saved = self._away[each]()
             if saved is not None:
                 passing = 0 if order - each <= _NEAR else self.pressure.most_passing
-                if self.pressure.room(self.owner, saved.size, passing) > 0:
+                self._short = self.pressure.room(self.owner, saved.size, passing)
+                if self._short > 0:
                     return
                 self._back(saved, ahead=True)
                 if saved.storage is None:  # only holes are free, and each try flushes the allocator's cache
@@ -329,7 +331,8 @@ class SavedMemory:
         """Count what has gone since."""
         while self._gone:
             storage, order, key, size, piece, arrival = self._gone.popleft()
-            self._resident.pop(order, None)
+            if self._resident.pop(order, None) is not None:
+                self._short -= size
             if self._away.pop(order, None) is not None:
                 self.pressure.away -= size
             if self._by_key.get(key) == order:

@@ -219,6 +219,7 @@ class StepEffects:
         settled: whether what a model does in its first step only is done, such as to register hooks of forward.
         hooked: whether the step registered such hooks.
         unplaced: whether an effect was found when the code had ended, so that its place is not known.
+        refuses: whether an effect is an error; else `found` tells of it.
 
     `called` is told of each code of Python that begins to run, and `changed` returns what the step has changed and must
     not. Where the trace seeks, it looks for the place of a change, which takes long.
@@ -234,12 +235,11 @@ class StepEffects:
         *,
         seeks: bool,
         settled: bool,
-        refuses: bool = True,
     ) -> None:
         self.leaves, self.modules = leaves, modules
         self.settled, self.hooked = settled, False
         self.made: list[random.Random] = []
-        self.unplaced, self._refuses = False, refuses
+        self.unplaced, self.refuses = False, True
         self._provenance, self._called, self._changed, self._seeks = provenance, called, changed, seeks
         self._codes, self._refusal, self._thread = dict[int, CodeType](), "", 0
         self._generators = drawn_state()
@@ -268,7 +268,7 @@ class StepEffects:
             sys.setprofile(before if callable(before) else None)
             getattr(before, "enable", lambda: None)()  # of cProfile
         self._raise_again()
-        if self._refuses:
+        if self.refuses:
             self._check()
 
     def found(self) -> bool:
@@ -330,7 +330,7 @@ class StepEffects:
     def refuse(self, effect: str, owner: Any, frame: FrameType) -> None:
         """Raise an error that tells the place, and the name of the tensor whose function was called."""
         self._refusal = f"{self._provenance.here(frame)} {effect.format(self.leaves.get(id(owner)))}"
-        if self._refuses:
+        if self.refuses:
             raise StepGraphError(self._refusal)
 
     def _check(self) -> None:
@@ -343,7 +343,7 @@ class StepEffects:
             raise StepGraphError(f"forward {change}")
 
     def _raise_again(self) -> None:
-        if self._refusal and self._refuses:
+        if self._refusal and self.refuses:
             raise StepGraphError(self._refusal)
 
     def _drawn(self) -> str | None:
