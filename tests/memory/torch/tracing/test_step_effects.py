@@ -155,7 +155,7 @@ WRITTEN = {  # what the error says, by the lines of an effect
     "torch.save(y, os.devnull)": VALUE,
     "copy.copy(y)": VALUE,
     "POOL.submit(lambda: y.detach().mul_(2)).result()": THREAD,
-    "POOL.submit(layer.scale.mul_, 2)\ny = y * layer.scale": THREAD,
+    "POOL.submit(layer.scale.mul_, 2).result()\ny = y * layer.scale": THREAD,
     "y = POOL.submit(torch.tanh, y).result()": THREAD,
     "y = y * POOL.submit(lambda: float(y.sum())).exception() is None": THREAD,
     "y = scripted(y)": "calls a function of TorchScript",

@@ -11,10 +11,10 @@ from numbers import Number
 from typing import Any, cast, final
 
 from torch import Generator, Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ucudnn.memory.torch.hooks.saved_tensors import storage_key
 from ucudnn.memory.torch.subject.attribute_content import VALUES
+from ucudnn.memory.torch.subject.traced_values import each_in
 from ucudnn.memory.torch.tracing.provenance import Provenance
 from ucudnn.memory.torch.tracing.step_effects import StepEffects
 from ucudnn.memory.torch.tracing.step_reads import StepReads
@@ -99,10 +99,10 @@ class _Writes(EagerOperators):
             each
             for number, argument in enumerate(func._schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
-            for each in tree_leaves(args[number] if number < len(args) else kwargs.get(argument.name))
+            for each in each_in(args[number] if number < len(args) else kwargs.get(argument.name), Tensor)
         ]
-        self.found |= any(isinstance(each, Tensor) and storage_key(each) not in self._made for each in written)
-        self.found |= any(isinstance(each, Generator) for each in tree_leaves((args, kwargs)))
+        self.found |= any(storage_key(each) not in self._made for each in written)
+        self.found |= any(True for _ in each_in((args, kwargs), Generator))
         given = _storages((args, kwargs))
         found = func(*args, **kwargs)
         self._made |= _storages(found) - given
@@ -114,4 +114,4 @@ class _Writes(EagerOperators):
 
 
 def _storages(values: Any) -> set[int | None]:
-    return {storage_key(each) for each in tree_leaves(values) if isinstance(each, Tensor)} - {None}
+    return {storage_key(each) for each in each_in(values, Tensor)} - {None}

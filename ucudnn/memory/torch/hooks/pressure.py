@@ -8,8 +8,8 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from ucudnn.memory.torch.subject.traced_values import each_in
 from ucudnn.torch.device.compilation import never_compiled
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -77,7 +77,7 @@ class CountedBytes:
             OutOfMemoryError: if they are bounded and exceed the cap. None of them is counted then.
         """
         new = {}
-        for each in tree_leaves(tensors):
+        for each in each_in(tensors, Tensor):
             if type(each) in _PLAIN and each.device.type == "cpu" and each.layout is torch.strided:
                 storage = each.untyped_storage()
                 if storage._cdata not in self._alive:

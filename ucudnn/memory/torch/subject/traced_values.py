@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 
@@ -12,7 +12,7 @@ from ucudnn.memory.step.graph import Phase
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, bool, bool]
 """Shape, strides, offset and type of a tensor, and whether it is the conjugate or the negative of what is stored."""
 
-
+_Kind = TypeVar("_Kind")
 _RESIZING = ("resize", "_resize", "set_.default", "set_.source_Storage")
 
 
@@ -222,11 +222,16 @@ def listed(result: Any) -> list[Any]:
 
 def tensors_in(value: Any) -> Iterator[TracedTensor]:
     """Yield the tensors of a trace that an operator is given or returns."""
-    if isinstance(value, TracedTensor):
+    return each_in(value, TracedTensor)
+
+
+def each_in(value: Any, kind: type[_Kind]) -> Iterator[_Kind]:
+    """Yield what is of a type in what an operator is given or returns, as `mapped` finds it."""
+    if isinstance(value, kind):
         yield value
     elif isinstance(value, (tuple, list, dict)):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(each)
+            yield from each_in(each, kind)
 
 
 def unused_name(name: str, used: set[str]) -> str:

@@ -19,12 +19,12 @@ from typing import Any, final
 import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.torch.subject.call_modes import KERNELS, SETTINGS, values_of
 from ucudnn.memory.torch.subject.left_as_found import drawn_state
 from ucudnn.memory.torch.subject.model_checks import INSTEAD_OF_COMPILED
+from ucudnn.memory.torch.subject.traced_values import each_in
 from ucudnn.memory.torch.tracing.provenance import Provenance, is_called_by_gc, is_library
 
 _OTHERWISE = ", which no plan does in its steps: "
@@ -289,7 +289,7 @@ class StepEffects:
 
         def call(script: Any, *args: Any, **kwargs: Any) -> Any:
             found = plain.__get__(script, kind)(*args, **kwargs)
-            tensors = [each for each in tree_leaves(found) if isinstance(each, Tensor) and each.is_floating_point()]
+            tensors = [each for each in each_in(found, Tensor) if each.is_floating_point()]
             if sys.getprofile() is self._watch and any(each.requires_grad or each.is_cuda for each in tensors):
                 self.refuse(_SCRIPTED, None, sys._getframe(1))
             return found
