@@ -153,7 +153,7 @@ class _Reader:
         # While a step is traced, tensors without memory are in the places of the shards.
         self._buckets = {id(table[key]): bucket for bucket in together for each in bucket for table, key in each.places}
         self._whole: dict[int, Tensor] = {}
-        self._way, self._accumulated = way, accumulated
+        self._way, self._accumulated, self._trains = way, accumulated, torch.is_grad_enabled()
 
     def __call__(self, inside: Tensor | None) -> Tensor | None:
         bucket = self._buckets.get(id(inside))
@@ -163,7 +163,8 @@ class _Reader:
             insides = [dict.__getitem__(each.places[0][0], each.places[0][1]) for each in bucket]
             accumulated = [self._accumulated[id(each)] for each in bucket if id(each) in self._accumulated]
             rows = [each.outside.shape[0] if each.is_split else None for each in bucket]
-            found = _Gathered.apply(rows, self._way, *insides, *accumulated)
+            with torch.set_grad_enabled(self._trains):  # a module may read it within no_grad before it trains it
+                found = _Gathered.apply(rows, self._way, *insides, *accumulated)
             self._whole.update(zip(map(id, insides), found, strict=True))
         return self._whole[id(inside)]
 
