@@ -47,11 +47,12 @@ class GatheredModel(nn.Module):
         super().__init__()
         self.module = model
         trained = [each for each in shards if each.outside.requires_grad and accumulates]
-        dtype = precision.reduce_dtype or precision.param_dtype
-        self.accumulated = nn.ParameterList(
-            nn.Parameter(each.inside.new_empty((), dtype=dtype or each.inside.dtype).expand(each.outside.shape))
-            for each in trained
-        )
+        self.accumulated = nn.ParameterList()
+        for each in trained:
+            dtype = _sum_type(precision.param_dtype or each.inside.dtype, precision.reduce_dtype)
+            self.accumulated.append(nn.Parameter(each.inside.new_empty((), dtype=dtype).expand(each.outside.shape)))
+            if precision.reduce_dtype not in (dtype, None):
+                self.accumulated[-1].register_post_accumulate_grad_hook(partial(_round, precision.reduce_dtype))
         given = None if not precision.cast_forward_inputs else precision.param_dtype
         self._casts = partial(_cast, given), partial(_cast, precision.output_dtype)
         self._way = way = _Way(
@@ -212,7 +213,9 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         none, way = (None,) * len(gradients), ctx.way
         if ctx.accumulates:
-            return None, None, *none, *(each if each is None else _to(each, way.reduced) for each in gradients)
+            return None, None, *none, *(
+                each if each is None else each.to(_sum_type(each.dtype, way.reduced)) for each in gradients
+            )
         if all(each is None for each in gradients):
             return None, None, *none
         if len(gradients) > 1:
@@ -261,6 +264,17 @@ def _averaged(gradient: Tensor, rows: int | None, way: _Way, dtype: torch.dtype)
     if rows is not None:
         gradient = _padded(gradient, way)
     return _to((ALL_REDUCE if rows is None else REDUCE_SCATTER)(gradient, way.ranks, way.group), dtype)
+
+
+def _sum_type(dtype: torch.dtype, reduced: torch.dtype | None) -> torch.dtype:
+    """Return the type in which gradients of a type are added up before they are averaged in another one."""
+    return dtype if reduced is None else torch.promote_types(dtype, reduced)
+
+
+def _round(reduced: torch.dtype | None, whole: Tensor) -> None:
+    """Round a sum of gradients as FSDP2 does, whose sums have the type of the average, and their summands not."""
+    assert whole.grad is not None
+    whole.grad.copy_(whole.grad.to(reduced))
 
 
 def _to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
