@@ -138,10 +138,11 @@ def started(group: Any, collective: Callable[..., Any], *tensors: Tensor, **opti
             with _named(group):
                 work.wait()
         work = None
-        # Gloo's thread drops tensors and views of the result a moment after it has told that they are ready, and a plan
-        # frees some at once.
+        # Gloo drops tensors and views of the result a moment after they are ready, and a plan frees some at once.
         until = monotonic() + _LINGERING
-        while (any(each() is not None for each in left) or [*map(_holders, tensors[:1])] > before) and monotonic() < until:
+        while monotonic() < until and (
+            any(each() is not None for each in left) or [*map(_holders, tensors[:1])] > before
+        ):
             sleep(0)
 
     return wait

@@ -47,19 +47,18 @@ class GatheredModel(nn.Module):
         super().__init__()
         self.module = model
         trained = [each for each in shards if each.outside.requires_grad and accumulates]
-        self.accumulated = nn.ParameterList()
+        self.accumulated, reduced = nn.ParameterList(), precision.reduce_dtype
         for each in trained:
-            dtype = _sum_type(precision.param_dtype or each.inside.dtype, precision.reduce_dtype)
+            own = precision.param_dtype or each.inside.dtype
+            dtype = torch.promote_types(own, reduced or own)
             self.accumulated.append(nn.Parameter(each.inside.new_empty((), dtype=dtype).expand(each.outside.shape)))
-            if precision.reduce_dtype not in (dtype, None):
-                self.accumulated[-1].register_post_accumulate_grad_hook(partial(_round, precision.reduce_dtype))
+            if reduced not in (None, dtype):  # FSDP2 rounds its sums so, and not what it adds
+                self.accumulated[-1].register_post_accumulate_grad_hook(partial(_round, reduced))
         given = None if not precision.cast_forward_inputs else precision.param_dtype
         self._casts = partial(_cast, given), partial(_cast, precision.output_dtype)
-        self._way = way = _Way(
-            dist.get_world_size(group), group.group_name, precision.param_dtype, precision.reduce_dtype
-        )
+        self._way = way = _Way(dist.get_world_size(group), group.group_name, precision.param_dtype, reduced)
 
-        together = buckets(shards, _bytes, _kind)
+        together = buckets(shards, lambda each: each.outside.numel() * each.outside.element_size(), _kind)
 
         @contextmanager
         def whole() -> Iterator[None]:
@@ -213,9 +212,7 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         none, way = (None,) * len(gradients), ctx.way
         if ctx.accumulates:
-            return None, None, *none, *(
-                each if each is None else each.to(_sum_type(each.dtype, way.reduced)) for each in gradients
-            )
+            return None, None, *none, *(each if each is None else _widened(each, way.reduced) for each in gradients)
         if all(each is None for each in gradients):
             return None, None, *none
         if len(gradients) > 1:
@@ -254,10 +251,6 @@ def _kind(shard: ParameterShard) -> object:
     return (shard.inside.dtype, shard.outside.requires_grad) if has_rows else None
 
 
-def _bytes(shard: ParameterShard) -> int:
-    return shard.outside.numel() * shard.outside.element_size()
-
-
 def _averaged(gradient: Tensor, rows: int | None, way: _Way, dtype: torch.dtype) -> Tensor:
     """Return this rank's rows of the mean of all ranks' gradients; no number of rows stands for all of it."""
     gradient = _to(gradient, way.reduced).contiguous()
@@ -266,15 +259,12 @@ def _averaged(gradient: Tensor, rows: int | None, way: _Way, dtype: torch.dtype)
     return _to((ALL_REDUCE if rows is None else REDUCE_SCATTER)(gradient, way.ranks, way.group), dtype)
 
 
-def _sum_type(dtype: torch.dtype, reduced: torch.dtype | None) -> torch.dtype:
-    """Return the type in which gradients of a type are added up before they are averaged in another one."""
-    return dtype if reduced is None else torch.promote_types(dtype, reduced)
+def _round(dtype: torch.dtype | None, whole: Any) -> None:
+    whole.grad.copy_(whole.grad.to(dtype))
 
 
-def _round(reduced: torch.dtype | None, whole: Tensor) -> None:
-    """Round a sum of gradients as FSDP2 does, whose sums have the type of the average, and their summands not."""
-    assert whole.grad is not None
-    whole.grad.copy_(whole.grad.to(reduced))
+def _widened(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, dtype or tensor.dtype))
 
 
 def _to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
