@@ -54,6 +54,20 @@ def serve():
     os._exit(0)  # FSDP keeps groups until Python ends, and so the threads of Gloo: see tests/support/ranks.py
 
 
+class Followed(nn.Module):
+    """Reads a weight without gradients before it trains it, to follow its mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.last = nn.Linear(6, 6), nn.Linear(6, 1)
+        self.register_buffer("mean", torch.zeros(6, 6))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.mean.lerp_(self.linear.weight, 0.1)
+        return self.last(self.linear(x) - x @ self.mean)
+
+
 class Odd(nn.Module):
     """Parameters of every kind: rows that no number of ranks divides, tied, frozen, a scalar and one element."""
 
@@ -74,8 +88,8 @@ class Odd(nn.Module):
 def sharded_network(name):
     """Return a model, its inputs with the target behind them, and a loss."""
     torch.manual_seed(1)
-    if name == "odd":
-        return Odd(), (torch.randn(5, 6), torch.randn(5, 1)), functional.mse_loss
+    if name in ("odd", "followed"):
+        return Odd() if name == "odd" else Followed(), (torch.randn(5, 6), torch.randn(5, 1)), functional.mse_loss
     if name == "gpt without dropout":
         _, inputs, loss = small_network("gpt")
         return models.GPT(2, 32, 2, length=16, vocabulary=50), inputs, loss

@@ -24,6 +24,7 @@ CASES = [
     {"network": "odd", "policy": "checkpoint"},
     {"network": "odd", "policy": "stock", "mixed": ["bfloat16", "float32"]},
     {"network": "gpt without dropout", "policy": "checkpoint", "mixed": ["bfloat16", None]},
+    {"network": "odd", "policy": "checkpoint", "mixed": [None, "bfloat16"]},
 ]
 
 

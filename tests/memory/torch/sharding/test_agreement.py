@@ -3,6 +3,7 @@
 import copy
 import os
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -11,6 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +24,7 @@ from ucudnn.memory import fit
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.torch.sharding import sharded_step
 from ucudnn.memory.torch.sharding.agreement import Agreement
+from ucudnn.memory.torch.sharding.collectives import started
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 
@@ -156,6 +159,25 @@ def test_a_rank_that_is_gone_is_named_to_the_others(tmp_path, how):
         assert told.startswith("rank 1 has failed: ArithmeticError: nothing to divide")
     else:
         assert told == "rank 1 has ended, or does not come, and a sharded step needs all ranks"
+
+
+def test_a_collective_has_ended_when_its_threads_hold_no_tensor_of_the_step():
+    held, shard, full = [], torch.zeros(2), torch.zeros(4)
+
+    class Work:
+        def wait(self):
+            threading.Timer(0.2, held.clear).start()
+
+    def collective(*tensors, group):
+        held.extend(tensors)
+        return Work()
+
+    wait = started(None, collective, full, shard)
+    gone = [StorageWeakRef(each.untyped_storage()) for each in (full, shard)]
+    assert len(held) == 2
+    wait()
+    del full, shard, wait
+    assert [each.expired() for each in gone] == [True, True]
 
 
 def test_the_largest_times_and_the_least_rooms_count():

@@ -28,6 +28,7 @@ CASES = [
     {"network": "unet", "optimizer": "adamw", "policy": "stock", "clip": 0.1},
     {"network": "odd", "optimizer": "adamw", "policy": "checkpoint", "clip": 0.01},
     {"network": "odd", "optimizer": "adamw", "policy": "checkpoint", "mixed": True},
+    {"network": "followed", "optimizer": "sgd", "policy": "stock"},
     {"network": "gpt without dropout", "optimizer": "sgd", "policy": "checkpoint", "clip": 0.5, "mixed": True},
 ]
 SEEDS = (0, 3, 7, 12, 17)  # of networks that FSDP2 trains: outputs that are changed in place it does not

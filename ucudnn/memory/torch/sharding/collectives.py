@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from time import monotonic, sleep
 from typing import Any, final
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -123,10 +124,13 @@ def together(group: Any, collective: Callable[..., Any], *tensors: Tensor, **opt
 
 
 def started(group: Any, collective: Callable[..., Any], *tensors: Tensor, **options: Any) -> Callable[[], None]:
-    """Start a collective as `together` does, and return what waits until nothing but the caller holds its result."""
-    before = [_holders(each) for each in tensors[:1]]
+    """Start a collective as `together` does, and return what waits until nothing but the caller holds its tensors."""
+    before = [*map(_holders, tensors[:1])]
+    given = [each.detach() for each in tensors]  # which nobody else has
+    left = [ref(each) for each in given if each.device.type == "cpu"]
     with _named(group):
-        work = collective(*tensors, group=group, **options)
+        work = collective(*given, group=group, **options)
+    given.clear()
 
     def wait() -> None:
         nonlocal work
@@ -134,10 +138,11 @@ def started(group: Any, collective: Callable[..., Any], *tensors: Tensor, **opti
             with _named(group):
                 work.wait()
         work = None
-        # Gloo's thread drops tensors a moment after it has told that they are ready, the result last, and a plan frees
-        # some at once.
+        # Gloo drops tensors and views of the result a moment after they are ready, and a plan frees some at once.
         until = monotonic() + _LINGERING
-        while [_holders(each) for each in tensors[:1]] > before and monotonic() < until:
+        while monotonic() < until and (
+            any(each() is not None for each in left) or [*map(_holders, tensors[:1])] > before
+        ):
             sleep(0)
 
     return wait

@@ -47,18 +47,18 @@ class GatheredModel(nn.Module):
         super().__init__()
         self.module = model
         trained = [each for each in shards if each.outside.requires_grad and accumulates]
-        dtype = precision.reduce_dtype or precision.param_dtype
-        self.accumulated = nn.ParameterList(
-            nn.Parameter(each.inside.new_empty((), dtype=dtype or each.inside.dtype).expand(each.outside.shape))
-            for each in trained
-        )
+        self.accumulated, reduced = nn.ParameterList(), precision.reduce_dtype
+        for each in trained:
+            own = precision.param_dtype or each.inside.dtype
+            dtype = torch.promote_types(own, reduced or own)
+            self.accumulated.append(nn.Parameter(each.inside.new_empty((), dtype=dtype).expand(each.outside.shape)))
+            if reduced not in (None, dtype):  # FSDP2 rounds its sums so, and not what it adds
+                self.accumulated[-1].register_post_accumulate_grad_hook(partial(_round, reduced))
         given = None if not precision.cast_forward_inputs else precision.param_dtype
         self._casts = partial(_cast, given), partial(_cast, precision.output_dtype)
-        self._way = way = _Way(
-            dist.get_world_size(group), group.group_name, precision.param_dtype, precision.reduce_dtype
-        )
+        self._way = way = _Way(dist.get_world_size(group), group.group_name, precision.param_dtype, reduced)
 
-        together = buckets(shards, _bytes, _kind)
+        together = buckets(shards, lambda each: each.outside.numel() * each.outside.element_size(), _kind)
 
         @contextmanager
         def whole() -> Iterator[None]:
@@ -153,7 +153,7 @@ class _Reader:
         # While a step is traced, tensors without memory are in the places of the shards.
         self._buckets = {id(table[key]): bucket for bucket in together for each in bucket for table, key in each.places}
         self._whole: dict[int, Tensor] = {}
-        self._way, self._accumulated = way, accumulated
+        self._way, self._accumulated, self._trains = way, accumulated, torch.is_grad_enabled()
 
     def __call__(self, inside: Tensor | None) -> Tensor | None:
         bucket = self._buckets.get(id(inside))
@@ -163,7 +163,8 @@ class _Reader:
             insides = [dict.__getitem__(each.places[0][0], each.places[0][1]) for each in bucket]
             accumulated = [self._accumulated[id(each)] for each in bucket if id(each) in self._accumulated]
             rows = [each.outside.shape[0] if each.is_split else None for each in bucket]
-            found = _Gathered.apply(rows, self._way, *insides, *accumulated)
+            with torch.set_grad_enabled(self._trains):  # a module may read it within no_grad before it trains it
+                found = _Gathered.apply(rows, self._way, *insides, *accumulated)
             self._whole.update(zip(map(id, insides), found, strict=True))
         return self._whole[id(inside)]
 
@@ -211,7 +212,7 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         none, way = (None,) * len(gradients), ctx.way
         if ctx.accumulates:
-            return None, None, *none, *(each if each is None else _to(each, way.reduced) for each in gradients)
+            return None, None, *none, *(each if each is None else _widened(each, way.reduced) for each in gradients)
         if all(each is None for each in gradients):
             return None, None, *none
         if len(gradients) > 1:
@@ -250,16 +251,20 @@ def _kind(shard: ParameterShard) -> object:
     return (shard.inside.dtype, shard.outside.requires_grad) if has_rows else None
 
 
-def _bytes(shard: ParameterShard) -> int:
-    return shard.outside.numel() * shard.outside.element_size()
-
-
 def _averaged(gradient: Tensor, rows: int | None, way: _Way, dtype: torch.dtype) -> Tensor:
     """Return this rank's rows of the mean of all ranks' gradients; no number of rows stands for all of it."""
     gradient = _to(gradient, way.reduced).contiguous()
     if rows is not None:
         gradient = _padded(gradient, way)
     return _to((ALL_REDUCE if rows is None else REDUCE_SCATTER)(gradient, way.ranks, way.group), dtype)
+
+
+def _round(dtype: torch.dtype | None, whole: Any) -> None:
+    whole.grad.copy_(whole.grad.to(dtype))
+
+
+def _widened(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, dtype or tensor.dtype))
 
 
 def _to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

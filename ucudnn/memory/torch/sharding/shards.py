@@ -8,7 +8,7 @@ one graph. Outside, the parameter is a DTensor, as in FSDP2, whose rows lie in t
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import repeat
 from typing import Any, final
 from weakref import ref
 
@@ -100,11 +100,8 @@ def earlier_parameters(model: nn.Module) -> list[tuple[Callable[[], nn.Parameter
         hooks: Any = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
         return bool(hooks) or parameter.grad is not None
 
-    def found(parameter: nn.Parameter) -> nn.Parameter:
-        return parameter
-
     every = [*model.parameters()]
-    return [(partial(found, each) if holds(each) else ref(each), isinstance(each, DTensor)) for each in every]
+    return [(repeat(each).__next__ if holds(each) else ref(each), isinstance(each, DTensor)) for each in every]
 
 
 def unshard(
