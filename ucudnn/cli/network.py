@@ -1,6 +1,7 @@
 """`ucudnn plan`, `time` and `profile`: commands about the convolutions of a network."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -37,21 +38,46 @@ _UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 commands = CommandLine()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is planned, within which limits, and in which form that is shown."""
+
+    network: options.NetworkArgument
+    batch: options.BatchOption = None
+    limits: options.LimitOptions
+    candidates: options.CandidatesOption = None
+    computed: options.VariantOptions
+    planning: options.PlanningOptions
+    measuring: options.MeasuringOptions
+    output: options.OutputOptions
+
+    def open(self, settings: Settings) -> tuple[Subject, Groups]:
+        """Return the network with its backend, and the layers that may run at the same time."""
+        subject = Subject.open(self.network, self.batch, self.computed.variant(), settings, self.candidates)
+        return subject, subject.groups(self.planning.branches)
+
+    def decide(
+        self, subject: Subject, settings: Settings, groups: Groups, effort: Effort
+    ) -> tuple[Decisions, Benchmark]:
+        """Return plans, which are saved if that is asked for, and the benchmark that they come from."""
+        kernels = subject.network.kernels()
+        with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:
+            benchmark = open_benchmark(
+                subject.backend, settings, effort=effort, listener=_follow(step), exhaustive=self.measuring.exhaustive
+            )
+            decisions = decide(kernels, _announced(benchmark), settings, groups, _loaded(subject, settings))
+        if self.planning.save_plans is not None:
+            saved = [
+                SavedPlan(kernel=each.kernel, configuration=each.configuration, timed=each.timed)
+                for each in decisions.kernels
+            ]
+            write_whole(self.planning.save_plans, encode_plans(saved, subject.backend))
+        return decisions, benchmark
+
+
 # `settings_of` reads the options that make settings from the context, so that no command can forget one.
 @commands.command(short_help="Show each kernel's configuration and predicted time.")
-def plan(
-    context: typer.Context,
-    *,
-    network: options.NetworkArgument,
-    batch: options.BatchOption = None,
-    limits: options.LimitOptions,
-    profile: options.ProfileOption = None,
-    candidates: options.CandidatesOption = None,
-    computed: options.VariantOptions,
-    planning: options.PlanningOptions,
-    measuring: options.MeasuringOptions,
-    output: options.OutputOptions,
-) -> None:
+def plan(context: typer.Context, *, asked: _Asked, profile: options.ProfileOption = None) -> None:
     """Show the configuration of each kernel of a network, and the predicted times.
 
     From the recorded benchmarks of a GPU, on any machine:
@@ -61,24 +87,22 @@ def plan(
         ucudnn plan resnet50 --profile h200 --total-workspace 2544MiB
     """
     settings = settings_of(context, options.PLAN)
-    if planning.save_plans is not None:
-        check_output(planning.save_plans)
-    subject = Subject.open(network, batch, computed.variant(), settings, candidates)
+    if asked.planning.save_plans is not None:
+        check_output(asked.planning.save_plans)
+    subject, groups = asked.open(settings)
     if lacking := subject.lacks_sizes(settings.policy):
         print_note(lacking)
-    decisions, _ = _decide(subject, settings, subject.groups(planning.branches), Effort(), measuring.exhaustive)
-    _save(decisions, subject, planning.save_plans)
+    decisions, _ = asked.decide(subject, settings, groups, Effort())
     reports = [report_kernel(decision) for decision in decisions.kernels]
     report = subject.report(decisions, reports, settings)
-    output.show(report, lambda: print_report(report))
+    asked.output.show(report, lambda: print_report(report))
 
 
 @commands.command(short_help="Measure, plan and run a network, and compare.")
 def time(
     context: typer.Context,
     *,
-    network: options.NetworkArgument,
-    batch: options.BatchOption = None,
+    asked: _Asked,
     torch: Annotated[
         bool,
         option(
@@ -89,10 +113,6 @@ def time(
         ),
     ] = False,
     shape: Annotated[str, option("CxHxW", "With --torch: the shape of one sample of the model's input.")] = "3x224x224",
-    limits: options.LimitOptions,
-    candidates: options.CandidatesOption = None,
-    computed: options.VariantOptions,
-    planning: options.PlanningOptions,
     strict: Annotated[
         bool | None,
         option(
@@ -103,10 +123,8 @@ def time(
             show_default=False,
         ),
     ] = None,
-    measuring: options.MeasuringOptions,
     repeats: Annotated[int, option("N", "Runs of each plan; the median counts.", min=1)] = 3,
     time_limit: Annotated[float, option("MS", "Time for one measurement of the benchmark.", min=0)] = 50.0,
-    output: options.OutputOptions,
 ) -> None:
     """Benchmark a network's convolutions, plan them, run them undivided and micro-batched, and compare.
 
@@ -122,21 +140,20 @@ def time(
         ucudnn time --torch torchvision:resnet50 --shape 3x224x224 --batch 64
     """
     settings = settings_of(context, options.TIME)
-    variant = computed.variant()
     effort = Effort(repeats=repeats, time_limit_ms=time_limit)
-    if planning.save_plans is not None:
-        check_output(planning.save_plans)
+    save_plans = asked.planning.save_plans
+    if save_plans is not None:
+        check_output(save_plans)
     if torch:
-        summary = time_model(network, shape, batch, variant, settings, effort, planning.save_plans)
-        output.show(summary, lambda: print_text(str(summary)))
+        variant = asked.computed.variant()
+        summary = time_model(asked.network, shape, asked.batch, variant, settings, effort, save_plans)
+        asked.output.show(summary, lambda: print_text(str(summary)))
         return
-    subject = Subject.open(network, batch, variant, settings, candidates)
+    subject, groups = asked.open(settings)
     computing = subject.backend
     if not isinstance(computing, ComputeBackend):
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
-    groups = subject.groups(planning.branches)
-    decisions, benchmark = _decide(subject, settings, groups, effort, measuring.exhaustive)
-    _save(decisions, subject, planning.save_plans)
+    decisions, benchmark = asked.decide(subject, settings, groups, effort)
     load = MachineLoad()
     with progress("executing", len(decisions.kernels)) as step:
 
@@ -150,7 +167,7 @@ def time(
             subject.network.kernels(), decisions, benchmark, settings, groups, run, _loaded(subject, settings)
         )
     report = subject.report(decisions, reports, settings, load.others())
-    output.show(report, lambda: print_report(report))
+    asked.output.show(report, lambda: print_report(report))
 
 
 @commands.command(short_help="Record a network here, to plan for it anywhere.")
@@ -251,26 +268,5 @@ def _follow(step: Steps) -> ProgressListener:
     return listen
 
 
-def _decide(
-    subject: Subject, settings: Settings, groups: Groups, effort: Effort, exhaustive: bool
-) -> tuple[Decisions, Benchmark]:
-    kernels = subject.network.kernels()
-    loaded = _loaded(subject, settings)
-    with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:
-        benchmark = open_benchmark(
-            subject.backend, settings, effort=effort, listener=_follow(step), exhaustive=exhaustive
-        )
-        return decide(kernels, _announced(benchmark), settings, groups, loaded), benchmark
-
-
 def _loaded(subject: Subject, settings: Settings) -> LoadedPlans:
     return NO_PLANS if settings.plans is None else load_plans(settings.plans, subject.backend)
-
-
-def _save(decisions: Decisions, subject: Subject, path: Path | None) -> None:
-    if path is not None:
-        saved = [
-            SavedPlan(kernel=each.kernel, configuration=each.configuration, timed=each.timed)
-            for each in decisions.kernels
-        ]
-        write_whole(path, encode_plans(saved, subject.backend))
