@@ -34,7 +34,6 @@ from ucudnn.workspace.stream_order import Segment
 _LIMITS = ["8MiB", "64MiB", "512MiB"]  # the paper's
 _POLICIES = [BatchSizePolicy.UNDIVIDED.value, BatchSizePolicy.POWER_OF_TWO.value]
 
-_OutOption = Annotated[Path, option("FILE", "Picture to write: .png, .pdf or .svg.")]
 _LayerOption = Annotated[str, option("LAYER", "Layer of NETWORK, such as conv2.")]
 _OperationOption = Annotated[str, option("OPERATION", "Forward, BackwardData or BackwardFilter.")]
 _PoliciesOption = Annotated[
@@ -45,6 +44,8 @@ _PoliciesOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class _SubjectOptions:
+    network: options.NetworkArgument
+    out: Annotated[Path, option("FILE", "Picture to write: .png, .pdf or .svg.")]
     batch: options.BatchOption = None
     backend: options.BackendOption = None
     profile: options.ProfileOption = None
@@ -52,9 +53,10 @@ class _SubjectOptions:
     computed: options.VariantOptions
     database: options.DatabaseOption = None
 
-    def open(self, network: str, settings: Settings) -> Subject:
-        """Return the network and its backend."""
-        return Subject.open(network, self.batch, self.computed.variant(), settings, self.candidates)
+    def open(self, settings: Settings) -> Subject:
+        """Return the network and its backend, if the picture can be written."""
+        check_picture(self.out)
+        return Subject.open(self.network, self.batch, self.computed.variant(), settings, self.candidates)
 
 
 plot = CommandLine(
@@ -70,14 +72,12 @@ plot = CommandLine(
 def layers(
     context: typer.Context,
     *,
-    network: options.NetworkArgument,
-    out: _OutOption,
+    subject: _SubjectOptions,
     workspace: Annotated[
         list[str] | None,
         option("SIZE", f"Limit for each kernel; may be repeated; default: {', '.join(_LIMITS)}.", *options.WORKSPACE),
     ] = None,
     policy: _PoliciesOption = None,
-    subject: _SubjectOptions,
 ) -> None:
     """Draw where the predicted time goes.
 
@@ -86,32 +86,29 @@ def layers(
 
         ucudnn plot layers alexnet --profile h200 --out layers.png
     """
-    check_picture(out)
     ways = [
         _without_total(settings_of(context, options.PLOT, policy=each, workspace_limit_bytes=limit))
         for limit in workspace or _LIMITS
         for each in policy or _POLICIES
     ]
-    planner = _Planner(subject.open(network, ways[0]), ways[0])
+    planner = _Planner(subject.open(ways[0]), ways[0])
     limits = _limit_texts(way.workspace_limit_bytes for way in ways)
     labelled = {f"{limits[way.workspace_limit_bytes]}\n{way.policy.value}": way for way in ways}
-    draw_layers(planner.bars(labelled), out, title=planner.title())
-    print_text(str(out))
+    draw_layers(planner.bars(labelled), subject.out, title=planner.title())
+    print_text(str(subject.out))
 
 
 @plot.command()
 def desirable(
     context: typer.Context,
     *,
-    network: options.NetworkArgument,
+    subject: _SubjectOptions,
     layer: _LayerOption,
-    out: _OutOption,
     operation: _OperationOption = Operation.FORWARD.value,
     workspace: Annotated[
         str | None, option("SIZE", "Largest workspace shown; default: all there are.", *options.WORKSPACE)
     ] = None,
     policy: options.PolicyOption = None,
-    subject: _SubjectOptions,
 ) -> None:
     """Draw the desirable set of one kernel.
 
@@ -121,30 +118,27 @@ def desirable(
 
         ucudnn plot desirable alexnet --layer conv2 --profile h200 --out conv2.png
     """
-    check_picture(out)
     settings = settings_of(context, options.PLOT, workspace_limit_bytes=NO_LIMIT if workspace is None else workspace)
-    planner = _Planner(subject.open(network, settings), settings)
+    planner = _Planner(subject.open(settings), settings)
     kernel = planner.kernel(layer, operation)
     # WD chooses from the whole desirable set, so that this measures all of it.
     whole = replace(settings, total_workspace_bytes=settings.workspace_limit_bytes)
     planner.decisions({str(kernel): whole}, [kernel])
     request = Request(problem=kernel.problem, sizes=(), limit_bytes=settings.workspace_limit_bytes)
     front = desirable_set(planner.benchmark.known_micro_configurations(request), kernel.problem.batch)
-    draw_desirable(front, out, title=planner.title(str(kernel), settings.policy.value))
-    print_text(str(out))
+    draw_desirable(front, subject.out, title=planner.title(str(kernel), settings.policy.value))
+    print_text(str(subject.out))
 
 
 @plot.command()
 def configurations(
     context: typer.Context,
     *,
-    network: options.NetworkArgument,
+    subject: _SubjectOptions,
     layer: _LayerOption,
-    out: _OutOption,
     operation: _OperationOption = Operation.FORWARD.value,
     workspace: options.WorkspaceOption = None,
     policy: _PoliciesOption = None,
-    subject: _SubjectOptions,
 ) -> None:
     """Draw the micro-batches of one kernel.
 
@@ -153,26 +147,25 @@ def configurations(
 
         ucudnn plot configurations alexnet --layer conv2 --profile h200 --out conv2.png
     """
-    check_picture(out)
     ways = [_without_total(settings_of(context, options.PLOT, policy=each)) for each in policy or _POLICIES]
-    planner = _Planner(subject.open(network, ways[0]), ways[0])
+    planner = _Planner(subject.open(ways[0]), ways[0])
     kernel = planner.kernel(layer, operation)
     decided = planner.decisions({way.policy.value: way for way in ways}, [kernel])
     rows = [(label, each.kernels[0].configuration) for label, each in decided.items()]
-    draw_configurations(rows, out, title=planner.title(str(kernel), format_bytes(ways[0].workspace_limit_bytes)))
-    print_text(str(out))
+    draw_configurations(
+        rows, subject.out, title=planner.title(str(kernel), format_bytes(ways[0].workspace_limit_bytes))
+    )
+    print_text(str(subject.out))
 
 
 @plot.command()
 def division(
     context: typer.Context,
     *,
-    network: options.NetworkArgument,
+    subject: _SubjectOptions,
     total_workspace: Annotated[str, option("SIZE", "Total that is divided, such as 120MiB.")],
-    out: _OutOption,
     branches: options.BranchesOption = False,
     policy: options.PolicyOption = None,
-    subject: _SubjectOptions,
 ) -> None:
     """Draw where the workspace goes, and what it buys.
 
@@ -184,9 +177,8 @@ def division(
 
         ucudnn plot division alexnet --profile h200 --total-workspace 120MiB --out division.png
     """
-    check_picture(out)
     settings = settings_of(context, options.PLOT)
-    opened = subject.open(network, settings)
+    opened = subject.open(settings)
     groups = opened.groups(branches)
     planner = _Planner(opened, settings)
     total = settings.total_workspace_bytes or 0
@@ -204,8 +196,8 @@ def division(
         }
         bars = planner.bars(ways)
     # Branches run at the same time, so their times do not add up.
-    draw_division(bars, out, title=title, times=not branches, shared=[in_turn])
-    print_text(str(out))
+    draw_division(bars, subject.out, title=title, times=not branches, shared=[in_turn])
+    print_text(str(subject.out))
 
 
 @final
