@@ -59,7 +59,7 @@ class _Asked:
     def decide(
         self, subject: Subject, settings: Settings, groups: Groups, effort: Effort
     ) -> tuple[Decisions, Benchmark]:
-        """Return plans, which are saved if that is asked for, and the benchmark that they come from."""
+        """Plan the kernels, save the plans where a file is given, and return them with their benchmark."""
         kernels = subject.network.kernels()
         with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:
             benchmark = open_benchmark(

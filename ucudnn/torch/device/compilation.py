@@ -73,6 +73,11 @@ class EagerOperators(TorchDispatchMode):
         """Return True, so that PyTorch compiles what it meets before `stop_compiler`, in other threads, too."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing is compiled meanwhile, and PyTorch would go through its compiler in each call."""
+        return False
+
     def __enter__(self) -> Self:
         self._blocks.append(eagerly())
         self._blocks[-1].__enter__()

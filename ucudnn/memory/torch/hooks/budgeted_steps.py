@@ -93,9 +93,8 @@ class BudgetedSteps:
         except torch.OutOfMemoryError as error:
             raise self._exceeded(error) from error
         except RuntimeError as error:
-            if self._refusal is not None and "TorchScript interpreter" in str(
-                error
-            ):  # which hides the kind of an error
+            # TorchScript hides the kind of an error.
+            if self._refusal is not None and "TorchScript interpreter" in str(error):
                 raise self._refusal() from error
             raise
 

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 
 from ucudnn.memory.torch.hooks.saved_tensors import storage_key
 from ucudnn.memory.torch.subject.attribute_content import VALUES
-from ucudnn.memory.torch.subject.traced_values import each_in
+from ucudnn.memory.torch.subject.traced_values import each_in, is_written
 from ucudnn.memory.torch.tracing.provenance import Provenance
 from ucudnn.memory.torch.tracing.step_effects import StepEffects
 from ucudnn.memory.torch.tracing.step_reads import StepReads
@@ -98,7 +98,7 @@ class _Writes(EagerOperators):
         written = [
             each
             for number, argument in enumerate(func._schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
+            if is_written(argument)
             for each in each_in(args[number] if number < len(args) else kwargs.get(argument.name), Tensor)
         ]
         self.found |= any(storage_key(each) not in self._made for each in written)
@@ -107,10 +107,6 @@ class _Writes(EagerOperators):
         found = func(*args, **kwargs)
         self._made |= _storages(found) - given
         return found
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # see `Guard`
 
 
 def _storages(values: Any) -> set[int | None]:

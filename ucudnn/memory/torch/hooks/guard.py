@@ -86,11 +86,6 @@ class Guard(EagerOperators):
         self._alive, self._counted = alive, alive if isinstance(alive, CountedBytes) else None
         self.slower = 0
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: `never_compiled` does what PyTorch's wrapper would do, and the wrapper slows each call."""
-        return False
-
     def turn(self, *, on: bool) -> None:
         """Turn it on or off for this thread, unless another mode is in its way."""
         top = _get_current_dispatch_mode()

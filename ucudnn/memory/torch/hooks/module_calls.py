@@ -99,9 +99,10 @@ class ModuleCalls:
             _active.calls = before
             with _lock:
                 _entered -= 1
-                if not _entered and nn.Module.__call__ is _call:
-                    nn.Module.__call__ = _plain  # type: ignore[method-assign]
+                if not _entered:
                     graph.disable_saved_tensors_hooks = _disable_hooks
+                    if nn.Module.__call__ is _call:  # somebody else may have put another function there
+                        nn.Module.__call__ = _plain  # type: ignore[method-assign]
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module."""

@@ -234,6 +234,11 @@ def each_in(value: Any, kind: type[_Kind]) -> Iterator[_Kind]:
             yield from each_in(each, kind)
 
 
+def is_written(argument: Any) -> bool:
+    """Whether an operator's schema says that it writes to an argument."""
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
 def unused_name(name: str, used: set[str]) -> str:
     """Return a name that is not used yet, with a number behind it if need be, and note it as used."""
     names = chain([name], (f"{name}.{number}" for number in count(1)))

@@ -16,7 +16,14 @@ from typing import Any, final
 import torch
 
 from ucudnn.memory.step.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
-from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, tensors_in, unused_name
+from ucudnn.memory.torch.subject.traced_values import (
+    Trace,
+    TracedCall,
+    TracedTensor,
+    is_written,
+    tensors_in,
+    unused_name,
+)
 from ucudnn.memory.torch.tracing.in_place import written_in_place
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.calls.problem import convolution_of, memory_format_of
@@ -179,8 +186,7 @@ def _written(call: TracedCall) -> Iterator[tuple[Any, TracedTensor]]:
     if call.turns:  # code that called it would change what a name stands for, which others may read as it was
         return
     for argument in call.func._schema.arguments:
-        declared = argument.alias_info is not None and argument.alias_info.is_write
-        if declared or (argument.name in _STATISTICS and bool(call.argument("training"))):
+        if is_written(argument) or (argument.name in _STATISTICS and bool(call.argument("training"))):
             yield from ((argument, each) for each in tensors_in(call.argument(argument.name)))
 
 

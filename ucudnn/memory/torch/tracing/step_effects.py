@@ -272,7 +272,7 @@ class StepEffects:
             self._check()
 
     def found(self) -> bool:
-        """Return whether what was watched had an effect, or changed what it must not."""
+        """Return whether the watched code had an effect, or left a setting or a generator changed."""
         with suppress(StepGraphError):
             self._check()
             return bool(self._refusal)

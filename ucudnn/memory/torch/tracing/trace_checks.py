@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.step.graph import Phase
-from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, generator_id
+from ucudnn.memory.torch.subject.traced_values import Trace, TracedCall, TracedTensor, generator_id, is_written
 from ucudnn.memory.torch.tracing.provenance import short_line, told
 from ucudnn.memory.torch.tracing.tracer import Tracer
 from ucudnn.units import shortened
@@ -165,7 +165,7 @@ def _check_elements(call: TracedCall) -> None:
             " tensors, not their storages: take a view of the other tensor, as with torch.as_strided"
         )
     for argument in call.func._schema.arguments:
-        if argument.alias_info is None or not argument.alias_info.is_write:
+        if not is_written(argument):
             continue
         given = call.argument(argument.name)
         for result in call.outputs if isinstance(given, TracedTensor) else ():

@@ -152,11 +152,6 @@ class Tracer(EagerOperators):
             if watched:
                 self.effects.resume()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled while a step is traced. PyTorch would import its compiler, and go through it in each call.
-        return False
-
     def _written(self, func: Any, args: Any, kwargs: Any, number: int | None) -> Any:
         place = self.place
         self._meets_real = False
