@@ -11,7 +11,10 @@ class Alive:
     """An allocator whose figures a test says."""
 
     def __init__(self):
-        self.level = self.peak = 0
+        self.level = self.peak = self.retries = 0
+
+    def failures(self):
+        return 0, self.retries
 
     def look(self):
         peak, self.peak = max(self.level, self.peak), 0
@@ -78,10 +81,54 @@ def test_while_it_learns_there_is_room_for_results_and_then_for_what_is_taken_fo
 
 def test_what_an_operation_says_to_take_counts_for_its_owner_in_forward_or_backward():
     found = pressure()
-    found.takes("conv", 5000)
+    assert found.takes("conv", 5000)
     assert found.room("conv", 0) == 5000 - CAP
+    assert [found.takes("conv", size) for size in (4000, 5000, 5001, 5001)] == [False, False, True, False]
     found.in_backward = True
     assert found.room("conv", 0) == -CAP
+    assert found.takes("conv", 4000)
+
+
+def test_what_large_convolutions_took_is_looked_for_before_each_of_them_and_small_ones_find_it():
+    found = pressure()
+    found.takes("large", CAP // 60)
+    found.takes("small", CAP // 70)
+    found.alive.level = CAP
+    assert [found.excess(each) for each in ("large", "small", "other")] == [CAP // 60, 0, 0]
+    found.in_backward = True
+    assert found.excess("large") == 0
+
+
+@pytest.mark.parametrize(
+    ("retries", "raised", "learning"),
+    [
+        *(((2,), 1, False), ((1, 1, 1), 1, False), ((1, 0, 0, 0, 1, 0), 0, False), ((3, 3), 2, False)),
+        *(((1,), 2, True), ((0,), 0, True), ((5, 1), 4, True)),
+    ],
+)
+def test_the_margin_is_raised_where_the_allocator_unmaps_pages_in_one_step_after_another(retries, raised, learning):
+    found, expected = pressure(0.02, learning=learning), int(CAP * (1 - 0.02 - 0.015 * raised))
+    for each in retries:
+        found.alive.retries += each
+        calm = found.end_step(tries=False)
+        assert found.steady
+    assert (found.limit, calm) == (pytest.approx(expected, abs=1), not raised)
+    found.alive.retries += 9  # a step that tries needs more than others
+    found.end_step(tries=True)
+    assert found.limit == pytest.approx(expected, abs=1)
+    found = pressure(0.15)
+    found.alive.retries = 9
+    assert found.end_step(tries=False)  # there is no larger margin, so nothing is to be done
+    assert found.limit == int(CAP * 0.85)
+
+
+def test_a_step_is_steady_in_which_nothing_failed_and_no_more_had_to_go_than_before():
+    found, seen = pressure(), []
+    for relieved, failed in ((500, 0), (500, 0), (4000, 0), (4000, 0), (4000, 1), (0, 0)):
+        found.relieved, found.failed = relieved, failed
+        found.end_step(tries=False)
+        seen.append(found.steady)
+    assert seen == [True, True, False, True, False, True]
 
 
 @pytest.mark.parametrize("what", ["relieved", "failed"])

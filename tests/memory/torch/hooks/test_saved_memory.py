@@ -80,6 +80,9 @@ class Saved:
     def __init__(self):
         self.memory, self.passing = None, 0
 
+    def failures(self):
+        return 0, 0
+
     def look(self):
         level = 0 if self.memory is None else sum(self.memory.owners().values())
         return level, level + self.passing
@@ -175,11 +178,30 @@ def test_room_for_a_convolution_is_made_until_it_is_one_piece(monkeypatch):
     asked, fits = [], iter([False, False, True])
     monkeypatch.setattr(SavedMemory, "_fits", lambda _, size: asked.append(size) or next(fits))
     memory.make_room(8000)
-    assert asked == [8000] * 3
+    assert asked == [9000] * 3
     assert memory.pressure.away == 2 * 2000
+    memory.make_room(8000)  # a convolution has taken as much
+    assert asked == [9000] * 3
     monkeypatch.setattr(SavedMemory, "_fits", lambda *_: False)
-    memory.make_room(8000)  # all that can leave has left then
+    memory.make_room(8001)  # all that can leave has left then
     assert memory.pressure.away == 20 * 2000
+    assert len(saved) == 20
+
+
+def test_what_a_convolution_took_once_is_free_before_it_runs_again_and_nobody_looks_for_a_piece():
+    alive = Saved()
+    memory = SavedMemory(CPU, Pressure(alive, 64_000, 0.0), HostStore(CPU, 2**30))
+    alive.memory, memory.owner = memory, "conv"
+    memory.make_room(1000)
+    alive.passing = 50_000  # results and a workspace that nobody foresaw
+    memory.pressure.room("conv", 0)
+    memory.pressure.learning, memory.owner = False, "other"
+    saved = [memory.pack(torch.randn(500)) for _ in range(20)]
+    memory.relieve()
+    assert memory.pressure.away == 0
+    memory.owner = "conv"
+    memory.relieve()
+    assert memory.pressure.away == 13 * 2000  # 26,000 of them are too many for 50,000 more
     assert len(saved) == 20
 
 

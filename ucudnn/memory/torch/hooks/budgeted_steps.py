@@ -25,7 +25,7 @@ _RESERVES = (192 * 2**20, 64 * 2**20, 32 * 2**20)  # for kernels that the first 
 _HOLES, _HOLE_BYTES = 0.02, 160 * 2**20  # between tensors, of what PyTorch's allocator may take, and in its pages
 _FIRST_CHOICE = 2  # the step before it loads kernels, which says nothing about times
 _MOST_LEARNED = 8  # steps
-_CALM = 2  # steps in a row that needed no relief, after which operations are guarded no longer
+_CALM = 2  # steps in a row that were as the one before, after which operations are guarded no longer
 _MOST_LINES = 10
 _PARAMETERS, _GRADIENTS = "parameters and buffers", "their gradients"
 _OTHERS = "the optimizer's state, inputs and what operations take for a while"
@@ -117,7 +117,7 @@ class BudgetedSteps:
                 self.guard.turn(on=False)
 
     def _turn_guard(self) -> None:
-        """Guard operations until steps need no relief; on a CPU always."""
+        """Guard operations until steps are steady; on a CPU always."""
         stop_compiler()
         self.guard.turn(on=self._open and (self._guarded > 0 or self.device.type != "cuda"))
 
@@ -158,7 +158,8 @@ class BudgetedSteps:
         is_tighter = not calm and pressure.target < self.calls.target
         if self._steps >= _FIRST_CHOICE and not tried and (pressure.learning or is_tighter):
             self.calls.choose(self._store.ms_per_byte)
-        self._guarded = _CALM if pressure.learning or not calm else self._guarded - 1
+        is_unknown = pressure.learning or self.calls.trying or not pressure.steady
+        self._guarded = _CALM if is_unknown else self._guarded - 1
         if pressure.learning:
             self._learned += 1
             settled = self._steps > _FIRST_CHOICE and not tried and not self.calls.trying

@@ -102,9 +102,12 @@ class Guard(EagerOperators):
 
     def _convolved(self, func: Any, args: Any, kwargs: Any) -> Any:
         self._memory.make_room(convolution_bytes(func, args))
-        before, failed = self._alive.refusals(), self._memory.pressure.failed
+        pressure, (before, _) = self._memory.pressure, self._alive.failures()
+        failed = pressure.failed
         found = self._guarded(func, args, kwargs)
-        self.slower += self._alive.refusals() - before > self._memory.pressure.failed - failed
+        self.slower += self._alive.failures()[0] - before > pressure.failed - failed
+        if pressure.learning:
+            pressure.room(self._memory.owner, 0)  # nobody but cuDNN knows its workspaces, so what it took is seen
         return found
 
     def _guarded(self, func: Any, args: Any, kwargs: Any) -> Any:

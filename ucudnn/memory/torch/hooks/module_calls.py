@@ -115,7 +115,7 @@ class ModuleCalls:
         memory.owner = module
         self.depth += 1
         try:
-            if not module._modules:
+            if not module._modules or memory.pressure.convolution_bytes(module):
                 memory.relieve()
             if use.repeated:
                 tried = self._tried if use.same_bits is None else None

@@ -17,6 +17,8 @@ _MORE_MARGIN, _MOST_MARGIN = 0.015, 0.15  # shares of the cap
 _MOST_CHANGE = 8  # a step that had this part of the limit too many is another one than was learned
 _TARGET_PART = 64  # of the limit that a step is to leave free, so that small changes need no other choice
 _UNKNOWN = 16  # a module that did not run yet takes this part of the limit
+_MOST_UNMAPPED = 1.75  # times in this step, half of those in the one before, and so on
+_SMALL_PART = 64  # of the limit; convolutions that take less find it anyway
 _LOOKS = 128  # while nothing is learned, what is alive is read after this part of the limit was saved
 
 
@@ -42,9 +44,10 @@ class AllocatedBytes:
     def add(self, tensors: Any) -> None:
         """Do nothing: the allocator knows them."""
 
-    def refusals(self) -> int:
-        """Return how often the allocator had no memory for what was asked."""
-        return int(torch.cuda.memory_stats_as_nested_dict(self._device)["num_ooms"])
+    def failures(self) -> tuple[int, int]:
+        """Return how often the allocator had no memory for what was asked, and how often it unmapped pages for it."""
+        found = torch.cuda.memory_stats_as_nested_dict(self._device)
+        return int(found["num_ooms"]), int(found["num_alloc_retries"])
 
 
 @final
@@ -66,9 +69,9 @@ class CountedBytes:
         self._peak = self._level
         return found
 
-    def refusals(self) -> int:
-        """Return 0: what an operation takes for itself is not counted."""
-        return 0
+    def failures(self) -> tuple[int, int]:
+        """Return 0 twice: what an operation takes for itself is not counted, and there are no pages."""
+        return 0, 0
 
     def add(self, tensors: Any, *, bounded: bool = False) -> None:
         """Count tensors in containers that are not counted yet.
@@ -120,6 +123,7 @@ class Pressure:
         demand: for each event of the last step that was learned, the most bytes until it, had nothing left.
         learning, in_backward: whether it learns; whether backward runs.
         differs: whether the last step had far more too many than the one that was learned.
+        steady: whether nothing failed in the last step, and no more had to go than in the one before.
         relieved: bytes that were sent to the host in this step because of what was alive.
         failed: how many operations of this step found no memory.
         away: bytes of saved storages that are in the host's memory alone.
@@ -134,10 +138,14 @@ class Pressure:
         # Bytes taken for a while, and those with results, in forward or backward, by the owner of what is saved.
         self._taken: dict[tuple[bool, Any], int] = {}
         self._grown: dict[tuple[bool, Any], int] = {}
+        self._convolving: set[tuple[bool, Any]] = set()
         self._key: tuple[bool, Any] = (False, None)
-        self._since = self._usual = 0  # bytes since a look; relief of the step that was learned last
+        # Bytes since a look, and the relief of the step that was learned last and of the last one.
+        self._since = self._usual = self._relieved = 0
+        self.steady = False
         self.allow(cap)
         self._level, _ = alive.look()
+        self._retries, self._unmapped = alive.failures()[1], 0.0
 
     def allow(self, cap: int) -> None:
         """Set the limit by the most bytes that the device may have, holes included."""
@@ -155,19 +163,29 @@ class Pressure:
 
     def excess(self, owner: Any) -> int:
         """Return how many bytes must go for the module that runs next, or whose backward does; 0 without a look."""
-        if not self.learning and self._since * _LOOKS < self.limit:
+        convolution = 0 if self.learning else self.convolution_bytes(owner)
+        if not self.learning and not convolution and self._since * _LOOKS < self.limit:
             return 0
-        return self.room(owner, 0)
+        return self.room(owner, 0, convolution)
 
     def grew(self, size: int) -> None:
         """Note bytes that were saved."""
         self._since += size
 
-    def takes(self, owner: Any, size: int) -> None:
-        """Note that an owner takes some bytes for a while, however many it was seen to take."""
+    def takes(self, owner: Any, size: int) -> bool:
+        """Note bytes that a convolution of an owner takes for a while; return whether none was seen to take as many."""
         key = (self.in_backward, owner)
+        is_new = key not in self._convolving or self._grown[key] < size
+        self._convolving.add(key)
         for each in (self._taken, self._grown):
             each[key] = max(each.get(key, 0), size)
+        return is_new
+
+    def convolution_bytes(self, owner: Any) -> int:
+        """Return the bytes that convolutions of an owner take for a while and with results; 0 where they are few."""
+        key = (self.in_backward, owner)
+        size = max(self._taken[key], self._grown[key]) if key in self._convolving else 0
+        return size if size * _SMALL_PART > self.limit else 0
 
     def room(self, owner: Any, extra: int, passing: int = 0) -> int:
         """Return how many bytes must go for an owner and some bytes; below 1, so many more would fit.
@@ -204,16 +222,25 @@ class Pressure:
         """Begin a step; return whether the last one kept the limit without relief.
 
         What it had too many is left free from now on, because steps differ. Where an operation found no memory all the
-        same, holes are larger than was foreseen. A step that tries what is done from now on shows neither.
+        same, holes are larger than was foreseen. A step that tries what is done from now on shows neither. Holes are
+        also too large where the allocator unmaps all free pages to find memory, for which it takes about 20 ms: in a
+        step that is learned, in one step after another, or several times in one.
         """
-        calm = not self.relieved and not self.failed
+        before, self._retries = self._retries, self.alive.failures()[1]
+        if not tries:
+            self._unmapped = self._unmapped / 2 + (self._retries - before) * (_MOST_UNMAPPED if self.learning else 1)
+        holes = self._unmapped >= _MOST_UNMAPPED and self._margin < _MOST_MARGIN
+        calm = not self.relieved and not self.failed and not holes
+        self.steady = not self.failed and self.relieved <= self._relieved + self.limit // _TARGET_PART
+        self._relieved = self.relieved
         self.differs = not tries and self.relieved > self._usual + self.limit // _MOST_CHANGE
         if self.learning or tries:
             self._usual = self.relieved
-        elif self.failed:
-            self._margin = min(_MOST_MARGIN, self._margin + _MORE_MARGIN)
-            self.allow(self._cap)
-        else:
+        elif not self.failed:
             self._spread = min(self._spread + self.relieved, self.limit // _MOST_CHANGE)
+        if holes or (self.failed and not self.learning and not tries):
+            self._unmapped = 0.0
+            self._margin = min(_MOST_MARGIN, self._margin + _MORE_MARGIN * (2 if self.learning else 1))
+            self.allow(self._cap)
         self.relieved = self.failed = 0
         return calm

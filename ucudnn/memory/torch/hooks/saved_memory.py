@@ -26,6 +26,7 @@ from ucudnn.memory.torch.hooks.saved_tensors import (
 
 _LOOKED_AT = 8  # young storages whose holders are looked at whenever something is saved
 _LEAST_PART = 4096  # of the limit; a smaller storage takes the host more time than it is worth
+_PIECE_PART = 8  # of a new convolution's bytes, which its workspace may take beside them
 _AHEAD = 3  # storages that come back before backward asks for them
 _NEAR = 16  # so many storages before backward asks for one, it comes back if there is room for what runs now
 _Reference = weakref.ref[SavedStorage]
@@ -157,16 +158,20 @@ class SavedMemory:
                 self._relieve(over)
 
     def make_room(self, size: int) -> None:
-        """Let storages leave until the device has room for what takes some bytes for a while, as far as any can.
+        """Let storages leave until the device has room for a convolution, as far as any can.
 
-        The room is one piece: holes between tensors are no use to a convolution, which cannot be asked to try again.
+        Where none has taken as much, nobody knows yet what its workspace takes. So the room is one piece, an eighth
+        larger: holes between tensors are no use to a convolution, which cannot be asked to try again. To look for a
+        piece takes longer than a convolution where the allocator must unmap pages for it.
         """
         with self._lock:
             self._settle()
-            self.pressure.takes(self.owner, size)
-            self._relieve(self.pressure.room(self.owner, 0))
-            while not self._fits(size) and self._relieve(max(size // 4, self.pressure.limit // 64)):
+            is_new = self.pressure.takes(self.owner, size)
+            self._relieve(self.pressure.room(self.owner, 0, self.pressure.convolution_bytes(self.owner)))
+            piece = size + size // _PIECE_PART
+            while is_new and not self._fits(piece) and self._relieve(max(size // 4, self.pressure.limit // 64)):
                 pass
+            self.pressure.rebase()  # the piece is nothing that the convolution took
 
     def _fits(self, size: int) -> bool:
         """Return whether the allocator has a piece of some bytes, which it keeps for who asks next."""
