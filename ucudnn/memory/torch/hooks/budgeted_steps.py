@@ -8,7 +8,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from ucudnn.errors import BudgetError
 from ucudnn.memory.torch.device.allocator import expand_segments, settings_restorer
@@ -18,7 +17,7 @@ from ucudnn.memory.torch.hooks.host_store import HostStore
 from ucudnn.memory.torch.hooks.module_calls import ModuleCalls
 from ucudnn.memory.torch.hooks.pressure import AllocatedBytes, CountedBytes, LiveBytes, Pressure
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
-from ucudnn.torch.device.compilation import eagerly, never_compiled, stop_compiler
+from ucudnn.torch.device.compilation import eagerly, stop_compiler
 from ucudnn.units import bytes_down, bytes_up, format_bytes
 
 _RESERVES = (192 * 2**20, 64 * 2**20, 32 * 2**20)  # for kernels that the first step loads, the second, and later ones
@@ -26,6 +25,7 @@ _HOLES, _HOLE_BYTES = 0.02, 160 * 2**20  # between tensors, of what PyTorch's al
 _FIRST_CHOICE = 2  # the step before it loads kernels, which says nothing about times
 _MOST_LEARNED = 8  # steps
 _CALM = 2  # steps in a row that were as the one before, after which operations are guarded no longer
+_ALIKE, _SEEN_PART = 2, 8  # after so many steps that need nothing, hooks see that part of the limit
 _MOST_LINES = 10
 _PARAMETERS, _GRADIENTS = "parameters and buffers", "their gradients"
 _OTHERS = "the optimizer's state, inputs and what operations take for a while"
@@ -108,8 +108,7 @@ class BudgetedSteps:
     def followed(self) -> Iterator[None]:
         """Keep the budget of what this thread computes in a block."""
         pack = self._pack if self._explains else self.memory.pack
-        hooks = saved_tensors_hooks(never_compiled(pack), never_compiled(self._unpack))
-        with eagerly(), hooks, self.calls.followed():
+        with eagerly(), self.calls.followed(pack, self._unpack):
             self._turn_guard()
             try:
                 yield
@@ -131,6 +130,8 @@ class BudgetedSteps:
             with suppress(RuntimeError):  # somebody looks at saved tensors, and no backward runs
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
                 self._backward = self._pressure.in_backward = True
+                if self.calls.alike == _ALIKE:
+                    self.calls.hook_few(self.memory.owners(), self._pressure.limit // _SEEN_PART)
         found = self.memory.unpack(packed)
         if self._explains:
             self._look_at_peak()
@@ -160,6 +161,10 @@ class BudgetedSteps:
             self.calls.choose(self._store.ms_per_byte)
         is_unknown = pressure.learning or self.calls.trying or not pressure.steady
         self._guarded = _CALM if is_unknown else self._guarded - 1
+        if self._guarded > 0 or self.memory.ahead_bytes or not calm:
+            self.calls.hook_all()  # what leaves must be seen, and comes back while backward is seen
+        else:
+            self.calls.alike += 1
         if pressure.learning:
             self._learned += 1
             settled = self._steps > _FIRST_CHOICE and not tried and not self.calls.trying

@@ -6,6 +6,7 @@ budget is entered, `nn.Module.__call__` is a function that asks what follows cal
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,9 +36,17 @@ _entered = 0
 
 @final
 class _Active(threading.local):
-    """What follows the calls of a thread."""
+    """What follows the calls of a thread.
+
+    Attributes:
+        calls: that, or None.
+        hooked: whether its hooks of saved tensors are on.
+        others: hooks of the program around them.
+    """
 
     calls: "ModuleCalls | None" = None
+    hooked = False
+    others: Any = None
 
 
 _active = _Active()
@@ -53,12 +62,16 @@ class ModuleUse:
         size: bytes that its largest call saved.
         same_bits: whether a call that is repeated saves the same bits; None where that was not tried.
         repeated: whether calls drop what they save, or do so once they were tried.
+        stays: whether what calls save themselves stays where it is, so that no hook need see it.
+        sizes: those of the tensors that its last call was given, if it was in no other one; else None.
     """
 
     calls: list[Call] = field(default_factory=list)
     size: int = 0
     same_bits: bool | None = None
     repeated: bool = False
+    stays: bool = False
+    sizes: list[torch.Size] | None = None
 
 
 @final
@@ -71,6 +84,7 @@ class ModuleCalls:
         begin: is called before one that is in no other one.
         trying: whether modules were chosen that keep what they save in this step, and are called again to compare.
         target: the bytes for which modules were chosen last.
+        alike: how many steps there were since the hooks began to see all.
     """
 
     def __init__(self, memory: SavedMemory) -> None:
@@ -80,23 +94,27 @@ class ModuleCalls:
         self._memory, self._device = memory, memory.device
         self._uses: weakref.WeakKeyDictionary[nn.Module, ModuleUse] = weakref.WeakKeyDictionary()
         self._stack: list[Call] = []
-        self._quiet, self.trying, self.target = 0, False, 0
+        self._quiet, self.trying, self.target, self.alike = 0, False, 0, 0
+        self._hooks: tuple[Any, Any] = (None, None)
         memory.added, memory.read = self._added, self._read
 
     @contextmanager
-    def followed(self) -> Iterator[None]:
-        """Follow the calls of this thread for a block."""
+    def followed(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
+        """Follow the calls of this thread for a block, with hooks of what it saves."""
         global _entered
-        before = _active.calls
+        before = _active.calls, _active.hooked, _active.others
+        self._hooks = never_compiled(pack), never_compiled(unpack)
+        _active.calls, _active.hooked, _active.others = self, False, _top_hooks()
+        self._hook(on=True)
         with _lock:
             _entered += 1
             nn.Module.__call__ = _call  # type: ignore[method-assign]
             graph.disable_saved_tensors_hooks = _without_hooks
-        _active.calls = self
         try:
             yield
         finally:
-            _active.calls = before
+            self._hook(on=False)
+            _active.calls, _active.hooked, _active.others = before
             with _lock:
                 _entered -= 1
                 if not _entered:
@@ -109,9 +127,12 @@ class ModuleCalls:
         if self._quiet:
             return _plain(module, *args, **kwargs)
         use = self._uses.get(module) or self._met(module)
-        memory, before = self._memory, self._memory.owner
+        memory, before, hooked = self._memory, self._memory.owner, _active.hooked
         if not self.depth:
             self.begin()
+            self._compare_sizes(use, args, kwargs)
+        if use.stays is hooked:
+            self._hook(on=not use.stays)
         memory.owner = module
         self.depth += 1
         try:
@@ -126,6 +147,50 @@ class ModuleCalls:
         finally:
             self.depth -= 1
             memory.owner = before
+            if _active.hooked is not hooked:
+                self._hook(on=hooked)
+
+    def hook_few(self, owned: Counter[Any], least: int) -> None:
+        """Let the hooks see no more than some bytes of what a step saves, because each of them takes the host time.
+
+        That is what the modules save that have the most, that need room for a convolution, or that are in no other one,
+        of which backward reads first. A call with other sizes needs other bytes, so it ends that.
+
+        Args:
+            owned: the bytes of saved storages by module.
+            least: bytes that are to be seen, because steps differ.
+        """
+        seen, bytes_seen = set[Any](), 0
+        for module, size in owned.most_common():
+            if bytes_seen < least:
+                seen.add(module)
+                bytes_seen += size
+        for module, use in self._uses.items():
+            needed = module in seen or use.sizes is not None or self._memory.pressure.convolves(module)
+            use.stays = bytes_seen >= least and not needed
+
+    def hook_all(self) -> None:
+        """Let the hooks see all that is saved from now on."""
+        self.alike = 0
+        for use in self._uses.values():
+            use.stays = False
+
+    def _compare_sizes(self, use: ModuleUse, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the sizes that the program gives a module; let the hooks see all if they are not those of before."""
+        sizes = [each.shape for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if sizes != use.sizes:
+            use.sizes = sizes
+            self.hook_all()
+
+    def _hook(self, *, on: bool) -> None:
+        """Turn the hooks of this thread on or off, unless the program has put others before them."""
+        top = _top_hooks()
+        if on and not _active.hooked and top == _active.others:
+            _hooks._push_saved_tensors_default_hooks(*self._hooks)
+            _active.hooked = True
+        elif not on and _active.hooked and top == self._hooks:
+            _hooks._pop_saved_tensors_default_hooks()
+            _active.hooked = False
 
     def choose(self, most_ms_per_byte: float) -> None:
         """Choose more modules that are repeated, by the last step that was recorded.
@@ -217,6 +282,10 @@ class ModuleCalls:
         use.repeated = use.same_bits
 
 
+def _top_hooks() -> Any:
+    return _hooks._top_saved_tensors_default_hooks(False)
+
+
 def _key(value: Any) -> int | None:
     return storage_key(value) if isinstance(value, Tensor) else None
 
@@ -242,7 +311,7 @@ def _without_hooks(error_message: str) -> Iterator[None]:
     It stands in the place of `disable_saved_tensors_hooks`. Only the hooks of this package are left out meanwhile.
     """
     left_out = list[tuple[Any, Any]]()
-    while (top := _hooks._top_saved_tensors_default_hooks(False)) and (top[0].__module__ or "").startswith(__package__):
+    while (top := _top_hooks()) and (top[0].__module__ or "").startswith(__package__):
         left_out.append(top)
         _hooks._pop_saved_tensors_default_hooks()
     try:

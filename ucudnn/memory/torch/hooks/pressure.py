@@ -181,9 +181,15 @@ class Pressure:
             each[key] = max(each.get(key, 0), size)
         return is_new
 
+    def convolves(self, owner: Any) -> bool:
+        """Return whether an owner has convolutions that take many bytes."""
+        return any(self._convolution_bytes((each, owner)) for each in (False, True))
+
     def convolution_bytes(self, owner: Any) -> int:
         """Return the bytes that convolutions of an owner take for a while and with results; 0 where they are few."""
-        key = (self.in_backward, owner)
+        return self._convolution_bytes((self.in_backward, owner))
+
+    def _convolution_bytes(self, key: tuple[bool, Any]) -> int:
         size = max(self._taken[key], self._grown[key]) if key in self._convolving else 0
         return size if size * _SMALL_PART > self.limit else 0
 
