@@ -82,10 +82,7 @@ class budget:  # noqa: N801  # used as a function
     @property
     def peak_bytes(self) -> int:
         """The most bytes at once so far: on a GPU of everything that the process had, on a CPU of tensors."""
-        if self._begun is None:
-            return 0
-        self._begun.alive.look()
-        return self._begun.alive.most_reserved + self._begun.outside
+        return 0 if self._begun is None else self._begun.peak_bytes()
 
     def report(self) -> str:
         """Return what left the device and what was computed again so far, and for which modules, for people."""

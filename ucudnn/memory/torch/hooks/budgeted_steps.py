@@ -20,7 +20,7 @@ from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.torch.device.compilation import eagerly, stop_compiler
 from ucudnn.units import bytes_down, bytes_up, format_bytes
 
-_RESERVES = (192 * 2**20, 64 * 2**20, 32 * 2**20)  # for kernels that the first step loads, the second, and later ones
+_RESERVES = (192 * 2**20, 64 * 2**20, 32 * 2**20)  # for kernels that the first step loads, those that learn, and others
 _HOLES, _HOLE_BYTES = 0.02, 160 * 2**20  # between tensors, of what PyTorch's allocator may take, and in its pages
 _FIRST_CHOICE = 2  # the step before it loads kernels, which says nothing about times
 _MOST_LEARNED = 8  # steps
@@ -47,6 +47,8 @@ class BudgetedSteps:
         self._refusal: partial[BudgetError] | None = None
         self._restore = settings_restorer(device)
         counted = None if device.type == "cuda" else CountedBytes(total)
+        self.alive: LiveBytes = AllocatedBytes(device) if counted is None else counted
+        self._peak = 0
         if device.type == "cuda":
             expand_segments(device)
             torch.cuda.empty_cache()
@@ -55,7 +57,6 @@ class BudgetedSteps:
         except BaseException:
             self._restore()
             raise
-        self.alive: LiveBytes = AllocatedBytes(device) if counted is None else counted
         self._pressure = Pressure(self.alive, cap, _HOLES + _HOLE_BYTES / cap if counted is None else 0.0)
         self._store = HostStore(device, host_bytes)
         self.memory = SavedMemory(device, self._pressure, self._store)
@@ -70,6 +71,8 @@ class BudgetedSteps:
         if self.device.type != "cuda":
             return self.total
         self.outside = outside_bytes(self.device)
+        self._peak = max(self._peak, self.alive.most_reserved + self.outside)
+        self.alive.most_reserved = 0  # later bytes meet those that the process has outside then
         cap, has = self.total - self.outside - reserve, torch.cuda.memory_allocated(self.device)
         if cap <= has:
             raise BudgetError(
@@ -84,6 +87,12 @@ class BudgetedSteps:
         if torch.cuda.memory_reserved(self.device) > cap:
             torch.cuda.empty_cache()
         return cap
+
+    def peak_bytes(self) -> int:
+        """Return the most bytes at once so far: on a GPU of all that the process had, on a CPU of tensors."""
+        self.alive.look()
+        self._peak = max(self._peak, self.alive.most_reserved + self.outside)
+        return self._peak
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -153,7 +162,7 @@ class BudgetedSteps:
         self.memory.owner = None
         pressure = self._pressure
         if self._open and (pressure.learning or self._steps & (self._steps - 1) == 0):  # less and less often
-            pressure.allow(self._bound(_RESERVES[min(self._steps, len(_RESERVES) - 1)]))
+            pressure.allow(self._bound(_RESERVES[1 if pressure.learning else 2]))
         calm = pressure.end_step(tries=self.calls.trying)
         tried, self.calls.trying = self.calls.trying, False  # what is dropped from now on was still there
         is_tighter = not calm and pressure.target < self.calls.target
