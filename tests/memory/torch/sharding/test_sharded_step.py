@@ -132,6 +132,25 @@ def test_plans_that_copy_and_recompute_beside_collectives_keep_budget_and_bits(t
             assert found[policy] == [True, True, True, True], policy
 
 
+def told_of_state(mesh):
+    """Return whether what keeps bytes on a GPU for an optimizer's state is told of the optimizer that will have it."""
+    from ucudnn.memory import fit
+    from ucudnn.memory.torch.running import step_planning
+
+    model, inputs, loss = sharded_network("gpt without dropout")
+    optimizer, told = made_optimizer("adamw", model.parameters()), []
+
+    step_planning.allocator_room = lambda *arguments: told.extend(each is optimizer for each in arguments[2])
+    step_planning.taken_block = lambda *arguments: told.extend(each is optimizer for each in arguments[3])
+    fit(model, next(batches(inputs, 1)), loss=loss, optimizer=optimizer, mesh=mesh, policy="stock")
+    return told
+
+
+def test_bytes_that_are_kept_for_the_state_wait_for_the_update_of_the_program(tmp_path):
+    # What stands in the optimizer's place has no state, and nobody lets it update. So the bytes would stay for ever.
+    assert on_ranks(told_of_state, tmp_path / "store") == [[True, True]] * 2
+
+
 def test_random_networks_train_to_the_bits_of_fsdp2_on_two_ranks(tmp_path):
     cases = [{"network": str(seed), "optimizer": "sgd", "policy": "checkpoint"} for seed in SEEDS]
     for found in on_ranks(race, tmp_path / "store", cases, BUCKET_BYTES="2000"):

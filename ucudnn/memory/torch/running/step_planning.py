@@ -35,6 +35,7 @@ from ucudnn.memory.torch.running.kept_step import KeptPlans, kept_costs
 from ucudnn.memory.torch.running.planned_run import PlannedRun
 from ucudnn.memory.torch.sharding.agreement import Agreement
 from ucudnn.memory.torch.subject.step_program import StepProgram, StepSubject
+from ucudnn.memory.torch.subject.update_parts import given_optimizer
 from ucudnn.settings import Settings
 
 _Refit = Callable[..., FittedStep]
@@ -108,7 +109,7 @@ class StepPlanning:
         stated = options.ranks.stated(replace(within, fixed_segments=fixed))
         stated_so = options.budget, options.host_bytes, options.plan_seconds
         kept = KeptPlans(files, program, costs, options.policy, stated_so)
-        room = allocator_room(program, stated, subject.optimizers, kept.least)
+        room = allocator_room(program, stated, [*map(given_optimizer, subject.optimizers)], kept.least)
         return cls(program=program, costs=costs, stated=stated, options=options, room=room, choices=choices, kept=kept)
 
     def fitted(self, plan: MemoryPlan, subject: StepSubject, refit: _Refit, meter: AllocatorMeter | None) -> FittedStep:
@@ -118,7 +119,8 @@ class StepPlanning:
             step.race = StepRace(partial(_called, subject.without_sample()), self.program.device)
         layout = None if self.room is None else self.room.compaction(plan, self.costs)
         first = None if meter is None else self._frugal_step(step, meter, layout)
-        block = taken_block(self.program.device, layout, self.stated, subject.optimizers)
+        updating = [*map(given_optimizer, subject.optimizers)]
+        block = taken_block(self.program.device, layout, self.stated, updating)
         lies = None if self.room is None else partial(self.room.compaction, costs=self.costs)
         step.begin_with(first, self._guard(first), self._told, block, lies)
         return step

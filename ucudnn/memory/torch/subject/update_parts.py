@@ -27,6 +27,8 @@ PARTS = 8
 _LEFT = 0.5  # share of a budget that kernels, libraries' workspaces and holes leave at least; the rest is known late
 _ASKED: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
 """How many want the updates of optimizers in parts."""
+_GIVEN: WeakKeyDictionary[torch.optim.Optimizer, torch.optim.Optimizer] = WeakKeyDictionary()
+"""Optimizers of programs, by those that stand in their place."""
 _BEFORE = "_ucudnn_before"  # of such an update: the attribute in whose place it is
 
 
@@ -84,6 +86,7 @@ def optimizer_of(
         InvalidValueError: if a parameter is none of the model's, by whose ids the others are given.
     """
     found, names = copy.copy(optimizer), dict[int, str]()
+    _GIVEN[found] = optimizer
     found.__dict__.pop("step", None)  # schedulers put one there that updates the real parameters
     found.param_groups, found.state = [], defaultdict(dict)
     for number, group in enumerate(optimizer.param_groups):
@@ -94,6 +97,11 @@ def optimizer_of(
         told = {"foreach": at_once(group)} if group.get("foreach", ...) is None else {}
         found.param_groups.append({**group, **told, "params": [others[id(each)] for each in group["params"]]})
     return found, names
+
+
+def given_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that updates in the program, which has the state, where another stands in its place."""
+    return _GIVEN.get(optimizer, optimizer)
 
 
 @contextmanager
