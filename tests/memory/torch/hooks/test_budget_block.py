@@ -459,3 +459,60 @@ def test_steps_that_grow_a_little_call_more_modules_again_without_being_recorded
     assert 0 < repeated[5] < repeated[-1], repeated
     assert steps._guarded <= 0
     assert within.peak_bytes <= 6 * 2**20
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own, of forward mode
+def test_tangents_without_memory_are_left_alone():
+    from torch.autograd import forward_ad
+
+    def forward(inner, x):
+        with forward_ad.dual_level():
+            value, tangent = forward_ad.unpack_dual(inner(forward_ad.make_dual(x, torch.ones_like(x))))
+        return value + tangent
+
+    torch.manual_seed(0)
+    model = Wrapped(forward)
+    plain = train(copy.deepcopy(model), plain_step)
+    with budget("1GiB") as all_of_it:
+        train(copy.deepcopy(model), plain_step)
+    with budget(int(0.9 * all_of_it.peak_bytes)) as within:
+        assert_same_bits(train(model, plain_step), plain)
+    assert within._begun.memory.offloaded.total() > 0
+
+
+def test_steps_go_on_after_an_error_in_backward_that_the_program_catches():
+    torch.manual_seed(0)
+    model = Wrapped(lambda inner, x: inner(x))
+    plain, others = train(copy.deepcopy(model), plain_step), copy.deepcopy(model)
+    with budget("1GiB") as all_of_it:
+        train(copy.deepcopy(model), plain_step)
+    with budget(int(0.7 * all_of_it.peak_bytes)) as within:
+        before = [within._begun._steps]
+        handle = model.layers[2][0].weight.register_hook(lambda gradient: 1 / 0)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                plain_step(model, torch.randn(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.long))
+        handle.remove()
+        assert_same_bits(train(others, plain_step), plain)
+    assert before == [0]
+    assert within._begun._steps == 5
+    assert within.peak_bytes <= 0.7 * all_of_it.peak_bytes
+
+
+def test_what_is_read_after_the_last_step_that_was_learned_is_chosen_from(monkeypatch):
+    monkeypatch.setattr(HostStore, "ms_per_byte", 1.0)  # copies are dear, so calls are repeated
+    torch.manual_seed(0)
+    maker = nn.Sequential(nn.Linear(16, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH))
+    judge = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.LeakyReLU(0.2), nn.Linear(2 * WIDTH, 1))
+
+    def run(steps):
+        for _ in range(steps):
+            made = maker(torch.randn(ROWS, 16))  # before the backward of the judge, and read by its own
+            judge(made.detach()).mean().backward()
+            (-judge(made)).mean().backward()
+
+    with budget("1GiB") as all_of_it:
+        run(2)
+    with budget(int(0.95 * all_of_it.peak_bytes)) as within:
+        run(18)
+    assert within._begun.calls.target

@@ -25,7 +25,7 @@ _HOLES, _HOLE_BYTES = 0.02, 160 * 2**20  # between tensors, of what PyTorch's al
 _FIRST_CHOICE = 2  # the step before it loads kernels, which says nothing about times
 _MOST_LEARNED = 8  # steps
 _CALM = 2  # steps in a row that were as the one before, after which operations are guarded no longer
-_ALIKE, _SEEN_PART = 2, 8  # after so many steps that need nothing, hooks see that part of the limit
+_SEEN_PART = 3  # of the limit, which hooks see in any step, because steps differ
 _MOST_LINES = 10
 _PARAMETERS, _GRADIENTS = "parameters and buffers", "their gradients"
 _OTHERS = "the optimizer's state, inputs and what operations take for a while"
@@ -127,6 +127,8 @@ class BudgetedSteps:
     def _turn_guard(self) -> None:
         """Guard operations until steps are steady; on a CPU always."""
         stop_compiler()
+        if self._backward and torch._C._current_graph_task_id() < 0:
+            self._end_failed_backward()
         self.guard.turn(on=self._open and (self._guarded > 0 or self.device.type != "cuda"))
 
     def _pack(self, tensor: Tensor) -> Any:
@@ -139,8 +141,7 @@ class BudgetedSteps:
             with suppress(RuntimeError):  # somebody looks at saved tensors, and no backward runs
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
                 self._backward = self._pressure.in_backward = True
-                if self.calls.alike == _ALIKE:
-                    self.calls.hook_few(self.memory.owners(), self._pressure.limit // _SEEN_PART)
+                self.calls.begin_backward(self._pressure.limit // _SEEN_PART)
         found = self.memory.unpack(packed)
         if self._explains:
             self._look_at_peak()
@@ -170,10 +171,8 @@ class BudgetedSteps:
             self.calls.choose(self._store.ms_per_byte)
         is_unknown = pressure.learning or self.calls.trying or not pressure.steady
         self._guarded = _CALM if is_unknown else self._guarded - 1
-        if self._guarded > 0 or self.memory.ahead_bytes or not calm:
-            self.calls.hook_all()  # what leaves must be seen, and comes back while backward is seen
-        else:
-            self.calls.alike += 1
+        # What leaves must be seen, and comes back while backward is seen.
+        self.calls.end_step(needs_nothing=calm and self._guarded <= 0 and not self.memory.ahead_bytes)
         if pressure.learning:
             self._learned += 1
             settled = self._steps > _FIRST_CHOICE and not tried and not self.calls.trying
@@ -184,7 +183,17 @@ class BudgetedSteps:
             self.calls.record()
         self.memory.begin_step()
 
+    def _end_failed_backward(self) -> None:
+        """Begin another step: the program went on after an error in backward, of which nothing is learned."""
+        self._backward = self._pressure.in_backward = False
+        self.memory.owner = None
+        self.calls.end_step(needs_nothing=False)
+        if self._pressure.learning:
+            self.calls.record()
+        self.memory.begin_step()
+
     def _exceeded(self, error: torch.OutOfMemoryError) -> BudgetError:
+        self.calls.hook_all()
         name = self._name(self.memory.owner)
         needed = max(self.alive.look()[0] + self.outside + tried_bytes(error), self.total + 1)
         self._refusal = partial(  # an error itself would hold what its frames hold

@@ -6,7 +6,6 @@ budget is entered, `nn.Module.__call__` is a function that asks what follows cal
 
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,8 @@ from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.memory.torch.hooks.saved_tensors import SavedStorage, storage_key
 from ucudnn.torch.device.compilation import never_compiled
 
+_ALIKE = 2  # steps that need nothing, after which hooks see few tensors
+_LOOKED_AT, _MORE = 8, 12  # each so many calls; that part of the limit more than before shows another step
 _COPIES = 2  # what leaves for the host is copied there and back
 _plain: Any = nn.Module.__call__
 _disable_hooks: Any = graph.disable_saved_tensors_hooks
@@ -36,17 +37,9 @@ _entered = 0
 
 @final
 class _Active(threading.local):
-    """What follows the calls of a thread.
-
-    Attributes:
-        calls: that, or None.
-        hooked: whether its hooks of saved tensors are on.
-        others: hooks of the program around them.
-    """
+    """What follows the calls of a thread."""
 
     calls: "ModuleCalls | None" = None
-    hooked = False
-    others: Any = None
 
 
 _active = _Active()
@@ -63,7 +56,7 @@ class ModuleUse:
         same_bits: whether a call that is repeated saves the same bits; None where that was not tried.
         repeated: whether calls drop what they save, or do so once they were tried.
         stays: whether what calls save themselves stays where it is, so that no hook need see it.
-        sizes: those of the tensors that its last call was given, if it was in no other one; else None.
+        sizes: those of the tensors that its last call was given, and their types, if it was in no other one; else None.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -71,7 +64,7 @@ class ModuleUse:
     same_bits: bool | None = None
     repeated: bool = False
     stays: bool = False
-    sizes: list[torch.Size] | None = None
+    sizes: list[tuple[torch.Size, torch.dtype]] | None = None
 
 
 @final
@@ -84,7 +77,6 @@ class ModuleCalls:
         begin: is called before one that is in no other one.
         trying: whether modules were chosen that keep what they save in this step, and are called again to compare.
         target: the bytes for which modules were chosen last.
-        alike: how many steps there were since the hooks began to see all.
     """
 
     def __init__(self, memory: SavedMemory) -> None:
@@ -94,27 +86,31 @@ class ModuleCalls:
         self._memory, self._device = memory, memory.device
         self._uses: weakref.WeakKeyDictionary[nn.Module, ModuleUse] = weakref.WeakKeyDictionary()
         self._stack: list[Call] = []
-        self._quiet, self.trying, self.target, self.alike = 0, False, 0, 0
+        self._quiet, self.trying, self.target = 0, False, 0
         self._hooks: tuple[Any, Any] = (None, None)
+        # Steps that needed nothing since the hooks began to see all; calls without others inside in this step; and what
+        # was alive at some of them in the step before the hooks began to see few, in bytes.
+        self._alike, self._leaves, self._levels = 0, 0, list[int]()
         memory.added, memory.read = self._added, self._read
 
     @contextmanager
     def followed(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
         """Follow the calls of this thread for a block, with hooks of what it saves."""
         global _entered
-        before = _active.calls, _active.hooked, _active.others
+        before = _active.calls
         self._hooks = never_compiled(pack), never_compiled(unpack)
-        _active.calls, _active.hooked, _active.others = self, False, _top_hooks()
-        self._hook(on=True)
+        _hooks._push_saved_tensors_default_hooks(*self._hooks)
         with _lock:
             _entered += 1
             nn.Module.__call__ = _call  # type: ignore[method-assign]
             graph.disable_saved_tensors_hooks = _without_hooks
+        _active.calls = self
         try:
             yield
         finally:
-            self._hook(on=False)
-            _active.calls, _active.hooked, _active.others = before
+            if _top_hooks() is not None:
+                _hooks._pop_saved_tensors_default_hooks()
+            _active.calls = before
             with _lock:
                 _entered -= 1
                 if not _entered:
@@ -127,16 +123,20 @@ class ModuleCalls:
         if self._quiet:
             return _plain(module, *args, **kwargs)
         use = self._uses.get(module) or self._met(module)
-        memory, before, hooked = self._memory, self._memory.owner, _active.hooked
+        memory, before, hooked = self._memory, self._memory.owner, self._hooked()
         if not self.depth:
             self.begin()
             self._compare_sizes(use, args, kwargs)
+            if hooked is False:  # the program's hooks were before them when the last call ended
+                hooked = self._hook(on=True)
         if use.stays is hooked:
             self._hook(on=not use.stays)
         memory.owner = module
         self.depth += 1
         try:
             if not module._modules or memory.pressure.convolution_bytes(module):
+                if self._alike >= _ALIKE:
+                    self._look()
                 memory.relieve()
             if use.repeated:
                 tried = self._tried if use.same_bits is None else None
@@ -147,20 +147,29 @@ class ModuleCalls:
         finally:
             self.depth -= 1
             memory.owner = before
-            if _active.hooked is not hooked:
+            if hooked is not None and self._hooked() is not hooked:
                 self._hook(on=hooked)
 
-    def hook_few(self, owned: Counter[Any], least: int) -> None:
+    def end_step(self, *, needs_nothing: bool) -> None:
+        """Note that a step has ended, and whether nothing had to leave, failed or was learned in it."""
+        self._leaves = 0
+        self._alike += 1
+        if not needs_nothing:
+            self.hook_all()
+
+    def begin_backward(self, least: int) -> None:
         """Let the hooks see no more than some bytes of what a step saves, because each of them takes the host time.
 
-        That is what the modules save that have the most, that need room for a convolution, or that are in no other one,
-        of which backward reads first. A call with other sizes needs other bytes, so it ends that.
+        They do so after steps that needed nothing. What they see is what the modules save that have the most, that need
+        room for a convolution, or that are in no other one, of which backward reads first. A call with other sizes ends
+        that, and one at which more is alive than in this step.
 
         Args:
-            owned: the bytes of saved storages by module.
             least: bytes that are to be seen, because steps differ.
         """
-        seen, bytes_seen = set[Any](), 0
+        if self._alike != _ALIKE or not self._levels:
+            return
+        owned, seen, bytes_seen = self._memory.owners(), set[Any](), 0
         for module, size in owned.most_common():
             if bytes_seen < least:
                 seen.add(module)
@@ -171,26 +180,45 @@ class ModuleCalls:
 
     def hook_all(self) -> None:
         """Let the hooks see all that is saved from now on."""
-        self.alike = 0
+        self._alike, self._levels = 0, []
         for use in self._uses.values():
             use.stays = False
 
     def _compare_sizes(self, use: ModuleUse, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the sizes that the program gives a module; let the hooks see all if they are not those of before."""
-        sizes = [each.shape for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        sizes = [(each.shape, each.dtype) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         if sizes != use.sizes:
             use.sizes = sizes
             self.hook_all()
 
-    def _hook(self, *, on: bool) -> None:
-        """Turn the hooks of this thread on or off, unless the program has put others before them."""
+    def _look(self) -> None:
+        """Let the hooks see all if more is alive than at this call of the step before they began to see few."""
+        self._leaves += 1
+        at, rest = divmod(self._leaves, _LOOKED_AT)
+        if rest:
+            return
+        pressure = self._memory.pressure
+        pressure.grew(pressure.limit)  # so that relief looks, too: what hooks do not see counts for nobody
+        level = pressure.look()
+        if self._alike == _ALIKE:
+            self._levels.append(level)
+        elif level > (self._levels[at - 1] if at <= len(self._levels) else max(self._levels)) + pressure.limit // _MORE:
+            self.hook_all()
+
+    def _hooked(self) -> bool | None:
+        """Return whether the hooks of this thread are on; None where the program has put others before them."""
         top = _top_hooks()
-        if on and not _active.hooked and top == _active.others:
+        return False if top is None else (top == self._hooks or None)
+
+    def _hook(self, *, on: bool) -> bool | None:
+        """Turn the hooks of this thread on or off, unless the program's are before them; return whether they are on."""
+        if on and self._hooked() is False:
             _hooks._push_saved_tensors_default_hooks(*self._hooks)
-            _active.hooked = True
-        elif not on and _active.hooked and top == self._hooks:
+        elif not on and self._hooked():
             _hooks._pop_saved_tensors_default_hooks()
-            _active.hooked = False
+            if _top_hooks() is not None:  # hooks around the block, which are not to see these tensors
+                _hooks._push_saved_tensors_default_hooks(*self._hooks)
+        return self._hooked()
 
     def choose(self, most_ms_per_byte: float) -> None:
         """Choose more modules that are repeated, by the last step that was recorded.

@@ -48,9 +48,9 @@ class RepeatableModule:
         self.largest = max(each.size for each in self.calls)
 
     def drop(self, excess: list[int], sign: int) -> None:
-        """Subtract from the profile what the calls save while nothing reads it."""
+        """Subtract from the profile what the calls save while nothing reads it, which may be beyond its end."""
         for each in self.calls:
-            for at in range(each.ended_at + 1, each.back_at + 1):
+            for at in range(each.ended_at + 1, min(each.back_at + 1, len(excess))):
                 excess[at] -= sign * each.size
 
 

@@ -214,10 +214,15 @@ class Pressure:
         known = self._grown.get(key, self.limit // _UNKNOWN) if self.learning else self._taken.get(key, 0)
         return self._level + extra + max(passing, known) - self.limit
 
+    def look(self) -> int:
+        """Return the bytes that are alive, of which what runs next takes its share."""
+        self._level, _ = self.alive.look()
+        return self._level
+
     def rebase(self) -> None:
         """Note that storages have left, so that their bytes do not count twice."""
         if self.learning:
-            self._level, _ = self.alive.look()
+            self.look()
 
     def came(self, size: int) -> None:
         """Note bytes that have come back to the device, so that no module is said to have taken them."""

@@ -107,7 +107,7 @@ class SavedMemory:
         size = storage.nbytes()
         if not size or size * self.least_part < self.pressure.limit:
             return KeptTensor(tensor)
-        if self.is_kept(key) or tensor.is_conj() or tensor.is_neg():
+        if self.is_kept(key) or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():  # has no memory
             return KeptTensor(tensor)
         with self._lock:
             self._settle()
