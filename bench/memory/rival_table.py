@@ -116,6 +116,8 @@ def fronts(cases: Cases) -> Iterator[list[str]]:
         rows = []
         for rival, cells in found.items():
             ran = front(cells)
+            if not ran:  # it cannot train this network, such as gradient accumulation with batch normalization
+                continue
             times = [
                 min((each["step_ms"] for each in ran if each["allocated"] <= share * base["allocated"]), default=None)
                 for share in SHARES
@@ -123,7 +125,7 @@ def fronts(cases: Cases) -> Iterator[list[str]]:
             ratios = ["–" if each is None else f"{each / base['step_ms']:.2f}" for each in times]
             if rival == EAGER:
                 ratios[0] = f"{base['step_ms']:.1f} ms, {base['allocated'] / 2**30:.1f} GiB"
-            least = f"{min(each['allocated'] for each in ran) / base['allocated']:.0%}" if ran else "did not run"
+            least = f"{min(each['allocated'] for each in ran) / base['allocated']:.0%}"
             rank = [each is None for each in times][::-1], times[0] or 0.0
             rows.append((rank, [f"{title}: {TITLES[rival]}", *ratios, least.replace("%", " %")]))
         yield from (row for _, row in sorted(rows, key=lambda each: each[0], reverse=True))

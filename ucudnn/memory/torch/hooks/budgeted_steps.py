@@ -20,7 +20,7 @@ from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.torch.device.compilation import eagerly, stop_compiler
 from ucudnn.units import bytes_down, bytes_up, format_bytes
 
-_RESERVES = (192 * 2**20, 64 * 2**20, 32 * 2**20)  # for kernels that the first step loads, those that learn, and others
+_RESERVES = (256 * 2**20, 64 * 2**20, 32 * 2**20)  # for kernels that the first step loads, those that learn, and others
 _HOLES, _HOLE_BYTES = 0.02, 160 * 2**20  # between tensors, of what PyTorch's allocator may take, and in its pages
 _FIRST_CHOICE = 2  # the step before it loads kernels, which says nothing about times
 _MOST_LEARNED = 8  # steps
