@@ -241,3 +241,22 @@ def test_hooks_around_the_block_never_see_what_it_saves(packs):
     with saved_tensors_hooks(lambda x: seen.append(1) or x, lambda x: x), budget(limit):
         trained(model, [ROWS] * 14, packs)
     assert not seen
+
+
+def test_more_calls_than_ever_before_are_looked_at():
+    class Repeats(nn.Module):
+        times = 1
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            for _ in range(self.times):
+                x = self.layer(x).sin()
+            return x
+
+    model = Repeats()
+    with budget("1GiB"):
+        for model.times in (*[1] * 8, 30, 30):
+            model(torch.ones(ROWS, WIDTH)).sum().backward()

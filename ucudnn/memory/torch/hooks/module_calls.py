@@ -202,7 +202,7 @@ class ModuleCalls:
         level = pressure.look()
         if self._alike == _ALIKE:
             self._levels.append(level)
-        elif level > (self._levels[at - 1] if at <= len(self._levels) else max(self._levels)) + pressure.limit // _MORE:
+        elif level > max(self._levels[at - 1 : at] or self._levels, default=0) + pressure.limit // _MORE:
             self.hook_all()
 
     def _hooked(self) -> bool | None:
