@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn import functional
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tests.support.plain_training import assert_same_bits, gradients_of
 from ucudnn.memory import budget
@@ -207,6 +208,11 @@ def test_no_hook_stays_behind_blocks_that_end_in_another_order_than_they_began(o
     for each in (second, first) if order == "inside out" else (first, second):
         each.__exit__(None, None, None)
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    assert not _get_current_dispatch_mode_stack()
+    model = nn.Linear(2, 2)
+    with budget("1GiB") as third:
+        model(torch.ones(1, 2)).sum().backward()
+    assert [each._begun._steps for each in (first, second, third)] == [0, 0, 1]
 
 
 def test_hooks_of_the_program_that_end_outside_of_the_call_they_began_in_leave_the_blocks_as_they_are(packs):

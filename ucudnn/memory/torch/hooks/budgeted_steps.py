@@ -122,7 +122,7 @@ class BudgetedSteps:
             try:
                 yield
             finally:
-                self.guard.turn(on=False)
+                self.guard.end()
 
     def _turn_guard(self) -> None:
         """Guard operations until steps are steady; on a CPU always."""

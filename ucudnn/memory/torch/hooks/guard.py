@@ -6,7 +6,12 @@ from functools import cache
 from typing import Any, final
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from ucudnn.memory.torch.hooks.pressure import CountedBytes, LiveBytes
 from ucudnn.memory.torch.hooks.repeated_call import random_state, set_random_state
@@ -94,6 +99,15 @@ class Guard(EagerOperators):
         elif not on and top is self:
             self.__exit__(None, None, None)
 
+    def end(self) -> None:
+        """Turn it off for this thread, whatever modes were turned on since."""
+        stack = _get_current_dispatch_mode_stack()
+        if self in stack:
+            later = [_pop_mode() for _ in stack[stack.index(self) + 1 :]]
+            self.__exit__(None, None, None)
+            for each in reversed(later):
+                _push_mode(each)
+
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _CONVOLUTIONS and self._device.type == "cuda":
@@ -133,9 +147,8 @@ class Guard(EagerOperators):
 
     def _count(self, tensors: Any, *, bounded: bool = False) -> None:
         """Count tensors, and let others leave for them; those that are there in any case are not bounded."""
-        if self._counted is None:
+        if self._counted is None or not self._counted.add(tensors, bounded=bounded):
             return
-        self._counted.add(tensors, bounded=bounded)
         while (over := self._counted.over()) > 0:
             if not self._memory.free(over):
                 raise self._explained(torch.OutOfMemoryError())

@@ -37,9 +37,10 @@ _entered = 0
 
 @final
 class _Active(threading.local):
-    """What follows the calls of a thread."""
+    """What follows the calls of a thread: the last one that it entered and has not left."""
 
-    calls: "ModuleCalls | None" = None
+    def __init__(self) -> None:
+        self.entered: list[ModuleCalls] = []
 
 
 _active = _Active()
@@ -97,20 +98,19 @@ class ModuleCalls:
     def followed(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
         """Follow the calls of this thread for a block, with hooks of what it saves."""
         global _entered
-        before = _active.calls
         self._hooks = never_compiled(pack), never_compiled(unpack)
         _hooks._push_saved_tensors_default_hooks(*self._hooks)
         with _lock:
             _entered += 1
             nn.Module.__call__ = _call  # type: ignore[method-assign]
             graph.disable_saved_tensors_hooks = _without_hooks
-        _active.calls = self
+        _active.entered.append(self)
         try:
             yield
         finally:
             if _top_hooks() is not None:
                 _hooks._pop_saved_tensors_default_hooks()
-            _active.calls = before
+            _active.entered.remove(self)
             with _lock:
                 _entered -= 1
                 if not _entered:
@@ -321,7 +321,7 @@ def _key(value: Any) -> int | None:
 @never_compiled
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module: what stands in the place of `nn.Module.__call__`."""
-    calls = None if torch.compiler.is_compiling() else _active.calls
+    calls = None if torch.compiler.is_compiling() or not _active.entered else _active.entered[-1]
     if calls is None or not torch.is_grad_enabled() or _is_transformed():
         return _plain(module, *args, **kwargs)
     return calls.call(module, args, kwargs)

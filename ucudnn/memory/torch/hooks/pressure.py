@@ -9,7 +9,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ucudnn.memory.torch.subject.traced_values import each_in
 from ucudnn.torch.device.compilation import never_compiled
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -62,6 +61,7 @@ class CountedBytes:
         self.cap, self.most_reserved = cap, 0
         self._level = self._peak = 0
         self._alive: dict[int, Any] = {}
+        never_compiled(self._forget(0, 0))  # all that it returns have one code
 
     def look(self) -> tuple[int, int]:
         """Return the bytes of tensors now, and the most since the last look."""
@@ -73,18 +73,25 @@ class CountedBytes:
         """Return 0 twice: what an operation takes for itself is not counted, and there are no pages."""
         return 0, 0
 
-    def add(self, tensors: Any, *, bounded: bool = False) -> None:
-        """Count tensors in containers that are not counted yet.
+    def add(self, tensors: Any, *, bounded: bool = False) -> bool:
+        """Count tensors in containers that are not counted yet; return whether there were any.
 
         Raises:
             OutOfMemoryError: if they are bounded and exceed the cap. None of them is counted then.
         """
-        new = {}
-        for each in each_in(tensors, Tensor):
-            if type(each) in _PLAIN and each.device.type == "cpu" and each.layout is torch.strided:
-                storage = each.untyped_storage()
-                if storage._cdata not in self._alive:
+        new, left = dict[int, Any](), [tensors]
+        while left:  # generators would take half of the time of a small operation
+            each = left.pop()
+            if type(each) in _PLAIN:
+                storage = each.untyped_storage() if each.layout is torch.strided else None
+                if storage is not None and storage._cdata not in self._alive and storage.device.type == "cpu":
                     new[storage._cdata] = storage
+            elif isinstance(each, (tuple, list)):
+                left += each
+            elif isinstance(each, dict):
+                left += each.values()
+        if not new:
+            return False
         size = sum(each.nbytes() for each in new.values())
         if bounded and size and self._level + size > self.cap:
             raise torch.OutOfMemoryError(f"Tried to allocate {size} bytes")
@@ -93,6 +100,7 @@ class CountedBytes:
         self._level += size
         self._peak = max(self._peak, self._level)
         self.most_reserved = max(self.most_reserved, self._level)
+        return True
 
     def over(self) -> int:
         """Return how many bytes are above the cap."""
@@ -103,7 +111,7 @@ class CountedBytes:
             self._level -= size
             del self._alive[key]
 
-        return never_compiled(forget)
+        return forget
 
 
 LiveBytes = AllocatedBytes | CountedBytes
