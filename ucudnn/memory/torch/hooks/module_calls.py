@@ -198,11 +198,11 @@ class ModuleCalls:
         if rest:
             return
         pressure = self._memory.pressure
-        pressure.grew(pressure.limit)  # so that relief looks, too: what hooks do not see counts for nobody
-        level = pressure.look()
+        pressure.grew(pressure.limit)  # so that relief looks: what hooks do not see counts for nobody
+        self._memory.relieve()
         if self._alike == _ALIKE:
-            self._levels.append(level)
-        elif level > max(self._levels[at - 1 : at] or self._levels, default=0) + pressure.limit // _MORE:
+            self._levels.append(pressure.level)
+        elif pressure.level > max(self._levels[at - 1 : at] or self._levels, default=0) + pressure.limit // _MORE:
             self.hook_all()
 
     def _hooked(self) -> bool | None:

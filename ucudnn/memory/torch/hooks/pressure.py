@@ -135,7 +135,7 @@ class Pressure:
         relieved: bytes that were sent to the host in this step because of what was alive.
         failed: how many operations of this step found no memory.
         away: bytes of saved storages that are in the host's memory alone.
-        most: the most bytes that were alive at an event so far.
+        most: the most bytes that were alive at an event so far; `level` is what was alive at the last one.
     """
 
     def __init__(self, alive: LiveBytes, cap: int, margin: float) -> None:
@@ -152,7 +152,7 @@ class Pressure:
         self._since = self._usual = self._relieved = 0
         self.steady = False
         self.allow(cap)
-        self._level, _ = alive.look()
+        self.level, _ = alive.look()
         self._retries, self._unmapped = alive.failures()[1], 0.0
 
     def allow(self, cap: int) -> None:
@@ -209,33 +209,28 @@ class Pressure:
             extra: bytes that stay.
             passing: bytes that are taken for a while, as far as more is known than what the owner took before.
         """
-        before, key = self._level, (self.in_backward, owner)
-        self._level, peak = self.alive.look()
+        before, key = self.level, (self.in_backward, owner)
+        self.level, peak = self.alive.look()
         self.most, self._since = max(self.most, peak), 0
         if self.learning:
             self.demand.append(peak + self.away)
-            taken = peak - max(before, self._level)
+            taken = peak - max(before, self.level)
             self._taken[self._key] = max(self._taken.get(self._key, 0), taken)
             self._grown[self._key] = max(self._grown.get(self._key, 0), peak - before)
             self._most_taken = max(self._most_taken, taken)
         self._key = key
         known = self._grown.get(key, self.limit // _UNKNOWN) if self.learning else self._taken.get(key, 0)
-        return self._level + extra + max(passing, known) - self.limit
-
-    def look(self) -> int:
-        """Return the bytes that are alive, of which what runs next takes its share."""
-        self._level, _ = self.alive.look()
-        return self._level
+        return self.level + extra + max(passing, known) - self.limit
 
     def rebase(self) -> None:
         """Note that storages have left, so that their bytes do not count twice."""
         if self.learning:
-            self.look()
+            self.level, _ = self.alive.look()
 
     def came(self, size: int) -> None:
         """Note bytes that have come back to the device, so that no module is said to have taken them."""
         self.away -= size
-        self._level += size
+        self.level += size
 
     def end_step(self, *, tries: bool) -> bool:
         """Begin a step; return whether the last one kept the limit without relief.
