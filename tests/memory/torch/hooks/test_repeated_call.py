@@ -182,6 +182,36 @@ def test_a_repeated_call_saves_nothing_and_gives_the_same_gradients():
     assert memory.recomputed[module] == 100
 
 
+OUTSIDE = [1, 2]
+
+
+@pytest.mark.parametrize("attribute", ["list", "outside", "dict", "buffer", "parameter", "module"])
+def test_a_call_that_adds_to_what_a_module_has_is_an_error_once_it_is_repeated(attribute):
+    class Adds(nn.Linear):
+        def __init__(self):
+            super().__init__(WIDTH, WIDTH)
+            self.seen, self.table = [], {}
+
+        def forward(self, x):
+            if attribute == "list":
+                self.seen.append(1)
+            elif attribute == "outside":  # becomes an attribute meanwhile
+                self.seen = OUTSIDE
+                self.seen.append(len(x))
+            elif attribute == "dict":
+                self.table["x"] = 1
+            elif attribute == "buffer":
+                self.register_buffer("added", torch.zeros(1))
+            elif attribute == "parameter":
+                self.register_parameter("added", nn.Parameter(torch.zeros(1)))
+            else:
+                self.add_module("added", nn.Identity())
+            return super().forward(x)
+
+    with pytest.raises(FittedStepError, match="changes arguments, parameters or lists"):
+        repeated(Adds(), torch.randn(4, WIDTH))
+
+
 def test_a_parameter_that_changed_since_forward_is_an_error():
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
     y = repeated(module, torch.randn(4, WIDTH))

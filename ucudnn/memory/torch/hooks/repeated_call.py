@@ -23,8 +23,8 @@ from ucudnn.memory.torch.hooks.saved_tensors import Packed, VersionCheck, storag
 from ucudnn.torch.device.compilation import never_compiled
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+_OF_ALL = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 _OTHERS = {"OptimizedModule", "DistributedDataParallel", "FullyShardedDataParallel", "SyncBatchNorm", "ScriptModule"}
-_HOOKS = {name for name in vars(nn.Module()) if "hooks" in name}  # dictionaries that calls do not fill
 _NOT_REPEATED = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     "_compiled_call_impl",
@@ -194,10 +194,11 @@ class RepeatedCall:
         args, kwargs = tree_unflatten(inputs, self._form)
         with ExitStack() as stack:
             stack.enter_context(_as_before(self._attributes, own))
-            stack.enter_context(torch.random.fork_rng(devices=_devices(memory.device)))
+            stack.callback(set_random_state, memory.device, random_state(memory.device))
             set_random_state(memory.device, self._random)
-            for autocast in self._autocasts:
-                stack.enter_context(torch.autocast(**autocast))
+            for autocast, now in zip(self._autocasts, _autocasts(memory.device), strict=True):
+                if autocast != now:
+                    stack.enter_context(torch.autocast(**autocast))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(saved_tensors_hooks(never_compiled(pack), never_compiled(_never)))
             try:
@@ -254,7 +255,7 @@ def _autocasts(device: torch.device) -> list[dict[str, Any]]:
 
 
 def _lengths(modules: list[nn.Module]) -> list[int]:
-    values = (value for each in modules for name, value in vars(each).items() if name not in _HOOKS)
+    values = [value for each in modules for name, value in vars(each).items() if name not in _OF_ALL]
     return [len(value) for value in values if isinstance(value, (list, dict, set))]
 
 
