@@ -1,17 +1,16 @@
 """Steps that no plan can follow, and one that can, within budgets by hooks: their time and memory beside eager PyTorch.
 
-    python -m bench.memory.hooks                           # on a GPU, 200 s at most
-    python -m bench.memory.hooks --network mixtral --seconds 60
+    python -m bench.memory.hooks                           # on a GPU, 200 s
+    python -m bench.memory.hooks --network mixtral
     python -m bench.memory.hooks --device cpu --small --out trial.json    # tries the script out
 
 Faster R-CNN comes from torchvision, a Mixtral of eight small experts and Wav2Vec2 with CTC from transformers, with
-random weights and data. Each network has a process of its own, which trains eagerly and then within 80 and 60 % of the
-eager peak. A cell ends when its share of the time is used up, and the process is killed if it does not. Its peak is the
-most of any step: bytes that PyTorch's allocator had reserved, and those beside it when the step ended; of the eager
-step, bytes of tensors and the latter.
+random weights and data. Each network trains eagerly, within 80 and within 60 % of the eager peak, each in a process of
+its own. Behind the first steps, the processes take turns, because a host is not always as fast. A peak is the most
+of any step: bytes that PyTorch's allocator had reserved, and those beside it when the step ended; of the eager step,
+bytes of tensors and the latter.
 """
 
-import gc
 import json
 import subprocess
 import sys
@@ -20,23 +19,23 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
 from statistics import median
-from threading import Timer
 from time import perf_counter
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from bench.memory.models import resnet50
 from bench.tools.results import cpu_conditions, save_case
-from bench.tools.script import command_line, note, out_of, run_main
+from bench.tools.script import add_commit, command_line, commit_of, note, out_of, run_main
 from ucudnn.errors import UcudnnError
 from ucudnn.memory import budget
 from ucudnn.memory.torch.device.stated_budget import outside_bytes
 from ucudnn.units import format_bytes
 
 SHARES = (0.8, 0.6)
-WARM, MEASURED, LEAST = 12, 8, 4
+WARM = 14
+TURNS, IN_TURN = 6, 3  # the first step of a turn does not count
 Setting = tuple[nn.Module, Callable[[], Tensor]]  # a model and what returns its loss
 
 
@@ -92,103 +91,147 @@ def speech(device: str, *, small: bool) -> Setting:
 NETWORKS = {"faster_rcnn": detector, "mixtral": mixtral, "wav2vec2": speech, "resnet50": residual}
 
 
-def cell(arguments: Namespace, limit: int, seconds: float) -> dict[str, Any]:
-    """Train a new model within some bytes, or eagerly for 0; return times and peaks."""
+def trial(arguments: Namespace) -> None:
+    """Train a new model in this process, within the bytes that a line of the input says, or eagerly for 0.
+
+    A line of JSON says that steps are as they will be. One with times follows for each further line of the input, and
+    one with the peak at its end.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
     device, on_gpu = arguments.device, arguments.device == "cuda"
     where = torch.device(device, torch.cuda.current_device()) if on_gpu else torch.device(device)
     model, loss = NETWORKS[arguments.network](device, small=arguments.small)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    limit = int(sys.stdin.readline())
     block: Any = budget(limit or "1024GiB", device=where) if limit or not on_gpu else nullcontext()
-    end = perf_counter() + seconds
-    times: list[float] = []
-    peak, within = 0, None
+    peak, within, error = 0, None, ""
+
+    def step() -> float:
+        nonlocal peak
+        begin = perf_counter()
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+        if on_gpu:
+            torch.cuda.synchronize()
+        ms = (perf_counter() - begin) * 1e3
+        if within is not None:
+            peak = max(peak, within.peak_bytes, torch.cuda.memory_reserved() + outside_bytes(where))
+        else:
+            peak = torch.cuda.max_memory_allocated() + outside_bytes(where)
+        return ms
+
     try:
         with block as within:
-            while len(times) < WARM + MEASURED and (len(times) < LEAST or perf_counter() < end):
-                begin = perf_counter()
-                optimizer.zero_grad()
-                loss().backward()
-                optimizer.step()
-                if on_gpu:
-                    torch.cuda.synchronize()
-                times.append((perf_counter() - begin) * 1e3)
-                if within is not None:
-                    peak = max(peak, within.peak_bytes, torch.cuda.memory_reserved() + outside_bytes(where))
-                else:
-                    peak = torch.cuda.max_memory_allocated() + outside_bytes(where)
-        error = ""
+            warm = [step() for _ in range(WARM)]
+            print(json.dumps({"warm_ms": [round(each, 1) for each in warm], "peak": peak}), flush=True)
+            for _ in sys.stdin:
+                times = [step() for _ in range(IN_TURN)]
+                print(json.dumps([round(each, 2) for each in times[1:]]), flush=True)
     except UcudnnError as refused:
         error = f"{type(refused).__name__}: {refused}"
-    shown = times[WARM:] or times[-1:] or [0.0]
-    found: dict[str, Any] = {
-        "ms": median(shown),
-        "least_ms": min(shown),
-        "most_ms": max(shown),
-        "first_ms": times[0] if times else 0.0,
-    }
-    found |= {"steps_ms": [round(each, 1) for each in times], "peak": peak, "budget": limit}
-    return {**found, "error": error, "report": within.report() if within else ""}
+    print(json.dumps({"peak": peak, "error": error, "report": within.report() if within else ""}), flush=True)
 
 
-def cells(arguments: Namespace) -> None:
-    """Print a line for each cell of a network as soon as it has ended, in this process."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    begin, eager = perf_counter(), 0
-    for done, share in enumerate((1.0, *SHARES)):
-        left = arguments.seconds - (perf_counter() - begin)
-        found = cell(arguments, int(eager * share) if done else 0, max(5.0, left / (len(SHARES) + 1 - done)))
-        eager = eager or found["peak"]
-        print(json.dumps({"share": share, **found}), flush=True)
-        gc.collect()
-        if arguments.device == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+@final
+class Trial:
+    """A process that trains one model in one way."""
+
+    def __init__(self, arguments: Namespace) -> None:
+        options = ["--network", arguments.network, "--device", arguments.device]
+        command = [sys.executable, "-m", "bench.memory.hooks", "--here", *options]
+        self._process = subprocess.Popen(
+            [*command, *(["--small"] if arguments.small else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.found: dict[str, Any] = {"budget": 0, "steps_ms": [], "peak": 0, "error": "", "report": ""}
+
+    def begin(self, limit: int) -> None:
+        """Let it train within some bytes, until its steps are as they will be."""
+        self.found["budget"] = limit
+        self._ask(f"{limit}\n")
+        self._take(self._line())
+
+    def measure(self) -> None:
+        """Let it train for some steps, while the other processes wait."""
+        if not self.found["error"]:
+            self._ask("\n")
+            found = self._line()
+            if isinstance(found, list):
+                self.found["steps_ms"] += found
+            else:
+                self._take(found)
+
+    def end(self) -> dict[str, Any]:
+        """Return what it found."""
+        if not self.found["error"]:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._take(self._line())
+        self._process.wait()
+        shown = self.found["steps_ms"] or [0.0]
+        return {"ms": median(shown), "least_ms": min(shown), "most_ms": max(shown), **self.found}
+
+    def _ask(self, text: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(text)
+        self._process.stdin.flush()
+
+    def _line(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else {"error": f"the process ended with {self._process.wait()}"}
+
+    def _take(self, found: dict[str, Any]) -> None:
+        self.found |= {**found, "peak": max(self.found["peak"], found.get("peak", 0))}
+
+
+def compare(arguments: Namespace) -> dict[str, dict[str, Any]]:
+    """Return what eager steps and those within shares of their peak take, which are measured in turns."""
+    trials = {share: Trial(arguments) for share in (1.0, *SHARES)}  # to load a model takes longer than to train it
+    for share, each in trials.items():
+        each.begin(int(trials[1.0].found["peak"] * share) if share < 1 else 0)
+    for _ in range(TURNS):
+        for each in trials.values():
+            each.measure()
+    return {str(share): {"share": share, **each.end()} for share, each in trials.items()}
 
 
 def main() -> bool:
-    """Run all cells, print and write them; return whether all budgets were kept at 1.25 of the time for 80 %."""
+    """Run all networks, print and write them; return whether all budgets were kept at 1.25 of the time for 80 %."""
     parser = command_line(__doc__, "bench.memory.hooks", "memory/hooks.json")
     parser.add_argument("--network", choices=NETWORKS, help="this one only")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="small models, to try the script out")
-    parser.add_argument("--seconds", type=float, default=48.0, help="most seconds of a network (%(default)s)")
-    parser.add_argument("--here", action="store_true", help="measure one network in this process")
+    parser.add_argument("--here", action="store_true", help="train one model in this process")
+    add_commit(parser)
     arguments = parser.parse_args()
     if arguments.here:
-        cells(arguments)
+        trial(arguments)
         return True
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
     conditions = {**cpu_conditions("torch", "torchvision", "transformers"), "device": name, "small": arguments.small}
     kept = True
     for network in [arguments.network] if arguments.network else NETWORKS:
-        note(f"{network}: {arguments.seconds:.0f} s at most")
-        options = ["--network", network, "--device", arguments.device, "--seconds", str(arguments.seconds * 0.8)]
-        command = [sys.executable, "-m", "bench.memory.hooks", "--here", *options]
-        trials: dict[str, Any] = {}
-        with subprocess.Popen(
-            [*command, *(["--small"] if arguments.small else [])], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            timer = Timer(arguments.seconds * 1.25, process.kill)
-            timer.start()
-            for line in process.stdout:
-                found = json.loads(line)
-                trials[str(found["share"])] = found
-                found["of_eager"] = found["ms"] / (trials["1.0"]["ms"] or 1.0)
-                fast = found["share"] != SHARES[0] or arguments.small or found["of_eager"] <= 1.25
-                kept = (
-                    kept and not found["error"] and fast and (not found["budget"] or found["peak"] <= found["budget"])
-                )
-                note(f"{found['error']}\n{found['report']}\nsteps in ms: {found['steps_ms']}")
-                shown = [f"{found[key]:.1f}" for key in ("ms", "least_ms", "most_ms")]
-                sizes = [format_bytes(found[key]) for key in ("peak", "budget")]
-                print(
-                    " | ".join([network, str(found["share"]), *shown, f"{found['of_eager']:.3f}", *sizes]), flush=True
-                )
-        timer.cancel()
-        kept = kept and len(trials) == 1 + len(SHARES)
-        save_case(out_of(arguments), network, {"conditions": conditions, "trials": trials})
+        trials = compare(Namespace(**{**vars(arguments), "network": network}))
+        for found in trials.values():
+            found["of_eager"] = found["ms"] / (trials["1.0"]["ms"] or 1.0)
+            fast = found["share"] != SHARES[0] or arguments.small or found["of_eager"] <= 1.25
+            within = not found["budget"] or found["peak"] <= found["budget"]
+            kept = kept and not found["error"] and fast and within
+            note(f"{found['error']}\n{found['report']}\nwarm: {found.get('warm_ms')}\nsteps: {found['steps_ms']}")
+            shown = [f"{found[key]:.1f}" for key in ("ms", "least_ms", "most_ms")]
+            sizes = [format_bytes(found[key]) for key in ("peak", "budget")]
+            line = [network, str(found["share"]), *shown, f"{found['of_eager']:.3f}", *sizes]
+            print(" | ".join(line), flush=True)
+        save_case(
+            out_of(arguments),
+            network,
+            {"conditions": {**conditions, "commit": commit_of(arguments)}, "trials": trials},
+        )
     return kept
 
 
