@@ -19,7 +19,7 @@ from ucudnn.backends.replay import ReplayBackend
 from ucudnn.cli.app import main
 from ucudnn.profiles.format import load_profile
 
-EXAMPLES = {"local": 15, "ci": 60, "long": 250}  # of each property, by profile; `--hypothesis-profile` chooses one, too
+EXAMPLES = {"local": 15, "ci": 40, "long": 250}  # of each property, by profile; `--hypothesis-profile` chooses one, too
 for name, number in EXAMPLES.items():
     settings.register_profile(name, max_examples=number, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "local"))

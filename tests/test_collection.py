@@ -76,7 +76,7 @@ def test_a_suite_in_the_background_takes_ctrl_c_and_says_what_it_draws_and_skips
         "    pytest.skip(f'draws {settings.default.max_examples}')\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", tmp_path]
-    runs = {("local", ""): 15, ("ci", ""): 60, ("ci", "--hypothesis-profile=long"): 250}
+    runs = {("local", ""): 15, ("ci", ""): 40, ("ci", "--hypothesis-profile=long"): 250}
     processes = [
         subprocess.Popen(
             [*command, *filter(None, [option])],
