@@ -1,8 +1,9 @@
-"""What a convolution takes while it runs, as it is known before."""
+"""What a convolution takes while it runs, as it is known before, and what the guard itself takes the host."""
 
 import pytest
 import torch
 
+from ucudnn.memory import budget
 from ucudnn.memory.torch.hooks.guard import convolution_bytes
 
 aten = torch.ops.aten
@@ -39,3 +40,15 @@ def test_channels_that_come_last_are_not_copied():
     x = torch.randn(2, 3, 9, 7).to(memory_format=torch.channels_last)
     how = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
     assert convolution_bytes(aten.convolution.default, (x, torch.randn(5, 3, 3, 2), None, *how)) == 0
+
+
+def test_the_time_of_the_guard_grows_with_the_operations_that_it_guards():
+    with budget("1GiB", device="cpu") as within:
+        guard = within._begun.guard
+        assert guard.host_s() >= 0
+        before, counted = guard.host_s(), guard._operations
+        for _ in range(100):
+            torch.ones(2).sin()
+        assert guard._operations == counted + 200
+        assert guard.host_s() == pytest.approx(before * guard._operations / counted)
+        assert 0 < guard.host_s() / guard._operations < 1e-3

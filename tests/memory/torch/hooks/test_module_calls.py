@@ -266,3 +266,22 @@ def test_more_calls_than_ever_before_are_looked_at():
     with budget("1GiB"):
         for model.times in (*[1] * 8, 30, 30):
             model(torch.ones(ROWS, WIDTH)).sum().backward()
+
+
+def test_a_backward_within_a_call_that_is_recorded_ends_a_step():
+    class Penalty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            inner = x.detach().requires_grad_()
+            [slope] = torch.autograd.grad(self.layer(inner).tanh().sum(), inner)
+            return self.layer(x) + slope
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Penalty(), Penalty())
+    plain = trained(copy.deepcopy(model), [ROWS] * 6)
+    with budget("1GiB") as within:
+        assert_same_bits(trained(model, [ROWS] * 6), plain)
+    assert within._begun._steps > 6

@@ -37,6 +37,23 @@ def test_a_step_leaves_free_what_one_before_it_had_too_many():
     assert found.target == CAP - CAP // 64 - 500
 
 
+@pytest.mark.parametrize(
+    ("relieved", "free"),
+    [((500,) * 5, 500), ((500, 0, 500, 0, 500), 500), ((500, 700, 700), 700), ((500, 200, 200), 700), ((0, 9), 9)],
+)
+def test_what_has_to_go_again_although_it_was_left_free_changes_nothing(relieved, free):
+    found = pressure()
+    for each in relieved:
+        found.relieved = each
+        found.end_step(tries=False)
+    assert found.target == CAP - CAP // 64 - free
+    found.relieved = 50
+    found.end_step(tries=True)
+    found.relieved = 30
+    found.end_step(tries=False)
+    assert found.target == CAP - CAP // 64 - free - 30
+
+
 def test_a_step_that_took_far_more_is_another_one_and_does_not_bring_the_target_to_nothing():
     found = pressure()
     found.relieved = CAP // 2
@@ -129,6 +146,19 @@ def test_a_step_is_steady_in_which_nothing_failed_and_no_more_had_to_go_than_bef
         found.end_step(tries=False)
         seen.append(found.steady)
     assert seen == [True, True, False, True, False, True]
+
+
+def test_a_step_needs_little_in_which_hardly_anything_had_to_go_and_nothing_failed():
+    found, seen = pressure(), []
+    for relieved, failed in ((1000, 0), (0, 0), (1001, 0), (0, 1), (10, 0)):
+        found.relieved, found.failed = relieved, failed
+        calm = found.end_step(tries=True)
+        assert calm is (not relieved and not failed)
+        seen.append(found.needs_little)
+    assert seen == [True, True, False, False, True]
+    found.alive.retries = 2
+    found.end_step(tries=False)
+    assert not found.needs_little
 
 
 @pytest.mark.parametrize("what", ["relieved", "failed"])

@@ -241,3 +241,32 @@ def test_nobody_looks_for_room_ahead_until_what_was_missing_is_free(monkeypatch)
     saved.pop()
     memory.unpack(saved[-1])
     assert memory.pressure.away == away - 2000
+
+
+def test_somebody_looks_again_when_backward_has_read_some_more_because_not_all_that_is_freed_is_seen(monkeypatch):
+    alive = Saved()
+    memory = alive.memory = SavedMemory(CPU, Pressure(alive, 8 * 2000, 0.0), HostStore(CPU, 2**30))
+    memory.pressure.learning = False
+    saved = [memory.pack(torch.randn(500)) for _ in range(12)]
+    away = memory.pressure.away
+    memory.unpack(saved[-1])
+    memory.pressure.limit = 16 * 2000
+    for _ in range(5):
+        memory.unpack(saved[-1])
+        assert memory.pressure.away == away
+    memory.unpack(saved[-1])
+    assert memory.pressure.away == away - 3 * 2000
+
+
+def test_hooks_are_to_see_all_who_save_what_could_leave():
+    memory = SavedMemory(CPU, Pressure(Saved(), 64_000, 0.0), HostStore(CPU, 2**30))
+    saved = []
+    for owner, size, others in (("large", 500, "ab"), ("small", 100, "c"), ("middle", 300, ""), ("least", 50, "d")):
+        x = torch.randn(size)
+        for memory.owner in (owner, *others, owner):
+            saved.append(memory.pack(x))
+    assert memory.savers(1) == ({"large", "a", "b"}, 2000)
+    assert memory.savers(2001) == ({"large", "a", "b", "middle"}, 3200)
+    assert memory.savers(3300) == ({"large", "a", "b", "middle", "small", "c"}, 3600)
+    del saved[:4]
+    assert memory.savers(1300) == ({"middle", "small", "c"}, 1600)

@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 
 _MOST = 50  # steps that are kept, the latest ones
+_CYCLES = 2e9  # of a GPU in a second, at least
 
 
 def mark(device: torch.device) -> Any:
@@ -16,6 +17,15 @@ def mark(device: torch.device) -> Any:
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
+
+
+def keep_busy(device: torch.device, seconds: float) -> None:
+    """Let a GPU do nothing for some seconds, so that what is issued meanwhile is in its queue before it runs.
+
+    So the time between two marks is the GPU's, however long the host takes to issue the work.
+    """
+    with torch.cuda.device(device):
+        torch.cuda._sleep(int(seconds * _CYCLES))
 
 
 def passed_ms(begin: Any, end: Any) -> float:

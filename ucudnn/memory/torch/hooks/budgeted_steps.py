@@ -22,7 +22,8 @@ from ucudnn.units import bytes_down, bytes_up, format_bytes
 
 _RESERVES = (256 * 2**20, 64 * 2**20, 32 * 2**20)  # for kernels that the first step loads, those that learn, and others
 _HOLES, _HOLE_BYTES = 0.02, 160 * 2**20  # between tensors, of what PyTorch's allocator may take, and in its pages
-_FIRST_CHOICE = 2  # the step before it loads kernels, which says nothing about times
+# The step that says what calls take a device. The first one loads kernels, the next says what they take a GPU's host.
+_FIRST_CHOICE, _FIRST_CHOICE_ON_GPU = 2, 3
 _MOST_LEARNED = 8  # steps
 _CALM = 2  # steps in a row that were as the one before, after which operations are guarded no longer
 _SEEN_PART = 3  # of the limit, which hooks see in any step, because steps differ
@@ -41,6 +42,7 @@ class BudgetedSteps:
 
     def __init__(self, total: int, device: torch.device, host_bytes: int | None, *, explains: bool = False) -> None:
         self.total, self.device = total, device
+        self._first_choice = _FIRST_CHOICE_ON_GPU if device.type == "cuda" else _FIRST_CHOICE
         self._steps, self._learned, self._guarded, self.outside = 0, 0, _CALM, 0
         self._backward, self._open, self._explains = False, True, explains
         self._owners, self._most = Counter[Any](), 0
@@ -65,6 +67,8 @@ class BudgetedSteps:
         self.calls = ModuleCalls(self.memory)
         self.guard = Guard(device, self.memory, self._exceeded, self.alive)
         self.calls.begin = self._turn_guard
+        if counted is None:  # on a CPU the guard is on in all steps, and there is no queue
+            self.calls.guarding_s = self.guard.host_s
 
     def _bound(self, reserve: int) -> int:
         """Let PyTorch's allocator take what the budget leaves to it, and return how many bytes that is."""
@@ -167,30 +171,35 @@ class BudgetedSteps:
         calm = pressure.end_step(tries=self.calls.trying)
         tried, self.calls.trying = self.calls.trying, False  # what is dropped from now on was still there
         is_tighter = not calm and pressure.target < self.calls.target
-        if self._steps >= _FIRST_CHOICE and not tried and (pressure.learning or is_tighter):
+        if self._steps >= self._first_choice and not tried and (pressure.learning or is_tighter):
             self.calls.choose(self._store.ms_per_byte)
         is_unknown = pressure.learning or self.calls.trying or not pressure.steady
         self._guarded = _CALM if is_unknown else self._guarded - 1
         # What leaves must be seen, and comes back while backward is seen.
-        self.calls.end_step(needs_nothing=calm and self._guarded <= 0 and not self.memory.ahead_bytes)
+        self.calls.end_step(needs_little=pressure.needs_little and self._guarded <= 0 and not self.memory.ahead_bytes)
         if pressure.learning:
             self._learned += 1
-            settled = self._steps > _FIRST_CHOICE and not tried and not self.calls.trying
+            settled = self._steps > self._first_choice and not tried and not self.calls.trying
             pressure.learning = self._explains or (not settled and self._learned < _MOST_LEARNED)
         elif pressure.differs:
             pressure.learning, self._learned = True, 0
-        if pressure.learning:
-            self.calls.record()
+        self._begin_step()
+
+    def _begin_step(self, *, failed: bool = False) -> None:
+        if self._pressure.learning:
+            self.calls.record(failed=failed)
+            self.calls.queues = self.device.type == "cuda" and self._steps + 1 >= self._first_choice
+            self._store.waits = self.calls.waits = []
+        else:
+            self._store.waits = None
         self.memory.begin_step()
 
     def _end_failed_backward(self) -> None:
         """Begin another step: the program went on after an error in backward, of which nothing is learned."""
         self._backward = self._pressure.in_backward = False
         self.memory.owner = None
-        self.calls.end_step(needs_nothing=False)
-        if self._pressure.learning:
-            self.calls.record()
-        self.memory.begin_step()
+        self.calls.end_step(needs_little=False)
+        self._begin_step(failed=True)
 
     def _exceeded(self, error: torch.OutOfMemoryError) -> BudgetError:
         self.calls.hook_all()

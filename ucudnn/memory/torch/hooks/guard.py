@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from timeit import repeat
 from typing import Any, final
 
 import torch
 from torch.utils._python_dispatch import (
+    _disable_current_modes,
     _get_current_dispatch_mode,
     _get_current_dispatch_mode_stack,
     _pop_mode,
@@ -39,6 +41,11 @@ def _traits(func: Any) -> tuple[bool, bool, bool]:
     schema = getattr(func, "_schema", None)
     again = schema is not None and not schema.is_mutable
     return again, again and torch.Tag.nondeterministic_seeded in func.tags, str(func).startswith(_NORMS)
+
+
+def _seconds() -> float:
+    """Return how many seconds the host takes for a small operation, as things are."""
+    return min(repeat(partial(torch.empty, 0), number=16, repeat=5)) / 16
 
 
 def convolution_bytes(func: Any, args: Any) -> int:
@@ -89,7 +96,17 @@ class Guard(EagerOperators):
         super().__init__()
         self._device, self._memory, self._explained = device, memory, explained
         self._alive, self._counted = alive, alive if isinstance(alive, CountedBytes) else None
-        self.slower = 0
+        self.slower = self._operations = 0
+        self._each_s: float | None = None
+
+    def host_s(self) -> float:
+        """Return about how many seconds the host has taken to guard operations so far, without what they take."""
+        if self._each_s is None:
+            with _disable_current_modes():  # of the program, which are not to see this
+                plain = _seconds()
+                with self:
+                    self._each_s = max(0.0, _seconds() - plain)
+        return self._operations * self._each_s
 
     def turn(self, *, on: bool) -> None:
         """Turn it on or off for this thread, unless another mode is in its way."""
@@ -110,6 +127,7 @@ class Guard(EagerOperators):
 
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._operations += 1
         if func in _CONVOLUTIONS and self._device.type == "cuda":
             return self._convolved(func, args, kwargs or {})
         return self._guarded(func, args, kwargs or {})

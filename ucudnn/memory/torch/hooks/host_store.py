@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ucudnn.memory.torch.device.host_block import HostBlock, host_headroom
+from ucudnn.memory.torch.device.step_clock import mark
 from ucudnn.memory.torch.device.stream_copies import CopyStreams
 
 _LINK_BYTES_PER_MS = 40e6  # pinned memory of an H200: 50 GB/s, less beside computing
@@ -34,11 +35,13 @@ class HostStore:
 
     Attributes:
         limit: the most bytes that the pieces may have together; `taken_bytes` is what they have.
+        waits: where it is a list, marks of the device before and behind each wait for a copy are added to it.
     """
 
     def __init__(self, device: torch.device, host_bytes: int | None) -> None:
         self.limit, self.taken_bytes = host_headroom(host_bytes), 0
-        self._streams = CopyStreams(device) if device.type == "cuda" else None
+        self.waits: list[tuple[Any, Any]] | None = None
+        self._device, self._streams = device, CopyStreams(device) if device.type == "cuda" else None
         self._free: defaultdict[int, list[tuple[HostBlock, Any]]] = defaultdict(list)
         self._copied_bytes, self._copied_ms = 0, 0.0
 
@@ -85,8 +88,13 @@ class HostStore:
 
     def wait(self, event: Any) -> None:
         """Let what is computed from now on wait for an event; None is no event."""
-        if event is not None and self._streams is not None:
-            self._streams.wait(event)
+        if event is None or self._streams is None:
+            return
+        waits = self.waits  # another thread may begin another step
+        begin = None if waits is None else mark(self._device)
+        self._streams.wait(event)
+        if waits is not None:
+            waits.append((begin, mark(self._device)))
 
     def settle(self) -> None:
         """Wait for all copies."""
@@ -105,8 +113,11 @@ class HostStore:
             begin = perf_counter()
             with _disable_current_modes():
                 target.copy_(source)
+            end = perf_counter()
             self._copied_bytes += source.nbytes
-            self._copied_ms += (perf_counter() - begin) * 1e3
+            self._copied_ms += (end - begin) * 1e3
+            if self.waits is not None:
+                self.waits.append((begin, end))
             return None
         ended = torch.cuda.Event()
         self._streams.copy(target, source, ended, after, to_host=to_host)

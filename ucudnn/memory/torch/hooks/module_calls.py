@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, final
 
 import torch
@@ -18,16 +18,18 @@ from torch.autograd import graph
 from torch.utils._pytree import tree_leaves
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
-from ucudnn.memory.torch.device.step_clock import mark, passed_ms
-from ucudnn.memory.torch.hooks.module_choice import Call, RepeatableModule, choose_modules
+from ucudnn.memory.torch.device.step_clock import keep_busy, mark
+from ucudnn.memory.torch.hooks.module_choice import Call, ModuleUse, RepeatableModule, choose_modules, weights
 from ucudnn.memory.torch.hooks.repeated_call import RepeatedCall, may_be_repeated
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 from ucudnn.memory.torch.hooks.saved_tensors import SavedStorage, storage_key
 from ucudnn.torch.device.compilation import never_compiled
 
-_ALIKE = 2  # steps that need nothing, after which hooks see few tensors
+_ALIKE = 2  # steps that need little, after which hooks see few tensors
 _LOOKED_AT, _MORE = 8, 12  # each so many calls; that part of the limit more than before shows another step
 _COPIES = 2  # what leaves for the host is copied there and back
+_MOST_BUSY_MS = 200  # for which a GPU is kept busy
+_REPEAT_MS = 0.25  # of the host, to call a module again, beside the call itself
 _plain: Any = nn.Module.__call__
 _disable_hooks: Any = graph.disable_saved_tensors_hooks
 _hooks: Any = torch._C._autograd
@@ -47,28 +49,6 @@ _active = _Active()
 
 
 @final
-@dataclass(slots=True)
-class ModuleUse:
-    """What is known of a module.
-
-    Attributes:
-        calls: its calls in this step, as far as they were recorded.
-        size: bytes that its largest call saved.
-        same_bits: whether a call that is repeated saves the same bits; None where that was not tried.
-        repeated: whether calls drop what they save, or do so once they were tried.
-        stays: whether what calls save themselves stays where it is, so that no hook need see it.
-        sizes: those of the tensors that its last call was given, and their types, if it was in no other one; else None.
-    """
-
-    calls: list[Call] = field(default_factory=list)
-    size: int = 0
-    same_bits: bool | None = None
-    repeated: bool = False
-    stays: bool = False
-    sizes: list[tuple[torch.Size, torch.dtype]] | None = None
-
-
-@final
 class ModuleCalls:
     """Follows the calls of modules in the threads that enter it, on one device.
 
@@ -78,6 +58,9 @@ class ModuleCalls:
         begin: is called before one that is in no other one.
         trying: whether modules were chosen that keep what they save in this step, and are called again to compare.
         target: the bytes for which modules were chosen last.
+        queues: whether a GPU is kept busy until a call was issued, so that marks show what the call takes it.
+        guarding_s: returns the seconds that the host has taken to guard operations so far.
+        waits: marks around each wait for a copy so far, in the step that is recorded.
     """
 
     def __init__(self, memory: SavedMemory) -> None:
@@ -88,8 +71,11 @@ class ModuleCalls:
         self._uses: weakref.WeakKeyDictionary[nn.Module, ModuleUse] = weakref.WeakKeyDictionary()
         self._stack: list[Call] = []
         self._quiet, self.trying, self.target = 0, False, 0
+        self.queues, self.guarding_s, self._following_s = False, lambda: 0.0, 0.0
+        self.waits: list[tuple[Any, Any]] = []
+        self._pack: Callable[[Tensor], Any] = lambda tensor: tensor
         self._hooks: tuple[Any, Any] = (None, None)
-        # Steps that needed nothing since the hooks began to see all; calls without others inside in this step; and what
+        # Steps that needed little since the hooks began to see all; calls without others inside in this step; and what
         # was alive at some of them in the step before the hooks began to see few, in bytes.
         self._alike, self._leaves, self._levels = 0, 0, list[int]()
         memory.added, memory.read = self._added, self._read
@@ -98,7 +84,7 @@ class ModuleCalls:
     def followed(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
         """Follow the calls of this thread for a block, with hooks of what it saves."""
         global _entered
-        self._hooks = never_compiled(pack), never_compiled(unpack)
+        self._pack, self._hooks = never_compiled(pack), (never_compiled(self._packed), never_compiled(unpack))
         _hooks._push_saved_tensors_default_hooks(*self._hooks)
         with _lock:
             _entered += 1
@@ -137,7 +123,9 @@ class ModuleCalls:
             if not module._modules or memory.pressure.convolution_bytes(module):
                 if self._alike >= _ALIKE:
                     self._look()
+                begin = perf_counter() if memory.pressure.learning else 0.0
                 memory.relieve()
+                self._following_s += perf_counter() - begin if begin else 0.0
             if use.repeated:
                 tried = self._tried if use.same_bits is None else None
                 return RepeatedCall(memory, self._quietly, module, use.size, tried)(args, kwargs)
@@ -150,17 +138,17 @@ class ModuleCalls:
             if hooked is not None and self._hooked() is not hooked:
                 self._hook(on=hooked)
 
-    def end_step(self, *, needs_nothing: bool) -> None:
-        """Note that a step has ended, and whether nothing had to leave, failed or was learned in it."""
+    def end_step(self, *, needs_little: bool) -> None:
+        """Note that a step has ended, and whether hardly anything had to leave, and nothing failed or was learned."""
         self._leaves = 0
         self._alike += 1
-        if not needs_nothing:
+        if not needs_little:
             self.hook_all()
 
     def begin_backward(self, least: int) -> None:
         """Let the hooks see no more than some bytes of what a step saves, because each of them takes the host time.
 
-        They do so after steps that needed nothing. What they see is what the modules save that have the most, that need
+        They do so after steps that needed little. What they see is what the modules save that have the most, that need
         room for a convolution, or that are in no other one, of which backward reads first. A call with other sizes ends
         that, and one at which more is alive than in this step.
 
@@ -169,11 +157,7 @@ class ModuleCalls:
         """
         if self._alike != _ALIKE or not self._levels:
             return
-        owned, seen, bytes_seen = self._memory.owners(), set[Any](), 0
-        for module, size in owned.most_common():
-            if bytes_seen < least:
-                seen.add(module)
-                bytes_seen += size
+        seen, bytes_seen = self._memory.savers(least)
         for module, use in self._uses.items():
             needed = module in seen or use.sizes is not None or self._memory.pressure.convolves(module)
             use.stays = bytes_seen >= least and not needed
@@ -223,16 +207,26 @@ class ModuleCalls:
     def choose(self, most_ms_per_byte: float) -> None:
         """Choose more modules that are repeated, by the last step that was recorded.
 
-        What is still too much leaves for the host as soon as it can.
+        What counts is the time of the device or of the host, whichever takes longer for the calls of the program; both
+        where they take as long. What is still too much leaves for the host as soon as it can.
         """
         pressure = self._memory.pressure
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        on_gpu = self._device.type == "cuda"
+        for use in self._uses.values():
+            use.device_ms = sum(each.device_ms() for each in use.calls)
+        self._least_host_ms()
+        outer = [use for use in self._uses.values() if use.calls and use.sizes is not None]
+        by_device, by_host = weights(sum(use.device_ms for use in outer), sum(use.host_ms for use in outer) * on_gpu)
         repeated = {module for module, use in self._uses.items() if use.repeated}
         within = {each for module in repeated for each in module.modules()}
         candidates = [
             RepeatableModule(
-                module, use.calls, sum(passed_ms(each.begin, each.end) for each in use.calls), {*module.modules()}
+                module,
+                use.calls,
+                by_device * use.device_ms + by_host * (use.host_ms + _REPEAT_MS * len(use.calls)),
+                {*module.modules()},
             )
             for module, use in self._uses.items()
             if use.calls
@@ -252,12 +246,25 @@ class ModuleCalls:
         pressure.demand[:] = profile[1:]
         self.trying = bool(found)
 
-    def record(self) -> None:
-        """Forget the step that was recorded, because this one is."""
+    def record(self, *, failed: bool = False) -> None:
+        """Forget the step that was recorded, because this one is; nothing is learned of one that failed."""
+        if not failed:
+            self._least_host_ms()
         for use in self._uses.values():
             use.calls = []
         self._memory.pressure.demand.clear()
         self._stack.clear()
+
+    def _packed(self, tensor: Tensor) -> Any:
+        begin = perf_counter()
+        found = self._pack(tensor)
+        self._following_s += perf_counter() - begin
+        return found
+
+    def _least_host_ms(self) -> None:
+        for use in self._uses.values():
+            if use.calls:
+                use.host_ms = min(use.host_ms, sum(each.host_ms for each in use.calls))
 
     def _met(self, module: nn.Module) -> ModuleUse:
         use = self._uses[module] = ModuleUse()
@@ -271,13 +278,23 @@ class ModuleCalls:
         return use
 
     def _recorded(self, use: ModuleUse, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        met, on_gpu = perf_counter(), self._device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+        if on_gpu and self.queues and self.depth == 1:
+            keep_busy(self._device, min(use.passed_ms, _MOST_BUSY_MS) / 1e3)
         call = Call({_key(each) for each in tree_leaves((args, kwargs))}, mark(self._device))
-        depth = len(self._stack)
+        depth, outer = len(self._stack), self._stack[-1] if self._stack else None
         self._stack.append(call)
+        waited, begin, before = len(self.waits), perf_counter(), self._following_s + self.guarding_s()
         try:
             found = _plain(module, *args, **kwargs)
         finally:
             del self._stack[depth:]
+        end = perf_counter()
+        call.starves = on_gpu and bool(call.begin.query())
+        call.waits, call.passed_ms = self.waits[waited:], (end - begin) * 1e3
+        if not self.queues:
+            use.passed_ms = call.passed_ms
+        call.host_ms = max(0.0, call.passed_ms - (self._following_s + self.guarding_s() - before) * 1e3)
         for key in {_key(each) for each in tree_leaves(found)}:
             saved = self._memory.saved(key)
             if saved is not None and call in saved.calls:  # who is given the output holds it
@@ -285,6 +302,9 @@ class ModuleCalls:
                 call.size -= saved.size
         call.end, call.ended_at = mark(self._device), len(self._memory.pressure.demand)
         use.calls.append(call)
+        if outer is not None:
+            outer.inner.append(call)
+        self._following_s += perf_counter() - end + begin - met
         return found
 
     def _added(self, key: int, saved: SavedStorage) -> None:

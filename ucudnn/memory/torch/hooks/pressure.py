@@ -132,6 +132,7 @@ class Pressure:
         learning, in_backward: whether it learns; whether backward runs.
         differs: whether the last step had far more too many than the one that was learned.
         steady: whether nothing failed in the last step, and no more had to go than in the one before.
+        needs_little: whether hardly anything had to go in the last step, nothing failed, and holes were as before.
         relieved: bytes that were sent to the host in this step because of what was alive.
         failed: how many operations of this step found no memory.
         away: bytes of saved storages that are in the host's memory alone.
@@ -148,9 +149,10 @@ class Pressure:
         self._grown: dict[tuple[bool, Any], int] = {}
         self._convolving: set[tuple[bool, Any]] = set()
         self._key: tuple[bool, Any] = (False, None)
-        # Bytes since a look, and the relief of the step that was learned last and of the last one.
-        self._since = self._usual = self._relieved = 0
-        self.steady = False
+        # Bytes since a look; the relief of the step that was learned last, of the last one, and of the last one that
+        # had any since a step was learned.
+        self._since = self._usual = self._relieved = self._answered = 0
+        self.steady = self.needs_little = False
         self.allow(cap)
         self.level, _ = alive.look()
         self._retries, self._unmapped = alive.failures()[1], 0.0
@@ -235,23 +237,27 @@ class Pressure:
     def end_step(self, *, tries: bool) -> bool:
         """Begin a step; return whether the last one kept the limit without relief.
 
-        What it had too many is left free from now on, because steps differ. Where an operation found no memory all the
-        same, holes are larger than was foreseen. A step that tries what is done from now on shows neither. Holes are
-        also too large where the allocator unmaps all free pages to find memory, for which it takes about 20 ms: in a
-        step that is learned, in one step after another, or several times in one.
+        What it had too many is left free from now on, because steps differ; what it had too many all the same, because
+        it had to go before anything could have left, is not. Where an operation found no memory all the same, holes are
+        larger than was foreseen. A step that tries what is done from now on shows neither. Holes are also too large
+        where the allocator unmaps all free pages to find memory, for which it takes about 20 ms: in a step that is
+        learned, in one step after another, or several times in one.
         """
         before, self._retries = self._retries, self.alive.failures()[1]
         if not tries:
             self._unmapped = self._unmapped / 2 + (self._retries - before) * (_MOST_UNMAPPED if self.learning else 1)
         holes = self._unmapped >= _MOST_UNMAPPED and self._margin < _MOST_MARGIN
-        calm = not self.relieved and not self.failed and not holes
+        self.needs_little = self.relieved * _TARGET_PART <= self.limit and not self.failed and not holes
+        calm = self.needs_little and not self.relieved
         self.steady = not self.failed and self.relieved <= self._relieved + self.limit // _TARGET_PART
         self._relieved = self.relieved
         self.differs = not tries and self.relieved > self._usual + self.limit // _MOST_CHANGE
         if self.learning or tries:
-            self._usual = self.relieved
-        elif not self.failed:
-            self._spread = min(self._spread + self.relieved, self.limit // _MOST_CHANGE)
+            self._usual, self._answered = self.relieved, 0
+        elif self.relieved and not self.failed:
+            helped = self.relieved < self._answered // 2
+            more = self.relieved if helped else max(0, self.relieved - self._answered)
+            self._spread, self._answered = min(self._spread + more, self.limit // _MOST_CHANGE), self.relieved
         if holes or (self.failed and not self.learning and not tries):
             self._unmapped = 0.0
             self._margin = min(_MOST_MARGIN, self._margin + _MORE_MARGIN * (2 if self.learning else 1))

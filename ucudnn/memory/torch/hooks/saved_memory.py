@@ -28,6 +28,7 @@ _LOOKED_AT = 8  # young storages whose holders are looked at whenever something 
 _LEAST_PART = 4096  # of the limit; a smaller storage takes the host more time than it is worth
 _PIECE_PART = 8  # of a new convolution's bytes, which its workspace may take beside them
 _AHEAD = 3  # storages that come back before backward asks for them
+_PASSED_BY = 6  # storages that backward reads without a look for what could come back
 _NEAR = 16  # so many storages before backward asks for one, it comes back if there is room for what runs now
 _Reference = weakref.ref[SavedStorage]
 
@@ -59,7 +60,7 @@ class SavedMemory:
         self._young = deque[_Reference]()
         self._leaving = deque[tuple[_Reference, torch.UntypedStorage, Any]]()
         self._gone = deque[tuple[Any, int, int, int, Any, Any]]()
-        self._order = self._left_ahead = self._short = 0
+        self._order = self._left_ahead = self._short = self._passed_by = 0
 
     def keep(self, tensor: Tensor) -> None:
         """Let a tensor stay where it is whenever it is saved, because it is there anyway."""
@@ -83,6 +84,23 @@ class SavedMemory:
         """Return the saved storage of a key, if there is one on the device."""
         found = self._resident.get(self._by_key.get(key, 0)) if key is not None else None
         return None if found is None else found()
+
+    def savers(self, least: int) -> tuple[set[Any], int]:
+        """Return those who own the most bytes on the device and all who save these, and how many bytes they are.
+
+        A storage can leave only if hooks see each tensor of it that is saved.
+
+        Args:
+            least: bytes that are enough.
+        """
+        seen, size = set[Any](), 0
+        for owner, owned in self.owners().most_common():
+            if size < least:
+                seen.add(owner)
+                size += owned
+        with self._lock:
+            here = [saved for each in self._resident.values() if (saved := each()) is not None]
+        return seen.union(*(each.others for each in here if each.owner in seen)), size
 
     def owners(self) -> Counter[Any]:
         """Return the bytes of saved storages on the device, by owner."""
@@ -114,6 +132,8 @@ class SavedMemory:
             saved = self.saved(key)
             if saved is not None:
                 packed = SavedTensor(tensor, saved)
+                if self.owner is not saved.owner and self.owner not in saved.others:
+                    saved.others = (*saved.others, self.owner)
             else:
                 self._order += 1
                 saved = SavedStorage(storage, self.owner, self._order, self._gone)
@@ -145,7 +165,8 @@ class SavedMemory:
             if saved.arrival is not None:
                 self._store.wait(saved.arrival)
                 saved.arrival = None
-            if self._away and (self._short <= 0 or self.pressure.learning):
+            self._passed_by += 1
+            if self._away and (self._short <= 0 or self.pressure.learning or self._passed_by >= _PASSED_BY):
                 self._fetch_ahead(saved.order)
             return found
 
@@ -231,8 +252,10 @@ class SavedMemory:
         """Begin to bring back what backward reads next, as far as there is room.
 
         What it reads much later must leave room for all that runs until then, because it would have to leave again.
-        Where there is none, nobody looks again until what is missing was freed: a look takes as long as an operation.
+        Where there is none, nobody looks again until what is missing was freed, as far as that is seen, or backward has
+        read some more: a look takes as long as an operation.
         """
+        self._passed_by = 0
         for each in nlargest(_AHEAD, (key for key in self._away if key < order)):
             saved = self._away[each]()
             if saved is not None:

@@ -72,14 +72,15 @@ class SavedStorage:
         piece: its bytes in the host's memory, or None; `copied_version` is its version when it was copied.
         departure, arrival: events of copies on a GPU.
         leaves: whether the memory on the device is to be freed at its departure.
-        owner: the module that ran when it was saved, or None; `order` counts up with time.
+        owner: the module that ran when it was saved, or None; `others` are those that saved it later.
+        order: counts up with time.
         key: that of the storage when it was saved.
         calls: the calls of modules that saved it, as far as they are measured.
     """
 
     __slots__ = (
         *("__weakref__", "_gone", "arrival", "calls", "copied_version", "departure", "key", "leaves"),
-        *("order", "owner", "piece", "places", "size", "storage", "tensors"),
+        *("order", "others", "owner", "piece", "places", "size", "storage", "tensors"),
     )
 
     def __init__(self, storage: torch.UntypedStorage, owner: Any, order: int, gone: Any) -> None:
@@ -93,6 +94,7 @@ class SavedStorage:
         self.calls: list[Any] = []
         self.key, self.size, self.copied_version = storage._cdata, storage.nbytes(), -1
         self.owner, self.order, self._gone = owner, order, gone
+        self.others: tuple[Any, ...] = ()
 
     @property
     def version(self) -> int:

@@ -17,6 +17,7 @@ from torch.autograd.profiler import record_function
 
 from ucudnn.errors import BackendUnavailableError, InvalidValueError, MeasurementError
 from ucudnn.memory.step.costs import Costs
+from ucudnn.memory.torch.device.step_clock import keep_busy
 from ucudnn.memory.torch.measuring.measured_peak import allocations, descendants, profiled
 from ucudnn.memory.torch.measuring.training_step import TrainingStep
 from ucudnn.memory.torch.tracing.assemble import TracedStep
@@ -31,7 +32,7 @@ EventPair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 _EMPTY_PAIRS = 15
-_AHEAD_CYCLES = 1_000_000  # half a millisecond, so that an operator's launches are queued before its clock starts
+_AHEAD_S = 0.0005  # so that an operator's launches are queued before its clock starts
 COPIED_BYTES = 64 * 2**20
 GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
 _MARK = "ucudnn operator "
@@ -147,7 +148,7 @@ def queued(call: Callable[[], _Found]) -> tuple[_Found, EventPair]:
     So the time between the events is the GPU's, however long the host takes to launch the work.
     """
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(_AHEAD_CYCLES)
+    keep_busy(torch.device("cuda", torch.cuda.current_device()), _AHEAD_S)
     begin.record()
     result = call()
     end.record()
