@@ -69,7 +69,7 @@ def call(begin_ms, end_ms, passed_ms, host_ms, *, waits=(), inner=(), starves=Fa
     [
         (call(0, 10, 30, 5), 10),
         (call(0, 30, 30, 5), 30),  # the host was ahead, and took as long by chance
-        (call(0, 30, 30, 5, starves=True), 5),  # the device waited for the host, which takes 5 without what it follows
+        (call(0, 30, 30, 5, starves=True), 5),  # the device waited for the host, whose own time is 5
         (call(0, 30, 10, 5, starves=True), 30),
         (call(0, 4, 4.1, 9, starves=True), 4),
         (call(0, 30, 10, 5, waits=[(3, 9), (20, 25)]), 19),

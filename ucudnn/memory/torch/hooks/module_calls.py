@@ -211,9 +211,9 @@ class ModuleCalls:
         where they take as long. What is still too much leaves for the host as soon as it can.
         """
         pressure = self._memory.pressure
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
         on_gpu = self._device.type == "cuda"
+        if on_gpu:
+            torch.cuda.synchronize(self._device)
         for use in self._uses.values():
             use.device_ms = sum(each.device_ms() for each in use.calls)
         self._least_host_ms()

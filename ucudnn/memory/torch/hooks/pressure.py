@@ -237,11 +237,12 @@ class Pressure:
     def end_step(self, *, tries: bool) -> bool:
         """Begin a step; return whether the last one kept the limit without relief.
 
-        What it had too many is left free from now on, because steps differ; what it had too many all the same, because
-        it had to go before anything could have left, is not. Where an operation found no memory all the same, holes are
-        larger than was foreseen. A step that tries what is done from now on shows neither. Holes are also too large
-        where the allocator unmaps all free pages to find memory, for which it takes about 20 ms: in a step that is
-        learned, in one step after another, or several times in one.
+        What it had too many is left free from now on, because steps differ. If as much is too many in the next step,
+        more would not help, because it must go before anything could have left. Where an operation found no memory all
+        the same, holes are larger than was foreseen. A step that tries what is done from now on shows neither.
+
+        Where the allocator finds no memory, it unmaps all free pages, which takes about 20 ms. So holes are also too
+        large where it does that in a step that is learned, in one step after another, or several times in one step.
         """
         before, self._retries = self._retries, self.alive.failures()[1]
         if not tries:

@@ -252,8 +252,8 @@ class SavedMemory:
         """Begin to bring back what backward reads next, as far as there is room.
 
         What it reads much later must leave room for all that runs until then, because it would have to leave again.
-        Where there is none, nobody looks again until what is missing was freed, as far as that is seen, or backward has
-        read some more: a look takes as long as an operation.
+        A look takes as long as an operation. So where there is no room, the next look comes when enough was freed.
+        Hooks do not see all that is freed, so it also comes when backward has read some more.
         """
         self._passed_by = 0
         for each in nlargest(_AHEAD, (key for key in self._away if key < order)):
