@@ -50,3 +50,50 @@ def test_a_convolution_that_is_met_within_a_budget_first_takes_the_algorithm_of_
     with get_context("spawn").Pool(1) as other:  # PyTorch keeps the algorithms that a process has taken
         plain, _ = other.apply(trained, (0,))
     assert_same_bits(plain, found)
+
+
+class FrontAndLinears(nn.Module):
+    """Convolutions of a long signal, and linear layers whose gradients come before theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.front = nn.ModuleList(nn.Conv1d(*sizes, bias=False) for sizes in ((1, 256, 10, 5), (256, 256, 3, 2)))
+        self.linears = nn.ModuleList(nn.Linear(256, 2048) if n % 2 == 0 else nn.Linear(2048, 256) for n in range(16))
+
+    def forward(self, x):
+        for each in self.front:
+            x = each(x).relu()
+        x = x.transpose(1, 2)
+        for each in self.linears:
+            x = each(x).relu()
+        return x
+
+
+def front_trained(limit):
+    """Return gradients, the number of storages of those of the linear layers in each step, and the budget's peak."""
+    torch.manual_seed(0)
+    model, x = FrontAndLinears().cuda(), torch.randn(4, 1, 80_000, device="cuda")
+    within = budget(limit, device="cuda") if limit else None
+    storages = []
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True), nullcontext() if within is None else within:
+        for n in range(8):
+            model.zero_grad()
+            if within is not None and n == 6:
+                within._begun._pressure.scattered = True
+            model(x).square().mean().backward()
+            storages.append(len({each.grad.untyped_storage().data_ptr() for each in model.linears.parameters()}))
+    return [each.cpu() for each in gradients_of(model)], storages, 0 if within is None else within.peak_bytes
+
+
+@pytest.mark.alone
+def test_gradients_that_are_moved_together_for_a_convolution_keep_their_bits(device):
+    with get_context("spawn").Pool(1) as other:
+        plain, storages, _ = other.apply(front_trained, (0,))
+        assert {*storages} == {32}
+    with get_context("spawn").Pool(1) as other:  # whose first step loads all kernels within the budget
+        limit = 3 * 2**30
+        found, storages, peak = other.apply(front_trained, (limit,))
+    assert storages[:6] == [32] * 6
+    assert storages[7] == 17  # biases are small
+    assert peak <= limit
+    assert_same_bits(plain, found)

@@ -270,3 +270,33 @@ def test_hooks_are_to_see_all_who_save_what_could_leave():
     assert memory.savers(3300) == ({"large", "a", "b", "middle", "small", "c"}, 3600)
     del saved[:4]
     assert memory.savers(1300) == ({"middle", "small", "c"}, 1600)
+
+
+@pytest.mark.parametrize(("scattered", "takes"), [(True, 20_000), (False, 20_000), (True, 7_000)])
+def test_gradients_become_one_piece_before_the_first_large_convolution_of_backward(scattered, takes):
+    memory = SavedMemory(CPU, Pressure(Saved(), 64_000, 0.0), HostStore(CPU, 2**30))
+    memory.pressure.scattered = scattered
+    parameters = [torch.nn.Parameter(torch.randn(600, 500)) for _ in range(4)]
+    for each in parameters:
+        each.grad = torch.randn(600, 500)
+        memory.keep(each)
+    before = [(each.grad, each.grad.clone()) for each in parameters]
+    memory.begin_step()
+    saved = []
+    for owner in ("convolution", "other"):
+        memory.owner = owner
+        saved.append(memory.pack(torch.ones(1000)))
+    memory.pressure.in_backward = True
+    memory.pressure.takes("convolution", takes)
+
+    def storages():
+        return len({each.grad.untyped_storage().data_ptr() for each in parameters})
+
+    seen = [storages()]
+    for _ in OWNERS:
+        memory.unpack(saved.pop())
+        seen.append(storages())
+    assert seen == [4, 4, 1 if scattered and takes == 20_000 else 4]
+    assert all(
+        each.grad is was and torch.equal(was, bits) for each, (was, bits) in zip(parameters, before, strict=True)
+    )

@@ -4,6 +4,7 @@ What is alive is what PyTorch's allocator of a GPU says, or what is counted on a
 """
 
 import weakref
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -27,10 +28,12 @@ class AllocatedBytes:
 
     Attributes:
         most_reserved: the most bytes that the allocator has taken from the GPU at once so far.
+        looked: is called at each look.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.most_reserved = device, 0
+        self.looked: Callable[[], None] = lambda: None
 
     def look(self) -> tuple[int, int]:
         """Return the bytes of tensors now, and the most since the last look."""
@@ -38,6 +41,7 @@ class AllocatedBytes:
         torch.cuda.reset_peak_memory_stats(self._device)
         tensors = found["allocated_bytes"]["all"]
         self.most_reserved = max(self.most_reserved, int(found["reserved_bytes"]["all"]["peak"]))
+        self.looked()
         return int(tensors["current"]), int(tensors["peak"])
 
     def add(self, tensors: Any) -> None:
@@ -127,12 +131,13 @@ class Pressure:
     learned has it by plan: there an operation that finds no memory costs more than a storage that leaves in vain.
 
     Attributes:
-        limit: bytes, the cap less a margin for holes between tensors; `allow` sets it.
+        cap, limit: bytes, with and without a margin for holes between tensors; `allow` sets them.
         demand: for each event of the last step that was learned, the most bytes until it, had nothing left.
         learning, in_backward: whether it learns; whether backward runs.
         differs: whether the last step had far more too many than the one that was learned.
         steady: whether nothing failed in the last step, and no more had to go than in the one before.
         needs_little: whether hardly anything had to go in the last step, nothing failed, and holes were as before.
+        scattered: whether the allocator had free memory that it could not use in a step that was not learned.
         relieved: bytes that were sent to the host in this step because of what was alive.
         failed: how many operations of this step found no memory.
         away: bytes of saved storages that are in the host's memory alone.
@@ -152,14 +157,14 @@ class Pressure:
         # Bytes since a look; the relief of the step that was learned last, of the last one, and of the last one that
         # had any since a step was learned.
         self._since = self._usual = self._relieved = self._answered = 0
-        self.steady = self.needs_little = False
+        self.steady = self.needs_little = self.scattered = False
         self.allow(cap)
         self.level, _ = alive.look()
         self._retries, self._unmapped = alive.failures()[1], 0.0
 
     def allow(self, cap: int) -> None:
         """Set the limit by the most bytes that the device may have, holes included."""
-        self._cap, self.limit = cap, int(cap * (1 - self._margin))
+        self.cap, self.limit = cap, int(cap * (1 - self._margin))
 
     @property
     def target(self) -> int:
@@ -242,11 +247,13 @@ class Pressure:
         the same, holes are larger than was foreseen. A step that tries what is done from now on shows neither.
 
         Where the allocator finds no memory, it unmaps all free pages, which takes about 20 ms. So holes are also too
-        large where it does that in a step that is learned, in one step after another, or several times in one step.
+        large where it does that in one step after another, or several times in one step. While steps are learned,
+        copies leave other holes than later.
         """
         before, self._retries = self._retries, self.alive.failures()[1]
-        if not tries:
-            self._unmapped = self._unmapped / 2 + (self._retries - before) * (_MOST_UNMAPPED if self.learning else 1)
+        if not tries and not self.learning:
+            self.scattered = self.scattered or self._retries > before
+            self._unmapped = self._unmapped / 2 + self._retries - before
         holes = self._unmapped >= _MOST_UNMAPPED and self._margin < _MOST_MARGIN
         self.needs_little = self.relieved * _TARGET_PART <= self.limit and not self.failed and not holes
         calm = self.needs_little and not self.relieved
@@ -261,7 +268,7 @@ class Pressure:
             self._spread, self._answered = min(self._spread + more, self.limit // _MOST_CHANGE), self.relieved
         if holes or (self.failed and not self.learning and not tries):
             self._unmapped = 0.0
-            self._margin = min(_MOST_MARGIN, self._margin + _MORE_MARGIN * (2 if self.learning else 1))
-            self.allow(self._cap)
+            self._margin = min(_MOST_MARGIN, self._margin + _MORE_MARGIN)
+            self.allow(self.cap)
         self.relieved = self.failed = 0
         return calm

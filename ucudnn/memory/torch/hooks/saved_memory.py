@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
+from ucudnn.memory.torch.device.storages import gather
 from ucudnn.memory.torch.hooks.host_store import HostStore
 from ucudnn.memory.torch.hooks.pressure import Pressure
 from ucudnn.memory.torch.hooks.saved_tensors import (
@@ -27,6 +28,7 @@ from ucudnn.memory.torch.hooks.saved_tensors import (
 _LOOKED_AT = 8  # young storages whose holders are looked at whenever something is saved
 _LEAST_PART = 4096  # of the limit; a smaller storage takes the host more time than it is worth
 _PIECE_PART = 8  # of a new convolution's bytes, which its workspace may take beside them
+_LARGE_PART = 8  # of the limit, that a convolution takes at least for which gradients are laid side by side
 _AHEAD = 3  # storages that come back before backward asks for them
 _PASSED_BY = 6  # storages that backward reads without a look for what could come back
 _NEAR = 16  # so many storages before backward asks for one, it comes back if there is room for what runs now
@@ -61,6 +63,7 @@ class SavedMemory:
         self._leaving = deque[tuple[_Reference, torch.UntypedStorage, Any]]()
         self._gone = deque[tuple[Any, int, int, int, Any, Any]]()
         self._order = self._left_ahead = self._short = self._passed_by = 0
+        self._gathers = False  # gradients, before the first large convolution of backward
 
     def keep(self, tensor: Tensor) -> None:
         """Let a tensor stay where it is whenever it is saved, because it is there anyway."""
@@ -113,7 +116,7 @@ class SavedMemory:
 
     def begin_step(self) -> None:
         """Note that all that is saved from now on belongs to another step."""
-        self._left_ahead, self._short = self.ahead_bytes, 0
+        self._left_ahead, self._short, self._gathers = self.ahead_bytes, 0, self.pressure.scattered
         self._young.clear()
 
     def pack(self, tensor: Tensor) -> Packed:
@@ -157,6 +160,9 @@ class SavedMemory:
             self._settle()
             saved = packed.saved
             self.owner = saved.owner
+            if self._gathers and self.pressure.convolution_bytes(self.owner) * _LARGE_PART > self.pressure.limit:
+                self._gathers = False
+                gather([each.grad for each in self.kept() if each.grad is not None])
             if saved.calls:
                 self.read(saved)
             self._back(saved)

@@ -11,17 +11,9 @@ import torch
 from torch import Tensor
 
 from ucudnn.errors import FittedStepError
+from ucudnn.memory.torch.device.storages import holders
 from ucudnn.memory.torch.hooks.host_store import HostPiece
 from ucudnn.torch.device.compilation import never_compiled
-
-_use_count: Any = torch._C._storage_Use_Count
-
-
-@cache
-def _alone() -> int:
-    """Return the count of a storage that nothing but one Python object holds."""
-    storage = torch.empty(1).untyped_storage()
-    return int(_use_count(storage._cdata))
 
 
 @cache
@@ -104,7 +96,7 @@ class SavedStorage:
     def is_alone(self) -> bool:
         """Return whether the memory on the device would be freed if it left."""
         held = 0 if self.places else len(self.tensors)
-        return self.storage is not None and _use_count(self.storage._cdata) == _alone() + held
+        return self.storage is not None and holders(self.storage) == held
 
     def is_copied(self) -> bool:
         """Return whether the host has the bytes as they are."""
