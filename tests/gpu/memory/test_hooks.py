@@ -57,13 +57,13 @@ class FrontAndLinears(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.front = nn.ModuleList(nn.Conv1d(*sizes, bias=False) for sizes in ((1, 256, 10, 5), (256, 256, 3, 2)))
-        self.linears = nn.ModuleList(nn.Linear(256, 2048) if n % 2 == 0 else nn.Linear(2048, 256) for n in range(16))
+        self.front = nn.ModuleList(nn.Conv1d(*sizes, bias=False) for sizes in ((1, 512, 10, 5), (512, 512, 3, 2)))
+        self.linears = nn.ModuleList(nn.Linear(512, 2048) if n % 2 == 0 else nn.Linear(2048, 512) for n in range(16))
 
     def forward(self, x):
         for each in self.front:
             x = each(x).relu()
-        x = x.transpose(1, 2)
+        x = x[..., ::16].transpose(1, 2)
         for each in self.linears:
             x = each(x).relu()
         return x
@@ -72,7 +72,7 @@ class FrontAndLinears(nn.Module):
 def front_trained(limit):
     """Return gradients, the number of storages of those of the linear layers in each step, and the budget's peak."""
     torch.manual_seed(0)
-    model, x = FrontAndLinears().cuda(), torch.randn(4, 1, 80_000, device="cuda")
+    model, x = FrontAndLinears().cuda(), torch.randn(8, 1, 80_000, device="cuda")
     within = budget(limit, device="cuda") if limit else None
     storages = []
     with torch.backends.cudnn.flags(enabled=True, deterministic=True), nullcontext() if within is None else within:

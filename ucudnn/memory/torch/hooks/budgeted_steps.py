@@ -98,10 +98,9 @@ class BudgetedSteps:
     def _follow_kernels(self) -> None:
         """Leave less to PyTorch's allocator while steps are learned, as soon as more kernels are loaded than was kept.
 
-        A first step has loaded 303 MiB on an H200.
+        A first step has loaded 303 MiB on an H200. Calls that are tried are not to read the clock.
         """
-        begin = perf_counter()
-        if not self._pressure.learning or begin < self._next_look:
+        if not self._pressure.learning or self.calls.trying or (begin := perf_counter()) < self._next_look:
             return
         outside = outside_bytes(self.device)
         reserve = max(_RESERVES[1], _RESERVES[0] - (outside - self._began_outside)) if not self._steps else _RESERVES[1]
