@@ -1,6 +1,6 @@
 """Steps that no plan can follow, and one that can, within budgets by hooks: their time and memory beside eager PyTorch.
 
-    python -m bench.memory.hooks                           # on a GPU, 250 s
+    python -m bench.memory.hooks                           # on a GPU, 220 s
     python -m bench.memory.hooks --network mixtral
     python -m bench.memory.hooks --device cpu --small --out trial.json    # tries the script out
 
@@ -35,7 +35,7 @@ from ucudnn.units import format_bytes
 
 SHARES = (0.8, 0.6)
 WARM = 14
-TURNS, IN_TURN = 16, 3  # the first step of a turn does not count
+TURNS, IN_TURN = 12, 3  # the first step of a turn does not count
 Setting = tuple[nn.Module, Callable[[], Tensor]]  # a model and what returns its loss
 
 
