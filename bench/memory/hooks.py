@@ -8,7 +8,8 @@ Faster R-CNN comes from torchvision, a Mixtral of eight small experts and Wav2Ve
 random weights and data. Each network trains eagerly, within 80 and within 60 % of the eager peak, each in a process of
 its own. Behind the first steps, the processes take turns, because a host is not always as fast. A peak is the most
 of any step: bytes that PyTorch's allocator had reserved, and those beside it when the step ended; of the eager step,
-bytes of tensors and the latter.
+bytes of tensors and the latter. How often the allocator unmapped pages for want of memory is counted behind the first
+steps.
 """
 
 import json
@@ -34,7 +35,7 @@ from ucudnn.memory.torch.device.stated_budget import outside_bytes
 from ucudnn.units import format_bytes
 
 SHARES = (0.8, 0.6)
-WARM = 14
+WARM = 20
 TURNS, IN_TURN = 12, 3  # the first step of a turn does not count
 Setting = tuple[nn.Module, Callable[[], Tensor]]  # a model and what returns its loss
 
@@ -105,7 +106,7 @@ def trial(arguments: Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     limit = int(sys.stdin.readline())
     block: Any = budget(limit or "1024GiB", device=where) if limit or not on_gpu else nullcontext()
-    peak, within, error = 0, None, ""
+    peak, within, error, before = 0, None, "", 0
 
     def step() -> float:
         nonlocal peak
@@ -125,13 +126,16 @@ def trial(arguments: Namespace) -> None:
     try:
         with block as within:
             warm = [step() for _ in range(WARM)]
+            before = torch.cuda.memory_stats()["num_alloc_retries"] if on_gpu else 0
             print(json.dumps({"warm_ms": [round(each, 1) for each in warm], "peak": peak}), flush=True)
             for _ in sys.stdin:
                 times = [step() for _ in range(IN_TURN)]
                 print(json.dumps([round(each, 2) for each in times[1:]]), flush=True)
     except UcudnnError as refused:
         error = f"{type(refused).__name__}: {refused}"
-    print(json.dumps({"peak": peak, "error": error, "report": within.report() if within else ""}), flush=True)
+    unmapped = torch.cuda.memory_stats()["num_alloc_retries"] - before if on_gpu else 0
+    found = {"peak": peak, "error": error, "report": within.report() if within else "", "unmapped": unmapped}
+    print(json.dumps(found), flush=True)
 
 
 @final
@@ -222,7 +226,8 @@ def main() -> bool:
             fast = found["share"] != SHARES[0] or arguments.small or found["of_eager"] <= 1.25
             within = not found["budget"] or found["peak"] <= found["budget"]
             kept = kept and not found["error"] and fast and within
-            note(f"{found['error']}\n{found['report']}\nwarm: {found.get('warm_ms')}\nsteps: {found['steps_ms']}")
+            note(f"{found['error']}\n{found['report']}\nunmapped: {found.get('unmapped')}")
+            note(f"warm: {found.get('warm_ms')}\nsteps: {found['steps_ms']}")
             shown = [f"{found[key]:.1f}" for key in ("ms", "least_ms", "most_ms")]
             sizes = [format_bytes(found[key]) for key in ("peak", "budget")]
             line = [network, str(found["share"]), *shown, f"{found['of_eager']:.3f}", *sizes]

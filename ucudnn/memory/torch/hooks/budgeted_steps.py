@@ -69,8 +69,8 @@ class BudgetedSteps:
                 required_bytes=beside + has,
             )
         self._pressure = Pressure(self.alive, cap, _HOLES + _HOLE_BYTES / cap if counted is None else 0.0)
-        if isinstance(self.alive, AllocatedBytes):
-            self.alive.looked = self._follow_kernels
+        if counted is None:
+            self._pressure.follow = self._follow_kernels
         self._store = HostStore(device, host_bytes)
         self.memory = SavedMemory(device, self._pressure, self._store)
         if explains:

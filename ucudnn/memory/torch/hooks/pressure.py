@@ -28,12 +28,10 @@ class AllocatedBytes:
 
     Attributes:
         most_reserved: the most bytes that the allocator has taken from the GPU at once so far.
-        looked: is called at each look.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.most_reserved = device, 0
-        self.looked: Callable[[], None] = lambda: None
 
     def look(self) -> tuple[int, int]:
         """Return the bytes of tensors now, and the most since the last look."""
@@ -41,7 +39,6 @@ class AllocatedBytes:
         torch.cuda.reset_peak_memory_stats(self._device)
         tensors = found["allocated_bytes"]["all"]
         self.most_reserved = max(self.most_reserved, int(found["reserved_bytes"]["all"]["peak"]))
-        self.looked()
         return int(tensors["current"]), int(tensors["peak"])
 
     def add(self, tensors: Any) -> None:
@@ -131,6 +128,7 @@ class Pressure:
     learned has it by plan: there an operation that finds no memory costs more than a storage that leaves in vain.
 
     Attributes:
+        follow: is called while it learns, before it looks whether something must leave.
         cap, limit: bytes, with and without a margin for holes between tensors; `allow` sets them.
         demand: for each event of the last step that was learned, the most bytes until it, had nothing left.
         learning, in_backward: whether it learns; whether backward runs.
@@ -147,6 +145,7 @@ class Pressure:
     def __init__(self, alive: LiveBytes, cap: int, margin: float) -> None:
         self.alive, self.learning, self.in_backward, self.differs = alive, True, False, False
         self.demand: list[int] = []
+        self.follow: Callable[[], None] = lambda: None
         self.relieved = self.failed = self.away = self.most = self._most_taken = 0
         self._margin, self._spread = min(margin, _MOST_MARGIN), 0
         # Bytes taken for a while, and those with results, in forward or backward, by the owner of what is saved.
@@ -216,6 +215,8 @@ class Pressure:
             extra: bytes that stay.
             passing: bytes that are taken for a while, as far as more is known than what the owner took before.
         """
+        if self.learning:
+            self.follow()
         before, key = self.level, (self.in_backward, owner)
         self.level, peak = self.alive.look()
         self.most, self._since = max(self.most, peak), 0

@@ -28,11 +28,17 @@ from ucudnn.memory.torch.hooks.saved_tensors import (
 _LOOKED_AT = 8  # young storages whose holders are looked at whenever something is saved
 _LEAST_PART = 4096  # of the limit; a smaller storage takes the host more time than it is worth
 _PIECE_PART = 8  # of a new convolution's bytes, which its workspace may take beside them
-_LARGE_PART = 8  # of the limit, that a convolution takes at least for which gradients are laid side by side
+_LARGE_PART = 32  # of the limit, what a convolution has saved at least for which gradients are laid side by side
 _AHEAD = 3  # storages that come back before backward asks for them
 _PASSED_BY = 6  # storages that backward reads without a look for what could come back
 _NEAR = 16  # so many storages before backward asks for one, it comes back if there is room for what runs now
 _Reference = weakref.ref[SavedStorage]
+
+
+def _convolves() -> bool:
+    """Return whether backward of a convolution runs in this thread."""
+    node: Any = torch._C._current_autograd_node()
+    return node is not None and node.name().startswith("Convolution")
 
 
 @final
@@ -160,7 +166,7 @@ class SavedMemory:
             self._settle()
             saved = packed.saved
             self.owner = saved.owner
-            if self._gathers and self.pressure.convolution_bytes(self.owner) * _LARGE_PART > self.pressure.limit:
+            if self._gathers and saved.size * _LARGE_PART > self.pressure.limit and _convolves():
                 self._gathers = False
                 gather([each.grad for each in self.kept() if each.grad is not None])
             if saved.calls:
