@@ -75,6 +75,14 @@ def test_holes_raise_the_margin_up_to_a_bound():
     assert pressure(0.9).limit == int(CAP * 0.85)
 
 
+def test_the_first_step_leaves_more_free():
+    found, seen = Pressure(Alive(), CAP, 0.02, 0.15), []
+    for _ in range(3):
+        seen.append(found.limit)
+        found.end_step(tries=False)
+    assert seen == [int(CAP * 0.85), int(CAP * 0.98), int(CAP * 0.98)]
+
+
 @pytest.mark.parametrize("state", [{"learning": True}, {"tries": True}])
 def test_relief_shows_nothing_while_a_step_is_learned_or_tried(state):
     found = pressure(learning=state.get("learning", False))
@@ -94,6 +102,15 @@ def test_while_it_learns_there_is_room_for_results_and_then_for_what_is_taken_fo
     found.learning = False
     assert found.room("new", 7) == 10_000 + 7 + 4000 - CAP
     assert (found.room("other", 0), found.room("never", 0)) == (10_000 - CAP,) * 2
+
+
+def test_only_while_it_learns_something_is_followed_before_it_looks():
+    found, limits = pressure(learning=True), []
+    found.follow = lambda: found.allow(CAP // 2)
+    for learning in (False, True):
+        found.learning = learning
+        limits.append(found.room("owner", 0))
+    assert limits == [-CAP, CAP // 2 // 16 - CAP // 2]
 
 
 def test_what_an_operation_says_to_take_counts_for_its_owner_in_forward_or_backward():

@@ -23,6 +23,7 @@ from ucudnn.units import bytes_down, bytes_up, format_bytes
 
 _RESERVES = (256 * 2**20, 64 * 2**20, 32 * 2**20)  # for kernels that the first step loads, those that learn, and others
 _LOOK_S = 5e-3  # between looks at kernels, of which a few MiB take longer
+_FIRST_HOLES = 0.15  # of the same, while cuDNN chooses algorithms, which it does not do again
 _HOLES, _HOLE_BYTES = 0.02, 160 * 2**20  # between tensors, of what PyTorch's allocator may take, and in its pages
 # The step that says what calls take a device. The first one loads kernels, the next says what they take a GPU's host.
 _FIRST_CHOICE, _FIRST_CHOICE_ON_GPU = 2, 3
@@ -68,7 +69,8 @@ class BudgetedSteps:
                 limit_bytes=total,
                 required_bytes=beside + has,
             )
-        self._pressure = Pressure(self.alive, cap, _HOLES + _HOLE_BYTES / cap if counted is None else 0.0)
+        margins = (_HOLES + _HOLE_BYTES / cap, _FIRST_HOLES) if counted is None else (0.0, 0.0)
+        self._pressure = Pressure(self.alive, cap, *margins)
         if counted is None:
             self._pressure.follow = self._follow_kernels
         self._store = HostStore(device, host_bytes)

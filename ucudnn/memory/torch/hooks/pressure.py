@@ -142,12 +142,13 @@ class Pressure:
         most: the most bytes that were alive at an event so far; `level` is what was alive at the last one.
     """
 
-    def __init__(self, alive: LiveBytes, cap: int, margin: float) -> None:
+    def __init__(self, alive: LiveBytes, cap: int, margin: float, first_margin: float = 0.0) -> None:
         self.alive, self.learning, self.in_backward, self.differs = alive, True, False, False
         self.demand: list[int] = []
         self.follow: Callable[[], None] = lambda: None
         self.relieved = self.failed = self.away = self.most = self._most_taken = 0
-        self._margin, self._spread = min(margin, _MOST_MARGIN), 0
+        self._next_margin: float | None = min(margin, _MOST_MARGIN)
+        self._margin, self._spread = max(first_margin, self._next_margin), 0
         # Bytes taken for a while, and those with results, in forward or backward, by the owner of what is saved.
         self._taken: dict[tuple[bool, Any], int] = {}
         self._grown: dict[tuple[bool, Any], int] = {}
@@ -267,6 +268,9 @@ class Pressure:
             helped = self.relieved < self._answered // 2
             more = self.relieved if helped else max(0, self.relieved - self._answered)
             self._spread, self._answered = min(self._spread + more, self.limit // _MOST_CHANGE), self.relieved
+        if self._next_margin is not None:
+            self._margin, self._next_margin = self._next_margin, None
+            self.allow(self.cap)
         if holes or (self.failed and not self.learning and not tries):
             self._unmapped = 0.0
             self._margin = min(_MOST_MARGIN, self._margin + _MORE_MARGIN)
