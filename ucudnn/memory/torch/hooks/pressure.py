@@ -135,7 +135,7 @@ class Pressure:
         differs: whether the last step had far more too many than the one that was learned.
         steady: whether nothing failed in the last step, and no more had to go than in the one before.
         needs_little: whether hardly anything had to go in the last step, nothing failed, and holes were as before.
-        scattered: whether the allocator had free memory that it could not use in a step that was not learned.
+        scattered: whether the allocator had free memory that it could not use in any step so far.
         relieved: bytes that were sent to the host in this step because of what was alive.
         failed: how many operations of this step found no memory.
         away: bytes of saved storages that are in the host's memory alone.
@@ -253,8 +253,8 @@ class Pressure:
         copies leave other holes than later.
         """
         before, self._retries = self._retries, self.alive.failures()[1]
+        self.scattered = self.scattered or self._retries > before
         if not tries and not self.learning:
-            self.scattered = self.scattered or self._retries > before
             self._unmapped = self._unmapped / 2 + self._retries - before
         holes = self._unmapped >= _MOST_UNMAPPED and self._margin < _MOST_MARGIN
         self.needs_little = self.relieved * _TARGET_PART <= self.limit and not self.failed and not holes

@@ -193,13 +193,13 @@ class SavedMemory:
     def make_room(self, size: int) -> None:
         """Let storages leave until the device has room for a convolution, as far as any can.
 
-        Where none has taken as much, nobody knows yet what its workspace takes. So the room is one piece, an eighth
-        larger: holes between tensors are no use to a convolution, which cannot be asked to try again. To look for a
-        piece takes longer than a convolution where the allocator must unmap pages for it.
+        While steps are learned, or where none has taken as much, the room is one piece, an eighth larger: nobody knows
+        what the workspace takes, holes between tensors are no use to it, and a convolution cannot be asked to try
+        again. To look for a piece takes longer than a convolution where the allocator must unmap pages for it.
         """
         with self._lock:
             self._settle()
-            is_new = self.pressure.takes(self.owner, size)
+            is_new = self.pressure.takes(self.owner, size) or self.pressure.learning
             self._relieve(self.pressure.room(self.owner, 0, self.pressure.convolution_bytes(self.owner)))
             piece = size + size // _PIECE_PART
             while is_new and not self._fits(piece) and self._relieve(max(size // 4, self.pressure.limit // 64)):
