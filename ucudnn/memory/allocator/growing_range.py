@@ -1,7 +1,8 @@
 """A range of addresses that PyTorch's allocator maps page by page, and whose empty pages it can give back."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import pairwise
+from operator import itemgetter
 
 from ucudnn.memory.pools.free_list import Hole, Holes
 
@@ -21,12 +22,12 @@ class GrowingRange:
         self._top = 0  # nothing lies above
         self._end = 0  # pages below it are mapped, unless they were given back
         self._empty = 0  # pages below `_top` that hold nothing
-        self._absent: set[int] = set()
+        self._absent: list[Hole] = []  # runs of pages below `_end` that are not mapped, in order
 
     @property
     def mapped_bytes(self) -> int:
         """Bytes of the pages that are mapped."""
-        return (self._end - len(self._absent)) * self._page
+        return (self._end - sum(end - begin for begin, end in self._absent)) * self._page
 
     @property
     def paged_bytes(self) -> int:
@@ -57,7 +58,11 @@ class GrowingRange:
         fitting = sorted(self._holes.of_at_least(size)) if self._absent else ()
         address = next((begin for begin, end in fitting if not self._is_mapped(begin, end)), self._top)
         first, last = address // self._page, (address + size - 1) // self._page
-        self._absent.difference_update(range(first, last + 1))
+        if self._absent:
+            parts = [
+                part for begin, end in self._absent for part in ((begin, min(end, first)), (max(begin, last + 1), end))
+            ]
+            self._absent = [part for part in parts if part[0] < part[1]]
         self._end = max(self._end, last + 1)
         return address
 
@@ -88,7 +93,8 @@ class GrowingRange:
         before = self.mapped_bytes
         self._end = -(-self._top // self._page)
         holes = self._holes.ends.items()
-        self._absent = {page for begin, end in holes for page in range(-(-begin // self._page), end // self._page)}
+        pages = sorted((-(-begin // self._page), end // self._page) for begin, end in holes)
+        self._absent = [each for each in pages if each[0] < each[1]]
         return before - self.mapped_bytes
 
     def _pages_in(self, begin: int, end: int) -> int:
@@ -96,19 +102,26 @@ class GrowingRange:
 
     def _grown(self, size: int, _: int, end: int, hole: Hole) -> int:
         """Return what mapped bytes of a hole count with those behind them that are not mapped, up to the next ones."""
-        border = end
-        while border < hole[1] and border // self._page in self._absent:
-            border += self._page
+        border = next((after for begin, after in self._missing(end, hole[1]) if begin <= end), end)
         if hole[0] == self._top and border >= hole[1]:
             return 2**62  # all addresses behind the range
         return size + min(border, hole[1]) - end
 
     def _is_mapped(self, begin: int, end: int) -> bool:
-        return self._absent.isdisjoint(range(begin // self._page, (end - 1) // self._page + 1))
+        return not any(self._missing(begin, end))
+
+    def _missing(self, begin: int, end: int) -> Iterator[Hole]:
+        """Yield the addresses of runs of pages that are not mapped, as far as they lie within some addresses."""
+        at = bisect_right(self._absent, begin // self._page, key=itemgetter(1))
+        for first, after in self._absent[at:]:
+            if first * self._page >= end:
+                break
+            yield first * self._page, after * self._page
 
     def _mapped(self, begin: int, end: int) -> Iterator[Hole]:
-        missing = self._absent.intersection(range(begin // self._page, -(-end // self._page)))
-        borders = [begin, *(page * self._page + side for page in sorted(missing) for side in (0, self._page)), end]
-        for number, (low, high) in enumerate(pairwise(borders)):
-            if not number % 2 and max(low, begin) < min(high, end):
-                yield max(low, begin), min(high, end)
+        for first, after in self._missing(begin, end):
+            if begin < first:
+                yield begin, first
+            begin = after
+        if begin < end:
+            yield begin, end
