@@ -6,9 +6,10 @@ import weakref
 import pytest
 import torch
 
-from ucudnn.errors import FittedStepError
+from ucudnn.errors import BudgetError, FittedStepError
+from ucudnn.memory.torch.hooks.guard import Guard
 from ucudnn.memory.torch.hooks.host_store import HostStore
-from ucudnn.memory.torch.hooks.pressure import Pressure
+from ucudnn.memory.torch.hooks.pressure import CountedBytes, Pressure
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
 
 CPU = torch.device("cpu")
@@ -86,6 +87,9 @@ class Saved:
     def look(self):
         level = 0 if self.memory is None else sum(self.memory.owners().values())
         return level, level + self.passing
+
+    def add(self, tensors, *, bounded=False):
+        return False
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -227,6 +231,20 @@ def test_what_would_come_back_ahead_is_asked_for_once_where_only_holes_are_free(
     monkeypatch.undo()
     memory.unpack(saved[5])
     assert memory.pressure.away == 2 * 2000
+
+
+@pytest.mark.parametrize(("room", "here"), [(500, [5]), (2500, [4, 5]), (4500, [3, 4, 5])])
+def test_nothing_leaves_for_what_comes_back_ahead_and_there_is_no_error_without_room(room, here):
+    alive = CountedBytes(64_000)
+    memory = SavedMemory(CPU, Pressure(alive, 64_000, 0.0), HostStore(CPU, 2**30))
+    with Guard(CPU, memory, lambda error: BudgetError(str(error)), alive):
+        saved = [memory.pack(torch.randn(500)) for _ in range(6)]
+        assert memory.free(5 * 2000)
+        memory.pressure.learning = False
+        alive.cap = alive.look()[0] + room  # holes leave less than the limit says
+        memory.unpack(saved[5])
+        assert [number for number, each in enumerate(saved) if each.saved.storage is not None] == here
+        assert alive.look()[0] <= alive.cap
 
 
 def test_nobody_looks_for_room_ahead_until_what_was_missing_is_free(monkeypatch):

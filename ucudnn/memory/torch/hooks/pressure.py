@@ -41,8 +41,9 @@ class AllocatedBytes:
         self.most_reserved = max(self.most_reserved, int(found["reserved_bytes"]["all"]["peak"]))
         return int(tensors["current"]), int(tensors["peak"])
 
-    def add(self, tensors: Any) -> None:
+    def add(self, tensors: Any, *, bounded: bool = False) -> bool:
         """Do nothing: the allocator knows them."""
+        return False
 
     def failures(self) -> tuple[int, int]:
         """Return how often the allocator had no memory for what was asked, and how often it unmapped pages for it."""

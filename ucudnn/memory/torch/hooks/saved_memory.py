@@ -7,11 +7,13 @@ Backward gets storages back before it asks for them, in the order in which it wi
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from heapq import nlargest
 from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.memory.torch.device.storages import gather
@@ -168,7 +170,8 @@ class SavedMemory:
             self.owner = saved.owner
             if self._gathers and saved.size * _LARGE_PART > self.pressure.limit and _convolves():
                 self._gathers = False
-                gather([each.grad for each in self.kept() if each.grad is not None])
+                with _disable_current_modes():  # nothing need leave for it
+                    gather(each.grad for each in self.kept() if each.grad is not None)
             if saved.calls:
                 self.read(saved)
             self._back(saved)
@@ -248,7 +251,10 @@ class SavedMemory:
         if not ahead:
             self._relieve(self.pressure.room(saved.owner, saved.size))
         try:
-            target = torch.empty(saved.size, dtype=torch.uint8, device=self.device)
+            with _disable_current_modes() if ahead else nullcontext():  # the guard would let others leave for it
+                target = torch.empty(saved.size, dtype=torch.uint8, device=self.device)
+            if ahead:
+                self.pressure.alive.add(target, bounded=True)
         except torch.OutOfMemoryError:  # there are holes between tensors
             if ahead:
                 return
