@@ -293,34 +293,45 @@ def test_hooks_are_to_see_all_who_save_what_could_leave():
     assert memory.savers(1300) == ({"middle", "small", "c"}, 1600)
 
 
-@pytest.mark.parametrize(("scattered", "length"), [(True, 600), (False, 600), (True, 400)])
-def test_gradients_become_one_piece_before_the_first_large_convolution_of_backward(scattered, length):
+@pytest.mark.parametrize(
+    ("scattered", "length", "limit", "moved"),
+    [(True, 40_000, 8e6, True), (False, 40_000, 8e6, False), (True, 20_000, 8e6, False), (True, 40_000, 4e6, False)],
+)
+def test_gradients_become_one_piece_for_large_convolutions_of_backward(scattered, length, limit, moved):
     torch.manual_seed(0)
     convolutions = [torch.nn.Conv1d(2, 2, 3, padding=1) for _ in range(2)]
-    linears = [torch.nn.Linear(length, 600), torch.nn.Linear(600, 1000)]
-    model, x = torch.nn.Sequential(*convolutions, *linears), torch.randn(2, length)
+    linears = [torch.nn.Linear(600, 1000), torch.nn.Linear(1000, 600)]
+    model = torch.nn.Sequential(*convolutions, torch.nn.AdaptiveAvgPool1d(600), *linears)
+    x = torch.randn(2, length)
     model(x).square().sum().backward()
     plain = [each.grad for each in model.parameters()]
     model.zero_grad()
 
-    memory = SavedMemory(CPU, Pressure(Saved(), 128_000, 0.0), HostStore(CPU, 2**30))
-    memory.pressure.scattered = scattered
+    memory = SavedMemory(CPU, Pressure(Saved(), int(limit), 0.0), HostStore(CPU, 2**30))
+    memory.pressure._since_unmapped = 0 if scattered else 64
+    assert memory.pressure.scattered is scattered
     for each in model.parameters():
         memory.keep(each)
     memory.begin_step()
     seen = []
 
+    def storages():
+        gradients = [each.weight.grad for each in linears if each.weight.grad is not None]
+        return len(gradients), len({each.untyped_storage().data_ptr() for each in gradients})
+
     def unpack(packed):
         found = memory.unpack(packed)
-        gradients = [each.weight.grad for each in linears if each.weight.grad is not None]
-        seen.append((len(gradients), len({each.untyped_storage().data_ptr() for each in gradients})))
+        seen.append(storages())
         return found
 
     with torch.autograd.graph.saved_tensors_hooks(memory.pack, unpack):
         loss = model(x).square().sum()
+    memory.gradients.begin(memory.kept())
     memory.pressure.in_backward = True
     loss.backward()
-    assert (2, 2) in seen or scattered
-    assert seen[-1] == (2, 1 if scattered and length == 600 else 2)
+    assert seen[0] == (0, 0)
+    assert seen[-1] == (2, 1 if moved else 2)
+    memory.gradients.end()
+    assert storages() == (2, 2)
     for each, expected in zip(model.parameters(), plain, strict=True):
         assert torch.equal(each.grad, expected)

@@ -1,15 +1,16 @@
-"""Storages of tensors: how many tensors hold one, and how those of several tensors become one."""
+"""Storages of tensors: how many tensors hold one, and gradients that share one while backward runs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 _use_count: Any = torch._C._storage_Use_Count
-_LEAST_BYTES = 2**20  # PyTorch's allocator keeps smaller ones apart
+_SMALL_BYTES = 2**20  # PyTorch's allocator keeps tensors up to this apart
 _ALIGNED_BYTES = 512
 
 
@@ -21,44 +22,79 @@ def _alone() -> int:
 
 
 def holders(storage: torch.UntypedStorage) -> int:
-    """Return how many tensors hold a storage."""
+    """Return how many tensors hold a storage of which there is a Python object."""
     return int(_use_count(storage._cdata)) - _alone()
 
 
-def gather(tensors: Iterable[Tensor]) -> None:
-    """Move tensors of a device into one storage, so that the memory between them becomes one piece.
+@final
+class GatheredGradients:
+    """Gradients of a backward that lie in one storage until it ends, so that the memory between them is one piece.
 
-    Backward lays gradients into the holes of activations, of which nothing larger finds room any more then. Tensors
-    below 1 MiB and those that share a storage stay where they are, and all do where the device has no piece for them.
-    Other streams may have written them, or may read them later, so a GPU ends all work before and behind the copy.
+    Backward lays gradients into the holes that activations leave, and then no hole is large enough for a convolution.
     """
-    moved = [each for each in tensors if _fills_storage(each)]
-    if len(moved) < 2 or (moved[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-        return
-    ends = [0]
-    for each in moved:
-        ends.append(ends[-1] + -(-each.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES)
-    with suppress(torch.OutOfMemoryError), torch.no_grad():
-        _end_work(moved[0])
-        storage = torch.empty(ends[-1], dtype=torch.uint8, device=moved[0].device).untyped_storage()
-        copies = []
-        for each, at in zip(moved, ends, strict=False):
-            place = at // each.element_size(), each.shape, each.stride()
-            copies.append(torch.empty(0, dtype=each.dtype, device=each.device).set_(storage, *place))
-            copies[-1].copy_(each)
-        _end_work(moved[0])
-        for each, copy in zip(moved, copies, strict=True):
-            each.data = copy
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before: set[int] | None = None  # gradients that there were when backward began
+        self._gathered: list[Tensor] = []
+
+    def begin(self, parameters: Iterable[Tensor]) -> None:
+        """Note the gradients that there are, which stay where they are, because programs may know where."""
+        self._before = {id(each) for each in _gradients(parameters)}
+
+    def new(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Return gradients above 1 MiB that this backward has made; none where a copy of them would not be safe.
+
+        While torch.distributed is in use, a GPU may wait for another one that waits for this backward.
+        """
+        before = self._before
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if before is None or is_distributed:
+            return []
+        return [each for each in _gradients(parameters) if id(each) not in before and self._owns_large_storage(each)]
+
+    def gather(self, gradients: Sequence[Tensor]) -> None:
+        """Move gradients into one storage.
+
+        They stay where they are if the device has no piece for all of them, or a CUDA graph is captured. Other streams
+        may have written them, or may add to them later, so a GPU ends all work before and behind the copy.
+        """
+        if not gradients or (self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return
+        ends = [0]
+        for each in gradients:
+            ends.append(ends[-1] + -(-each.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES)
+        with suppress(torch.OutOfMemoryError), torch.no_grad(), _disable_current_modes():  # nothing leaves for it
+            self._end_work()
+            storage = torch.empty(ends[-1], dtype=torch.uint8, device=self._device).untyped_storage()
+            copies = []
+            for each, at in zip(gradients, ends, strict=False):
+                place = at // each.element_size(), each.shape, each.stride()
+                copies.append(torch.empty(0, dtype=each.dtype, device=each.device).set_(storage, *place))
+                copies[-1].copy_(each)
+            self._end_work()
+            for each, copy in zip(gradients, copies, strict=True):
+                each.data = copy
+            self._gathered += gradients
+
+    def end(self) -> None:
+        """Give gradients storages of their own again, as far as the device has memory for them."""
+        self._before, gathered, self._gathered = None, self._gathered, []
+        with suppress(torch.OutOfMemoryError), torch.no_grad(), _disable_current_modes():
+            for each in gathered:
+                each.data = each.detach().clone()
+
+    def _owns_large_storage(self, tensor: Tensor) -> bool:
+        plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device == self._device
+        if not plain or tensor.requires_grad:
+            return False
+        storage = tensor.untyped_storage()
+        return storage.nbytes() == tensor.nbytes > _SMALL_BYTES and holders(storage) == 1
+
+    def _end_work(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
 
-def _fills_storage(tensor: Tensor) -> bool:
-    """Return whether a tensor has a large storage of its own."""
-    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.requires_grad:
-        return False
-    storage = tensor.untyped_storage()
-    return storage.nbytes() == tensor.nbytes >= _LEAST_BYTES and holders(storage) == 1
-
-
-def _end_work(tensor: Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [each.grad for each in parameters if each.is_leaf and each.grad is not None]

@@ -22,9 +22,11 @@ from ucudnn.torch.device.compilation import eagerly, stop_compiler
 from ucudnn.units import bytes_down, bytes_up, format_bytes
 
 _RESERVES = (256 * 2**20, 64 * 2**20, 32 * 2**20)  # for kernels that the first step loads, those that learn, and others
-_LOOK_S = 5e-3  # between looks at kernels, of which a few MiB take longer
-_FIRST_HOLES = 0.15  # of the same, while cuDNN chooses algorithms, which it does not do again
+_LOOK_S = 5e-3  # between looks at kernels; to load a few MiB of them takes longer
 _HOLES, _HOLE_BYTES = 0.02, 160 * 2**20  # between tensors, of what PyTorch's allocator may take, and in its pages
+_FIRST_FREE = (
+    0.15  # of what the allocator may take, for workspaces in the first step, in which cuDNN chooses algorithms
+)
 # The step that says what calls take a device. The first one loads kernels, the next says what they take a GPU's host.
 _FIRST_CHOICE, _FIRST_CHOICE_ON_GPU = 2, 3
 _MOST_LEARNED = 8  # steps
@@ -57,19 +59,15 @@ class BudgetedSteps:
         if device.type == "cuda":
             expand_segments(device)
             torch.cuda.empty_cache()
-        cap = self._bound(_RESERVES[0])
-        self._began_outside, self._next_look = self.outside, 0.0
-        if device.type == "cuda" and cap <= (has := torch.cuda.memory_allocated(device)):
+        try:
+            if device.type == "cuda":
+                self._check(torch.cuda.memory_allocated(device), outside_bytes(device) + _RESERVES[0])
+            cap = self._bound(_RESERVES[0])
+        except BaseException:
             self._restore()
-            beside = self.outside + _RESERVES[0]
-            raise BudgetError(
-                f"the budget is {bytes_down(total)}, and the process has {bytes_up(has)} of tensors and"
-                f" {bytes_up(beside)} of context and kernels on {device}: raise it",
-                kernel="",
-                limit_bytes=total,
-                required_bytes=beside + has,
-            )
-        margins = (_HOLES + _HOLE_BYTES / cap, _FIRST_HOLES) if counted is None else (0.0, 0.0)
+            raise
+        self._began_outside, self._next_look = self.outside, 0.0
+        margins = (_HOLES + _HOLE_BYTES / cap, _FIRST_FREE) if counted is None else (0.0, 0.0)
         self._pressure = Pressure(self.alive, cap, *margins)
         if counted is None:
             self._pressure.follow = self._follow_kernels
@@ -82,6 +80,16 @@ class BudgetedSteps:
         self.calls.begin = self._turn_guard
         if counted is None:  # on a CPU the guard is on in all steps, and there is no queue
             self.calls.guarding_s = self.guard.host_s
+
+    def _check(self, has: int, beside: int) -> None:
+        if self.total <= has + beside:
+            raise BudgetError(
+                f"the budget is {bytes_down(self.total)}, and the process has {bytes_up(has)} of tensors and"
+                f" {bytes_up(beside)} of context and kernels on {self.device}: raise it",
+                kernel="",
+                limit_bytes=self.total,
+                required_bytes=beside + has,
+            )
 
     def _bound(self, reserve: int) -> int:
         """Let PyTorch's allocator take what the budget leaves to it, and return how many bytes that is."""
@@ -98,11 +106,14 @@ class BudgetedSteps:
         return cap
 
     def _follow_kernels(self) -> None:
-        """Leave less to PyTorch's allocator while steps are learned, as soon as more kernels are loaded than was kept.
+        """Leave less to PyTorch's allocator as soon as more kernels are loaded than memory was kept for.
 
-        A first step has loaded 303 MiB on an H200. Calls that are tried are not to read the clock.
+        A first step has loaded 303 MiB of them on an H200. In calls that are tried nobody may read the clock, because
+        a call that does so is never repeated.
         """
-        if not self._pressure.learning or self.calls.trying or (begin := perf_counter()) < self._next_look:
+        if not self._open or self.calls.trying or torch.cuda.is_current_stream_capturing():
+            return
+        if (begin := perf_counter()) < self._next_look:
             return
         outside = outside_bytes(self.device)
         reserve = max(_RESERVES[1], _RESERVES[0] - (outside - self._began_outside)) if not self._steps else _RESERVES[1]
@@ -164,6 +175,8 @@ class BudgetedSteps:
             with suppress(RuntimeError):  # somebody looks at saved tensors, and no backward runs
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
                 self._backward = self._pressure.in_backward = True
+                if self._pressure.scattered:
+                    self.memory.gradients.begin(self.memory.kept())
                 self.calls.begin_backward(self._pressure.limit // _SEEN_PART)
         found = self.memory.unpack(packed)
         if self._explains:
@@ -182,6 +195,7 @@ class BudgetedSteps:
     def _end_backward(self) -> None:
         """Choose what is done in the next steps by what this one took."""
         self._backward = self._pressure.in_backward = False
+        self.memory.gradients.end()
         self._steps += 1
         self.memory.owner = None
         pressure = self._pressure
@@ -216,6 +230,7 @@ class BudgetedSteps:
     def _end_failed_backward(self) -> None:
         """Begin another step: the program went on after an error in backward, of which nothing is learned."""
         self._backward = self._pressure.in_backward = False
+        self.memory.gradients.end()
         self.memory.owner = None
         self.calls.end_step(needs_little=False)
         self._begin_step(failed=True)

@@ -18,6 +18,7 @@ _MOST_CHANGE = 8  # a step that had this part of the limit too many is another o
 _TARGET_PART = 64  # of the limit that a step is to leave free, so that small changes need no other choice
 _UNKNOWN = 16  # a module that did not run yet takes this part of the limit
 _MOST_UNMAPPED = 1.75  # times in this step, half of those in the one before, and so on
+_SCATTERED_STEPS = 64
 _SMALL_PART = 64  # of the limit; convolutions that take less find it anyway
 _LOOKS = 128  # while nothing is learned, what is alive is read after this part of the limit was saved
 
@@ -136,7 +137,6 @@ class Pressure:
         differs: whether the last step had far more too many than the one that was learned.
         steady: whether nothing failed in the last step, and no more had to go than in the one before.
         needs_little: whether hardly anything had to go in the last step, nothing failed, and holes were as before.
-        scattered: whether the allocator had free memory that it could not use in any step so far.
         relieved: bytes that were sent to the host in this step because of what was alive.
         failed: how many operations of this step found no memory.
         away: bytes of saved storages that are in the host's memory alone.
@@ -158,7 +158,8 @@ class Pressure:
         # Bytes since a look; the relief of the step that was learned last, of the last one, and of the last one that
         # had any since a step was learned.
         self._since = self._usual = self._relieved = self._answered = 0
-        self.steady = self.needs_little = self.scattered = False
+        self.steady = self.needs_little = False
+        self._since_unmapped = _SCATTERED_STEPS  # how many steps ago the allocator unmapped pages
         self.allow(cap)
         self.level, _ = alive.look()
         self._retries, self._unmapped = alive.failures()[1], 0.0
@@ -166,6 +167,11 @@ class Pressure:
     def allow(self, cap: int) -> None:
         """Set the limit by the most bytes that the device may have, holes included."""
         self.cap, self.limit = cap, int(cap * (1 - self._margin))
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the allocator unmapped pages for want of memory in one of the last steps."""
+        return self._since_unmapped < _SCATTERED_STEPS
 
     @property
     def target(self) -> int:
@@ -250,11 +256,11 @@ class Pressure:
         the same, holes are larger than was foreseen. A step that tries what is done from now on shows neither.
 
         Where the allocator finds no memory, it unmaps all free pages, which takes about 20 ms. So holes are also too
-        large where it does that in one step after another, or several times in one step. While steps are learned,
-        copies leave other holes than later.
+        large where it does that in one step after another, or several times in one step. Steps that are learned do not
+        count, because their copies leave other holes than there are later.
         """
         before, self._retries = self._retries, self.alive.failures()[1]
-        self.scattered = self.scattered or self._retries > before
+        self._since_unmapped = 0 if self._retries > before else self._since_unmapped + 1
         if not tries and not self.learning:
             self._unmapped = self._unmapped / 2 + self._retries - before
         holes = self._unmapped >= _MOST_UNMAPPED and self._margin < _MOST_MARGIN

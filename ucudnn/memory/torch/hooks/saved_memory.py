@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
-from ucudnn.memory.torch.device.storages import gather
+from ucudnn.memory.torch.device.storages import GatheredGradients
 from ucudnn.memory.torch.hooks.host_store import HostStore
 from ucudnn.memory.torch.hooks.pressure import Pressure
 from ucudnn.memory.torch.hooks.saved_tensors import (
@@ -30,7 +30,8 @@ from ucudnn.memory.torch.hooks.saved_tensors import (
 _LOOKED_AT = 8  # young storages whose holders are looked at whenever something is saved
 _LEAST_PART = 4096  # of the limit; a smaller storage takes the host more time than it is worth
 _PIECE_PART = 8  # of a new convolution's bytes, which its workspace may take beside them
-_LARGE_PART = 32  # of the limit, what a convolution has saved at least for which gradients are laid side by side
+_LARGE_PART = 32  # of the limit; for a convolution that saved more, gradients are gathered
+_GATHERED_PART = 64  # of the limit; fewer gradients stay where they are
 _AHEAD = 3  # storages that come back before backward asks for them
 _PASSED_BY = 6  # storages that backward reads without a look for what could come back
 _NEAR = 16  # so many storages before backward asks for one, it comes back if there is room for what runs now
@@ -49,6 +50,7 @@ class SavedMemory:
 
     Attributes:
         ahead_bytes: bytes that leave in a step as soon as they can, whatever is free.
+        gradients: those that lie side by side while backward runs, so that convolutions find larger pieces.
         offloaded, recomputed: bytes that went to the host, or were computed again, so far, by owner.
         owner: the module that runs, or None.
         least_part: smaller storages than this part of the limit stay.
@@ -62,7 +64,7 @@ class SavedMemory:
         self.least_part = _LEAST_PART
         self.added: Callable[[int, SavedStorage], None] = lambda key, saved: None
         self.read: Callable[[SavedStorage], None] = lambda saved: None
-        self.device, self.pressure = device, pressure
+        self.device, self.pressure, self.gradients = device, pressure, GatheredGradients(device)
         self._lock = new_lock(LockLevel.INNERMOST)
         self._store = store
         self._by_key, self._resident, self._away = dict[int, int](), dict[int, _Reference](), dict[int, _Reference]()
@@ -71,7 +73,6 @@ class SavedMemory:
         self._leaving = deque[tuple[_Reference, torch.UntypedStorage, Any]]()
         self._gone = deque[tuple[Any, int, int, int, Any, Any]]()
         self._order = self._left_ahead = self._short = self._passed_by = 0
-        self._gathers = False  # gradients, before the first large convolution of backward
 
     def keep(self, tensor: Tensor) -> None:
         """Let a tensor stay where it is whenever it is saved, because it is there anyway."""
@@ -89,7 +90,7 @@ class SavedMemory:
 
     def kept(self) -> list[Tensor]:
         """Return the tensors that stay."""
-        return [tensor for each in self._kept.values() if (tensor := each()) is not None]
+        return [tensor for each in [*self._kept.values()] if (tensor := each()) is not None]
 
     def saved(self, key: int | None) -> SavedStorage | None:
         """Return the saved storage of a key, if there is one on the device."""
@@ -124,7 +125,7 @@ class SavedMemory:
 
     def begin_step(self) -> None:
         """Note that all that is saved from now on belongs to another step."""
-        self._left_ahead, self._short, self._gathers = self.ahead_bytes, 0, self.pressure.scattered
+        self._left_ahead, self._short = self.ahead_bytes, 0
         self._young.clear()
 
     def pack(self, tensor: Tensor) -> Packed:
@@ -168,10 +169,8 @@ class SavedMemory:
             self._settle()
             saved = packed.saved
             self.owner = saved.owner
-            if self._gathers and saved.size * _LARGE_PART > self.pressure.limit and _convolves():
-                self._gathers = False
-                with _disable_current_modes():  # nothing need leave for it
-                    gather(each.grad for each in self.kept() if each.grad is not None)
+            if self.pressure.scattered and saved.size * _LARGE_PART > self.pressure.limit and _convolves():
+                self._gather_gradients()
             if saved.calls:
                 self.read(saved)
             self._back(saved)
@@ -208,6 +207,14 @@ class SavedMemory:
             while is_new and not self._fits(piece) and self._relieve(max(size // 4, self.pressure.limit // 64)):
                 pass
             self.pressure.rebase()  # the piece is nothing that the convolution took
+
+    def _gather_gradients(self) -> None:
+        """Let new gradients lie side by side until backward ends, if they are many and there is room for a copy."""
+        new = self.gradients.new(self.kept())
+        size = sum(each.nbytes for each in new)
+        if size * _GATHERED_PART >= self.pressure.limit and self.pressure.room(self.owner, size) <= 0:
+            self.gradients.gather(new)
+            self.pressure.rebase()  # the copy is nothing that a module took
 
     def _fits(self, size: int) -> bool:
         """Return whether the allocator has a piece of some bytes, which it keeps for who asks next."""
