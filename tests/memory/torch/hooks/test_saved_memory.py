@@ -11,6 +11,7 @@ from ucudnn.memory.torch.hooks.guard import Guard
 from ucudnn.memory.torch.hooks.host_store import HostStore
 from ucudnn.memory.torch.hooks.pressure import CountedBytes, Pressure
 from ucudnn.memory.torch.hooks.saved_memory import SavedMemory
+from ucudnn.memory.torch.hooks.saved_tensors import VersionCheck
 
 CPU = torch.device("cpu")
 OWNERS = "small", "large"
@@ -335,3 +336,20 @@ def test_gradients_become_one_piece_for_large_convolutions_of_backward(scattered
     assert storages() == (2, 2)
     for each, expected in zip(model.parameters(), plain, strict=True):
         assert torch.equal(each.grad, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_have_no_shape_and_stay(layout):
+    parts = [torch.randn(length, 8) for length in (300, 200)]
+    nested = torch.nested.nested_tensor(parts, layout=layout)
+    memory = SavedMemory(CPU, Pressure(Saved(), 64_000, 0.0), HostStore(CPU, 2**30))
+    packed, check = memory.pack(nested), VersionCheck(nested)
+    assert not memory.free(1000)
+    check.check()
+    for found, part in zip(memory.unpack(packed).unbind(), parts, strict=True):
+        assert torch.equal(found, part)
+    nested.mul_(2)
+    for see in (check.check, lambda: memory.unpack(packed)):
+        with pytest.raises(FittedStepError, match="modified by an inplace operation"):
+            see()

@@ -23,8 +23,11 @@ def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def storage_key(tensor: Tensor) -> int | None:
     """Return what tells a plain tensor's storage from others that exist; None for a tensor of another kind."""
-    plain = type(tensor) is Tensor and tensor.layout is torch.strided
-    return tensor.untyped_storage()._cdata if plain else None
+    return tensor.untyped_storage()._cdata if _is_plain(tensor) else None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
 
 
 @final
@@ -34,14 +37,19 @@ class VersionCheck:
     __slots__ = ("_counter", "form", "version")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.version, self.form = tensor._version, (tensor.dtype, tensor.shape)
+        self.version, self.form = tensor._version, (tensor.dtype, _shape(tensor))
         self._counter = tensor.detach()
-        if type(tensor) is Tensor and tensor.layout is torch.strided:  # the counter stays that of the tensor
+        if _is_plain(tensor):  # the counter stays that of the tensor
             self._counter.data = _nothing(tensor.dtype, tensor.device)
 
     def check(self) -> None:
         """Raise PyTorch's error, a FittedStepError, if the tensor was changed in place since it was saved."""
         check_version(self._counter._version, self.version, *self.form)
+
+
+def _shape(tensor: Tensor) -> torch.Size:
+    """Return the shape of a tensor; that of a number for nested ones, which have none."""
+    return torch.Size() if tensor.is_nested else tensor.shape
 
 
 def check_version(now: int, version: int, dtype: torch.dtype, shape: torch.Size) -> None:
@@ -157,7 +165,7 @@ class KeptTensor:
     @property
     def tensor(self) -> Tensor:
         """The tensor, if it was not changed in place."""
-        check_version(self._tensor._version, self._version, self._tensor.dtype, self._tensor.shape)
+        check_version(self._tensor._version, self._version, self._tensor.dtype, _shape(self._tensor))
         return self._tensor
 
 
