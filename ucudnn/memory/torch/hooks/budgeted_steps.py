@@ -24,9 +24,7 @@ from ucudnn.units import bytes_down, bytes_up, format_bytes
 _RESERVES = (256 * 2**20, 64 * 2**20, 32 * 2**20)  # for kernels that the first step loads, those that learn, and others
 _LOOK_S = 5e-3  # between looks at kernels; to load a few MiB of them takes longer
 _HOLES, _HOLE_BYTES = 0.02, 160 * 2**20  # between tensors, of what PyTorch's allocator may take, and in its pages
-_FIRST_FREE = (
-    0.15  # of what the allocator may take, for workspaces in the first step, in which cuDNN chooses algorithms
-)
+_FIRST_FREE = 0.15  # of the allocator's bytes, for workspaces in the first step, in which cuDNN chooses algorithms
 # The step that says what calls take a device. The first one loads kernels, the next says what they take a GPU's host.
 _FIRST_CHOICE, _FIRST_CHOICE_ON_GPU = 2, 3
 _MOST_LEARNED = 8  # steps
