@@ -98,10 +98,11 @@ def test_pages_are_zeros_and_a_fork_neither_copies_nor_changes_what_is_to_be_pin
     assert not found.count_nonzero()
     assert found.data_ptr() % 4096 == 0
     found.fill_(7)
+    shown = found.numpy()
     child = os.fork()
-    if not child:
-        seen = int(found[0]), int(found[-1])
-        found.fill_(9)
+    if not child:  # without PyTorch, whose threads the child does not have
+        seen = int(shown[0]), int(shown[-1])
+        shown[:] = 9
         os._exit(0 if seen == ((0, 0) if pinned else (7, 7)) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert set(found.tolist()) == {7 if pinned else 9}
