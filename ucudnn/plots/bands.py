@@ -9,9 +9,6 @@ from ucudnn.plots.style import GIB, Look, add_legend, draw_marks, draw_phases, n
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _STAYING = ("#333333", "#6b6b6b", "#9a9a9a", "#c4c4c4")  # what is there during the whole step, at the bottom
 _LAYERS = ("#08306b", "#2171b5", "#6baed6", "#9ecae1", "#c6dbef")  # what is saved, by layer
@@ -96,21 +93,20 @@ def front_figure(
         title: stands above the picture.
     """
     figure, axes = new_figure(title, 4.6)
-    drawn = {name: sorted(points) for name, points in fronts.items() if points}
+    drawn = {
+        name: sorted((peak / GIB, time_ms) for peak, time_ms in points) for name, points in fronts.items() if points
+    }
     named = [*drawn] if len(drawn) <= _MOST_NAMED else _best(drawn)
     families = [*dict.fromkeys(name.partition("-")[0] for name in named)]
     shapes = {color: cycle(_SHAPES) for color in _FAMILIES}
     others = [points for name, points in drawn.items() if name not in named]
     for index, points in enumerate(others):
         label = "_" if index else f"{len(others)} others"
-        xs, ys = [peak / GIB for peak, _ in points], [time_ms for _, time_ms in points]
-        axes.plot(xs, ys, ".-", label=label, color="#c8c8c8", linewidth=0.8, markersize=4)
+        axes.plot(*zip(*points, strict=True), ".-", label=label, color="#c8c8c8", linewidth=0.8, markersize=4)
     for name in named:
-        points = drawn[name]
         color = _FAMILIES[families.index(name.partition("-")[0]) % len(_FAMILIES)]
-        xs, ys = [peak / GIB for peak, _ in points], [time_ms for _, time_ms in points]
         style: Any = {"color": color, "linewidth": 1, "markersize": 4.5, "markerfacecolor": "none"}
-        axes.plot(xs, ys, f"{next(shapes[color])}-", label=name, **style)
+        axes.plot(*zip(*drawn[name], strict=True), f"{next(shapes[color])}-", label=name, **style)
     axes.set(xlabel="peak in GiB", ylabel="time of a step in ms")
     low, high = axes.dataLim.y0, axes.dataLim.y1
     axes.set(xlim=(0, 1.08 * axes.dataLim.x1), ylim=(0, 1.15 * high))
@@ -127,7 +123,7 @@ def front_figure(
     return figure
 
 
-def _best(fronts: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
+def _best(fronts: Mapping[str, Sequence[tuple[float, float]]]) -> list[str]:
     """Return the first of the fastest policies, and those that no other one beats at one of their lower peaks."""
     every = sorted(point for points in fronts.values() for point in points)
     least = {peak: min(time_ms for other, time_ms in every if other <= peak) for peak, _ in every}
@@ -202,34 +198,26 @@ def queues_figure(picture: QueuePicture, title: str = "") -> "Figure":
     figure, first = new_figure(title, 4.2)
     first.remove()
     lanes, memory = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.6))
-    kinds: dict[str, None] = {}
     for row, work in enumerate(picture.lanes.values()):
         for kind in dict.fromkeys(kind for kind, *_ in work):
-            kinds[kind] = None
             spans = [(start, end - start) for found, start, end in work if found == kind]
             lanes.broken_barh(spans, (row - 0.38, 0.76), facecolor=COLORS[kind], linewidth=0)
     lanes.set(ylim=(len(picture.lanes) - 0.5, -0.5), yticks=range(len(picture.lanes)))
     lanes.set_yticklabels(picture.lanes)
     lanes.tick_params(left=False)
-    times = [time for time, _ in picture.memory] + [picture.end_ms]
-    sizes = [size / GIB for _, size in picture.memory]
-    memory.fill_between(times, [*sizes, sizes[-1]], step="post", color="#c6dbef", linewidth=0)
-    memory.step(times, [*sizes, sizes[-1]], where="post", color="#08306b", linewidth=0.7)
-    looks = [Look(kind, COLORS[kind]) for kind in kinds]
-    if picture.measured:
-        times = [time for time, _ in picture.measured] + [picture.end_ms]
-        found = [size / GIB for _, size in picture.measured]
-        memory.step(times, [*found, found[-1]], where="post", color=COLORS["measured memory"], linewidth=0.9)
-        sizes += found
-        looks += [
-            Look("predicted memory", COLORS["predicted memory"]),
-            Look("measured memory", COLORS["measured memory"]),
-        ]
-    height = 1.12 * max([*sizes, *(size / GIB for _, size in picture.marks)])
+    kinds = [*dict.fromkeys(kind for work in picture.lanes.values() for kind, *_ in work)]
+    curves = (("predicted memory", picture.memory, 0.7), ("measured memory", picture.measured, 0.9))
+    for name, points, width in curves if picture.measured else curves[:1]:
+        times = [*(time for time, _ in points), picture.end_ms]
+        sizes = [size / GIB for _, size in (*points, points[-1])]
+        memory.step(times, sizes, where="post", color=COLORS[name], linewidth=width)
+        kinds += [name] if picture.measured else []
+    memory.fill_between(*memory.lines[0].get_data(), step="post", color="#c6dbef", linewidth=0)
+    height = 1.12 * max(size / GIB for _, size in (*picture.memory, *picture.measured, *picture.marks))
     memory.set(xlim=(0, picture.end_ms), ylim=(0, height), xlabel="time in ms", ylabel="memory in GiB")
     draw_marks(memory, picture.marks)
     draw_phases([lanes, memory], picture.phases, picture.end_ms, -0.5, 2)
-    add_legend(figure, looks, "outside lower center", 6)
+    add_legend(figure, [Look(kind, COLORS[kind]) for kind in kinds], "outside lower center", 6)
     return figure
 
 

@@ -151,17 +151,13 @@ def division_figure(
         panels.insert(0, (stacks, f"{kind} time in ms"))
     tall = len(bars) > _MANY_BARS  # their labels stand upright
     figure, first = new_figure(title, (8.0 if tall else 6.0) if times else 4.0)
-    axes = [first] if len(panels) == 1 else _rows(figure, first, len(panels))
+    first.remove()
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     layers = _largest_layers([stacks for stacks, _ in panels])
     for place, (stacks, ylabel) in zip(axes, panels, strict=True):
         _draw_stacks(figure, place, bars, _joined(stacks, layers), layers, ylabel)
     _name_operations(figure, workspace)
     return figure
-
-
-def _rows(figure: "Figure", first: "Axes", count: int) -> list["Axes"]:
-    first.remove()
-    return [*figure.subplots(count, 1)]
 
 
 def _times(bars: Sequence[Bar]) -> tuple[list[_Stack], str]:

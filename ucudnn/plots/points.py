@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ucudnn.configuration import Configuration
-from ucudnn.plots.style import MIB, Look, algorithms_of, looks_of, new_figure
+from ucudnn.plots.style import MIB, Look, looks_of, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,10 +69,9 @@ def _add_points(figure: "Figure", axes: "Axes", front: Sequence[Configuration], 
     styles = {name: {"marker": shapes[name], "markerfacecolor": look.color} for name, look in looks.items()}
     drawn = {}
     for each in front:
-        names = algorithms_of(each)
-        one = len(names) == 1
-        label = looks[names[0]].label if one else "several algorithms"
-        style = styles[names[0]] if one else {"marker": "o", "markerfacecolor": "white"}
+        name, *more = looks_of([each])
+        label = "several algorithms" if more else looks[name].label
+        style = {"marker": "o", "markerfacecolor": "white"} if more else styles[name]
         point = (each.workspace_bytes / MIB, each.time_ms)
         (drawn[label],) = axes.plot(*point, linestyle="", markeredgecolor="black", markeredgewidth=0.5, **style)
     # matplotlib leaves out labels that begin with an underscore.

@@ -89,11 +89,6 @@ def bar_pieces(configuration: Configuration) -> list[BarPiece]:
     return found
 
 
-def algorithms_of(configuration: Configuration) -> list[str]:
-    """Return the different algorithms of a configuration, in order."""
-    return [*dict.fromkeys(piece.algorithm for piece in bar_pieces(configuration))]
-
-
 def add_legend(figure: "Figure", looks: Iterable[Look], place: Any, columns: int = 1) -> None:
     """Add a legend outside the axes, at a place that matplotlib names."""
     from matplotlib.patches import Patch
