@@ -116,9 +116,9 @@ def _kind(plan: MemoryPlan, life: Lifetime) -> str:
 
 def draw_explained(found: PeakExplanation, path: Path) -> None:
     """Draw the memory of an explained step over time, and who owns it."""
-    times, owners = found.over_time()
+    owners = found.over_time()
     picture = MemoryPicture(
-        times_ms=times,
+        times_ms=found.times_ms,
         staying=owners.staying,
         saved=owners.saved,
         rest=owners.rest,

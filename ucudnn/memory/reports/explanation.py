@@ -118,18 +118,20 @@ class PeakExplanation:
             "largest_batches": dict(self.largest_batches),
         }
 
-    def over_time(self) -> tuple[tuple[float, ...], MemoryOverTime]:
-        """Return when each operation begins and the last one ends, in milliseconds, and who owns the memory by then."""
-        times = (self.costs.time_ms[operation] for operation in self.liveness.order)
-        return tuple(accumulate(times, initial=0.0)), memory_over_time(self.liveness, _MOST_SAVED)
+    @property
+    def times_ms(self) -> tuple[float, ...]:
+        """When each operation begins and the last one ends, in milliseconds."""
+        return tuple(accumulate((self.costs.time_ms[each] for each in self.liveness.order), initial=0.0))
+
+    def over_time(self) -> MemoryOverTime:
+        """Return who owns the memory while each operation runs."""
+        return memory_over_time(self.liveness, _MOST_SAVED)
 
     def phases(self) -> list[tuple[str, float]]:
         """Return the parts of the step and when they begin, in milliseconds."""
         found: dict[str, float] = {}
-        begin = 0.0
-        for operation in self.liveness.order:
+        for operation, begin in zip(self.liveness.order, self.times_ms, strict=False):
             found.setdefault(self._graph.operations[operation].phase.value, begin)
-            begin += self.costs.time_ms[operation]
         return [*found.items()]
 
     def peak_text(self) -> str:
@@ -141,9 +143,8 @@ class PeakExplanation:
     def _place(self, place: int) -> str:
         index = self.liveness.order[place]
         operation = self._graph.operations[index]
-        begin = sum(self.costs.time_ms[each] for each in self.liveness.order[:place])
         line = f", {operation.source}" if operation.source else ""
-        when = f"{operation.phase.value}, {format_ms(begin)} of {format_ms(sum(self.costs.time_ms))}"
+        when = f"{operation.phase.value}, {format_ms(self.times_ms[place])} of {format_ms(sum(self.costs.time_ms))}"
         return f"{self._graph.operation_name(index)}{line} ({when})"
 
     def _operation(self, place: int) -> dict[str, Any]:
@@ -218,19 +219,23 @@ def least_budget(policy: str, graph: StepGraph, costs: Costs) -> int | None:
 def largest_batch(policy: str, graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
     """Return the largest mini-batch for which a policy keeps a budget in bytes; 0 if there is none."""
     planner = find_policy(policy)
-    guess = _guess(graph, least_budget(policy, graph, costs_of(graph)), budget)
-    return _largest_fitting(lambda sized, costs: planner.plan(sized, costs, budget) is not None, graph, costs_of, guess)
+    least = least_budget(policy, graph, costs_of(graph))
+    return _largest_fitting(
+        lambda sized, costs: planner.plan(sized, costs, budget) is not None, graph, costs_of, least, budget
+    )
 
 
 def floor_batch(graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
     """Return the largest mini-batch whose floor is within a budget in bytes; 0 if there is none."""
-    guess = _guess(graph, measure_liveness(graph, costs_of(graph)).floor_bytes, budget)
+    least = measure_liveness(graph, costs_of(graph)).floor_bytes
     return _largest_fitting(
-        lambda sized, costs: measure_liveness(sized, costs).floor_bytes <= budget, graph, costs_of, guess
+        lambda sized, costs: measure_liveness(sized, costs).floor_bytes <= budget, graph, costs_of, least, budget
     )
 
 
-def _largest_fitting(keeps: Callable[[StepGraph, Costs], bool], graph: StepGraph, costs_of: CostsOf, guess: int) -> int:
+def _largest_fitting(
+    keeps: Callable[[StepGraph, Costs], bool], graph: StepGraph, costs_of: CostsOf, least: int | None, budget: int
+) -> int:
     def fits(batch: int) -> bool:
         try:
             sized = graph.with_batch(batch)
@@ -238,12 +243,8 @@ def _largest_fitting(keeps: Callable[[StepGraph, Costs], bool], graph: StepGraph
         except (BudgetError, StepGraphError, InvalidProblemError):  # the last one: more samples than cuDNN can count
             return False
 
-    return largest_within(fits, graph, guess)
-
-
-def _guess(graph: StepGraph, least: int | None, budget: int) -> int:
-    """Return the mini-batch that a budget suggests, if the step needs `least` bytes at its own."""
-    return max(1, min(MOST_SIZE, graph.batch * budget // (least or budget or 1)))
+    guess = graph.batch * budget // (least or budget or 1)  # the step needs `least` bytes at its own mini-batch
+    return largest_within(fits, graph, max(1, min(MOST_SIZE, guess)))
 
 
 def largest_within(fits: Callable[[int], bool], graph: StepGraph, guess: int, near: float = 0.0) -> int:

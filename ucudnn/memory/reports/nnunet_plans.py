@@ -13,7 +13,7 @@ from typing import Any, final
 
 from ucudnn.bounded import read_whole
 from ucudnn.errors import InvalidNetworkError, InvalidValueError
-from ucudnn.profiles.json_values import UNREADABLE, entries, load_json, text, texts, whole
+from ucudnn.profiles.json_values import UNREADABLE, entries, load_json, refused, text, texts, whole
 from ucudnn.units import shortened
 
 Patch = tuple[int, ...]
@@ -134,12 +134,11 @@ def read_plans(path: Path, configuration: str | None) -> NnunetPlans:
         InvalidNetworkError: if a file cannot be read, or there is no such configuration, or a key is missing or has a
             value that makes no sense; the message names the key.
     """
-    content = _read(path)
-    beside = path.with_name("dataset.json")
+    content, beside = _read(path), path.with_name("dataset.json")
     if not beside.exists():
         raise InvalidNetworkError(f"{beside} is not there: put the data set's own beside the plans")
     data_set = _read(beside)
-    try:
+    with refused(str(path), InvalidNetworkError):
         every = content[_CONFIGURATIONS]
         if configuration is None or configuration not in every.entries():
             asked = "" if configuration is None else f"configuration {shortened(configuration)} is not there: "
@@ -165,12 +164,8 @@ def read_plans(path: Path, configuration: str | None) -> NnunetPlans:
             "median": own["median_image_size_in_voxels"].edges(axes),
             "batch_dice": own.entries().get("batch_dice") is True,
         }
-    except InvalidValueError as error:
-        raise InvalidNetworkError(f"{path}: {error}") from error
-    try:
+    with refused(str(beside), InvalidNetworkError):
         found |= _data_set(data_set, cascaded=own.entries().get("previous_stage") is not None)
-    except InvalidValueError as error:
-        raise InvalidNetworkError(f"{beside}: {error}") from error
     return NnunetPlans(
         path=path,
         configuration=configuration,
@@ -182,10 +177,8 @@ def read_plans(path: Path, configuration: str | None) -> NnunetPlans:
 
 
 def _read(path: Path) -> _Key:
-    try:
+    with refused(str(path), InvalidNetworkError):
         return _Key(load_json(read_whole(path)), "")
-    except UNREADABLE as error:
-        raise InvalidNetworkError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _inherited(every: _Key, name: str) -> _Key:
