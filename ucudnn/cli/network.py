@@ -18,7 +18,9 @@ from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import option, settings_of
 from ucudnn.cli.subject import Subject, network_on, open_measured
 from ucudnn.cli.torch_model import time_model
+from ucudnn.command_line import NoEffect
 from ucudnn.errors import BackendError, InvalidNetworkError
+from ucudnn.networks.variants import LAYOUT_NAMES, variants
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decision, Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan, encode_plans, load_plans
@@ -30,7 +32,7 @@ from ucudnn.reporting.output_file import add_recording, check_output, write_whol
 from ucudnn.reporting.plan_timing import execute, execute_all
 from ucudnn.reporting.run_report import MachineLoad
 from ucudnn.reporting.terminal import Steps, print_note, print_report, print_text, progress
-from ucudnn.settings import Settings
+from ucudnn.settings import Settings, SolverName
 
 _LONG_S = 20.0
 _UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -44,17 +46,52 @@ class _Asked:
 
     network: options.NetworkArgument
     batch: options.BatchOption = None
-    limits: options.LimitOptions
+    workspace: options.WorkspaceOption = None
+    total_workspace: Annotated[
+        str | None,
+        option("SIZE", "WD: total that is divided among all kernels, such as 120MiB [UCUDNN_TOTAL_WORKSPACE_SIZE]."),
+    ] = None
+    policy: options.PolicyOption = None
+    backend: options.BackendOption = None
     candidates: options.CandidatesOption = None
     computed: options.VariantOptions
-    planning: options.PlanningOptions
+    solver: Annotated[
+        str | None,
+        option(
+            "SOLVER",
+            "WD's solver: auto, highs, cbc, glpk, gurobi or cplex [UCUDNN_SOLVER].",
+            complete=(each.value for each in SolverName),
+        ),
+    ] = None
+    solver_time_limit: Annotated[
+        float | None,
+        option(
+            "SECONDS",
+            "WD: take the solver's best after so long [UCUDNN_SOLVER_TIME_LIMIT]; default: wait for the optimum.",
+        ),
+    ] = None
+    slabs: options.SlabsOption = None
+    branches: options.BranchesOption = False
+    database: options.DatabaseOption = None
+    devices: options.DevicesOption = None
+    plans: Annotated[
+        str | None, option("FILE", "Take the plans of a file, which --save-plans writes [UCUDNN_PLANS].")
+    ] = None
+    save_plans: Annotated[Path | None, option("FILE", "Write the plans to a file, which --plans takes.")] = None
     measuring: options.MeasuringOptions
     output: options.OutputOptions
+
+    def settings(self, context: typer.Context, rules: tuple[NoEffect, ...]) -> Settings:
+        """Return the settings of the command, if the file of its plans can be written."""
+        settings = settings_of(context, rules)
+        if self.save_plans is not None:
+            check_output(self.save_plans)
+        return settings
 
     def open(self, settings: Settings) -> tuple[Subject, Groups]:
         """Return the network with its backend, and the layers that may run at the same time."""
         subject = Subject.open(self.network, self.batch, self.computed.variant(), settings, self.candidates)
-        return subject, subject.groups(self.planning.branches)
+        return subject, subject.groups(self.branches)
 
     def decide(
         self, subject: Subject, settings: Settings, groups: Groups, effort: Effort
@@ -66,12 +103,12 @@ class _Asked:
                 subject.backend, settings, effort=effort, listener=_follow(step), exhaustive=self.measuring.exhaustive
             )
             decisions = decide(kernels, _announced(benchmark), settings, groups, _loaded(subject, settings))
-        if self.planning.save_plans is not None:
+        if self.save_plans is not None:
             saved = [
                 SavedPlan(kernel=each.kernel, configuration=each.configuration, timed=each.timed)
                 for each in decisions.kernels
             ]
-            write_whole(self.planning.save_plans, encode_plans(saved, subject.backend))
+            write_whole(self.save_plans, encode_plans(saved, subject.backend))
         return decisions, benchmark
 
 
@@ -86,9 +123,7 @@ def plan(context: typer.Context, *, asked: _Asked, profile: options.ProfileOptio
 
         ucudnn plan resnet50 --profile h200 --total-workspace 2544MiB
     """
-    settings = settings_of(context, options.PLAN)
-    if asked.planning.save_plans is not None:
-        check_output(asked.planning.save_plans)
+    settings = asked.settings(context, options.PLAN)
     subject, groups = asked.open(settings)
     if lacking := subject.lacks_sizes(settings.policy):
         print_note(lacking)
@@ -139,14 +174,11 @@ def time(
 
         ucudnn time --torch torchvision:resnet50 --shape 3x224x224 --batch 64
     """
-    settings = settings_of(context, options.TIME)
+    settings = asked.settings(context, options.TIME)
     effort = Effort(repeats=repeats, time_limit_ms=time_limit)
-    save_plans = asked.planning.save_plans
-    if save_plans is not None:
-        check_output(save_plans)
     if torch:
         variant = asked.computed.variant()
-        summary = time_model(asked.network, shape, asked.batch, variant, settings, effort, save_plans)
+        summary = time_model(asked.network, shape, asked.batch, variant, settings, effort, asked.save_plans)
         asked.output.show(summary, lambda: print_text(str(summary)))
         return
     subject, groups = asked.open(settings)
@@ -189,7 +221,20 @@ def profile(
     policy: options.PolicyOption = None,
     backend: options.BackendOption = None,
     candidates: options.CandidatesOption = None,
-    computed: options.VariantsOptions,
+    dtype: Annotated[
+        list[str] | None, option("TYPE", "float32 (default), float16, ...; may be repeated.", complete=options.DTYPES)
+    ] = None,
+    math: Annotated[
+        list[str] | None, option("MATH", "For float32: tf32 (default), fma; may be repeated.", complete=options.MATHS)
+    ] = None,
+    layout: Annotated[
+        list[str] | None,
+        option(
+            "LAYOUT",
+            "Channels first (default) or last, the same as NCHW or NHWC; may be repeated.",
+            complete=LAYOUT_NAMES,
+        ),
+    ] = None,
     every: Annotated[
         bool, option(None, "Also keep what another algorithm beats in both time and workspace.", "--every")
     ] = False,
@@ -227,7 +272,7 @@ def profile(
             refuse_other_conditions(before, computing.machine())
         recorded = network_on(computing, network, batch)
         requests = record_requests(
-            recorded, computed.variants(), settings.policy, slabs=settings.slabs, backend=computing
+            recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs, backend=computing
         )
         with progress("recording", len(requests)) as step:
             benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=measuring.exhaustive)

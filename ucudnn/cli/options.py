@@ -23,7 +23,7 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType, MathMode
 from ucudnn.profiles.format import shipped_profiles
 from ucudnn.reporting.terminal import print_json, print_text
-from ucudnn.settings import Settings, SolverName
+from ucudnn.settings import Settings
 from ucudnn.units import parse_budget
 
 _COLUMNS = ", ".join(CSV_HEADER.split(","))
@@ -32,8 +32,8 @@ COMPLETE_NETWORK = choices(*NETWORKS)
 SIZES = [each.value for each in BatchSizePolicy]
 MODEL_BATCH = 32  # of a PyTorch model, unless --batch gives another
 DEFAULT_DEVICE = "h200"
-_DTYPES = [each.value for each in DataType]
-_MATHS = [each.value for each in MathMode]
+DTYPES = [each.value for each in DataType]
+MATHS = [each.value for each in MathMode]
 
 
 def option(metavar: str | None, text: str, *names: str, complete: Iterable[str] = (), **more: Any) -> Any:
@@ -122,8 +122,8 @@ PlotOption = Annotated[Path | None, option("FILE", "Picture to write: .png, .pdf
 class VariantOptions:
     """In which data type, math mode and layout convolutions compute."""
 
-    dtype: Annotated[str, option("TYPE", "float32, float16, bfloat16 or float64.", complete=_DTYPES)] = "float32"
-    math: Annotated[str, option("MATH", "For float32: tf32, or fma, which is without TF32.", complete=_MATHS)] = "tf32"
+    dtype: Annotated[str, option("TYPE", "float32, float16, bfloat16 or float64.", complete=DTYPES)] = "float32"
+    math: Annotated[str, option("MATH", "For float32: tf32, or fma, which is without TF32.", complete=MATHS)] = "tf32"
     layout: Annotated[
         str, option("LAYOUT", "Channels first, the same as NCHW; or last, the same as NHWC.", complete=LAYOUT_NAMES)
     ] = "first"
@@ -132,30 +132,6 @@ class VariantOptions:
         """Return the variant, or raise a SettingsError if a value is not known."""
         (found,) = variants([self.dtype], [self.math], [self.layout])
         return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class VariantsOptions:
-    """In which data types, math modes and layouts convolutions are recorded."""
-
-    dtype: Annotated[
-        list[str] | None, option("TYPE", "float32 (default), float16, ...; may be repeated.", complete=_DTYPES)
-    ] = None
-    math: Annotated[
-        list[str] | None, option("MATH", "For float32: tf32 (default), fma; may be repeated.", complete=_MATHS)
-    ] = None
-    layout: Annotated[
-        list[str] | None,
-        option(
-            "LAYOUT",
-            "Channels first (default) or last, the same as NCHW or NHWC; may be repeated.",
-            complete=LAYOUT_NAMES,
-        ),
-    ] = None
-
-    def variants(self) -> list[Variant]:
-        """Return all combinations, or raise a SettingsError if a value is not known."""
-        return variants(self.dtype, self.math, self.layout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,48 +168,6 @@ class OutputOptions:
             print_text(found.to_csv())
         else:
             table()
-
-
-@dataclass(frozen=True, kw_only=True)
-class LimitOptions:
-    """Within which workspace kernels are planned."""
-
-    workspace: WorkspaceOption = None
-    total_workspace: Annotated[
-        str | None,
-        option("SIZE", "WD: total that is divided among all kernels, such as 120MiB [UCUDNN_TOTAL_WORKSPACE_SIZE]."),
-    ] = None
-    policy: PolicyOption = None
-    backend: BackendOption = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanningOptions:
-    """How plans are made, and where they and measurements are kept."""
-
-    solver: Annotated[
-        str | None,
-        option(
-            "SOLVER",
-            "WD's solver: auto, highs, cbc, glpk, gurobi or cplex [UCUDNN_SOLVER].",
-            complete=(each.value for each in SolverName),
-        ),
-    ] = None
-    solver_time_limit: Annotated[
-        float | None,
-        option(
-            "SECONDS",
-            "WD: take the solver's best after so long [UCUDNN_SOLVER_TIME_LIMIT]; default: wait for the optimum.",
-        ),
-    ] = None
-    slabs: SlabsOption = None
-    branches: BranchesOption = False
-    database: DatabaseOption = None
-    devices: DevicesOption = None
-    plans: Annotated[
-        str | None, option("FILE", "Take the plans of a file, which --save-plans writes [UCUDNN_PLANS].")
-    ] = None
-    save_plans: Annotated[Path | None, option("FILE", "Write the plans to a file, which --plans takes.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
