@@ -20,6 +20,7 @@ from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import BackendOption, DatabaseOption, JsonOption, settings_of
 from ucudnn.errors import DatabaseError, UcudnnError
 from ucudnn.native.build import find_compiler, header_folders
+from ucudnn.reporting.report import text_table
 from ucudnn.reporting.terminal import print_json, print_text
 from ucudnn.settings import Settings, variables_set
 from ucudnn.units import format_bytes, shortened
@@ -98,14 +99,12 @@ def examine(read: Callable[[], Settings]) -> list[Diagnosis]:
 
 def as_text(findings: list[Diagnosis]) -> str:
     """Return findings as lines for people: state, part, what was found; a remedy has a line of its own."""
-    states = max(len(each.state.value) for each in findings)
-    parts = max(len(each.part) for each in findings)
-    lines = []
+    rows = []
     for each in findings:
-        lines.append(f"{each.state.value:{states}}  {each.part:{parts}}  {each.text}")
+        rows.append((each.state.value, each.part, each.text))
         if each.remedy:
-            lines.append(f"{'':{states + parts + 4}}to do: {each.remedy}")
-    return "\n".join(lines)
+            rows.append(("", "", f"to do: {each.remedy}"))
+    return "\n".join(text_table(rows))
 
 
 def _cudnn(path: str | None) -> Diagnosis:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.factory import open_benchmark
-from ucudnn.benchmarking.measurer import Progress, ProgressListener
+from ucudnn.benchmarking.measurer import Progress
 from ucudnn.benchmarking.recording import record, record_requests
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli import options
@@ -27,7 +27,7 @@ from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan, encode_p
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import count_records, encode_profile, load_profile, refuse_other_conditions
 from ucudnn.profiles.measurement import Effort
-from ucudnn.reporting.kernel_report import KernelReport, report_kernel
+from ucudnn.reporting.kernel_report import KernelReport
 from ucudnn.reporting.output_file import add_recording, check_output, write_whole
 from ucudnn.reporting.plan_timing import execute, execute_all
 from ucudnn.reporting.run_report import MachineLoad
@@ -99,10 +99,8 @@ class _Asked:
         """Plan the kernels, save the plans where a file is given, and return them with their benchmark."""
         kernels = subject.network.kernels()
         with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:
-            benchmark = open_benchmark(
-                subject.backend, settings, effort=effort, listener=_follow(step), exhaustive=self.measuring.exhaustive
-            )
-            decisions = decide(kernels, _announced(benchmark), settings, groups, _loaded(subject, settings))
+            benchmark = _opened(subject.backend, settings, effort, self.measuring, step)
+            decisions = decide(kernels, benchmark, settings, groups, _loaded(subject, settings))
         if self.save_plans is not None:
             saved = [
                 SavedPlan(kernel=each.kernel, configuration=each.configuration, timed=each.timed)
@@ -128,8 +126,7 @@ def plan(context: typer.Context, *, asked: _Asked, profile: options.ProfileOptio
     if lacking := subject.lacks_sizes(settings.policy):
         print_note(lacking)
     decisions, _ = asked.decide(subject, settings, groups, Effort())
-    reports = [report_kernel(decision) for decision in decisions.kernels]
-    report = subject.report(decisions, reports, settings)
+    report = subject.report(decisions, settings)
     asked.output.show(report, lambda: print_report(report))
 
 
@@ -198,7 +195,7 @@ def time(
         decisions, reports = execute_all(
             subject.network.kernels(), decisions, benchmark, settings, groups, run, _loaded(subject, settings)
         )
-    report = subject.report(decisions, reports, settings, load.others())
+    report = subject.report(decisions, settings, reports, load.others())
     asked.output.show(report, lambda: print_report(report))
 
 
@@ -275,8 +272,8 @@ def profile(
             recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs, backend=computing
         )
         with progress("recording", len(requests)) as step:
-            benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=measuring.exhaustive)
-            made = record(recorded.name, requests, _announced(benchmark), every=every)
+            benchmark = _opened(computing, settings, Effort(), measuring, step)
+            made = record(recorded.name, requests, benchmark, every=every)
         made = add_recording(made, out)
         print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
 
@@ -290,27 +287,26 @@ def _export(path: Path, settings: Settings) -> None:
     print_text(f"{len(rows.get('measurements', ()))} measurements are in {path}")
 
 
-def _announced(benchmark: Benchmark) -> Benchmark:
-    """Let a benchmark that takes long say so before it begins."""
+def _opened(
+    backend: Backend, settings: Settings, effort: Effort, measuring: options.MeasuringOptions, step: Steps
+) -> Benchmark:
+    """Return a benchmark that shows its progress, and says so before it begins if it takes long."""
 
-    def announce(problems: Collection[ConvolutionProblem]) -> None:
-        seconds = benchmark.backend.expected_seconds(problems)
-        if seconds >= _LONG_S:
-            about = next(f"{seconds / each:.0f} {unit}" for each, unit in _UNITS if seconds >= 2 * each)
-            print_note(f"measuring {len(problems)} convolutions on this machine takes about {about}")
-
-    benchmark.announce = announce
-    return benchmark
-
-
-def _follow(step: Steps) -> ProgressListener:
     def listen(now: Progress) -> None:
         if now.done == now.total:
             step(1, "")
         else:
             step(0, f"{now.done} of {now.total}: {now.problem}")
 
-    return listen
+    def announce(problems: Collection[ConvolutionProblem]) -> None:
+        seconds = backend.expected_seconds(problems)
+        if seconds >= _LONG_S:
+            about = next(f"{seconds / each:.0f} {unit}" for each, unit in _UNITS if seconds >= 2 * each)
+            print_note(f"measuring {len(problems)} convolutions on this machine takes about {about}")
+
+    benchmark = open_benchmark(backend, settings, effort=effort, listener=listen, exhaustive=measuring.exhaustive)
+    benchmark.announce = announce
+    return benchmark
 
 
 def _loaded(subject: Subject, settings: Settings) -> LoadedPlans:

@@ -23,8 +23,6 @@ from ucudnn.planning.decision import Decision, Decisions, decide
 from ucudnn.plots import Bar, check_picture, draw_configurations, draw_desirable, draw_division, draw_layers
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Operation
-from ucudnn.reporting.kernel_report import report_kernel
-from ucudnn.reporting.report import Report
 from ucudnn.reporting.terminal import print_note, print_text, progress
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.solvers.desirable import desirable_set
@@ -53,10 +51,11 @@ class _SubjectOptions:
     computed: options.VariantOptions
     database: options.DatabaseOption = None
 
-    def open(self, settings: Settings) -> Subject:
-        """Return the network and its backend, if the picture can be written."""
+    def open(self, settings: Settings) -> "_Planner":
+        """Return what plans for the network on its backend, if the picture can be written."""
         check_picture(self.out)
-        return Subject.open(self.network, self.batch, self.computed.variant(), settings, self.candidates)
+        subject = Subject.open(self.network, self.batch, self.computed.variant(), settings, self.candidates)
+        return _Planner(subject, settings)
 
 
 plot = CommandLine(
@@ -91,7 +90,7 @@ def layers(
         for limit in workspace or _LIMITS
         for each in policy or _POLICIES
     ]
-    planner = _Planner(subject.open(ways[0]), ways[0])
+    planner = subject.open(ways[0])
     limits = _limit_texts(way.workspace_limit_bytes for way in ways)
     labelled = {f"{limits[way.workspace_limit_bytes]}\n{way.policy.value}": way for way in ways}
     draw_layers(planner.bars(labelled), subject.out, title=planner.title())
@@ -119,7 +118,7 @@ def desirable(
         ucudnn plot desirable alexnet --layer conv2 --profile h200 --out conv2.png
     """
     settings = settings_of(context, options.PLOT, workspace_limit_bytes=NO_LIMIT if workspace is None else workspace)
-    planner = _Planner(subject.open(settings), settings)
+    planner = subject.open(settings)
     kernel = planner.kernel(layer, operation)
     # WD chooses from the whole desirable set, so that this measures all of it.
     whole = replace(settings, total_workspace_bytes=settings.workspace_limit_bytes)
@@ -148,7 +147,7 @@ def configurations(
         ucudnn plot configurations alexnet --layer conv2 --profile h200 --out conv2.png
     """
     ways = [_without_total(settings_of(context, options.PLOT, policy=each)) for each in policy or _POLICIES]
-    planner = _Planner(subject.open(ways[0]), ways[0])
+    planner = subject.open(ways[0])
     kernel = planner.kernel(layer, operation)
     decided = planner.decisions({way.policy.value: way for way in ways}, [kernel])
     rows = [(label, each.kernels[0].configuration) for label, each in decided.items()]
@@ -178,9 +177,8 @@ def division(
         ucudnn plot division alexnet --profile h200 --total-workspace 120MiB --out division.png
     """
     settings = settings_of(context, options.PLOT)
-    opened = subject.open(settings)
-    groups = opened.groups(branches)
-    planner = _Planner(opened, settings)
+    planner = subject.open(settings)
+    groups = planner.subject.groups(branches)
     total = settings.total_workspace_bytes or 0
     title = planner.title(settings.policy.value)
     in_turn = f"WR\n{format_bytes(total)} in turn"
@@ -188,7 +186,7 @@ def division(
         bars = planner.branch_bars(settings, groups)
         title += f"; {format_bytes(total)}, the groups in turn"
     else:
-        each = total // sum(kernel.count for kernel in opened.network.kernels())
+        each = total // sum(kernel.count for kernel in planner.subject.network.kernels())
         ways = {
             f"WR\n{format_bytes(each)} each": replace(_without_total(settings), workspace_limit_bytes=each),
             in_turn: replace(_without_total(settings), workspace_limit_bytes=total),
@@ -203,19 +201,18 @@ def division(
 @final
 class _Planner:
     def __init__(self, subject: Subject, settings: Settings) -> None:
-        self._subject = subject
-        self._network = subject.network
+        self.subject = subject
         self._say: Callable[[str], None] = lambda what: None
         self.benchmark = open_benchmark(subject.backend, settings, listener=lambda now: self._say(str(now.problem)))
 
     def kernel(self, layer: str, operation: str) -> Kernel:
         """Return a kernel by name."""
         wanted = parse_choice(Operation, operation, "--operation")
-        for kernel in self._network.kernels():
+        for kernel in self.subject.network.kernels():
             if (kernel.layer, kernel.operation) == (layer, wanted):
                 return kernel
-        names = ", ".join(each.name for each in self._network.layers)
-        raise InvalidNetworkError(f"--layer={layer!r} is not in {self._network.name}: give one of {names}")
+        names = ", ".join(each.name for each in self.subject.network.layers)
+        raise InvalidNetworkError(f"--layer={layer!r} is not in {self.subject.network.name}: give one of {names}")
 
     def decisions(
         self, ways: Mapping[str, Settings], kernels: Sequence[Kernel], groups: Groups = ()
@@ -242,12 +239,12 @@ class _Planner:
 
     def bars(self, ways: Mapping[str, Settings]) -> list[Bar]:
         """Return reports of the network, labelled; see `decisions`."""
-        found = self.decisions(ways, self._network.kernels())
-        return [(label, self._report(decisions, ways[label])) for label, decisions in found.items()]
+        found = self.decisions(ways, self.subject.network.kernels())
+        return [(label, self.subject.report(decisions, ways[label])) for label, decisions in found.items()]
 
     def branch_bars(self, settings: Settings, groups: Groups) -> list[Bar]:
         """Return a report for each group and direction, with the kernel of each branch that needs most workspace."""
-        (decisions,) = self.decisions({"WD": settings}, self._network.kernels(), groups).values()
+        (decisions,) = self.decisions({"WD": settings}, self.subject.network.kernels(), groups).values()
         grouped = {layer for group in groups for branch in group for layer in branch}
         bars: dict[str, dict[Segment, Decision]] = {}
         for each in decisions.kernels:
@@ -260,24 +257,21 @@ class _Planner:
             if before is None or before.configuration.workspace_bytes < each.configuration.workspace_bytes:
                 most[each.segment] = replace(each, kernel=replace(each.kernel, layer=own_name))
         return [
-            (label, self._report(replace(decisions, kernels=tuple(most.values())), settings))
+            (label, self.subject.report(replace(decisions, kernels=tuple(most.values())), settings))
             for label, most in bars.items()
         ]
 
-    def _report(self, decisions: Decisions, settings: Settings) -> Report:
-        return self._subject.report(decisions, [report_kernel(each) for each in decisions.kernels], settings)
-
     def title(self, *more: str) -> str:
         """Return the title of a picture, such as 'alexnet, mini-batch 256, float16, channels last, NVIDIA H200'."""
-        variant, backend, batch = self._subject.variant, self._subject.backend, self._network.batch
+        variant, backend, network = self.subject.variant, self.subject.backend, self.subject.network
         told = {
-            f"mini-batch {batch}": batch is not None,
+            f"mini-batch {network.batch}": network.batch is not None,
             variant.dtype.value: variant.dtype is not Variant().dtype,
             variant.math.value: variant.math is not Variant().math,
             "channels last": variant.channels_last,
         }
         device = backend.conditions().get("device", backend.name)
-        return ", ".join([self._network.name, *more, *(text for text, is_told in told.items() if is_told), device])
+        return ", ".join([network.name, *more, *(text for text, is_told in told.items() if is_told), device])
 
 
 def _limit_texts(limits: Iterable[int]) -> dict[int, str]:

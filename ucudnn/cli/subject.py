@@ -1,5 +1,6 @@
 """The network that a command is about, and the backend that computes or replays it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -13,7 +14,7 @@ from ucudnn.networks.variants import Variant
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions
 from ucudnn.policy import BatchSizePolicy, powers_of_two
-from ucudnn.reporting.kernel_report import KernelReport
+from ucudnn.reporting.kernel_report import KernelReport, report_kernel
 from ucudnn.reporting.report import Report, report_decisions
 from ucudnn.settings import Settings, parse_choice
 
@@ -63,9 +64,14 @@ class Subject:
         return f"{self.backend.name} has powers of two only, so policy {policy.value} tries no other micro-batch sizes"
 
     def report(
-        self, decisions: Decisions, kernels: list[KernelReport], settings: Settings, other_cpus: float | None = None
+        self,
+        decisions: Decisions,
+        settings: Settings,
+        executed: Sequence[KernelReport] = (),
+        other_cpus: float | None = None,
     ) -> Report:
-        """Return the report of decisions about the network, whose kernels were predicted or executed."""
+        """Return the report of decisions about the network, with the reports of its kernels if they were executed."""
+        kernels = executed or [report_kernel(each) for each in decisions.kernels]
         name, policy = self.network.name, settings.policy.value
         return report_decisions(decisions, kernels, self.backend, network=name, policy=policy, other_cpus=other_cpus)
 
