@@ -30,7 +30,10 @@ def check_output(path: Path) -> None:
             raise OutputError(f"{_name(path)} cannot be written: it is a folder")
         if not path.parent.is_dir():
             raise OutputError(f"{_name(path)} cannot be written: there is no folder {_name(path.parent)}")
-        exists = _exists(path)
+        exists = False
+        with suppress(FileNotFoundError):
+            path.stat()  # since Python 3.14, `exists` passes over a name that is too long
+            exists = True
     except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
         raise OutputError(f"{_name(path)} cannot be written: {_reason(error)}") from error
     replaced = [path.parent] if not exists or path.is_file() else []  # `write_whole` makes a new file, to be whole
@@ -65,14 +68,6 @@ def check_distinct(outputs: Mapping[str, Path | None]) -> None:
         other = found.setdefault(place, option)
         if other != option:
             raise OutputError(f"{other} and {option} name one file, {_name(path)}: give two names")
-
-
-def _exists(path: Path) -> bool:
-    try:
-        path.stat()  # since Python 3.14, `exists` passes over a name that is too long
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -156,20 +156,19 @@ class Report:
             "conditions": dict(self.conditions),
             "kernels": [{**asdict(kernel), "speedup": kernel.speedup} for kernel in self.kernels],
             "total": total,
-            "division": None if wr else self._division(),
+            "division": None
+            if wr
+            else {
+                "arena_bytes": self.arena_bytes,
+                "gap": self.gap,
+                "solvers": list(self.solvers),
+                "alternatives": [asdict(each) for each in self.alternatives],
+            },
             "benchmark_seconds": self.benchmark_seconds,
             "solver_seconds": self.solver_seconds,
             "changed": self.changed,
             "other_cpus": self.other_cpus,
             "deviations": describe_deviations(self.kernels, self.other_cpus),
-        }
-
-    def _division(self) -> dict[str, object]:
-        return {
-            "arena_bytes": self.arena_bytes,
-            "gap": self.gap,
-            "solvers": list(self.solvers),
-            "alternatives": [asdict(each) for each in self.alternatives],
         }
 
     def records(self) -> list[dict[str, object]]:
@@ -242,10 +241,14 @@ class Report:
         else:
             proof = f"at most {self.gap:.2%} from the optimum" if self.gap else "optimal"
             if self.changed:
-                proof += f" when it was divided, but {_kernels(self.changed)} another configuration now"
+                kernels = "1 kernel has" if self.changed == 1 else f"{self.changed} kernels have"
+                proof += f" when it was divided, but {kernels} another configuration now"
             proof = f"{proof} ({', '.join(self.solvers)})" if self.solvers != (_NO_SOLVER,) else _NO_SOLVER
             lines.append(f"workspace: {format_bytes(self.arena_bytes)}, {proof}")
-            ways = [f"{each.name} {_time(each.time_ms)}" for each in self.alternatives]
+            ways = [
+                f"{each.name} {'does not fit' if each.time_ms is None else format_ms(each.time_ms)}"
+                for each in self.alternatives
+            ]
             if ways:
                 lines.append(f"the same total in other ways: {', '.join(ways)}")
         lines += describe_origins(kernel.origin for kernel in self.kernels)
@@ -300,14 +303,6 @@ def format_workspace(workspace_bytes: int, spare_bytes: int) -> str:
         return format_bytes(workspace_bytes)
     own = f"{format_bytes(workspace_bytes)}, " if workspace_bytes else ""
     return f"{own}spare {format_bytes(spare_bytes)}"
-
-
-def _kernels(count: int) -> str:
-    return "1 kernel has" if count == 1 else f"{count} kernels have"
-
-
-def _time(value: float | None) -> str:
-    return "does not fit" if value is None else format_ms(value)
 
 
 def ms_cell(value: float | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO, TextIOWrapper
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
@@ -30,11 +30,8 @@ _SECONDS_BETWEEN_LINES = 10.0
 _TEXT_COLUMNS = ("layer", "operation", "configuration")
 
 
-class Steps(Protocol):
-    """A function that moves a progress bar."""
-
-    def __call__(self, advance: int, what: str) -> None:
-        """Move on by some steps, and show a text beside the bar."""
+Steps = Callable[[int, str], None]
+"""A function that moves a progress bar on by some steps, and shows a text beside it."""
 
 
 def print_report(report: "Report") -> None:
@@ -64,7 +61,9 @@ def print_table(
         text: headings of columns that are aligned to the left; the others hold numbers.
         cut: heading of the column whose cells are cut where the table is too wide; '' if none is.
     """
-    console = _console(printed := StringIO())
+    printed, terminal = StringIO(), _is_terminal()
+    width = Console().width if terminal else _WIDTH
+    console = Console(file=printed, force_terminal=terminal, width=width, emoji=False)
     headings, rows = [*map(_shown, headings)], [[*map(_shown, row)] for row in rows]
     text, cut = [*map(_shown, text)], _shown(cut)
     table = Table(box=None, pad_edge=False)
@@ -127,11 +126,6 @@ def accept_any_terminal() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-
-
-def _console(text: StringIO) -> Console:
-    terminal = _is_terminal()
-    return Console(file=text, force_terminal=terminal, width=Console().width if terminal else _WIDTH, emoji=False)
 
 
 def _is_terminal() -> bool:
