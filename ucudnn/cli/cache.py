@@ -33,9 +33,8 @@ def show(context: typer.Context, database: DatabaseOption = None, as_json: JsonO
     if as_json:
         print_json({"path": str(opened.path), "machines": [asdict(each) for each in summaries]})
     else:
-        print_lines([str(opened.path), *(line for each in summaries for line in _lines(each))])
-        if not summaries:
-            print_lines(["nothing is in it"])
+        lines = [line for each in summaries for line in _lines(each)]
+        print_lines([str(opened.path), *(lines or ["nothing is in it"])])
 
 
 @cache.command()
@@ -51,10 +50,7 @@ def check(context: typer.Context, database: DatabaseOption = None) -> None:
 @cache.command()
 def prune(
     context: typer.Context,
-    older_than: Annotated[
-        int,
-        option("DAYS", "Delete measurements older than this.", min=0, max=_MOST_DAYS),
-    ] = 90,
+    older_than: Annotated[int, option("DAYS", "Delete measurements older than this.", min=0, max=_MOST_DAYS)] = 90,
     database: DatabaseOption = None,
 ) -> None:
     """Delete old measurements, and what is kept of training steps.

@@ -9,7 +9,6 @@ from ucudnn.cli.options import PlotOption, option
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.pools.placement import Placement
 from ucudnn.memory.reports.comparison import POOLS, PolicyRow, step_title
 from ucudnn.memory.reports.explanation import PeakExplanation
 from ucudnn.memory.reports.plan_summary import plan_lanes, plan_phases
@@ -74,7 +73,13 @@ class PictureOptions:
         if self.timeline is not None:
             draw_queues(_queues(plan, done), self.timeline, title=title)
         if self.addresses is not None:
-            picture = _address_map(plan, done, row.placements[self.pool])
+            placement = row.placements[self.pool]
+            pieces = [
+                (_kind(plan, life), address, life.size, done.event_ms[life.begin], done.event_ms[life.end])
+                for address, life in zip(placement.addresses, placement.lifetimes, strict=True)
+            ]
+            extent, live = placement.extent_bytes, placement.live_bytes
+            picture = AddressPicture(pieces=pieces, extent_bytes=extent, live_bytes=live, end_ms=done.time_ms)
             draw_addresses(picture, self.addresses, title=f"{title}, {self.pool} pool")
         if self.snapshot is not None:
             write_whole(self.snapshot, encode_snapshot(plan, costs))
@@ -90,16 +95,6 @@ def _queues(plan: MemoryPlan, done: Simulation) -> QueuePicture:
         end_ms=done.time_ms,
         marks=marks,
         phases=plan_phases(plan, done),
-    )
-
-
-def _address_map(plan: MemoryPlan, done: Simulation, placement: Placement) -> AddressPicture:
-    pieces = [
-        (_kind(plan, life), address, life.size, done.event_ms[life.begin], done.event_ms[life.end])
-        for address, life in zip(placement.addresses, placement.lifetimes, strict=True)
-    ]
-    return AddressPicture(
-        pieces=pieces, extent_bytes=placement.extent_bytes, live_bytes=placement.live_bytes, end_ms=done.time_ms
     )
 
 

@@ -76,21 +76,17 @@ def run_step(
             raise InvalidValueError("--timeline draws the step of one policy: give it as --policy NAME")
     found = run_policies(model, options, names, budget, trial)
     try:
-        _print(found, as_json)
+        if as_json:
+            print_json(found.to_dict())
+        elif found.cells():
+            print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
+        else:
+            print_text("\n".join([found.title(), *found.lines()]))
     finally:  # the picture is drawn even if the output is closed
         if timeline is not None:
             _draw(found, timeline)
     if not found.cells():
         raise typer.Exit(2)
-
-
-def _print(found: "TrialTable", as_json: bool) -> None:
-    if as_json:
-        print_json(found.to_dict())
-    elif found.cells():
-        print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
-    else:
-        print_text("\n".join([found.title(), *found.lines()]))
 
 
 def _draw(found: "TrialTable", path: Path) -> None:

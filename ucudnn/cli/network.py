@@ -258,7 +258,11 @@ def profile(
         count = open_database(settings.database).import_profile(given)
         print_text(f"{count} measurements of {given.conditions.get('device', 'a machine')} are in the database")
     elif export_to is not None:
-        _export(export_to, settings)
+        check_output(export_to)
+        machine = open_measured(settings, None).machine()
+        exported = open_database(settings.database, read_only=True).export_profile(export_to.stem, machine)
+        write_whole(export_to, encode_profile(exported, compress=export_to.suffix == ".gz"))
+        print_text(f"{len((exported.database or {}).get('measurements', ()))} measurements are in {export_to}")
     elif network is None or out is None:
         raise InvalidNetworkError("give NETWORK and --out FILE to record, or --import FILE, or --export FILE")
     else:
@@ -276,15 +280,6 @@ def profile(
             made = record(recorded.name, requests, benchmark, every=every)
         made = add_recording(made, out)
         print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
-
-
-def _export(path: Path, settings: Settings) -> None:
-    check_output(path)
-    machine = open_measured(settings, None).machine()
-    exported = open_database(settings.database, read_only=True).export_profile(path.stem, machine)
-    write_whole(path, encode_profile(exported, compress=path.suffix == ".gz"))
-    rows = exported.database or {}
-    print_text(f"{len(rows.get('measurements', ()))} measurements are in {path}")
 
 
 def _opened(
