@@ -9,7 +9,8 @@ from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.policies.catalog import POLICIES
-from ucudnn.memory.reports.explanation import FLOOR, explain, floor_batch, largest_batch, least_budget
+from ucudnn.memory.reports.explanation import FLOOR, explain
+from ucudnn.memory.reports.fits import floor_batch, largest_batch, least_budget
 from ucudnn.memory.step.graph import Affine
 from ucudnn.memory.step.liveness import measure_liveness
 from ucudnn.memory.step.shipped import open_step

@@ -5,7 +5,7 @@ import pytest
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
-from ucudnn.memory.reports.ownership import (
+from ucudnn.memory.reports.explanation import (
     GRADIENTS,
     PASSING,
     SAVED,

@@ -10,13 +10,17 @@ from typing import Any
 from ucudnn.errors import BudgetError, InvalidProblemError, StepGraphError
 from ucudnn.memory.allocator.segments import segmented_bytes
 from ucudnn.memory.planner.planner import make_plan
-from ucudnn.memory.policies.catalog import AUTO
-from ucudnn.memory.reports.explanation import CostsOf, floor_batch, largest, largest_within
+from ucudnn.memory.policies.catalog import AUTO, find_policy
 from ucudnn.memory.reports.nnunet_plans import NnunetPlans, Patch
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Role, StepGraph
+from ucudnn.memory.step.liveness import measure_liveness
+from ucudnn.problem import MOST_SIZE
 from ucudnn.units import format_bytes, format_ms
+
+CostsOf = Callable[[StepGraph], Costs]
+"""A function that returns the costs of a step at its mini-batch."""
 
 CONTEXT_BYTES = 2**30
 """Bytes of a GPU that no plan has: CUDA's context, loaded kernels and what is lost in a block of tensors; up to 0.9 GiB
@@ -315,3 +319,70 @@ def _fitted(graph: StepGraph, costs_of: CostsOf, budget: int | None, policy: str
 
 def _named(way: str, found: LargestBatch | None) -> LargestBatch:
     return LargestBatch(way=way, batch=0) if found is None else replace(found, way=way)
+
+
+def least_budget(policy: str, graph: StepGraph, costs: Costs) -> int | None:
+    """Return the smallest budget that a policy keeps, in bytes, as far as it knows; None where it does not say."""
+    budget = measure_liveness(graph, costs).floor_bytes
+    try:
+        find_policy(policy).plan(graph, costs, budget)
+    except BudgetError as error:
+        return error.required_bytes or None
+    return budget
+
+
+def largest_batch(policy: str, graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
+    """Return the largest mini-batch for which a policy keeps a budget in bytes; 0 if there is none."""
+    planner = find_policy(policy)
+    least = least_budget(policy, graph, costs_of(graph))
+    return _largest_fitting(
+        lambda sized, costs: planner.plan(sized, costs, budget) is not None, graph, costs_of, least, budget
+    )
+
+
+def floor_batch(graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
+    """Return the largest mini-batch whose floor is within a budget in bytes; 0 if there is none."""
+    least = measure_liveness(graph, costs_of(graph)).floor_bytes
+    return _largest_fitting(
+        lambda sized, costs: measure_liveness(sized, costs).floor_bytes <= budget, graph, costs_of, least, budget
+    )
+
+
+def _largest_fitting(
+    keeps: Callable[[StepGraph, Costs], bool], graph: StepGraph, costs_of: CostsOf, least: int | None, budget: int
+) -> int:
+    def fits(batch: int) -> bool:
+        try:
+            sized = graph.with_batch(batch)
+            return keeps(sized, costs_of(sized))
+        except (BudgetError, StepGraphError, InvalidProblemError):  # the last one: more samples than cuDNN can count
+            return False
+
+    guess = graph.batch * budget // (least or budget or 1)  # the step needs `least` bytes at its own mini-batch
+    return largest_within(fits, graph, max(1, min(MOST_SIZE, guess)))
+
+
+def largest_within(fits: Callable[[int], bool], graph: StepGraph, guess: int, near: float = 0.0) -> int:
+    """Return the largest mini-batch of at most MOST_SIZE that fits; 0 if none does; see `largest`."""
+    if len(graph.recorded) == 1:
+        return graph.batch if fits(graph.batch) else 0
+    return largest(fits, MOST_SIZE, guess, near)
+
+
+def largest(fits: Callable[[int], bool], most: int, guess: int, near: float = 0.0) -> int:
+    """Return the largest whole number from 1 to a most one that fits; 0 if none does.
+
+    `guess` is about where it is, and `near` the share of it by which a larger one may fit, too.
+    """
+    low, high, step = 0, guess, max(1, guess // 16)
+    while fits(high):
+        if high == most:
+            return high
+        low, high, step = high, min(most, high + step), step * 2
+    step = max(1, guess // 16)
+    while low < high - step and not fits(high - step):
+        high, step = high - step, step * 2
+    while high - low > max(1, near * low):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
