@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from ucudnn.benchmarking.storage.database import MachineSummary
 from ucudnn.benchmarking.storage.step_files import StepFiles
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.help_text import CommandLine
@@ -33,7 +32,12 @@ def show(context: typer.Context, database: DatabaseOption = None, as_json: JsonO
     if as_json:
         print_json({"path": str(opened.path), "machines": [asdict(each) for each in summaries]})
     else:
-        lines = [line for each in summaries for line in _lines(each)]
+        lines = []
+        for each in summaries:
+            told = ", ".join(f"{key} {value}" for key, value in each.conditions.items() if key != "device")
+            lines.append(f"{each.conditions.get('device', '')} ({told})")
+            counted = f"{each.measurements} measurements of {each.problems} problems, {each.failures} failures"
+            lines.append(f"  {counted}, {each.first} to {each.last}")
         print_lines([str(opened.path), *(lines or ["nothing is in it"])])
 
 
@@ -72,15 +76,6 @@ def clear(
     if not yes:
         typer.confirm("Delete all measurements, and what is kept of training steps?", abort=True)
     _delete(context, None)
-
-
-def _lines(machine: MachineSummary) -> tuple[str, str]:
-    conditions = ", ".join(f"{key} {value}" for key, value in machine.conditions.items() if key != "device")
-    return (
-        f"{machine.conditions.get('device', '')} ({conditions})",
-        f"  {machine.measurements} measurements of {machine.problems} problems, {machine.failures} failures,"
-        f" {machine.first} to {machine.last}",
-    )
 
 
 def _delete(context: typer.Context, before: datetime | None) -> None:

@@ -1,6 +1,6 @@
 """`ucudnn plot`: commands that draw layers, desirable sets, configurations and the division of a workspace."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,10 @@ def layers(
         for each in policy or _POLICIES
     ]
     planner = subject.open(ways[0])
-    limits = _limit_texts(way.workspace_limit_bytes for way in ways)
+    given = [way.workspace_limit_bytes for way in ways]
+    limits = {limit: format_bytes(limit) if limit else "no workspace" for limit in given}
+    if len({*limits.values()}) < len(limits):  # one limit is a byte less than another
+        limits = {limit: f"{limit} bytes" for limit in limits}
     labelled = {f"{limits[way.workspace_limit_bytes]}\n{way.policy.value}": way for way in ways}
     draw_layers(planner.bars(labelled), subject.out, title=planner.title())
     print_text(str(subject.out))
@@ -272,12 +275,6 @@ class _Planner:
         }
         device = backend.conditions().get("device", backend.name)
         return ", ".join([network.name, *more, *(text for text, is_told in told.items() if is_told), device])
-
-
-def _limit_texts(limits: Iterable[int]) -> dict[int, str]:
-    """Return a text for each limit; the texts differ, even where one limit is a byte less than another."""
-    texts = {limit: format_bytes(limit) if limit else "no workspace" for limit in limits}
-    return texts if len({*texts.values()}) == len(texts) else {limit: f"{limit} bytes" for limit in texts}
 
 
 def _without_total(settings: Settings) -> Settings:

@@ -111,9 +111,8 @@ def beside_labels(figure: "Figure", axes: "Axes", end: float, labels: Iterable[t
     places: list[float] = []
     for center, *_ in given:
         places.append(max(places[-1] + step, center) if places else center)
-    over = places[-1] - high if places else 0.0
-    for index in range(len(places) - 1, -1, -1):  # what would stand above the axes pushes those below it down
-        places[index] = min(places[index], high - (len(places) - 1 - index) * step) if over > 0 else places[index]
+    # What would stand above the axes pushes those below it down.
+    places = [min(place, high - (len(places) - 1 - index) * step) for index, place in enumerate(places)]
     left, right = axes.get_xlim()
     right += 0.02 * (right - left)
     for (center, text, color), place in zip(given, places, strict=True):

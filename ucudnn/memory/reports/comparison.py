@@ -17,7 +17,7 @@ from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
 from ucudnn.memory.reports.plan_summary import sharded_lines
 from ucudnn.memory.simulation.early_collectives import with_early_collectives
-from ucudnn.memory.simulation.result import Lifetime, Simulation
+from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
@@ -27,8 +27,6 @@ from ucudnn.units import csv_text, format_bytes, format_ms
 
 Progress = Callable[[str], None]
 """A function that is called with what is about to be done."""
-
-_Place = Callable[[tuple[Lifetime, ...]], Placement]
 
 POOLS = ("best fit", "two-ended", "planned")
 """Names of the pools whose fragmentation is compared."""
@@ -238,8 +236,9 @@ def compare_policies(
             rows.append(PolicyRow(policy=name, reason=str(error), least_bytes=error.required_bytes))
             continue
         done = simulate(plan, costs)
-        places: tuple[_Place, ...] = (BestFitPool().place, TwoEndedPool(mobility_in(plan)).place, planned)
-        placements = {pool: place(done.lifetimes) for pool, place in zip(POOLS, places, strict=True)}
+        lives = done.lifetimes
+        placed = BestFitPool().place(lives), TwoEndedPool(mobility_in(plan)).place(lives), planned(lives)
+        placements = dict(zip(POOLS, placed, strict=True))
         label = f"{AUTO}: {plan.policy}" if name == AUTO else name
         rows.append(PolicyRow(policy=label, plan=plan, done=done, placements=placements))
     if errors and len(errors) == len(rows):
@@ -335,13 +334,8 @@ def policy_fronts(
                 done = simulate(_planned(name, graph, costs, budget), costs)
             except BudgetError:
                 continue
-            point = FrontPoint(
-                policy=name,
-                budget_bytes=budget or done.peak_bytes,
-                peak_bytes=done.peak_bytes,
-                time_ms=done.time_ms,
-            )
-            found.append(point)
+            peak = done.peak_bytes
+            found.append(FrontPoint(policy=name, budget_bytes=budget or peak, peak_bytes=peak, time_ms=done.time_ms))
         least_ms = inf
         for point in sorted(found, key=lambda each: (each.peak_bytes, each.time_ms)):
             if point.time_ms < least_ms:

@@ -235,14 +235,20 @@ class PeakExplanation:
         batches = ", ".join(
             f"{name} {batch}{' or more' if batch == MOST_SIZE else ''}" for name, batch in self.largest_batches.items()
         )
+        parts = {
+            "that stay during the whole step": liveness.persistent_bytes,
+            "that it reads and writes": liveness.working_bytes,
+            f"of {SCRATCH.removesuffix(' of the operation')}": liveness.scratch_bytes,
+        }
+        sizes = {what: of_all[liveness.floor_place] for what, of_all in parts.items()}
+        floor = ", ".join(f"{format_bytes(size)} {what}" for what, size in sizes.items() if size)
         if len(self._graph.recorded) == 1:
             batches += (
                 f"; nothing is known of others than {self._graph.batch}, the only one at which the step was recorded"
             )
         return [
             f"peak {format_bytes(liveness.peak_bytes)} at {self._place(liveness.peak_place)}",
-            f"floor {format_bytes(liveness.floor_bytes)}, set by {self._place(liveness.floor_place)}:"
-            f" {self._floor_parts()}",
+            f"floor {format_bytes(liveness.floor_bytes)}, set by {self._place(liveness.floor_place)}: {floor}",
             f"smallest budget: {least}",
             f"largest mini-batch within {format_bytes(self.budget)}: {batches}",
         ]
@@ -317,15 +323,6 @@ class PeakExplanation:
             "layer": operation.module,
             "source": operation.source,
         }
-
-    def _floor_parts(self) -> str:
-        place, liveness = self.liveness.floor_place, self.liveness
-        parts = {
-            "that stay during the whole step": liveness.persistent_bytes[place],
-            "that it reads and writes": liveness.working_bytes[place],
-            f"of {SCRATCH.removesuffix(' of the operation')}": liveness.scratch_bytes[place],
-        }
-        return ", ".join(f"{format_bytes(size)} {what}" for what, size in parts.items() if size)
 
 
 def explain(
