@@ -121,6 +121,10 @@ def why(
         print_json(found.to_dict() | (divided or {}))
         return
     told = [] if least is None else [f"floor divided: {format_bytes(least.floor_bytes)}", *least.program.divided]
+    typed = {name: value for name, value in typed_options(context).items() if name not in ("--plot", "--json")}
+    words = [str(typed.pop("STEP"))]
+    for name, value in typed.items():
+        words += [name] if value is True else [name, str(value)]
     peak = found.liveness.peak_bytes
     for attribute, heading in (("operation", "by operation"), ("layer", "by layer"), ("source", "by source line")):
         rows = [
@@ -133,7 +137,7 @@ def why(
             found.title() if attribute == "operation" else "",
             [heading, "storages", "memory", "of the peak"],
             rows,
-            [*found.lines(), *told, f"next: {_plan_command(context)}"] if attribute == "source" else (),
+            [*found.lines(), *told, f"next: ucudnn memory plan {join(words)}"] if attribute == "source" else (),
             text=(heading,),
             cut=heading,
         )
@@ -299,16 +303,6 @@ def record_step(
 
 
 memory.command("run", short_help="Train a PyTorch model with policies, and compare them.")(run_step)
-
-
-def _plan_command(context: typer.Context) -> str:
-    """Return the command line of `plan` for the step of `why`."""
-    typed = typed_options(context)
-    words = [typed.pop("STEP")]
-    for name, value in typed.items():
-        if name not in ("--plot", "--json"):
-            words += [name] if value is True else [name, value]
-    return f"ucudnn memory plan {join(map(str, words))}"
 
 
 @memory.command("device", short_help="Write a device profile from the figures of a specification.")

@@ -13,7 +13,7 @@ from ucudnn.memory.reports.comparison import POOLS, PolicyRow, step_title
 from ucudnn.memory.reports.explanation import PeakExplanation
 from ucudnn.memory.reports.plan_summary import plan_lanes, plan_phases
 from ucudnn.memory.reports.snapshot import encode_snapshot
-from ucudnn.memory.simulation.result import Lifetime, Simulation
+from ucudnn.memory.simulation.result import Lifetime
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import Phase
 from ucudnn.plots import (
@@ -71,7 +71,12 @@ class PictureOptions:
         what = f"{plan.policy}, {format_ms(done.time_ms)}, {format_bytes(done.peak_bytes)}"
         title = f"{step_title(plan.graph, costs)}: {what}"
         if self.timeline is not None:
-            draw_queues(_queues(plan, done), self.timeline, title=title)
+            marks = [(f"peak {format_bytes(done.peak_bytes)}", done.peak_bytes)]
+            if plan.budget is not None and plan.budget < _NEAR * done.peak_bytes:
+                marks.append((f"budget {format_bytes(plan.budget)}", plan.budget))
+            lanes, phases = plan_lanes(plan, done), plan_phases(plan, done)
+            queues = QueuePicture(lanes=lanes, memory=done.memory, end_ms=done.time_ms, marks=marks, phases=phases)
+            draw_queues(queues, self.timeline, title=title)
         if self.addresses is not None:
             placement = row.placements[self.pool]
             pieces = [
@@ -83,19 +88,6 @@ class PictureOptions:
             draw_addresses(picture, self.addresses, title=f"{title}, {self.pool} pool")
         if self.snapshot is not None:
             write_whole(self.snapshot, encode_snapshot(plan, costs))
-
-
-def _queues(plan: MemoryPlan, done: Simulation) -> QueuePicture:
-    marks = [(f"peak {format_bytes(done.peak_bytes)}", done.peak_bytes)]
-    if plan.budget is not None and plan.budget < _NEAR * done.peak_bytes:
-        marks.append((f"budget {format_bytes(plan.budget)}", plan.budget))
-    return QueuePicture(
-        lanes=plan_lanes(plan, done),
-        memory=done.memory,
-        end_ms=done.time_ms,
-        marks=marks,
-        phases=plan_phases(plan, done),
-    )
 
 
 def _kind(plan: MemoryPlan, life: Lifetime) -> str:

@@ -198,21 +198,20 @@ class Report:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the rows of the table as text, one for each kernel and configuration."""
-        return [self._row(kernel) for kernel in self.kernels]
-
-    def _row(self, kernel: KernelReport) -> tuple[str, ...]:
-        times: tuple[float | None, ...] = (kernel.undivided_ms, kernel.micro_batched_ms)
-        if self.executed:
-            times = (kernel.undivided_executed_ms, kernel.executed_ms, kernel.micro_batched_ms)
-        return (
-            kernel.layer,
-            kernel.operation,
-            str(kernel.count),
-            kernel.configuration,
-            *map(ms_cell, times),
-            "-" if kernel.speedup is None else f"{kernel.speedup:.2f}",
-            format_workspace(kernel.workspace_bytes, kernel.spare_bytes),
-        )
+        executed = ("undivided_executed_ms", "executed_ms", "micro_batched_ms")
+        times = executed if self.executed else ("undivided_ms", "micro_batched_ms")
+        return [
+            (
+                kernel.layer,
+                kernel.operation,
+                str(kernel.count),
+                kernel.configuration,
+                *(ms_cell(getattr(kernel, time)) for time in times),
+                "-" if kernel.speedup is None else f"{kernel.speedup:.2f}",
+                format_workspace(kernel.workspace_bytes, kernel.spare_bytes),
+            )
+            for kernel in self.kernels
+        ]
 
     def summary(self) -> tuple[str, ...]:
         """Return the totals, with a line for each."""

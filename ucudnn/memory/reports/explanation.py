@@ -1,5 +1,6 @@
 """Why a step needs the memory that it needs: its peak, who owns it, also over time, its floor, and what would fit."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -65,8 +66,9 @@ def owners_at(liveness: Liveness, place: int) -> tuple[MemoryOwner, ...]:
     found = []
     for storage, size in liveness.owners(place):
         role, name = graph.storages[storage].role, graph.storages[storage].name
-        if role is not Role.ACTIVATION:
-            found.append(MemoryOwner(name, _NAMES[role], "", _owner(name), "", size))
+        if role is not Role.ACTIVATION:  # 'layer1.0.conv1.weight.grad' belongs to layer1.0.conv1
+            module = re.match(r"(?s)(.+)\.(weight|bias|running_mean|running_var)(\.|$)", name)
+            found.append(MemoryOwner(name, _NAMES[role], "", module[1] if module else "", "", size))
             continue
         writer = graph.operations[graph.writers[storage][0]]
         what = SAVED if storage in saved else GRADIENTS if writer.phase is Phase.BACKWARD else PASSING
@@ -75,13 +77,6 @@ def owners_at(liveness: Liveness, place: int) -> tuple[MemoryOwner, ...]:
         running = graph.operations[liveness.order[place]]
         found.append(MemoryOwner("", SCRATCH, running.kind, running.module, running.source, scratch))
     return tuple(sorted(found, key=lambda each: -each.size))
-
-
-def _owner(name: str) -> str:
-    """Return the module of a parameter from its name, 'layer1.0.conv1' for 'layer1.0.conv1.weight.grad'."""
-    parts = name.split(".")
-    ends = [index for index, part in enumerate(parts) if part in ("weight", "bias", "running_mean", "running_var")]
-    return ".".join(parts[: ends[-1]]) if ends else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,15 @@ def backward_end_ms(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> f
 def plan_lines(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> list[str]:
     """Return floor, link, convolutions and treatment of layers, a line each."""
     floor = measure_liveness(plan.graph, costs).floor_bytes
-    found = [f"floor: {format_bytes(floor)}", _link(simulation)]
+    found = [f"floor: {format_bytes(floor)}", "link: not used"]
+    if simulation.offloaded_bytes:
+        to_host, back = format_bytes(simulation.offloaded_bytes), format_bytes(simulation.prefetched_bytes)
+        busy = sum(end - begin for queue, _, begin, end in simulation.timeline if queue.copies)
+        found[1] = (
+            f"link: {to_host} to the host and {back} back in each step, predicted {format_ms(busy)},"
+            f" {planned_overlap(simulation) or 0.0:.0%} of it beside compute; compute waits"
+            f" {format_ms(simulation.wait_ms + simulation.memory_stall_ms)} for copies"
+        )
     if chosen := [*plan.configurations.values()]:
         divided = sum(each.calls > 1 for each in chosen)
         most = format_bytes(max(each.workspace_bytes for each in chosen))
@@ -95,18 +103,6 @@ def issue_lines(simulation: Simulation) -> list[str]:
         return []
     bound = ", longer than the device computes: it bounds the step" * simulation.waits_for_host
     return [f"host: issues the operations of a step in {format_ms(simulation.issue_ms)}{bound}"]
-
-
-def _link(simulation: Simulation) -> str:
-    if not simulation.offloaded_bytes:
-        return "link: not used"
-    overlap = planned_overlap(simulation) or 0.0
-    busy = sum(end - begin for queue, _, begin, end in simulation.timeline if queue.copies)
-    return (
-        f"link: {format_bytes(simulation.offloaded_bytes)} to the host and {format_bytes(simulation.prefetched_bytes)}"
-        f" back in each step, predicted {format_ms(busy)}, {overlap:.0%} of it beside compute; compute waits"
-        f" {format_ms(simulation.wait_ms + simulation.memory_stall_ms)} for copies"
-    )
 
 
 def _layer(plan: MemoryPlan, storage: int) -> str:
