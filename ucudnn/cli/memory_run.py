@@ -1,7 +1,7 @@
 """`ucudnn memory run`: policies train a PyTorch model on this machine, and are compared."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,9 +18,6 @@ from ucudnn.errors import InvalidValueError
 from ucudnn.memory.policies.catalog import AUTO, POLICIES
 from ucudnn.plots import check_picture, draw_queues
 from ucudnn.reporting.terminal import print_json, print_table, print_text
-
-if TYPE_CHECKING:
-    from ucudnn.memory.torch.comparison.trial_table import TrialTable
 
 __all__ = ["run_step"]
 
@@ -84,15 +81,10 @@ def run_step(
             print_text("\n".join([found.title(), *found.lines()]))
     finally:  # the picture is drawn even if the output is closed
         if timeline is not None:
-            _draw(found, timeline)
+            (result,) = found.results
+            if result.figures is None or result.figures.picture is None:
+                why = result.reason or "there is no plan, or PyTorch's profiler does not see the device"
+                raise InvalidValueError(f"--timeline has nothing to draw of {result.policy}: {why}")
+            draw_queues(result.figures.picture, timeline, title=f"{found.title()}: {result.policy}")
     if not found.cells():
         raise typer.Exit(2)
-
-
-def _draw(found: "TrialTable", path: Path) -> None:
-    """Draw the step of the only policy, if it ran by a plan, on a device that can be seen."""
-    (result,) = found.results
-    if result.figures is None or result.figures.picture is None:
-        why = result.reason or "there is no plan, or PyTorch's profiler does not see the device"
-        raise InvalidValueError(f"--timeline has nothing to draw of {result.policy}: {why}")
-    draw_queues(result.figures.picture, path, title=f"{found.title()}: {result.policy}")
