@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _WIDTH = 100  # of a table in a file or a pipe
 _GAP = 2  # blanks between two columns
 _SECONDS_BETWEEN_LINES = 10.0
-_TEXT_COLUMNS = ("layer", "operation", "configuration")
 
 
 Steps = Callable[[int, str], None]
@@ -37,9 +36,8 @@ Steps = Callable[[int, str], None]
 def print_report(report: "Report") -> None:
     """Print a report as a table with its totals."""
     # Engine names with all their knobs are long. Their column is cut; --json and --csv have them whole.
-    print_table(
-        report.title(), report.columns(), report.rows(), report.summary(), text=_TEXT_COLUMNS, cut="configuration"
-    )
+    text = ("layer", "operation", "configuration")
+    print_table(report.title(), report.columns(), report.rows(), report.summary(), text=text, cut="configuration")
 
 
 def print_table(
