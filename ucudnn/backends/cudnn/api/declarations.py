@@ -2,8 +2,11 @@
 
 p is an address (of a descriptor, of device memory, of a host scalar or array), i is an int or an enumeration, l an
 int64, u an unsigned int64, z a size_t, f a float, d a double. A capital letter is an output of that type, which the
-caller does not pass. All functions return a status.
+caller does not pass. All functions return a status. {kind} and {operation} stand for each kind of descriptors and each
+operation of convolutions, whose functions take the same.
 """
+
+from ucudnn.problem import Operation
 
 _TEXT = """
 cudnnCreate P
@@ -17,8 +20,8 @@ cudnnBackendFinalize p
 cudnnBackendSetAttribute piilp
 cudnnBackendGetAttribute piilLp
 cudnnBackendExecute ppp
-cudnnCreateTensorDescriptor P
-cudnnDestroyTensorDescriptor p
+cudnnCreate{kind}Descriptor P
+cudnnDestroy{kind}Descriptor p
 cudnnSetTensor4dDescriptor piiiiii
 cudnnSetTensor4dDescriptorEx piiiiiiiii
 cudnnGetTensor4dDescriptor pIIIIIIIII
@@ -27,13 +30,9 @@ cudnnGetTensorNdDescriptor piIIpp
 cudnnAddTensor ppppppp
 cudnnSetTensor pppp
 cudnnScaleTensor pppp
-cudnnCreateFilterDescriptor P
-cudnnDestroyFilterDescriptor p
 cudnnSetFilter4dDescriptor piiiiii
 cudnnSetFilterNdDescriptor piiip
 cudnnGetFilterNdDescriptor piIIIp
-cudnnCreateConvolutionDescriptor P
-cudnnDestroyConvolutionDescriptor p
 cudnnSetConvolutionMathType pi
 cudnnGetConvolutionMathType pI
 cudnnSetConvolutionGroupCount pi
@@ -41,38 +40,22 @@ cudnnGetConvolutionGroupCount pI
 cudnnSetConvolution2dDescriptor piiiiiiii
 cudnnSetConvolutionNdDescriptor pipppii
 cudnnGetConvolutionNdDescriptor piIpppII
-cudnnGetConvolutionForwardWorkspaceSize pppppiZ
-cudnnGetConvolutionBackwardDataWorkspaceSize pppppiZ
-cudnnGetConvolutionBackwardFilterWorkspaceSize pppppiZ
-cudnnConvolutionForward pppppppipzppp
-cudnnConvolutionBackwardData pppppppipzppp
-cudnnConvolutionBackwardFilter pppppppipzppp
+cudnnGetConvolution{operation}WorkspaceSize pppppiZ
+cudnnConvolution{operation} pppppppipzppp
 cudnnConvolutionBackwardBias ppppppp
-cudnnFindConvolutionForwardAlgorithm pppppiIp
-cudnnFindConvolutionForwardAlgorithmEx ppppppppiIppz
-cudnnGetConvolutionForwardAlgorithm_v7 pppppiIp
-cudnnFindConvolutionBackwardDataAlgorithm pppppiIp
-cudnnFindConvolutionBackwardDataAlgorithmEx ppppppppiIppz
-cudnnGetConvolutionBackwardDataAlgorithm_v7 pppppiIp
-cudnnFindConvolutionBackwardFilterAlgorithm pppppiIp
-cudnnFindConvolutionBackwardFilterAlgorithmEx ppppppppiIppz
-cudnnGetConvolutionBackwardFilterAlgorithm_v7 pppppiIp
-cudnnCreateOpTensorDescriptor P
+cudnnFindConvolution{operation}Algorithm pppppiIp
+cudnnFindConvolution{operation}AlgorithmEx ppppppppiIppz
+cudnnGetConvolution{operation}Algorithm_v7 pppppiIp
 cudnnSetOpTensorDescriptor piii
 cudnnGetOpTensorDescriptor pIII
-cudnnDestroyOpTensorDescriptor p
 cudnnOpTensor ppppppppppp
-cudnnCreateReduceTensorDescriptor P
 cudnnSetReduceTensorDescriptor piiiii
 cudnnGetReduceTensorDescriptor pIIIII
-cudnnDestroyReduceTensorDescriptor p
 cudnnGetReductionIndicesSize ppppZ
 cudnnGetReductionWorkspaceSize ppppZ
 cudnnReduceTensor pppzpzpppppp
-cudnnCreatePoolingDescriptor P
 cudnnSetPooling2dDescriptor piiiiiiii
 cudnnSetPoolingNdDescriptor piiippp
-cudnnDestroyPoolingDescriptor p
 cudnnPoolingForward pppppppp
 cudnnPoolingBackward pppppppppppp
 cudnnDeriveBNTensorDescriptor ppi
@@ -84,15 +67,11 @@ cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize piipppppZ
 cudnnBatchNormalizationBackwardEx piipppp pppppppppp ppppp d ppp pzpz
 cudnnGetBatchNormalizationBackwardExWorkspaceSize piipppppppZ
 cudnnGetBatchNormalizationTrainingExReserveSpaceSize piippZ
-cudnnCreateActivationDescriptor P
 cudnnSetActivationDescriptor piid
-cudnnDestroyActivationDescriptor p
 cudnnSoftmaxForward piipppppp
 cudnnSoftmaxBackward piipppppppp
 cudnnActivationForward pppppppp
 cudnnActivationBackward pppppppppppp
-cudnnCreateDropoutDescriptor P
-cudnnDestroyDropoutDescriptor p
 cudnnDropoutGetStatesSize pZ
 cudnnSetDropoutDescriptor ppfpzu
 cudnnDropoutGetReserveSpaceSize pZ
@@ -100,7 +79,12 @@ cudnnDropoutForward pppppppz
 cudnnDropoutBackward pppppppz
 """
 
+_KINDS = ("Tensor", "Filter", "Convolution", "OpTensor", "ReduceTensor", "Pooling", "Activation", "Dropout")
+
 DECLARATIONS: dict[str, str] = {
-    name: letters.replace(" ", "") for name, _, letters in (line.partition(" ") for line in _TEXT.strip().splitlines())
+    name.format(kind=kind, operation=operation.value): letters.replace(" ", "")
+    for name, _, letters in (line.partition(" ") for line in _TEXT.strip().splitlines())
+    for kind in _KINDS
+    for operation in Operation
 }
 """The letters of each function's arguments, by its name."""
