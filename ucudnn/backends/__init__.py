@@ -42,7 +42,12 @@ def open_backend(
     if kind == "replay" and target:
         return ReplayBackend(load_profile(target), candidates=candidates, network=network)
     if name == "auto":
-        return _open_fastest(candidates, cudnn_library, device)
+        if find_spec("cupy") is not None:
+            try:
+                return _open_cudnn(candidates, cudnn_library, device)
+            except BackendUnavailableError as error:
+                _LOG.warning("computing on the CPU: %s", error)
+        name = "cpu"
     if kind == "cudnn" and bool(colon) == bool(target):
         return _open_cudnn(candidates_of(name, candidates), cudnn_library, device)
     if name == "cpu":
@@ -65,15 +70,6 @@ def candidates_of(name: str, otherwise: Candidates) -> Candidates:
     if colon and target not in known:
         raise BackendUnavailableError(f"backend {name!r}: cudnn has candidates {', '.join(known)}")
     return known[target] if colon else otherwise
-
-
-def _open_fastest(candidates: Candidates, cudnn_library: str | None, device: int | None) -> Backend:
-    if find_spec("cupy") is not None:
-        try:
-            return _open_cudnn(candidates, cudnn_library, device)
-        except BackendUnavailableError as error:
-            _LOG.warning("computing on the CPU: %s", error)
-    return open_backend("cpu")
 
 
 def _open_cudnn(candidates: Candidates, cudnn_library: str | None, device: int | None) -> Backend:

@@ -120,7 +120,9 @@ class ReplayBackend(Backend):
             # Legacy algorithms were recorded again without TF32. Graph engines say whether they use tensor cores.
             fma = recording.get(replace(plain, math=MathMode.FMA), ())
             again = any(record.algorithm.api == "graph" for record in fma)
-            records = fma if again else (*fma, *(each for each in records if _is_fma_engine(each.algorithm)))
+            engines = (each for each in records if each.algorithm.api == "graph")
+            plain_engines = (each for each in engines if "TENSOR_CORE" not in each.algorithm.notes)
+            records = fma if again else (*fma, *plain_engines)
         return tuple(each for each in records if _offers(candidates, problem, each.algorithm))
 
     def _recording_of(self, problem: ConvolutionProblem) -> Recording:
@@ -174,10 +176,6 @@ def _offers(candidates: Candidates, problem: ConvolutionProblem, algorithm: Algo
     if problem.deterministic and "NONDETERMINISTIC" in algorithm.notes:
         return False
     return algorithm.api not in _CUDNN_APIS or candidates.offers(algorithm.api, problem, algorithm.name)
-
-
-def _is_fma_engine(algorithm: Algorithm) -> bool:
-    return algorithm.api == "graph" and "TENSOR_CORE" not in algorithm.notes
 
 
 @final

@@ -200,7 +200,10 @@ class Dispatcher:
     def _buffer(self, entry: Entry, queue: int, need: int) -> Buffer:
         capturing = self._capturing()
         if not capturing:
-            self._forget_ended(queue)
+            ended = self._workspace.forget_ended(self.backend.queue(), queue)
+            if ended is not None:
+                for other in self._entries:
+                    other.release(ended)
         if self._workspace.grows(queue, need):
             for other in self._entries:  # so that the smaller buffer is freed before the larger one is allocated
                 other.release(queue)
@@ -214,12 +217,6 @@ class Dispatcher:
             for other in self._entries:
                 other.release()
             return self._workspace.buffer(id(entry), queue, need)
-
-    def _forget_ended(self, queue: int) -> None:
-        ended = self._workspace.forget_ended(self.backend.queue(), queue)
-        if ended is not None:
-            for other in self._entries:
-                other.release(ended)
 
     def _limit(self, entry: Entry) -> int:
         if self._divides:
@@ -290,14 +287,14 @@ class Dispatcher:
         lent = spare if entry.kernel.spare_bytes else None
         workspace = self._buffer(entry, queue, configuration.workspace_bytes) if lent is None else lent.buffer
         plan = make_plan(entry.kernel.problem, configuration, self.backend, start=start)
-        if not self._capturing():
-            plan.launch(x, w, y, workspace, scaling)
-            return
-        self._keep(entry, workspace, plan)
+        capturing = self._capturing()
+        if capturing:
+            self._keep(entry, workspace, plan)
         try:
             plan.launch(x, w, y, workspace, scaling)
         finally:
-            self._captures.keep_kernels(plan, scaling)
+            if capturing:
+                self._captures.keep_kernels(plan, scaling)
 
     def _replace(self, entry: Entry, error: StepError) -> None:
         """Decide a kernel again without the algorithm that failed.

@@ -316,14 +316,12 @@ class Explorer:
         if algorithm is None or algorithm.workspace_bytes >= state.too_large_bytes:
             return None
         worth = self._worth_ms(size, algorithm, chain)
-        if least >= worth or (worth < inf and self._is_hopeless(algorithm)):
+        if least >= worth:
             return None
+        compiles = worth < inf and algorithm.compiles and state.has_uncompiled()
+        if compiles and not state.compile_filter.admits(request, name):
+            return None  # it is not worth compiling, because something is known that need not be compiled
         return _Candidate(algorithm, least, worth)
-
-    def _is_hopeless(self, algorithm: Algorithm) -> bool:
-        """Whether an algorithm is not worth compiling, because something is known that need not be compiled."""
-        admits = self._state.compile_filter.admits
-        return algorithm.compiles and not admits(self._request, algorithm.name) and self._state.has_uncompiled()
 
     def _worth_ms(self, size: int, algorithm: Algorithm, chain: bool) -> float:
         return self._state.pruning.worth_ms(size, algorithm.workspace_bytes, chain, traits_of(algorithm))

@@ -162,9 +162,8 @@ class AheadCompiler:
         shape = _shape(part)
         with self._lock:
             old = [key for key, each in self._plans.items() if each.done() and key != (part, name)]
-            for key in old[
-                : max(0, len(self._plans) - _MOST_KEPT)
-            ]:  # dropped in this thread, because their handles end with them
+            surplus = max(0, len(self._plans) - _MOST_KEPT)
+            for key in old[:surplus]:  # dropped in this thread, because their handles end with them
                 del self._plans[key]
             future = self._plans.get((part, name))
             if future is not None and future.cancel():  # no thread has begun it

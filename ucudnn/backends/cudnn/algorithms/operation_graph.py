@@ -234,7 +234,11 @@ class OperationGraph:
         x = self._tensor(X, shapes.x)
         w = self._tensor(W, shapes.w, sums=problem.float32_sum)
         y = self._tensor(Y, shapes.y)
-        written = self._sum_before_bias(shapes, scaling) if problem.biased else y
+        written = y
+        if problem.biased:  # the output of the convolution has no memory, because the addition reads it at once
+            if scaling.beta:
+                raise UnsupportedProblemError(f"a graph with a bias does not add to what the output holds: {problem}")
+            written = self._tensor(_SUM_BEFORE_BIAS, shapes.y, sums=True, virtual=True)
         # The numbers of an operation's six attributes follow each other: alpha, beta, convolution, w, x, y.
         kind, first = {
             Operation.FORWARD: (DescriptorType.FORWARD, Attribute.FORWARD_ALPHA),
@@ -251,12 +255,6 @@ class OperationGraph:
         graph = self._new(DescriptorType.OPERATIONGRAPH)
         graph.set(Attribute.OPERATIONGRAPH_OPS, Type.DESCRIPTOR, operations)
         return graph.set(Attribute.OPERATIONGRAPH_HANDLE, Type.HANDLE, self._handle).finalize()
-
-    def _sum_before_bias(self, shapes: TensorShapes, scaling: Scaling) -> BackendDescriptor:
-        """Return the output of the convolution in front of the addition of a bias. It has no memory."""
-        if scaling.beta:
-            raise UnsupportedProblemError(f"a graph with a bias does not add to what the output holds: {self.problem}")
-        return self._tensor(_SUM_BEFORE_BIAS, shapes.y, sums=True, virtual=True)
 
     def _addition(self, shapes: TensorShapes, total: BackendDescriptor, y: BackendDescriptor) -> BackendDescriptor:
         what = self._parts.part(

@@ -87,7 +87,11 @@ class Preparer:
         built = self.compiler.built(problem, algorithm) if ahead else None
         if built is not None:
             return self._adopted(problem, algorithm, built)
-        return self._graph_call(problem, algorithm, scalings)
+        lender = self.built.get((problem, algorithm))
+        graph_call = GraphCall(self.library, self.handle, problem, algorithm, scalings, self.graph, lender)
+        if lender is None:
+            self.built[problem, algorithm] = graph_call
+        return graph_call
 
     def prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> CudnnCall:
         """Make an algorithm ready for its measurement."""
@@ -98,13 +102,6 @@ class Preparer:
         while wrapping := wrapping_of(algorithm):
             problem, algorithm = wrapping.asked(problem, algorithm)
         self.compiler.build(problem, algorithm)
-
-    def _graph_call(self, problem: ConvolutionProblem, algorithm: str, scalings: Iterable[Scaling]) -> GraphCall:
-        lender = self.built.get((problem, algorithm))
-        call = GraphCall(self.library, self.handle, problem, algorithm, scalings, self.graph, lender)
-        if lender is None:
-            self.built[problem, algorithm] = call
-        return call
 
     def _adopted(self, problem: ConvolutionProblem, algorithm: str, built: BuiltPlan) -> GraphCall:
         library, own = self.library, built.handle.address

@@ -131,9 +131,11 @@ class OutputCheck:
         self._exact.add(met)
 
     def _compare(self, found: Any, piece: Piece) -> None:
-        reference, most = self._references[piece], self._tolerance()
+        reference, dtype = self._references[piece], self._problem.dtype
+        fma = dtype is DataType.FLOAT32 and self._problem.math is MathMode.FMA
+        most = FMA_TOLERANCE if fma else TOLERANCES[dtype]
         error = _distance(found, reference)
-        if error > most and self._accumulates and self._problem.dtype.has_16_bits:
+        if error > most and self._accumulates and dtype.has_16_bits:
             # If several blocks of threads share a filter gradient of 16 bits, plain algorithms add it up in 16 bits.
             # Over a large mini-batch their error may be the larger one. The host computes how large it is.
             exact = self._gradient(piece)
@@ -142,10 +144,6 @@ class OutputCheck:
                 error = _distance(found, exact)
         if error > most:
             raise UnsupportedProblemError(f"its result has an error of {error:.1e}, more than {most:.0e}")
-
-    def _tolerance(self) -> float:
-        fma = self._problem.dtype is DataType.FLOAT32 and self._problem.math is MathMode.FMA
-        return FMA_TOLERANCE if fma else TOLERANCES[self._problem.dtype]
 
     def _reference(self, piece: Piece) -> Any:
         """Return the expected values of the windows, NaN where unknown; None if no plain algorithm computes them.
