@@ -20,8 +20,8 @@ from tests.support.operands import QUICK
 from tests.support.problems import make_problem
 from ucudnn import Handle
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.factory import open_parallel
+from ucudnn.benchmarking.benchmark import Benchmark, open_parallel
+from ucudnn.benchmarking.measurer import Measurer
 from ucudnn.benchmarking.parallel import processes as processes_module
 from ucudnn.benchmarking.parallel.partition import Partition, by_operation
 from ucudnn.benchmarking.parallel.processes import Processes, WorkerOptions
@@ -55,8 +55,8 @@ def wait_until(holds):
 @pytest.fixture(autouse=True)
 def workers_begin_first(monkeypatch):
     """Let this process measure once each worker has taken something, or has ended; else it might leave them nothing."""
-    begun, take = set(), Partition.take
-    work, measure = processes_module._Worker.work, processes_module._measured
+    begun, take, groups = set(), Partition.take, Partition.groups
+    work = processes_module._Worker.work
 
     def noted_take(partition, index, choose):
         found = take(partition, index, choose)
@@ -69,13 +69,14 @@ def workers_begin_first(monkeypatch):
         finally:
             begun.add((partition, index))
 
-    def measure_later(partition, index, own):
-        wait_until(lambda: all((partition, at) in begun for at in range(index)))
-        yield from measure(partition, index, own)
+    def groups_later(partition, index, begin, choose):
+        if isinstance(choose.__self__, Measurer):  # it is this process, not a worker
+            wait_until(lambda: all((partition, at) in begun for at in range(index)))
+        yield from groups(partition, index, begin, choose)
 
     monkeypatch.setattr(Partition, "take", noted_take)
     monkeypatch.setattr(processes_module._Worker, "work", noted_work)
-    monkeypatch.setattr(processes_module, "_measured", measure_later)
+    monkeypatch.setattr(Partition, "groups", groups_later)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The partition of requests into shares: no process begins with what another one will measure."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import final
@@ -74,6 +74,17 @@ class Partition:
             if found is not None:
                 other.remove(found)
             return found
+
+    def groups(self, index: int, begin: Callable[[list[Request]], None], choose: Choose) -> Iterator[Group]:
+        """Yield the groups that a process takes until there are no more, or it takes no more.
+
+        `begin` hears in time what the process will measure: its own share at first, then what it takes from others.
+        """
+        begin(requests_in(self.of(index)))
+        while (group := self.take(index, choose)) is not None:
+            if (ahead := self.ahead(index)) is not None:
+                begin(requests_in([group, ahead]))
+            yield group
 
     def ahead(self, index: int) -> Group | None:
         """Return the group that a process takes next from others, or None as long as it has groups of its own."""

@@ -2,10 +2,11 @@
 
 import logging
 import multiprocessing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, final
 
@@ -14,7 +15,7 @@ from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.findings import Finding, Findings
 from ucudnn.benchmarking.measurer import Measurer
 from ucudnn.benchmarking.parallel.interrupts import start_worker
-from ucudnn.benchmarking.parallel.partition import Group, Partition, by_operation, requests_in
+from ucudnn.benchmarking.parallel.partition import Partition, by_operation
 from ucudnn.benchmarking.request import Request
 from ucudnn.errors import SettingsError, UcudnnError
 from ucudnn.problem import ConvolutionProblem
@@ -85,7 +86,8 @@ class Processes:
             try:
                 while running or partition:
                     if self._measures or not running:
-                        found += _measured(partition, mine, own)
+                        for group in partition.groups(mine, own.begin, own.choose):
+                            found += map(own.find, group.requests)
                     done, running = wait(running, return_when=FIRST_COMPLETED)
                     for each in done:
                         found += each.result()
@@ -116,14 +118,6 @@ class Processes:
         self._checked = True
 
 
-def _measured(partition: Partition, index: int, own: Measurer) -> Iterator[Finding]:
-    own.begin(requests_in(partition.of(index)))
-    while (group := partition.take(index, own.choose)) is not None:
-        if (ahead := partition.ahead(index)) is not None:
-            own.begin(requests_in([group, ahead]))
-        yield from map(own.find, group.requests)
-
-
 @final
 class _Worker:
     def __init__(self, device: int, options: WorkerOptions) -> None:
@@ -144,10 +138,7 @@ class _Worker:
         """Take groups until there are no more or the process ends, and return what it found; raises its first error."""
         found: list[Finding] = []
         try:
-            self._begin(partition.of(index))
-            while self.alive and (group := partition.take(index, self._choose)) is not None:
-                if (ahead := partition.ahead(index)) is not None:
-                    self._begin([group, ahead])
+            for group in partition.groups(index, partial(self._send, "begin"), self._choose):
                 for request in group.requests:
                     answer = self._ask("find", request)
                     if isinstance(answer, Exception):
@@ -166,9 +157,6 @@ class _Worker:
         self._connection.close()
         self._process.join(timeout=5)
         self._process.kill()
-
-    def _begin(self, groups: Sequence[Group]) -> None:
-        self._send("begin", requests_in(groups))
 
     def _choose(self, problems: Sequence[ConvolutionProblem]) -> int | None:
         answer = self._ask("choose", problems) if len(problems) > 1 else 0
