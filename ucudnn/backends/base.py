@@ -247,7 +247,14 @@ class PreparedSum(ABC):
 
 
 class ComputeBackend(Backend):
-    """What execution needs besides: prepared calls and workspaces."""
+    """What execution needs besides: prepared calls and workspaces.
+
+    Attributes:
+        recycles: whether calls allocate their workspaces and hold none, because later calls on the queue reuse the
+            memory.
+    """
+
+    recycles = False
 
     def devices(self) -> Sequence[int]:
         """Return the numbers of all devices."""
@@ -261,11 +268,6 @@ class ComputeBackend(Backend):
     @abstractmethod
     def workspace_unit(self) -> int:
         """Bytes of which every workspace is a multiple, so that segments of one buffer all begin aligned."""
-
-    @property
-    def recycles(self) -> bool:
-        """Whether calls allocate their workspaces and hold none, because later calls on the queue reuse the memory."""
-        return False
 
     @abstractmethod
     def prepare(self, problem: ConvolutionProblem, algorithm: str, *, adds: bool = True) -> PreparedCall:

@@ -67,12 +67,7 @@ class ReplayBackend(Backend):
             return None
 
     def sizes(self, problem: ConvolutionProblem) -> frozenset[int] | None:
-        shape = _plain(problem).with_batch(1)
-        for network, recording in self._recordings:
-            sizes = self._sizes_of(network, recording).get(shape)
-            if sizes is not None:
-                return frozenset(sizes)
-        return frozenset()
+        return frozenset(self._first_with(_plain(problem))[1])
 
     def float32_sum(self, problem: ConvolutionProblem) -> Float32Sum | None:
         if not problem.is_rounded_gradient or not self.sizes(replace(problem, float32_sum=True)):
@@ -127,19 +122,24 @@ class ReplayBackend(Backend):
 
     def _recording_of(self, problem: ConvolutionProblem) -> Recording:
         """Return the recording for all sizes of a problem; times of different recordings are never mixed."""
+        recording, sizes = self._first_with(problem)
+        if not sizes:
+            raise NotRecordedError(f"{self._profile.name} has no {problem}: {self._known(problem)}")
+        if problem.batch not in sizes:
+            raise NotRecordedError(
+                f"{self._profile.name} has {problem} at mini-batches of {', '.join(map(str, sorted(sizes)))}, and"
+                f" not of {problem.batch}: choose one of these, and a policy that tries no others, such as"
+                f" {BatchSizePolicy.POWER_OF_TWO.value}"
+            )
+        return recording
+
+    def _first_with(self, problem: ConvolutionProblem) -> tuple[Recording, Sequence[int]]:
+        """Return the first recording that has a problem at any size, and the sizes; () if none has it."""
         shape = problem.with_batch(1)
         for network, recording in self._recordings:
-            sizes = self._sizes_of(network, recording).get(shape)
-            if sizes is None:
-                continue
-            if problem.batch not in sizes:
-                raise NotRecordedError(
-                    f"{self._profile.name} has {problem} at mini-batches of {', '.join(map(str, sorted(sizes)))}, and"
-                    f" not of {problem.batch}: choose one of these, and a policy that tries no others, such as"
-                    f" {BatchSizePolicy.POWER_OF_TWO.value}"
-                )
-            return recording
-        raise NotRecordedError(f"{self._profile.name} has no {problem}: {self._known(problem)}")
+            if sizes := self._sizes_of(network, recording).get(shape):
+                return recording, sizes
+        return {}, ()
 
     def _known(self, problem: ConvolutionProblem) -> str:
         """Return what was recorded in the place of a problem: the same shapes in other types, or other networks."""

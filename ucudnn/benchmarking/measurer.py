@@ -89,13 +89,11 @@ class Measurer:
             request=request,
             names=tuple(name for name in names if name not in discarded),
             offered=offered,
-            backend=self._backend,
+            findings=self._findings,
             effort=self._effort,
-            storage=self._findings.storage,
             compile_filter=self._compile_filter,
             exhaustive=self._exhaustive,
             progress=lambda done, total: self.report(request, done, total),
-            results=self._findings.results,
             too_large_bytes=self.too_large_bytes,
         )
         try:

@@ -12,7 +12,8 @@ from tests.support.operands import QUICK
 from tests.support.problems import make_problem
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.exploration.state import FAR, CompileFilter, State
-from ucudnn.benchmarking.request import Request, Results
+from ucudnn.benchmarking.findings import Findings
+from ucudnn.benchmarking.request import Request
 from ucudnn.problem import DataType, Layout, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 
@@ -55,13 +56,11 @@ def explored(workspaces, storage=None):
         request=Request(problem=PROBLEM, sizes=(1, 2, 4, 8), limit_bytes=100),
         names=tuple(workspaces),
         offered=None,
-        backend=Backend(workspaces),
+        findings=Findings(Backend(workspaces), storage),
         effort=QUICK,
-        storage=storage,
         compile_filter=CompileFilter(),
         exhaustive=False,
         progress=lambda done, total: None,
-        results=Results(),
     )
 
 
@@ -77,9 +76,9 @@ def test_an_algorithm_is_looked_up_once_and_not_at_all_if_it_was_measured():
     state = explored({"SMALL": 1})
     for _ in range(2):
         assert state.algorithm(PROBLEM.part(2), "SMALL").workspace_bytes == 2
-    state.results.put(PROBLEM.part(4), measured("SMALL", 5))
+    state.findings.results.put(PROBLEM.part(4), measured("SMALL", 5))
     assert state.algorithm(PROBLEM.part(4), "SMALL").workspace_bytes == 5
-    assert state.backend.looked_up == [(2, "SMALL")]
+    assert state.findings.backend.looked_up == [(2, "SMALL")]
     assert {name: each.workspace_bytes for name, each in state.known_algorithms(PROBLEM.part(2)).items()} == {
         "SMALL": 2
     }
@@ -89,9 +88,9 @@ def test_what_exceeds_the_limit_by_far_is_not_looked_up_at_larger_sizes():
     state = explored({"SMALL": 1, "LARGE": 60})
     assert [state.fitting(size, "SMALL") is not None for size in (1, 2, 4, 8)] == [True] * 4
     assert [state.fitting(size, "LARGE") is not None for size in (1, 2, 4, 8)] == [True, False, False, False]
-    assert [size for size, name in state.backend.looked_up if name == "LARGE"] == [1, 2]
+    assert [size for size, name in state.findings.backend.looked_up if name == "LARGE"] == [1, 2]
     assert not state.fits(8, "LARGE")
-    assert (8, "LARGE") in state.backend.looked_up, "fits() asks whatever other sizes say"
+    assert (8, "LARGE") in state.findings.backend.looked_up, "fits() asks whatever other sizes say"
 
 
 def test_only_measurements_within_the_limit_are_micro_configurations():
@@ -107,38 +106,38 @@ def test_stored_measurements_are_asked_for_once_and_only_where_none_is_known():
     one, two, four = (PROBLEM.part(size) for size in (1, 2, 4))
     storage = Stored((one, measured("SMALL")))
     state = explored({"SMALL": 1}, storage=storage)
-    state.results.put(four, measured("SMALL"))
+    state.findings.results.put(four, measured("SMALL"))
     for _ in range(2):
         state.load([one, two, four])
     assert storage.asked == [one, two]
-    assert set(state.results.of(one)) == {"SMALL"}
+    assert set(state.findings.results.of(one)) == {"SMALL"}
 
 
 def test_a_bench_is_opened_by_the_first_measurement_and_saves_at_its_end_even_if_a_later_one_fails():
     storage = Stored()
     state = explored({"SMALL": 1, "BROKEN": 1}, storage=storage)
     with state:
-        assert state.backend.benches == 0
+        assert state.findings.backend.benches == 0
         for name in state.names:
             measure(state, 4, name)
         assert storage.saved == []
-        state.backend.measure = None
+        state.findings.backend.measure = None
         with pytest.raises(TypeError):
             measure(state, 2, "SMALL")
-    assert state.backend.benches == 1
+    assert state.findings.backend.benches == 1
     assert state.measured == 2
     assert [(part, each.algorithm.name, each.measured) for part, each in storage.saved] == [
         (PROBLEM.part(4), "SMALL", True),
         (PROBLEM.part(4), "BROKEN", False),
     ]
-    assert {*state.results.of(PROBLEM.part(4))} == {"SMALL", "BROKEN"}
+    assert {*state.findings.results.of(PROBLEM.part(4))} == {"SMALL", "BROKEN"}
 
 
 @pytest.mark.parametrize(("reason", "too_large"), [("MemoryError: no room", 40), ("CudnnError: 5000", float("inf"))])
 def test_a_hindered_measurement_is_not_saved_and_memory_sets_the_room(reason, too_large):
     storage = Stored()
     state = explored({"SMALL": 10}, storage=storage)
-    state.backend.measure = lambda size, algorithm, *rest: Measurement.failed(
+    state.findings.backend.measure = lambda size, algorithm, *rest: Measurement.failed(
         algorithm, reason, MeasurementStatus.HINDERED
     )
     with state:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
-from types import MappingProxyType
 from typing import final
 
 import numpy as np
@@ -134,16 +133,14 @@ class CpuCall(PreparedCall):
             raise BackendError(f"the workspace does not begin on a multiple of {WORKSPACE_ALIGNMENT} bytes")
 
 
-CPU_ALGORITHMS: Mapping[str, Planner] = MappingProxyType(
-    {
-        "IMPLICIT_GEMM": Planner(ImplicitGemm),
-        "GEMM": Planner(Gemm),
-        "FFT": FFT,
-        "FFT_TILING": FFT_TILING,
-        "WINOGRAD_2X2": WINOGRAD_2X2,
-        "WINOGRAD_4X4": WINOGRAD_4X4,
-    }
-)
+CPU_ALGORITHMS: Mapping[str, Planner] = {
+    "IMPLICIT_GEMM": Planner(ImplicitGemm),
+    "GEMM": Planner(Gemm),
+    "FFT": FFT,
+    "FFT_TILING": FFT_TILING,
+    "WINOGRAD_2X2": WINOGRAD_2X2,
+    "WINOGRAD_4X4": WINOGRAD_4X4,
+}
 """The backend's algorithms by name."""
 
 _STATE = "2"

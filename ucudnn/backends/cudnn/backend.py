@@ -53,6 +53,7 @@ class CudnnBackend(ComputeBackend):
         cudnn_handle: address of the cudnnHandle_t, for functions of cuDNN outside this backend.
         library: cuDNN.
         other_stream: one number, which is 0 while `cudnn_handle` is set to the default stream.
+        most_bytes: what live bytes and a workspace may come to; None if no limit of memory is stated.
         keeps_sums: whether parts of filter gradients of 16 bits may be added in float32, by kernels of our own.
 
     Raises:
@@ -70,6 +71,8 @@ class CudnnBackend(ComputeBackend):
         super().__init__()
         self._candidates = candidates
         self._device: Gpu = device if isinstance(device, Gpu) else CupyGpu(device)
+        self.recycles = self._device.recycles
+        self.most_bytes = self._device.most_bytes
         self.library = Library(library_path)
         self._handle = OwnedHandle(self.library)
         self.cudnn_handle = self._handle.address
@@ -107,10 +110,6 @@ class CudnnBackend(ComputeBackend):
     def workspace_unit(self) -> int:
         """256, because some engines need workspaces that are aligned so."""
         return WORKSPACE_UNIT
-
-    @property
-    def recycles(self) -> bool:
-        return self._device.recycles
 
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
         return self._list.of(self._as_asked(problem))
@@ -221,11 +220,6 @@ class CudnnBackend(ComputeBackend):
 
     def headroom_bytes(self) -> float:
         return self._device.headroom_bytes()
-
-    @property
-    def most_bytes(self) -> int | None:
-        """What live bytes and a workspace may come to; None if no limit of memory is stated."""
-        return self._device.most_bytes
 
     def spare(self, bound: Tensor, size_bytes: int) -> Spare | None:
         left = size_bytes - SLACK_BYTES  # whatever the address, so that tensors of one size lend the same

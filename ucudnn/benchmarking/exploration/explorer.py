@@ -274,7 +274,7 @@ class Explorer:
         state, problem = self._state, self._request.problem
         incomplete: list[tuple[int, Measurement]] = []
         for size in sizes:
-            for name, known in state.results.of(problem.part(size)).items():
+            for name, known in state.findings.results.of(problem.part(size)).items():
                 if name in self._ranks and known.measured and known.complete:
                     state.add(size, known)
                 elif name in self._ranks and known.measured:
@@ -306,7 +306,7 @@ class Explorer:
     def _candidate(self, size: int, name: str, chain: bool) -> _Candidate | None:
         """Return an algorithm with its bounds if it is not known at a size, fits, and can matter; otherwise None."""
         state, request = self._state, self._request
-        known = state.results.of(request.problem.part(size)).get(name)
+        known = state.findings.results.of(request.problem.part(size)).get(name)
         if known is not None and known.complete and known.status is not MeasurementStatus.HINDERED:
             return None
         least = known.time_ms if known is not None and known.measured else state.pruning.least_ms(size, name)

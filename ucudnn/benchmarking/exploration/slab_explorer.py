@@ -57,12 +57,12 @@ class SlabExplorer:
         found = []
         for rows in self._request.rows:
             kinds = slabs_by_problem(self._part, rows)
-            if not all(self._state.backend.knows_slab(part, self._part) for part, _ in kinds):
+            if not all(self._state.findings.backend.knows_slab(part, self._part) for part, _ in kinds):
                 continue
             measured = [
                 [
                     self._measure(part, slabs, each, inf)
-                    for each in self._state.backend.algorithms(part)
+                    for each in self._state.findings.backend.algorithms(part)
                     if each.workspace_bytes <= self._request.limit_bytes
                 ]
                 for part, slabs in kinds
@@ -79,7 +79,7 @@ class SlabExplorer:
             self._points.append((each.workspace_bytes, each.time_ms, traits))
         tried: set[int] = set()
         for undivided in self._candidates():
-            for name in self._state.backend.slab_names(undivided):
+            for name in self._state.findings.backend.slab_names(undivided):
                 for rows, time_ms in self._try(name, undivided_ms.get(undivided, 0.0), worth_ms):
                     tried.add(rows)
                     if not self._request.whole:
@@ -166,7 +166,7 @@ class SlabExplorer:
 
     def _substitute(self, part: ConvolutionProblem, slabs: Sequence[Slab]) -> float | None:
         tries = 0
-        for name in (each for own in self._names for each in self._state.backend.slab_names(own)):
+        for name in (each for own in self._names for each in self._state.findings.backend.slab_names(own)):
             algorithm = self._algorithm(part, name)
             if algorithm is None or algorithm.workspace_bytes > self._request.limit_bytes:
                 continue
@@ -187,7 +187,7 @@ class SlabExplorer:
 
         It is measured unless it is known well enough: to take longer than a slab is worth.
         """
-        known = self._state.results.of(part).get(algorithm.name)
+        known = self._state.findings.results.of(part).get(algorithm.name)
         settled = known is not None and (known.complete or known.time_ms >= worth_ms)
         if known is None or not settled or known.status is MeasurementStatus.HINDERED:
             known = self._state.measure(self._size, algorithm, self._state.effort, worth_ms, slabs)

@@ -6,21 +6,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, final
+from typing import final
 
-from ucudnn.backends.base import Backend
 from ucudnn.backends.bench import Bench, Following, PrefetchRequest
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.benchmarking.exploration.pruning import Pruning, traits_of
-from ucudnn.benchmarking.request import MeasuredProblem, Request, Results
+from ucudnn.benchmarking.findings import Findings
+from ucudnn.benchmarking.request import MeasuredProblem, Request
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
 from ucudnn.slabs import Slab, pieces_of
-
-if TYPE_CHECKING:
-    from ucudnn.benchmarking.storage.store import MachineStore
-
 
 FAR = 3.0
 """An engine is far behind a problem's best time if it takes so many times as long at every measured size."""
@@ -112,14 +108,13 @@ class State:
         request: the request to explore.
         names: names of the algorithms to try, most promising first.
         offered: the micro-batch sizes that can be measured; None for all sizes.
-        backend: the backend that measures.
+        findings: the backend that measures, its storage, and the measurements of all requests. What is measured is
+            added.
         effort: how much time goes into one measurement.
-        storage: keeps measurements beyond the process; None keeps none.
         compile_filter: knows which algorithms are not worth compiling.
         exhaustive: whether micro-configurations that cannot matter are measured too.
         progress: a function that is called with the number of micro-configurations that were considered, and the
             number of those that will be, as far as that is known.
-        results: measurements of all requests. What is measured is added.
         too_large_bytes: the smallest workspace for which there was not enough memory.
         micros: what was measured within the limit, by micro-batch size and algorithm.
         pruning: what follows from `micros` about the time of others.
@@ -134,13 +129,11 @@ class State:
     request: Request
     names: tuple[str, ...]
     offered: Collection[int] | None
-    backend: Backend
+    findings: Findings
     effort: Effort
-    storage: "MachineStore | None"
     compile_filter: CompileFilter
     exhaustive: bool
     progress: Callable[[int, int], None]
-    results: Results
     too_large_bytes: float = inf
     micros: dict[tuple[int, str], MicroConfiguration] = field(default_factory=dict)
     pruning: Pruning = field(init=False)
@@ -167,17 +160,18 @@ class State:
     def __exit__(self, *exception: object) -> None:
         self._bench = None
         self._stack.close()
-        if self.storage is not None and self._unsaved:
-            self.storage.save(self._unsaved)
+        if self.findings.storage is not None and self._unsaved:
+            self.findings.storage.save(self._unsaved)
 
     def load(self, parts: Iterable[ConvolutionProblem]) -> None:
         """Take the stored measurements of micro-batches and slabs of which none is known."""
-        if self.storage is None:
+        storage, results = self.findings.storage, self.findings.results
+        if storage is None:
             return
-        unknown = [part for part in parts if part not in self._loaded and not self.results.of(part)]
+        unknown = [part for part in parts if part not in self._loaded and not results.of(part)]
         self._loaded.update(unknown)
         if unknown:
-            self.results.update(self.storage.load(unknown) or ())
+            results.update(storage.load(unknown) or ())
 
     def add(self, size: int, measurement: Measurement) -> None:
         """Take a measurement of a micro-batch into account, if its workspace is within the limit."""
@@ -190,8 +184,8 @@ class State:
         """Return an algorithm of a micro-batch or a slab, or None if it does not compute that."""
         key = part, name
         if key not in self._algorithms:
-            known = self.results.of(part).get(name)
-            self._algorithms[key] = self.backend.algorithm(part, name) if known is None else known.algorithm
+            known = self.findings.results.of(part).get(name)
+            self._algorithms[key] = self.findings.backend.algorithm(part, name) if known is None else known.algorithm
         found = self._algorithms[key]
         if found is not None and found.compiles:
             self.compiled.add(name)
@@ -200,7 +194,7 @@ class State:
     def known_algorithms(self, part: ConvolutionProblem) -> Mapping[str, Algorithm | None]:
         """Return the algorithms of a problem that were looked at; None for those that do not compute it."""
         asked = {name: self._algorithms[part, name] for name in self.names if (part, name) in self._algorithms}
-        return asked | {name: measurement.algorithm for name, measurement in self.results.of(part).items()}
+        return asked | {name: measurement.algorithm for name, measurement in self.findings.results.of(part).items()}
 
     def fits(self, size: int, name: str) -> bool:
         """Whether an algorithm computes a micro-batch size within the limit, whatever is known of other sizes."""
@@ -256,13 +250,13 @@ class State:
         """
         problem = self.request.problem
         if self._bench is None:
-            self._bench = self._stack.enter_context(self.backend.bench(problem))
+            self._bench = self._stack.enter_context(self.findings.backend.bench(problem))
         if following is not None:
             self._bench.look_ahead(following)
         found = self._bench.measure(size, algorithm, effort, worth_ms, slabs)
         part = pieces_of(problem, size, slabs)[0].problem
         self.measured += 1
-        self.results.put(part, found)
+        self.findings.results.put(part, found)
         if found.measured and algorithm.compiles and worth_ms < inf and self.has_uncompiled():
             self._judge(algorithm, found.time_ms / worth_ms, whole=not slabs)
         if not found.measured:
