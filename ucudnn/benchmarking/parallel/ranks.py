@@ -6,7 +6,7 @@ from typing import Any, final
 
 from ucudnn.benchmarking.findings import Finding
 from ucudnn.benchmarking.measurer import Measurer
-from ucudnn.benchmarking.parallel.partition import Group, balanced, requests_in
+from ucudnn.benchmarking.parallel.partition import balanced, requests_in
 from ucudnn.benchmarking.request import Request
 from ucudnn.errors import BackendError, SettingsError, UcudnnError
 
@@ -47,7 +47,13 @@ class Ranks:
         world, rank = distributed.get_world_size(), distributed.get_rank()
         failure: Exception | None = None
         try:
-            mine: object = _find(balanced(requests, world)[rank], own)
+            share = balanced(requests, world)[rank]
+            own.begin([request for request in requests_in(share) if not own.knows(request)])
+            found: list[Finding] = []
+            while share:
+                group = share.pop(own.choose([each.problem for each in share]))
+                found += map(own.find, group.requests)
+            mine: object = found
         except Exception as error:  # noqa: BLE001  # the other ranks wait for this one, so they get the error
             failure = error
             # As text, because not every error can be pickled.
@@ -60,12 +66,3 @@ class Ranks:
             if theirs != list(requests):
                 raise BackendError(f"rank {other} plans other problems than rank {rank}: plan the same ones in order")
         return [finding for _, findings in gathered for finding in findings]
-
-
-def _find(share: list[Group], own: Measurer) -> list[Finding]:
-    own.begin([request for request in requests_in(share) if not own.knows(request)])
-    found: list[Finding] = []
-    while share:
-        group = share.pop(own.choose([each.problem for each in share]))
-        found += map(own.find, group.requests)
-    return found

@@ -27,7 +27,6 @@ from ucudnn.benchmarking.findings import with_slab_names
 from ucudnn.benchmarking.request import Request
 from ucudnn.benchmarking.unmeasured.untimed_division import (
     assumed,
-    assumed_ms,
     computed_pieces,
     in_slabs,
     least_ms,
@@ -39,7 +38,6 @@ from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfigur
 from ucudnn.errors import BackendError, MeasurementError
 from ucudnn.policy import powers_of_two
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.profiles.measurement import Algorithm
 from ucudnn.slabs import Slab, piece_of
 from ucudnn.solvers.sums import MOST_PARTS
 
@@ -250,20 +248,18 @@ class HeuristicPlanner:
 
     def _fastest(self, part: ConvolutionProblem, names: Iterable[str], limit_bytes: int) -> MicroConfiguration | None:
         """Return the algorithm of a micro-batch or a slab that is assumed to be the fastest one that fits a limit."""
-        best: tuple[float, Algorithm, int] | None = None
+        best: MicroConfiguration | None = None
         least = least_ms(part)
         for rank, name in enumerate(names):
-            if best is not None and best[0] <= ranked(least, rank):
+            if best is not None and best.time_ms <= ranked(least, rank):
                 break
-            if not self._checked.get((part, name), True):
-                continue
-            algorithm = self._backend.algorithm(part, name)
+            algorithm = self._backend.algorithm(part, name) if self._checked.get((part, name), True) else None
             if algorithm is None or algorithm.workspace_bytes > limit_bytes:
                 continue
-            time_ms = assumed_ms(part, algorithm, rank)
-            if best is None or time_ms < best[0]:
-                best = time_ms, algorithm, rank
-        return None if best is None else assumed(part, *best[1:])
+            found = assumed(part, algorithm, rank)
+            if best is None or found.time_ms < best.time_ms:
+                best = found
+        return best
 
     def _divided_into_slabs(
         self, request: Request, left: int, worth_ms: float, names: Sequence[str]

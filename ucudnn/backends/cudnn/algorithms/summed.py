@@ -12,7 +12,7 @@ There are three kinds of algorithms, told apart by the end of their names:
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from operator import attrgetter
 from typing import final
@@ -139,10 +139,8 @@ class GpuSum(PreparedSum):
 
     def bind(self, total: int, w: int, scaling: Scaling = OVERWRITE) -> Callable[[], None]:
         alpha, beta = scaling
-        return partial(self._run, self._bound(self._round, w, total, self._count, alpha=alpha, beta=beta))
-
-    def _run(self, queue: Copy) -> None:
-        queue(self._device.stream())
+        rounded = self._bound(self._round, w, total, self._count, alpha=alpha, beta=beta)
+        return lambda: rounded(self._device.stream())
 
 
 def _uncompiled(algorithms: Sequence[Algorithm]) -> list[Algorithm]:

@@ -46,14 +46,13 @@ class _Start:
     """A measurement whose first calls are queued.
 
     Attributes:
-        keeps_host: whether a call keeps the host busy itself.
+        algorithm: the algorithm; a call of the legacy API keeps the host busy itself.
         expected_ms: estimate from another size; None if the algorithm runs for the first time.
         awake: whether the clocks of the GPU were up.
     """
 
     problem: ConvolutionProblem
-    name: str
-    keeps_host: bool
+    algorithm: Algorithm
     call: CudnnCall
     timer: CallTimer
     expected_ms: float | None
@@ -117,7 +116,7 @@ class CudnnBench(Bench):
             samples_ms, told = self._samples_of(start, effort, worth_ms)
             if told:
                 self._rates[algorithm.name] = min(samples_ms) / start.problem.multiplications
-            if start.keeps_host:
+            if start.algorithm.api == "legacy":
                 samples_ms = tuple(max(each, start.timer.least_host_ms) for each in samples_ms)
             complete = told and not worthless(samples_ms, worth_ms, _NOISE)
             if complete:
@@ -167,7 +166,7 @@ class CudnnBench(Bench):
     def _begun(self, size: int, pieces: Sequence[Piece], algorithm: Algorithm, effort: Effort) -> _Start:
         """Return the measurement that was begun ahead if it is this one, else begin it now."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and (ahead.problem, ahead.name) == (pieces[0].problem, algorithm.name):
+        if ahead is not None and (ahead.problem, ahead.algorithm.name) == (pieces[0].problem, algorithm.name):
             return ahead
         self._give_up(ahead)
         ahead = None  # frees its workspace, which may have to make room for a larger one
@@ -212,8 +211,7 @@ class CudnnBench(Bench):
             self._busy_until = perf_counter()
         return _Start(
             problem=problem,
-            name=algorithm.name,
-            keeps_host=algorithm.api == "legacy",
+            algorithm=algorithm,
             call=call,
             timer=timer,
             expected_ms=expected_ms,
@@ -236,7 +234,9 @@ class CudnnBench(Bench):
                 self._wake(timer, 1)
                 expected_ms = timer.run(1)
                 self._busy_until = perf_counter()
-        elif start.awake and start.timed.covered and not start.keeps_host:  # those samples would lack the host's time
+        elif (
+            start.awake and start.timed.covered and start.algorithm.api != "legacy"
+        ):  # whose samples lack the host's time
             samples.append(max(SHORTEST_MS, self._wait_ms(start) / start.calls))
         return self._sample(timer, effort, worth_ms, expected_ms, samples), True
 
