@@ -8,9 +8,6 @@ from collections.abc import Iterator
 
 from ucudnn.networks.layer import LayerRow
 
-DENSENET_BATCH = 64
-"""The default mini-batch size."""
-
 _GROWTH = 32  # channels that each layer of a block adds to its input
 _BOTTLENECK = 4 * _GROWTH
 _BLOCKS = ((56, 6), (28, 12), (14, 24), (7, 16))  # height = width, layers

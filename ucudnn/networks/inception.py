@@ -11,9 +11,6 @@ from ucudnn.networks.layer import LayerRow
 _Layer = tuple[str, int, int, int]  # name within its module, filters, kernel height, kernel width
 _Branches = tuple[tuple[_Layer, ...], ...]  # of the layers of a branch, each reads what the one before it writes
 
-INCEPTION_BATCH = 64
-"""The default mini-batch size."""
-
 _DOUBLE_3X3: tuple[_Layer, ...] = (
     ("branch3x3dbl_1", 64, 1, 1),
     ("branch3x3dbl_2", 96, 3, 3),

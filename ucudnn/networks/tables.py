@@ -8,8 +8,8 @@ from pathlib import Path
 from ucudnn.bounded import read_whole
 from ucudnn.errors import InvalidNetworkError, InvalidProblemError, InvalidValueError
 from ucudnn.kernel import Kernel
-from ucudnn.networks.densenet import DENSENET_BATCH, DENSENET_ROWS
-from ucudnn.networks.inception import INCEPTION_BATCH, INCEPTION_GROUPS, INCEPTION_ROWS
+from ucudnn.networks.densenet import DENSENET_ROWS
+from ucudnn.networks.inception import INCEPTION_GROUPS, INCEPTION_ROWS
 from ucudnn.networks.layer import Layer, LayerRow
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.units import shortened
@@ -77,23 +77,18 @@ def load_network(name: str, batch: int | None = None) -> Network:
 
 def _read_csv(path: Path, batch: int | None) -> Network:
     try:
-        reader = csv.DictReader(StringIO(_read(path).decode("utf-8-sig"), newline=""))
+        reader = csv.DictReader(StringIO(read_whole(path, _MOST_BYTES).decode("utf-8-sig"), newline=""))
         missing = [column for column in CSV_HEADER.split(",") if column not in (reader.fieldnames or ())]
         if missing:
             raise InvalidNetworkError(f"{path}: column {missing[0]} is missing: the header must be {CSV_HEADER}")
         layers = [_csv_layer(path, reader.line_num, row, batch) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except InvalidNetworkError:
+        raise
+    except (OSError, UnicodeDecodeError, csv.Error, InvalidValueError) as error:
         raise InvalidNetworkError(f"{path} cannot be read: {error}") from error
     if not layers:
         raise InvalidNetworkError(f"{path} has no layers below its header")
     return Network(name=path.stem, layers=tuple(layers))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_whole(path, _MOST_BYTES)
-    except InvalidValueError as error:
-        raise InvalidNetworkError(f"{path} cannot be read: {error}") from error
 
 
 def _csv_layer(path: Path, line: int, row: dict[str, str | None], batch: int | None) -> Layer:
@@ -122,7 +117,7 @@ def _csv_layer(path: Path, line: int, row: dict[str, str | None], batch: int | N
 
 _DIMENSIONS = {"unet3d": 3}
 _GROUPS = {"inception3": INCEPTION_GROUPS}
-_TABLES: dict[str, tuple[int, tuple[LayerRow, ...]]] = {
+_TABLES: dict[str, tuple[int, tuple[LayerRow, ...]]] = {  # each with its default mini-batch size
     "alexnet": (  # single-column, as in the paper
         256,
         (
@@ -211,7 +206,7 @@ _TABLES: dict[str, tuple[int, tuple[LayerRow, ...]]] = {
             ("l3.1.conv1", 110, 256, 8, 64, 1, 0, 1),
         ),
     ),
-    "densenet121": (DENSENET_BATCH, DENSENET_ROWS),
+    "densenet121": (64, DENSENET_ROWS),
     "unet3d": (  # Cicek et al. 2016, padded, on volumes of 64 x 64 x 64; without its transposed convolutions
         4,
         (
@@ -232,7 +227,7 @@ _TABLES: dict[str, tuple[int, tuple[LayerRow, ...]]] = {
             ("head", 1, 64, 64, 3, 1, 0, 1),
         ),
     ),
-    "inception3": (INCEPTION_BATCH, INCEPTION_ROWS),
+    "inception3": (64, INCEPTION_ROWS),
 }
 
 NETWORKS: tuple[str, ...] = tuple(_TABLES)
