@@ -18,8 +18,8 @@ from ucudnn.solvers.knapsack import Counts, Floats, Integers, Knapsack
 _FAR = 2.0**62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moves:
+@final
+class Moves(NamedTuple):
     """Changes of the relaxation's division, in each of which a kernel takes another point.
 
     Attributes:
@@ -41,14 +41,7 @@ class Moves:
     def within(self, gap: float) -> "Moves":
         """Return the moves that cost no more than so many ticks, of moves that are sorted by cost."""
         kept = slice(int(np.searchsorted(self.costs, gap, side="right")))
-        return Moves(
-            cohort=self.cohort[kept],
-            point=self.point[kept],
-            sizes=self.sizes[kept],
-            ticks=self.ticks[kept],
-            costs=self.costs[kept],
-            copies=self.copies[kept],
-        )
+        return Moves._make(each[kept] for each in self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +103,7 @@ class Relaxation:
         costs = np.maximum(ticks + self.price * sizes, 0.0)
         kept = ((costs <= gap) & (point != self.points[cohort])).nonzero()[0]
         kept = kept[np.argsort(costs[kept], kind="stable")]
-        return Moves(
-            cohort=cohort[kept],
-            point=point[kept],
-            sizes=sizes[kept],
-            ticks=ticks[kept],
-            costs=costs[kept],
-            copies=self.copies[cohort[kept]],
-        )
+        return Moves._make(each[kept] for each in (cohort, point, sizes, ticks, costs, self.copies[cohort]))
 
     def open_points(self, gap: float) -> list[dict[int, int]]:
         """Return for each choice the points that it can take in a division within a gap.

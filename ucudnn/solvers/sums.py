@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from math import inf
-from typing import Protocol, final
+from typing import final
 
 from ucudnn.configuration import Configuration, MicroConfiguration, configuration_of
 
@@ -21,23 +21,7 @@ MOST_PARTS = 1 << 16
 _TICKS_PER_MS = 10**9
 
 
-class Sums(Protocol):
-    """The least time of a mini-batch over the micro-configurations that were admitted so far."""
-
-    def admit(self, candidate: MicroConfiguration) -> None:
-        """Take one more micro-configuration into account."""
-
-    def ticks(self, size: int) -> int | None:
-        """Return the least time of a batch size in picoseconds, or None where no sizes add up to it."""
-
-    def time_ms(self, size: int) -> float:
-        """Return the least time of a batch size in milliseconds; infinity where no sizes add up to it."""
-
-    def configuration(self) -> Configuration:
-        """Return the fastest configuration of the mini-batch, to which sizes add up."""
-
-
-def sums_of(size: int) -> Sums:
+def sums_of(size: int) -> "DenseSums | SparseSums":
     """Return the sums of a mini-batch, without anything admitted."""
     return DenseSums(size) if size <= MOST_DENSE else SparseSums(size)
 
