@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support import paper
 from tests.support.configurations import fronts
-from ucudnn.solvers.sequences import bundled
+from ucudnn.solvers.desirable import bundled
 
 segments = st.lists(fronts, min_size=1, max_size=4)
 

@@ -15,9 +15,9 @@ from ucudnn.kernel import Kernel
 from ucudnn.planning.concurrency import Branches, Groups, concurrent_sets
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings, SolverName
+from ucudnn.solvers.desirable import Bundle, bundled
 from ucudnn.solvers.division import Choice, Division, divide
 from ucudnn.solvers.reuse import fastest_within
-from ucudnn.solvers.sequences import Bundle, bundled
 from ucudnn.units import bytes_down, bytes_up
 from ucudnn.workspace.stream_order import Segment
 

@@ -1,8 +1,12 @@
-"""The desirable set: the configurations that no other beats in both time and workspace (paper, section 3.3.1)."""
+"""The desirable set: the configurations that no other beats in both time and workspace (paper, section 3.3.1).
+
+Kernels that run one after another share a segment, so they are chosen for together: they have a set of bundles.
+"""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from math import inf
+from math import fsum, inf
 
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.slabs import Slab
@@ -75,16 +79,44 @@ def divided(
         total = sum(time * len(slabs) for (time, _, _), (slabs, _) in zip(best, groups, strict=True))
         if total < fastest:
             fastest = total
-            front.append(MicroConfiguration.of_slabs(size, _in_order(groups, best)))
+            taken = [
+                SlabConfiguration(slab=slab, algorithm=name, time_ms=time_ms, workspace_bytes=workspace)
+                for (slabs, _), (time_ms, workspace, name) in zip(groups, best, strict=True)
+                for slab in slabs
+            ]
+            front.append(MicroConfiguration.of_slabs(size, sorted(taken, key=lambda each: each.slab)))
     return front
 
 
-def _in_order(
-    groups: Sequence[tuple[Sequence[Slab], Iterable[MicroConfiguration]]], best: Sequence[tuple[float, int, str]]
-) -> list[SlabConfiguration]:
-    found = [
-        SlabConfiguration(slab=slab, algorithm=name, time_ms=time_ms, workspace_bytes=workspace)
-        for (slabs, _), (time_ms, workspace, name) in zip(groups, best, strict=True)
-        for slab in slabs
-    ]
-    return sorted(found, key=lambda each: each.slab)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A configuration for each of several kernels that share a segment; time = sum, workspace = maximum.
+
+    Attributes:
+        parts: the configurations, in the order of the kernels.
+        time_ms: milliseconds of all, one after another.
+        workspace_bytes: bytes of the segment.
+    """
+
+    parts: tuple[Configuration, ...]
+    time_ms: float
+    workspace_bytes: int
+
+
+def bundled(fronts: Sequence[Sequence[Configuration]]) -> tuple[Bundle, ...]:
+    """Return the desirable set of kernels that share a segment, in order of workspace; no kernel's set is empty.
+
+    Exact: within a segment, each kernel is best off with its own fastest configuration that fits, and the set changes
+    only where one more configuration fits.
+    """
+    least = max(front[0].workspace_bytes for front in fronts)
+    levels = sorted({each.workspace_bytes for front in fronts for each in front if each.workspace_bytes >= least})
+    at = [0] * len(fronts)
+    bundles = []
+    for level in levels:
+        for kernel, front in enumerate(fronts):
+            while at[kernel] + 1 < len(front) and front[at[kernel] + 1].workspace_bytes <= level:
+                at[kernel] += 1
+        parts = tuple(front[index] for front, index in zip(fronts, at, strict=True))
+        bundles.append(Bundle(parts=parts, time_ms=fsum(part.time_ms for part in parts), workspace_bytes=level))
+    return tuple(bundles)
