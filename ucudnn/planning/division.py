@@ -163,33 +163,20 @@ def _sets_of(
             for indices in branches
         )
         if shape not in programs:
-            programs[shape] = _program_of(
-                [members for members, _ in shape], [count for _, count in shape], branches, desirable
-            )
+            alike: dict[tuple[_Member, ...], list[int]] = {}
+            for branch, (own, _) in enumerate(shape):
+                alike.setdefault(own, []).append(branch)
+            choices = [
+                Choice(
+                    desirable=bundled([desirable[index] for index in branches[members[0]]]),
+                    count=sum(shape[branch][1] for branch in members),
+                )
+                for members in alike.values()
+            ]
+            layers = tuple(count for _, count in shape)
+            programs[shape] = _Program(counts=layers, alike=tuple(map(tuple, alike.values())), choices=tuple(choices))
         found.append((branches, programs[shape]))
     return found
-
-
-def _program_of(
-    problems: Sequence[tuple[_Member, ...]],
-    counts: Sequence[int],
-    branches: Branches,
-    desirable: Sequence[DesirableSet],
-) -> _Program:
-    alike: dict[tuple[_Member, ...], list[int]] = {}
-    for branch, own in enumerate(problems):
-        alike.setdefault(own, []).append(branch)
-    return _Program(
-        counts=tuple(counts),
-        alike=tuple(map(tuple, alike.values())),
-        choices=tuple(
-            Choice(
-                desirable=bundled([desirable[index] for index in branches[members[0]]]),
-                count=sum(counts[branch] for branch in members),
-            )
-            for members in alike.values()
-        ),
-    )
 
 
 def _assignments(

@@ -168,10 +168,6 @@ class _Shapes(Generic[Taken]):
         """Return what the kernels of each choice take, where so many of each shape take each point."""
         found: list[tuple[tuple[Taken, int], ...]] = [()] * len(self._choices)
         for indices, row in zip(self._members.values(), counts, strict=True):
-            if len(indices) == 1:
-                desirable = self._choices[indices[0]].desirable
-                found[indices[0]] = tuple([(desirable[point], kernels) for point, kernels in sorted(row.items())])
-                continue
             left = dict(sorted(row.items()))
             for index in indices:
                 choice, taken = self._choices[index], []
