@@ -15,7 +15,7 @@ Recordings were measured at different times, so times of different recordings ar
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
@@ -275,22 +275,17 @@ def _encode_recording(recording: Recording, algorithms: dict[tuple[str, str, tup
     entries: dict[str, dict[str, list[list[Any]]]] = {}
     for problem, records in recording.items():
         rows = entries.setdefault(_compact(encode_problem(problem)), {})
-        rows[str(problem.batch)] = list(_encode_rows(records, algorithms))
+        own = rows[str(problem.batch)] = []
+        for record in records:
+            key = (record.algorithm.api, record.algorithm.name, record.algorithm.notes)
+            times = (float(f"{value:.{_DIGITS}g}") for value in (record.time_ms, record.spread_ms))
+            own.append([algorithms.setdefault(key, len(algorithms)), *times, record.algorithm.workspace_bytes])
     return ",\n".join(
         f'{{"problem": {problem}, "rows": {{\n'
         + ",\n".join(f"{json.dumps(batch)}: {_compact(batch_rows)}" for batch, batch_rows in rows.items())
         + "}}"
         for problem, rows in entries.items()
     )
-
-
-def _encode_rows(
-    records: Iterable[Measurement], algorithms: dict[tuple[str, str, tuple[str, ...]], int]
-) -> Iterator[list[Any]]:
-    for record in records:
-        key = (record.algorithm.api, record.algorithm.name, record.algorithm.notes)
-        times = (float(f"{value:.{_DIGITS}g}") for value in (record.time_ms, record.spread_ms))
-        yield [algorithms.setdefault(key, len(algorithms)), *times, record.algorithm.workspace_bytes]
 
 
 def _compact(value: Any) -> str:
