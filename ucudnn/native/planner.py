@@ -110,16 +110,13 @@ class Ledger:
         groups: dict[int | None, list[_Line]] = {}
         for line in self._lines.values():
             groups.setdefault(line.limit_bytes, []).append(line)
-        return [
-            self._report(backend, policy, divided if limit is None else self._decided[limit], groups[limit])
-            for limit in sorted(groups, key=lambda limit: -1 if limit is None else limit)
-        ]
-
-    @staticmethod
-    def _report(backend: Backend, policy: str, decided: Sequence[Decisions], lines: Sequence[_Line]) -> Report:
-        report = report_run(decided, [line.entry for line in lines], backend, policy)
-        changed = sum(any(not each.calls for each in line.entry.replacements) for line in lines)
-        return replace(report, changed=changed)
+        found = []
+        for limit in sorted(groups, key=lambda limit: -1 if limit is None else limit):
+            entries = [line.entry for line in groups[limit]]
+            report = report_run(divided if limit is None else self._decided[limit], entries, backend, policy)
+            changed = sum(any(not each.calls for each in entry.replacements) for entry in entries)
+            found.append(replace(report, changed=changed))
+        return found
 
     @staticmethod
     def _replaced(
