@@ -71,7 +71,9 @@ def measured_with_bias(handle: Handle, key: KernelKey, out: torch.Tensor, bias: 
         return None
     found, faster = entry.decision.configuration, False
     try:
-        both_ms = first.configuration.time_ms + _addition_ms(out, bias, backend)
+        run, lead = partial(_add, out.zero_(), bias.view(-1, *[1] * (out.dim() - 2))), partial(backend.delay, _LEAD_MS)
+        added_ms = median(backend.elapsed_ms(run, lead) for _ in range(_SAMPLES)) / _CALLS
+        both_ms = first.configuration.time_ms + added_ms
         faster = is_fused(found) and found.time_ms < _WORTH_FUSING * both_ms
     finally:
         if not faster:
@@ -79,13 +81,7 @@ def measured_with_bias(handle: Handle, key: KernelKey, out: torch.Tensor, bias: 
     return found if faster else None
 
 
-def _addition_ms(out: torch.Tensor, bias: torch.Tensor, backend: CudnnBackend) -> float:
-    addend = bias.view(-1, *[1] * (out.dim() - 2))
-    run, lead = partial(_repeat, out.zero_(), addend), partial(backend.delay, _LEAD_MS)
-    return median(backend.elapsed_ms(run, lead) for _ in range(_SAMPLES)) / _CALLS
-
-
-def _repeat(out: torch.Tensor, addend: torch.Tensor) -> None:
+def _add(out: torch.Tensor, addend: torch.Tensor) -> None:
     for _ in range(_CALLS):
         out.add_(addend)
 

@@ -85,7 +85,10 @@ class GateLibrary:
 
     def _loaded(self) -> CallGate:
         """Return the gate, whose library is built if there is none that can be trusted and loaded."""
-        library = self._path()
+        texts = [each.read_text() for each in sorted(_SOURCE.parent.iterdir())]
+        state = sha256("\0".join([*_flags(), torch.__version__, *texts]).encode()).hexdigest()[:16]
+        folder = default_path().parent / "gate" if self._folder is None else self._folder
+        library = folder / f"call_gate-{state}.so"  # its name has all that it depends on
         before, gate = state_of(library), self._kept(library)
         if gate is not None:
             return gate
@@ -124,12 +127,6 @@ class GateLibrary:
             gate = CallGate(made)  # from here, because a path that was loaded before gives what was there then
             made.replace(library)
         return gate
-
-    def _path(self) -> Path:
-        """Return the path of the library, which names all that it depends on."""
-        texts = [each.read_text() for each in sorted(_SOURCE.parent.iterdir())]
-        state = sha256("\0".join([*_flags(), torch.__version__, *texts]).encode()).hexdigest()[:16]
-        return (default_path().parent / "gate" if self._folder is None else self._folder) / f"call_gate-{state}.so"
 
 
 def _refuse_shared(folder: Path) -> None:

@@ -91,7 +91,12 @@ class StepTracker:
         if in_backward:
             return False
         if self.by_optimizer:
-            return self._silence > self._most_silence and self._count_calls(call)
+            if self._silence <= self._most_silence:
+                return False
+            self.by_optimizer, self.first, self._others = False, call, 0
+            self._most_silence *= 2
+            self.steps += 1
+            return True
         if self.first is None:
             self.first = call
             return False
@@ -101,12 +106,6 @@ class StepTracker:
         if self._others > self._most_calls:
             self._seen.clear()
         self._others = 0
-        self.steps += 1
-        return True
-
-    def _count_calls(self, first: Hashable) -> bool:
-        self.by_optimizer, self.first, self._others = False, first, 0
-        self._most_silence *= 2
         self.steps += 1
         return True
 
