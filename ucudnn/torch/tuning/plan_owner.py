@@ -69,8 +69,10 @@ class PlanOwner:
         handle = self._handle()
         with handle.backend.lock:
             decided = [(each.kernel.problem, each.decision) for each in handle.plans.entries.values()]
-        few = all(each is None or _is_one_launch(problem, each.configuration) for problem, each in decided)
-        return gated if few else False
+        plans = [(problem, each.configuration) for problem, each in decided if each is not None]
+        # The engine that computes groups directly launches a kernel for each of them.
+        grouped = any(problem.groups > 1 and is_direct(plan.parts[0].algorithm) for problem, plan in plans)
+        return False if grouped or any(plan.calls > 1 for _, plan in plans) else gated
 
     def planned_seconds(self) -> float:
         """Return how long the handle has planned so far, while calls of the program waited."""
@@ -126,11 +128,6 @@ class PlanOwner:
             except UcudnnError as error:
                 _LOG.warning("%s: %s", problem, error)
         return found
-
-
-def _is_one_launch(problem: ConvolutionProblem, plan: Configuration) -> bool:
-    """Return whether a plan calls cuDNN once, and not by the engine that launches a kernel for each group."""
-    return plan.calls == 1 and not (problem.groups > 1 and is_direct(plan.parts[0].algorithm))
 
 
 def _timed(configuration: Configuration, time_ms: float) -> Configuration:

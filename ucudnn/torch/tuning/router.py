@@ -1,14 +1,12 @@
 """Decides where calls go while a program is tuned: to the tuner, past it, or to the gate, whose table is made here."""
 
 import logging
-from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, NoReturn, final
 
 from torch.utils.hooks import RemovableHandle
 
-from ucudnn.torch.calls.call_cache import CachedCall
 from ucudnn.torch.calls.fused_call import FusedCall
 from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.calls.kernel_call import KernelCall
@@ -18,17 +16,8 @@ from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker, before_next_module
 from ucudnn.torch.tuning.plan_owner import STEPS_TO_PLAN
-from ucudnn.torch.tuning.tuned_call import CallTable, TunedCall
+from ucudnn.torch.tuning.tuned_call import CallTable
 from ucudnn.torch.tuning.tuner import Tuner
-
-Key = tuple[Any, ...]
-"""All that the outcome of a call depends on."""
-
-
-def adopted_rules(calls: Mapping[Key, TunedCall]) -> list[GateRule]:
-    """Return the rules for those calls of which a part is replaced by adopted kernels."""
-    rules = (call.rule(signature_of(key)) for key, call in list(calls.items()) if call.path is not None)
-    return [rule for rule in rules if rule is not None]
 
 
 def beginning(rules: list[GateRule], begins: Callable[[], object]) -> list[GateRule]:
@@ -43,34 +32,6 @@ def beginning(rules: list[GateRule], begins: Callable[[], object]) -> list[GateR
 
     outputs = {**rules[0].outputs, at: first._replace(compute=compute, direct=None)}
     return [rules[0]._replace(outputs=outputs), *rules[1:]]
-
-
-def plan_rules(
-    calls: Mapping[Key, CachedCall], bypasses: Mapping[Key, "array[int]"]
-) -> tuple[list[GateRule], list[GateRule]]:
-    """Return the rules of forward and backward calls all of whose outputs cuDNN can compute without Python.
-
-    Args:
-        calls: what becomes of calls, by their signature and the name of their layer, which must be ''.
-        bypasses: for calls in which something may be tried, a number that is not 0 while that is so.
-    """
-    forward: list[GateRule] = []
-    backward: list[GateRule] = []
-    for key, call in calls.items():
-        if call.reason or not call.lies_as_computed:
-            continue
-        kernels = {0: call.output} if call.output is not None else {0: call.input_gradient, 1: call.weight_gradient}
-        wanted = {at: kernel for at, kernel in kernels.items() if kernel is not None}
-        fused = call.fused if call.fused is not None and call.fused.is_on else None
-        outputs = {at: _output(kernel, fused) for at, kernel in wanted.items()}
-        ready = {at: each for at, each in outputs.items() if each is not None}
-        if wanted and len(ready) == len(wanted):  # a part of a gradient's call would have another plan
-            rules = backward if call.output is None else forward
-            signature = key[:-1]
-            rules.append(
-                GateRule(signature_of(signature), ready, call.bias_as, fused is not None, bypasses.get(signature))
-            )
-    return forward, backward
 
 
 def _output(kernel: KernelCall, fused: FusedCall | None) -> GateOutput | None:
@@ -168,7 +129,7 @@ class Router:
             if routes.table is not None:
                 forward, backward = self._plan_rules(planned)
         else:
-            forward, backward = (adopted_rules(each.calls) for each in self._calls)
+            forward, backward = (each.rules() for each in self._calls)
             self._made_elsewhere = not self._on_default_streams()
             self._renews_at = self._tracker.steps + (_LEAST_STEPS << self._renewed)
             if not self._tracker.by_optimizer:
@@ -185,7 +146,10 @@ class Router:
         """Let calls go where they are wanted between steps; that may differ from before, or only the table may."""
         stale = self._is_stale()
         self._edition += stale
-        if may_differ or stale or self._has_new_gate():
+        forward, backward, table = self.routes
+        # The gate may have been built after kernels in Python were registered.
+        newly_gated = table is None and self._gate is not None and (forward or backward or self._gates_plans())
+        if may_differ or stale or newly_gated:
             self._apply()
 
     def update_later(self) -> None:
@@ -286,11 +250,6 @@ class Router:
         self._renewed += not self._has_changed
         return True
 
-    def _has_new_gate(self) -> bool:
-        """Return whether the gate was built after kernels in Python had been registered."""
-        forward, backward, table = self.routes
-        return table is None and self._gate is not None and (forward or backward or self._gates_plans())
-
     def _on_default_streams(self) -> bool:
         """Return whether this thread's current stream is the default one on each GPU of the program."""
         if self._planned is not None:
@@ -298,13 +257,29 @@ class Router:
         return all(map(on_default_stream, list(self._tuners)))
 
     def _plan_rules(self, planned: Interceptor) -> tuple[list[GateRule], list[GateRule]]:
+        """Return the rules of forward and backward calls all of whose outputs cuDNN can compute without Python."""
         self._has_changed = False
         planned.has_unlent = not planned.on_default_streams()  # first, because another thread may call meanwhile
         calls = {} if planned.has_unlent else planned.cached_calls()
         distance = max(_LEAST_STEPS, len(calls) // _SIGNATURES_IN_A_STEP) << self._renewed
         self._renews_at = self._tracker.steps + distance
         tried = [item for table in self._calls for item in list(table.calls.items())] if self._tries else []
-        return plan_rules(calls, {key: call.bypass for key, call in tried})
+        bypasses = {key: call.bypass for key, call in tried}
+        forward: list[GateRule] = []
+        backward: list[GateRule] = []
+        for key, call in calls.items():
+            if call.reason or not call.lies_as_computed:
+                continue
+            kernels = {0: call.output} if call.output is not None else {0: call.input_gradient, 1: call.weight_gradient}
+            wanted = {at: kernel for at, kernel in kernels.items() if kernel is not None}
+            fused = call.fused if call.fused is not None and call.fused.is_on else None
+            outputs = {at: _output(kernel, fused) for at, kernel in wanted.items()}
+            ready = {at: each for at, each in outputs.items() if each is not None}
+            if wanted and len(ready) == len(wanted):  # a part of a gradient's call would have another plan
+                signature = key[:-1]  # without the name of the layer, which is ''
+                rule = signature_of(signature), ready, call.bias_as, fused is not None, bypasses.get(signature)
+                (backward if call.output is None else forward).append(GateRule(*rule))
+        return forward, backward
 
     def _needs_steps(self, planned: Interceptor) -> bool:
         """Return whether forward calls by plans must tell steps: until all is settled, and the gate is open after it.

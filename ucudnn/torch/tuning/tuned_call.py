@@ -23,7 +23,7 @@ from ucudnn.torch.calls.call_cache import (
 from ucudnn.torch.calls.problem import Geometry, OutputForm
 from ucudnn.torch.device.gpu import Sizes, alias
 from ucudnn.torch.device.timed_device import FreeBlocks
-from ucudnn.torch.gate.call_gate import GateOutput, GateRule
+from ucudnn.torch.gate.call_gate import GateOutput, GateRule, signature_of
 from ucudnn.torch.steps.phase import TuningPhase
 from ucudnn.torch.trials.call_site import CallSite
 from ucudnn.torch.tuning.candidate_check import CandidateCheck, Operands, computed
@@ -129,6 +129,11 @@ class CallTable:
         for each in self:
             each.begin_step()
 
+    def rules(self) -> list[GateRule]:
+        """Return the rules for those calls of which a part is replaced by adopted kernels."""
+        rules = (call.rule(signature_of(key)) for key, call in list(self.calls.items()) if call.path is not None)
+        return [rule for rule in rules if rule is not None]
+
     def look_at(self, *others: Shapes) -> None:
         """Look at calls of the shapes that do not pass on, and of some other shapes, and at no other calls."""
         self.busy = {each.shapes for each in self if each.path is not None}.union(others)
@@ -195,7 +200,7 @@ class _Path:
                 if kernel is not None:
                     found[at] = computed(kernel, self._outputs[at].form, partial(operands, at))
                 else:
-                    found[at] = self._observed(at, partial(operands, at), partial(_one, baseline, at), _same)
+                    found[at] = self._observed(at, partial(operands, at), partial(_one, baseline, at), lambda out: out)
                 left[at] = found[at] is None
             if at == first and left[first] and left[second] and second in self._ours:
                 # Now, because after the other gradient that would be live while this kernel has its workspace.
@@ -214,17 +219,20 @@ class _Path:
         """Return one output, and time what computes it: PyTorch's own kernel, or a candidate in its place."""
         self._seen[at] += 1
         call, seen, output, trial = self._call, self._seen[at], self._outputs[at], self._trials.get(at)
-        if trial is None and not self._watches:
-            return baseline()
-        if (trial is not None and trial.is_over) or seen > _MOST_SEEN or not call.tuner.program.untouched():
+        tuner, program = call.tuner, call.tuner.program
+        idle = not self._watches if trial is None else trial.is_over
+        if idle or seen > _MOST_SEEN or not program.untouched():
             return baseline()
         if trial is None:
-            return _watched(call.tuner, output, baseline)
+            live, begin = program.live_bytes(), program.mark()
+            out = baseline()
+            tuner.watched(output.site, live + output.form.size_bytes, begin, program.mark())
+            return out
 
         def has_free_blocks(sizes: Sequence[int], after: bool) -> bool:
             return call.has_free_blocks(at, -seen if after else seen, sizes)
 
-        check = CandidateCheck(call.tuner, output.site, output.form, has_free_blocks, operands, finished)
+        check = CandidateCheck(tuner, output.site, output.form, has_free_blocks, operands, finished)
         return check.output(trial, baseline)
 
 
@@ -283,14 +291,6 @@ def _reason(flags: Flags, tuner: Tuner, copied: torch.memory_format | None) -> s
     return "" if copied is None or tuner.owner is not None else "the tensors differ in their memory format"
 
 
-def _watched(tuner: Tuner, output: _Output, baseline: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Return an output of PyTorch's own kernel, which is timed, and note how much memory lives beside it."""
-    live, begin = tuner.program.live_bytes(), tuner.program.mark()
-    out = baseline()
-    tuner.watched(output.site, live + output.form.size_bytes, begin, tuner.program.mark())
-    return out
-
-
 def _add(found: list[torch.Tensor | None], left: list[bool], others: Gradients) -> None:
     """Add gradients of PyTorch's own to those that were found, and note that they are not left to be computed."""
     for at, each in enumerate(others):
@@ -300,7 +300,3 @@ def _add(found: list[torch.Tensor | None], left: list[bool], others: Gradients) 
 
 def _one(baseline: Callable[[list[bool]], Gradients], at: int) -> Any:
     return baseline(_ONLY[at])[at]
-
-
-def _same(out: torch.Tensor) -> torch.Tensor:
-    return out
