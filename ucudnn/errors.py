@@ -36,19 +36,13 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def _restored(kind: type["UcudnnError"], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> "UcudnnError":
-    """Return an exception as it was pickled, without its constructor, which may want more than the message."""
-    error = kind.__new__(kind, *arguments)
-    error.__dict__.update(attributes)
-    return error
-
-
 class UcudnnError(Exception):
     """The root of the tree; whoever catches it catches everything that ucudnn raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions travel between processes. Python would call the constructor with the message alone.
-        return _restored, (type(self), self.args, self.__dict__)
+        # Exceptions travel between processes. Python would call the constructor with the message alone, and it may want
+        # more.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class InvalidValueError(UcudnnError, ValueError):
