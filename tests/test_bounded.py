@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.bounded import MOST_BYTES, BoundedDict, read_whole
+from ucudnn.bounded import MOST_BYTES, BoundedDict, named_file, read_whole
 from ucudnn.errors import InvalidNetworkError, InvalidValueError, PlanFileError, ProfileError, StepFileError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.step.file import load_step
@@ -110,3 +110,13 @@ def test_a_table_of_a_network_is_not_read_beyond_its_bound(tmp_path):
     path.write_text(f"{CSV_HEADER}\n" + "x" * (1 << 22))
     with pytest.raises(InvalidNetworkError, match="cannot be read: it has more than 4 MiB"):
         load_network(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("n" * 300, "cannot be read: File name too long"), ("no", "is neither so")]
+)
+def test_a_named_file_that_is_not_there_is_refused(tmp_path, name, reason):
+    with pytest.raises(ProfileError, match=f"^thing '.*{reason}"):
+        named_file("thing", str(tmp_path / name), ProfileError, "so nor so")
+    (tmp_path / "file").write_text("")
+    assert named_file("thing", str(tmp_path / "file"), ProfileError, "") == tmp_path / "file"

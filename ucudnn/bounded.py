@@ -1,12 +1,13 @@
-"""What has a bound: a dictionary that forgets its oldest entry when it is full, and the content of a file."""
+"""What has a bound: a dictionary that forgets its oldest entry when it is full, and the content of a named file."""
 
 from collections import OrderedDict
+from contextlib import suppress
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TypeVar, final
 
-from ucudnn.errors import InvalidValueError
-from ucudnn.units import format_bytes
+from ucudnn.errors import InvalidValueError, UcudnnError
+from ucudnn.units import format_bytes, shortened
 
 MOST_BYTES = 1 << 26
 """The most bytes of a file: a step of 200,000 operations, where a large network's step has a few thousand."""
@@ -33,6 +34,24 @@ class BoundedDict(OrderedDict[_Key, _Value]):
         super().__setitem__(key, value)
         if len(self) > self.most:
             self.popitem(last=False)
+
+
+def named_file(what: str, name: str, refusal: type[UcudnnError], neither: str) -> Path:
+    """Return the path of a file that a user named, such as a 'network'.
+
+    The refusal says why it cannot be looked for, or that it is not there: "network 'x' is neither ...".
+    """
+    path = Path(name)
+    try:
+        found = path.is_file()
+        if not found:
+            with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+                path.stat()  # since Python 3.14, `is_file` passes over a name that is too long
+    except OSError as error:  # a name that is too long, or a folder that may not be read
+        raise refusal(f"{what} {shortened(name)} cannot be read: {error.strerror}") from error
+    if not found:
+        raise refusal(f"{what} {name!r} is neither {neither}")
+    return path
 
 
 def read_whole(source: Path | Traversable, most: int = MOST_BYTES) -> bytes:

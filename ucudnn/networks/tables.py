@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from ucudnn.bounded import read_whole
+from ucudnn.bounded import named_file, read_whole
 from ucudnn.errors import InvalidNetworkError, InvalidProblemError, InvalidValueError
 from ucudnn.kernel import Kernel
 from ucudnn.networks.densenet import DENSENET_ROWS
@@ -62,17 +62,8 @@ def load_network(name: str, batch: int | None = None) -> Network:
         batch = default_batch if batch is None else batch
         layers = tuple(Layer.of_row(row, batch, _DIMENSIONS.get(name, 2)) for row in rows)
         return Network(name=name, layers=layers, groups=_GROUPS.get(name, ()))
-    path = Path(name)
-    try:
-        found = path.is_file()
-    except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
-        raise InvalidNetworkError(f"network {shortened(name)} cannot be read: {error}") from error
-    if not found:
-        raise InvalidNetworkError(
-            f"network {name!r} is neither known nor a file: give one of {', '.join(NETWORKS)}"
-            f" or a CSV file with the header {CSV_HEADER}"
-        )
-    return _read_csv(path, batch)
+    neither = f"known nor a file: give one of {', '.join(NETWORKS)} or a CSV file with the header {CSV_HEADER}"
+    return _read_csv(named_file("network", name, InvalidNetworkError, neither), batch)
 
 
 def _read_csv(path: Path, batch: int | None) -> Network:

@@ -16,16 +16,14 @@ Recordings were measured at different times, so times of different recordings ar
 import gzip
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
 from functools import lru_cache
 from importlib import resources
 from math import prod
-from pathlib import Path
 from typing import Any
 
-from ucudnn.bounded import read_whole
+from ucudnn.bounded import named_file, read_whole
 from ucudnn.errors import InvalidProblemError, ProfileError
 from ucudnn.problem import ENUM_FIELDS, ConvolutionProblem, Layout
 from ucudnn.profiles.json_values import load_json, refused, texts_by_name, whole
@@ -70,22 +68,11 @@ def load_profile(name: str) -> Profile:
 
     A ProfileError says if there is no such profile, if it has another version, or if it is damaged.
     """
-    shipped = {entry.name.removesuffix(".json") for entry in _shipped()}
+    shipped = shipped_profiles()
     if name in shipped:
         return _load_shipped(name)
-    source = Path(name)
-    try:
-        found = source.is_file()
-        if not found:
-            with suppress(FileNotFoundError, NotADirectoryError, ValueError):
-                Path(name).stat()  # since Python 3.14, `is_file` passes over a name that is too long
-    except OSError as error:  # a name that is too long, or a folder that may not be read
-        raise ProfileError(f"profile {shortened(name)} cannot be read: {error.strerror}") from error
-    if not found:
-        raise ProfileError(
-            f"profile {name!r} is neither a file nor one that ships with ucudnn: {', '.join(sorted(shipped))}"
-        )
-    return _read(name, source)
+    neither = f"a file nor one that ships with ucudnn: {', '.join(shipped)}"
+    return _read(name, named_file("profile", name, ProfileError, neither))
 
 
 @lru_cache(maxsize=2)

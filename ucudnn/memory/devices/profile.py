@@ -22,13 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
-from ucudnn.bounded import read_whole
+from ucudnn.bounded import named_file, read_whole
 from ucudnn.errors import InvalidValueError, ProfileError
 from ucudnn.profiles.json_values import entries, load_json, number, refused, text, texts_by_name, whole
-from ucudnn.units import shortened
 
 _FORMAT = "ucudnn-device"
 _VERSION = 1
@@ -98,15 +96,10 @@ def load_device(name: str) -> DeviceProfile:
     Raises:
         ProfileError: if there is no such profile, or it cannot be read.
     """
-    source = resources.files(__package__) / f"{name}{_SUFFIX}" if name in shipped_devices() else Path(name)
-    try:
-        found = source.is_file()
-    except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
-        raise ProfileError(f"device {shortened(name)} cannot be read: {error}") from error
-    if not found:
-        raise ProfileError(
-            f"device {name!r} is neither a file nor one that ships with ucudnn: {', '.join(shipped_devices())}"
-        )
+    source = resources.files(__package__) / f"{name}{_SUFFIX}"
+    if name not in shipped_devices():
+        neither = f"a file nor one that ships with ucudnn: {', '.join(shipped_devices())}"
+        source = named_file("device", name, ProfileError, neither)
     with refused(f"device {name!r}", ProfileError):
         content = load_json(read_whole(source))
         said = (content.get("format"), content.get("version")) if isinstance(content, dict) else ()

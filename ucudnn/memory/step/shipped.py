@@ -6,11 +6,11 @@ They were recorded by `python -m bench.memory.record_steps` and hold for every m
 from importlib import resources
 from pathlib import Path
 
+from ucudnn.bounded import named_file
 from ucudnn.errors import StepFileError
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.file import decode_step, load_measured_step, load_step
 from ucudnn.memory.step.graph import StepGraph
-from ucudnn.units import shortened
 
 __all__ = ["open_measured_step", "open_step", "shipped_steps"]
 
@@ -36,17 +36,11 @@ def open_step(name: str) -> StepGraph:
 
 
 def _file(name: str) -> Path:
-    path = Path(name)
-    try:
-        found = path.is_file()
-    except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
-        raise StepFileError(f"step {shortened(name)} cannot be read: {error}") from error
-    if not found:
-        raise StepFileError(
-            f"step {name!r} is neither a file nor one that ships with ucudnn: {', '.join(shipped_steps())};"
-            " `ucudnn memory record` makes one, and a model in PyTorch is MODULE:CALLABLE"
-        )
-    return path
+    neither = (
+        f"a file nor one that ships with ucudnn: {', '.join(shipped_steps())}; `ucudnn memory record` makes one, and a"
+        " model in PyTorch is MODULE:CALLABLE"
+    )
+    return named_file("step", name, StepFileError, neither)
 
 
 def open_measured_step(name: str) -> tuple[StepGraph, Costs | None]:
