@@ -46,7 +46,8 @@ def parse_choice(choices: type[_Choice], value: str | _Choice, name: str) -> _Ch
     raise SettingsError(f"{name}={value!r} is not known: give one of {allowed}")
 
 
-def _parse_size(value: int | str, name: str) -> int:
+def parse_size(value: int | str, name: str) -> int:
+    """Return the bytes of a limit from a number or a text; a SettingsError names the setting and the value."""
     try:
         # The environment holds only text, so '67108864' is a number of bytes as well.
         return parse_limit(value, name)
@@ -200,8 +201,8 @@ def kernel_variables() -> dict[str, str]:
 
 _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "policy": ("UCUDNN_BATCH_SIZE_POLICY", partial(parse_choice, BatchSizePolicy)),
-    "workspace_limit_bytes": ("UCUDNN_DEFAULT_WORKSPACE_LIMIT", _parse_size),
-    "total_workspace_bytes": ("UCUDNN_TOTAL_WORKSPACE_SIZE", _parse_size),
+    "workspace_limit_bytes": ("UCUDNN_DEFAULT_WORKSPACE_LIMIT", parse_size),
+    "total_workspace_bytes": ("UCUDNN_TOTAL_WORKSPACE_SIZE", parse_size),
     "benchmark_devices": ("UCUDNN_BENCHMARK_DEVICES", _parse_devices),
     "database": ("UCUDNN_DATABASE", _parse_path),
     "backend": ("UCUDNN_BACKEND", _parse_backend),

@@ -20,12 +20,12 @@ from ucudnn.backends.cudnn.api.library import LIBRARY_NAME
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.measurer import ProgressListener
 from ucudnn.benchmarking.storage.store import MachineStore, open_store
-from ucudnn.errors import BackendUnavailableError, InvalidSizeError, SettingsError
+from ucudnn.errors import BackendUnavailableError, SettingsError
 from ucudnn.handle import Handle
 from ucudnn.planning.concurrency import groups_under
 from ucudnn.planning.plan_file import read_plans
 from ucudnn.profiles.measurement import Effort
-from ucudnn.settings import VARIABLES, Settings, is_set, parse_choice
+from ucudnn.settings import VARIABLES, Settings, is_set, parse_choice, parse_size
 from ucudnn.torch.calls.fallbacks import Fallbacks
 from ucudnn.torch.calls.interceptor import Interceptor
 from ucudnn.torch.device.gpu import TorchGpu, counted_bytes
@@ -39,7 +39,6 @@ from ucudnn.torch.trials.candidate_source import CandidateSource
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.plan_owner import PlanOwner
 from ucudnn.torch.tuning.tuner import Tuner
-from ucudnn.units import parse_limit
 
 _LOG = logging.getLogger(__name__)
 _NO_SETTINGS = ("groups", "effort", "listener")
@@ -106,10 +105,7 @@ def stated_interceptor(
         PlanFileError, BackendUnavailableError: as `interceptor_of`.
     """
     share = _share(trial_share)
-    try:
-        limit_bytes = None if memory_limit is None else parse_limit(memory_limit, "memory_limit")
-    except InvalidSizeError as error:
-        raise SettingsError(f"memory_limit: {error}") from error
+    limit_bytes = None if memory_limit is None else parse_size(memory_limit, "memory_limit")
     on_gpu = settings.backend.partition(":")[0] in _ON_GPUS
     if limit_bytes is not None:
         if not on_gpu:
