@@ -13,8 +13,7 @@ from tests.support.divisions import divisions, lateness_of, latest_optimum, opti
 from ucudnn.solvers import branch_and_bound
 from ucudnn.solvers.branch_and_bound import search
 from ucudnn.solvers.enumeration import Change, Enumeration, _units_of
-from ucudnn.solvers.knapsack import knapsack_of
-from ucudnn.solvers.linear_relaxation import Moves, relax
+from ucudnn.solvers.linear_relaxation import Moves, knapsack_of, relax
 
 WORK_OF_A_ROUND = 20_000
 

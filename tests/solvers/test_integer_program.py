@@ -15,8 +15,7 @@ from ucudnn.errors import SolverError, SolverUnavailableError
 from ucudnn.settings import SolverName
 from ucudnn.solvers import integer_program
 from ucudnn.solvers.branch_and_bound import search
-from ucudnn.solvers.knapsack import knapsack_of
-from ucudnn.solvers.linear_relaxation import relax
+from ucudnn.solvers.linear_relaxation import knapsack_of, relax
 
 OPEN = [((0, 10, 15, 21), (3.0, 2.0, 1.65, 1.4)), ((0, 10), (3.0, 2.0))], [5, 1], 54
 """A division whose relaxation leaves points open."""

@@ -14,8 +14,7 @@ from operator import sub
 import numpy as np
 
 from ucudnn.solvers.enumeration import SLACK, Change, Enumeration
-from ucudnn.solvers.knapsack import Counts, Integers
-from ucudnn.solvers.linear_relaxation import Moves, Reach, Relaxation
+from ucudnn.solvers.linear_relaxation import Counts, Integers, Moves, Reach, Relaxation
 
 MOST_WORK = 10_000_000
 """Sums of moves that are made before a search gives up, which takes about a second."""

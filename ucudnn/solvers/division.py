@@ -20,8 +20,7 @@ from ucudnn.solvers.integer_program import SolverAnswer, solve
 
 if TYPE_CHECKING:
     from ucudnn.solvers.branch_and_bound import Found
-    from ucudnn.solvers.knapsack import Counts, Front
-    from ucudnn.solvers.linear_relaxation import Relaxation
+    from ucudnn.solvers.linear_relaxation import Counts, Front, Relaxation
 
 _LOG = logging.getLogger(__name__)
 _BYTES, _TIME = attrgetter("workspace_bytes"), attrgetter("time_ms")
@@ -133,8 +132,7 @@ def divide(
         return division
     # Imported here, because these modules load NumPy, and `import ucudnn` must not.
     from ucudnn.solvers.branch_and_bound import MOST_WORK, SHORT_WORK, search
-    from ucudnn.solvers.knapsack import knapsack_of
-    from ucudnn.solvers.linear_relaxation import relax
+    from ucudnn.solvers.linear_relaxation import knapsack_of, relax
 
     shapes = _Shapes(choices)
     relaxation = relax(knapsack_of(shapes.fronts, shapes.counts, total_bytes))

@@ -20,8 +20,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from ucudnn.solvers.knapsack import Floats, Integers
-from ucudnn.solvers.linear_relaxation import Curve, Moves, Reach, Relaxation
+from ucudnn.solvers.linear_relaxation import Curve, Floats, Integers, Moves, Reach, Relaxation
 
 SLACK = 0.5
 """Ticks that a goal lies beyond a division: more than rounding errors, and less than a tick."""

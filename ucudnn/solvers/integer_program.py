@@ -20,8 +20,7 @@ from ucudnn.settings import SolverName
 
 if TYPE_CHECKING:  # these modules load NumPy
     from ucudnn.solvers.branch_and_bound import Found
-    from ucudnn.solvers.knapsack import Counts
-    from ucudnn.solvers.linear_relaxation import Relaxation
+    from ucudnn.solvers.linear_relaxation import Counts, Relaxation
 
 _DIGIT = 2**10
 _FRACTION = 1e-4  # beyond this a number is none of those that solvers mean to be whole
