@@ -127,7 +127,10 @@ def build(folder: Path, headers: Sequence[Path] = (), compiler: str | None = Non
     python = libpython()
     flags = [*_FLAGS, f"-I{INCLUDE}", *(f"-isystem{each}" for each in used)]
     flags += [f'-DUCUDNN_PYTHON="{sys.executable}"', f'-DUCUDNN_LIBPYTHON="{python or ""}"']
-    state = _hash(flags)
+    digest = hashlib.sha256("\n".join(flags).encode())
+    for file in sorted([*SOURCES.iterdir(), *INCLUDE.iterdir()]):
+        digest.update(file.read_bytes())
+    state = digest.hexdigest()
     if _is_built(library, state):
         return library
     chosen = find_compiler(compiler)
@@ -198,10 +201,3 @@ def _wheel(package: str, kind: str) -> Iterable[Path]:
 
 def _toolkits() -> Iterable[Path]:
     return Path("/usr/local").glob("cuda-*/include")
-
-
-def _hash(flags: Sequence[str]) -> str:
-    digest = hashlib.sha256("\n".join(flags).encode())
-    for file in sorted([*SOURCES.iterdir(), *INCLUDE.iterdir()]):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()

@@ -273,17 +273,13 @@ def _decode_plan(given: Any) -> SavedPlan:
     if sum(each.size for each in parts) != problem.batch:
         raise PlanFileError(f"the parts of {kernel} are not its {problem.batch} samples: {_AGAIN}")
     timed = all(time is not None for _, _, time, *_ in given["parts"])
-    configuration = Configuration(parts=parts, float32_sum=_decode_sum(problem, given.get("float32_sum")))
-    return SavedPlan(kernel=kernel, configuration=configuration, timed=timed)
-
-
-def _decode_sum(problem: ConvolutionProblem, given: Any) -> Float32Sum | None:
-    if given is None:
-        return None
-    size_bytes, time_ms = given
-    if not problem.is_rounded_gradient:
-        raise PlanFileError(f"{problem} has no float32 sum: {_AGAIN}")
-    return Float32Sum(size_bytes=whole(size_bytes, "size of the float32 sum", 1), time_ms=_time(time_ms, 1))
+    total: Float32Sum | None = None
+    if given.get("float32_sum") is not None:
+        size_bytes, time_ms = given["float32_sum"]
+        if not problem.is_rounded_gradient:
+            raise PlanFileError(f"{problem} has no float32 sum: {_AGAIN}")
+        total = Float32Sum(size_bytes=whole(size_bytes, "size of the float32 sum", 1), time_ms=_time(time_ms, 1))
+    return SavedPlan(kernel=kernel, configuration=Configuration(parts=parts, float32_sum=total), timed=timed)
 
 
 def _decode_part(
