@@ -155,7 +155,7 @@ def test_the_program_is_stated_in_whole_numbers_that_have_no_common_divisor():
     fronts = [((512, 2**40, 2**41), (3e-6, 2e-6, 1e-6)), ((0, 3 * 2**40), (9e3, 1e3)), ((0, 2**43), (1e4, 1e-6))]
     relaxation, found = relaxed((fronts, [5, 2, 1], 2**43 + 2**41))
     program = integer_program._stated(relaxation, found)
-    rows = [value for row, bound in (*program.sums, *program.limits) for value in (*row.values(), bound)]
+    rows = [value for row, bound, _ in program.rows for value in (*row.values(), bound)]
     assert {type(value) for value in (*program.costs, *rows)} == {int}
     assert gcd(*program.costs) == 1
     assert max(map(abs, rows)) <= integer_program._DIGIT

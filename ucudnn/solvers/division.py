@@ -138,9 +138,9 @@ def divide(
     relaxation = relax(knapsack_of(shapes.fronts, shapes.counts, total_bytes))
     found = search(relaxation, MOST_WORK if solver is SolverName.AUTO else SHORT_WORK)
     if relaxation.proves_optimal:
-        return _division(shapes, found.counts, "bound reached")
+        return shapes.division(found.counts, "bound reached")
     if solver is SolverName.AUTO and _is_proved(found.value_ms, found.bound_ms):
-        return _division(shapes, found.counts, "search")
+        return shapes.division(found.counts, "search")
     return _solved(shapes, relaxation, found, solver, time_limit_seconds)
 
 
@@ -162,8 +162,10 @@ class _Shapes(Generic[Taken]):
         self.fronts = tuple(self._members)
         self.counts = [sum(choices[index].count for index in indices) for indices in self._members.values()]
 
-    def selected(self, counts: "Counts") -> tuple[tuple[tuple[Taken, int], ...], ...]:
-        """Return what the kernels of each choice take, where so many of each shape take each point."""
+    def division(
+        self, counts: "Counts", method: str, status: DivisionStatus = DivisionStatus.OPTIMAL, bound_ms: float = 0.0
+    ) -> Division[Taken]:
+        """Return the division in which so many kernels of each shape take each point."""
         found: list[tuple[tuple[Taken, int], ...]] = [()] * len(self._choices)
         for indices, row in zip(self._members.values(), counts, strict=True):
             left = dict(sorted(row.items()))
@@ -177,7 +179,7 @@ class _Shapes(Generic[Taken]):
                         left[point] -= kernels
                         wanted -= kernels
                 found[index] = tuple(taken)
-        return tuple(found)
+        return Division(status=status, selected=tuple(found), method=method, bound_ms=bound_ms)
 
 
 def _solved(
@@ -202,8 +204,8 @@ def _solved(
     bound_ms = max(found.bound_ms, best.bound_ms)
     method = answer.solver if answer.counts is not None and totals(answer.counts)[0] == ticks else "search"
     if _is_proved(ticks * relaxation.knapsack.ms_per_tick, bound_ms):
-        return _division(shapes, begun, method)
-    division = _division(shapes, begun, method, DivisionStatus.BEST_FOUND, bound_ms)
+        return shapes.division(begun, method)
+    division = shapes.division(begun, method, DivisionStatus.BEST_FOUND, bound_ms)
     end = "ended without a proof" if ended else "ran out of time"
     _LOG.warning("%s %s: the division is at most %.2g %% from the optimum", answer.solver, end, division.gap * 100)
     return division
@@ -227,13 +229,3 @@ def _asked(
 
 def _is_proved(value_ms: float, bound_ms: float) -> bool:
     return value_ms - bound_ms <= _MARGIN * value_ms
-
-
-def _division(
-    shapes: _Shapes[Taken],
-    counts: "Counts",
-    method: str,
-    status: DivisionStatus = DivisionStatus.OPTIMAL,
-    bound_ms: float = 0.0,
-) -> Division[Taken]:
-    return Division(status=status, selected=shapes.selected(counts), method=method, bound_ms=bound_ms)

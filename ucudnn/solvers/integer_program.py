@@ -49,16 +49,14 @@ class _Program:
         uppers: the upper bound of each variable.
         costs: its cost.
         begin: its value in the division that was found; the last variables, which only carry, have none.
-        sums: rows of coefficients by variable that equal a number.
-        limits: rows of coefficients by variable that are at most a number.
+        rows: coefficients by variable, the number that their sum is at most, and whether it equals that.
         taken: for each choice its variables by their points; a choice that is not open has none.
     """
 
     uppers: list[int]
     costs: list[int]
     begin: list[int]
-    sums: list[tuple[dict[int, int], int]]
-    limits: list[tuple[dict[int, int], int]]
+    rows: list[tuple[dict[int, int], int, bool]]
     taken: list[dict[int, int]]
 
 
@@ -79,7 +77,7 @@ def solve(
     program = _stated(relaxation, found)
     by_highs = solver in (SolverName.AUTO, SolverName.HIGHS) and find_spec("highspy") is not None
     name, engine = (SolverName.HIGHS.value, None) if by_highs else _engine(solver, time_limit_seconds)
-    if not program.sums:  # nothing is open
+    if not program.begin:  # nothing is open
         return SolverAnswer(counts=found.counts, ended=True, solver=name)
     try:
         values, ended = _by_highs(program, time_limit_seconds) if by_highs else _by_pulp(program, engine)
@@ -101,7 +99,7 @@ def solve(
 
 
 def _stated(relaxation: "Relaxation", found: "Found") -> _Program:
-    program, knapsack = _Program([], [], [], [], [], []), relaxation.knapsack
+    program, knapsack = _Program([], [], [], [], []), relaxation.knapsack
     starts, sizes, ticks = (array.tolist() for array in (knapsack.starts, knapsack.sizes, knapsack.ticks))
     total_bytes = knapsack.room_bytes
     weights: dict[int, int] = {}
@@ -119,7 +117,7 @@ def _stated(relaxation: "Relaxation", found: "Found") -> _Program:
             program.costs.append(ticks[start + index] - fastest)
             program.begin.append(held.get(index, 0))
             weights[variable] = sizes[start + index] - least
-        program.sums.append((dict.fromkeys(program.taken[-1].values(), 1), kernels))
+        program.rows.append((dict.fromkeys(program.taken[-1].values(), 1), kernels, True))
     tick, unit = (gcd(*numbers) or 1 for numbers in (program.costs, weights.values()))
     program.costs = [cost // tick for cost in program.costs]
     _limit_by_digits(program, {variable: size // unit for variable, size in weights.items()}, total_bytes // unit)
@@ -138,11 +136,11 @@ def _limit_by_digits(program: _Program, sizes: dict[int, int], total_bytes: int)
         program.uppers.append(most)
         program.costs.append(0)
         digit = {variable: size % _DIGIT for variable, size in sizes.items()}
-        program.limits.append(({**digit, **carry, out: -_DIGIT}, total_bytes % _DIGIT))
+        program.rows.append(({**digit, **carry, out: -_DIGIT}, total_bytes % _DIGIT, False))
         sizes = {variable: size // _DIGIT for variable, size in sizes.items()}
         total_bytes //= _DIGIT
         carry = {out: 1}
-    program.limits.append(({**sizes, **carry}, total_bytes))
+    program.rows.append(({**sizes, **carry}, total_bytes, False))
 
 
 # Programs this small, with a good answer known beforehand, are done before the last three begin to pay.
@@ -173,10 +171,9 @@ def _by_highs(program: _Program, time_limit_seconds: float | None) -> tuple[list
     for upper, cost in zip(program.uppers, program.costs, strict=True):
         model.addCol(float(cost), 0.0, float(upper), 0, [], [])
     model.changeColsIntegrality(len(columns), columns, [highs.HighsVarType.kInteger] * len(columns))
-    for rows, is_sum in ((program.sums, True), (program.limits, False)):
-        for row, bound in rows:
-            least = float(bound) if is_sum else -highs.kHighsInf
-            model.addRow(least, float(bound), len(row), [*row], [*map(float, row.values())])
+    for row, bound, is_sum in program.rows:
+        least = float(bound) if is_sum else -highs.kHighsInf
+        model.addRow(least, float(bound), len(row), [*row], [*map(float, row.values())])
     model.setSolution(len(program.begin), columns[: len(program.begin)], [*map(float, program.begin)])
     if model.run() == highs.HighsStatus.kError:
         model.setOptionValue("threads", 0)
@@ -195,10 +192,9 @@ def _by_pulp(program: _Program, engine: Any) -> tuple[list[float] | None, bool]:
     ]
     for variable, begin in zip(variables, program.begin, strict=False):
         variable.setInitialValue(begin)
-    for rows, is_sum in ((program.sums, True), (program.limits, False)):
-        for row, bound in rows:
-            total = pulp.lpSum([size * variables[column] for column, size in row.items()])
-            problem += total == bound if is_sum else total <= bound
+    for row, bound, is_sum in program.rows:
+        total = pulp.lpSum([size * variables[column] for column, size in row.items()])
+        problem += total == bound if is_sum else total <= bound
     problem += pulp.lpSum([cost * variable for cost, variable in zip(program.costs, variables, strict=True)])
     outcome = problem.solve(engine)
     # PuLP 3 returns the status and keeps the solution's apart; PuLP 4 returns both in one object.
