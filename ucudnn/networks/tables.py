@@ -1,6 +1,7 @@
 """Networks as tables of convolution layers: some by name, others from CSV files."""
 
 import csv
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 from ucudnn.bounded import named_file, read_whole
 from ucudnn.errors import InvalidNetworkError, InvalidProblemError, InvalidValueError
 from ucudnn.kernel import Kernel
-from ucudnn.networks.densenet import DENSENET_ROWS
 from ucudnn.networks.inception import INCEPTION_GROUPS, INCEPTION_ROWS
 from ucudnn.networks.layer import Layer, LayerRow
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -106,6 +106,31 @@ def _csv_layer(path: Path, line: int, row: dict[str, str | None], batch: int | N
     return Layer(name=f"{row['source'] or path.stem}:{line - 1}", forward=problem)
 
 
+_GROWTH = 32  # channels that each layer of a block of DenseNet adds to its input
+_BOTTLENECK = 4 * _GROWTH
+_BLOCKS = ((56, 6), (28, 12), (14, 24), (7, 16))  # height = width, layers
+_STEM_FILTERS = 64
+
+
+def _densenet_rows() -> Iterator[LayerRow]:
+    """Yield the convolutions of DenseNet-121, one for each shape, for inputs of 224 x 224.
+
+    Source: Huang et al. 2017, 'Densely Connected Convolutional Networks', with torchvision's structure and names.
+    """
+    channels = _STEM_FILTERS
+    yield "features.conv0", 1, 3, 224, channels, 7, 3, 2  # a pooling layer halves the size after it
+    for block, (size, layers) in enumerate(_BLOCKS, 1):
+        for layer in range(1, layers + 1):
+            name = f"features.denseblock{block}.denselayer{layer}"
+            yield f"{name}.conv1", 1, channels, size, _BOTTLENECK, 1, 0, 1
+            if layer == 1:  # the other layers of the block have the same shape
+                yield f"{name}.conv2", layers, _BOTTLENECK, size, _GROWTH, 3, 1, 1
+            channels += _GROWTH
+        if block < len(_BLOCKS):  # a pooling layer halves the size after it
+            yield f"features.transition{block}.conv", 1, channels, size, channels // 2, 1, 0, 1
+            channels //= 2
+
+
 _DIMENSIONS = {"unet3d": 3}
 _GROUPS = {"inception3": INCEPTION_GROUPS}
 _TABLES: dict[str, tuple[int, tuple[LayerRow, ...]]] = {  # each with its default mini-batch size
@@ -197,7 +222,7 @@ _TABLES: dict[str, tuple[int, tuple[LayerRow, ...]]] = {  # each with its defaul
             ("l3.1.conv1", 110, 256, 8, 64, 1, 0, 1),
         ),
     ),
-    "densenet121": (64, DENSENET_ROWS),
+    "densenet121": (64, tuple(_densenet_rows())),
     "unet3d": (  # Cicek et al. 2016, padded, on volumes of 64 x 64 x 64; without its transposed convolutions
         4,
         (
