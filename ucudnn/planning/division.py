@@ -93,7 +93,18 @@ def divide_workspace(
     sets = _sets_of(kernels, desirable, concurrent_sets(kernels, groups), counts)
     neediest = max(sets, key=lambda each: each[1].required_bytes, default=None)
     if neediest is not None and neediest[1].required_bytes > total_bytes:
-        raise _infeasible(kernels, desirable, neediest, total_bytes)
+        branches, needy = neediest
+        indices = [index for branch in branches for index in branch]
+        largest = max(indices, key=lambda index: desirable[index][0].workspace_bytes)
+        which = "all kernels together" if len(indices) == len(kernels) else "kernels that may run at the same time"
+        raise InfeasibleError(
+            f"a total workspace of {bytes_down(total_bytes)} is too small: {which} need at least"
+            f" {bytes_up(needy.required_bytes)}, {kernels[largest]} alone"
+            f" {bytes_up(desirable[largest][0].workspace_bytes)}",
+            kernel=str(kernels[largest]),
+            limit_bytes=total_bytes,
+            required_bytes=needy.required_bytes,
+        )
     limit = settings.solver_time_limit_seconds
     solved = {
         program: divide(program.choices, total_bytes, settings.solver, time_limit_seconds=limit)
@@ -205,23 +216,6 @@ def _assignments(
                     for bundle, count in taken
                 )
     return tuple(found)
-
-
-def _infeasible(
-    kernels: Sequence[Kernel], desirable: Sequence[DesirableSet], neediest: _ConcurrentSet, total_bytes: int
-) -> InfeasibleError:
-    branches, program = neediest
-    indices = [index for branch in branches for index in branch]
-    largest = max(indices, key=lambda index: desirable[index][0].workspace_bytes)
-    which = "all kernels together" if len(indices) == len(kernels) else "kernels that may run at the same time"
-    return InfeasibleError(
-        f"a total workspace of {bytes_down(total_bytes)} is too small: {which} need at least"
-        f" {bytes_up(program.required_bytes)}, {kernels[largest]} alone"
-        f" {bytes_up(desirable[largest][0].workspace_bytes)}",
-        kernel=str(kernels[largest]),
-        limit_bytes=total_bytes,
-        required_bytes=program.required_bytes,
-    )
 
 
 def _alternatives(

@@ -33,10 +33,6 @@ class SummedRequest(NamedTuple):
     request: Request
     total: Float32Sum
 
-    def configuration(self, found: Configuration) -> Configuration:
-        """Return a configuration of the request as one of the filter gradient of 16 bits."""
-        return replace(found, float32_sum=self.total)
-
 
 @lru_cache(maxsize=1 << 12)
 def summed(problem: ConvolutionProblem) -> ConvolutionProblem:
@@ -81,7 +77,7 @@ def summed_configurations(
         _LOG.info("%s: no float32 sum: %s", asked.request.problem, error)
         return ()
     wanted = [each for each in measured if each.algorithms.isdisjoint(failed) and (each.slabs or each.size < batch)]
-    return tuple(asked.configuration(each) for each in front_of(asked.request, wanted))
+    return tuple(replace(each, float32_sum=asked.total) for each in front_of(asked.request, wanted))
 
 
 def preferred(
@@ -127,7 +123,7 @@ def by_rule(
         other = benchmark.rule.configuration(asked.request, failed=failed)
     except (BackendError, NotRecordedError):
         return found
-    return found if other is None else asked.configuration(other)
+    return found if other is None else replace(other, float32_sum=asked.total)
 
 
 def front_of(request: Request, measured: Sequence[MicroConfiguration]) -> tuple[Configuration, ...]:

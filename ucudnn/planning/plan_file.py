@@ -77,9 +77,6 @@ class LoadedPlans:
             self._layers.setdefault(key, []).append(each)
             self._any.setdefault(key._replace(layer=""), []).append(each)
 
-    def __bool__(self) -> bool:
-        return bool(self._any)
-
     def find(self, kernel: Kernel) -> SavedPlan | None:
         """Return the plan of a kernel.
 
