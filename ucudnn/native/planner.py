@@ -207,7 +207,7 @@ class NativePlanner:
 
     def reports(self) -> list[Report]:
         """Return what was decided and computed: a report for each limit."""
-        divided, now = ([], {}) if self._registry is None else (self._registry.decisions, self._registry.decided())
+        divided, now = ([], {}) if self._registry is None else (self._registry.decisions, self._registry.decided)
         return self._ledger.reports(self._backend, self._settings.policy.value, divided, now)
 
     def stop(self) -> None:

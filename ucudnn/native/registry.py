@@ -14,7 +14,7 @@ from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.errors import BackendError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import Decision, Decisions, decide
-from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
+from ucudnn.planning.plan_file import LoadedPlans
 from ucudnn.planning.replanning import Replanner
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.settings import Settings
@@ -30,15 +30,16 @@ class KernelRegistry:
         divisions: number of divisions so far.
         arena_bytes: size of the workspace in the latest division.
         decisions: the latest division alone, with the seconds of all; empty before the first.
+        decided: the decisions that hold, by the names of their kernels.
     """
 
-    def __init__(self, loaded: LoadedPlans = NO_PLANS) -> None:
+    def __init__(self, loaded: LoadedPlans) -> None:
         self._loaded = loaded
         self._names: Iterator[str] = (f"#{number}" for number in count(1))
         self._registered: set[_Key] = set()
         self._waiting: list[tuple[int, str, ConvolutionProblem]] = []  # registered by a handle, not computed yet
         self._taken: dict[_Key, str] = {}
-        self._decided: dict[str, Decision] = {}
+        self.decided: dict[str, Decision] = {}
         self.decisions: list[Decisions] = []
         self.divisions = 0
         self.arena_bytes = 0
@@ -59,7 +60,7 @@ class KernelRegistry:
         self._waiting = [each for each in self._waiting if each[0] != handle]
         gone = [self._taken.pop(key) for key in list(self._taken) if key[0] == handle]
         for name in gone:
-            self._decided.pop(name, None)
+            self.decided.pop(name, None)
         if not self._taken and not self._waiting:
             self.arena_bytes = 0
         return gone
@@ -73,17 +74,13 @@ class KernelRegistry:
         """
         key = handle, problem
         name = self._taken.get(key) or self._take(handle, problem)
-        if name not in self._decided:
+        if name not in self.decided:
             try:
                 self._divide(benchmark, settings)
             except BaseException:
                 del self._taken[key]  # a kernel that cannot be planned must not stop the others
                 raise
-        return self._decided[name]
-
-    def decided(self) -> dict[str, Decision]:
-        """Return the decisions that hold, by the names of their kernels."""
-        return dict(self._decided)
+        return self.decided[name]
 
     def decide_again(self, handle: int, problem: ConvolutionProblem, replanner: Replanner) -> str:
         """Choose another configuration within a kernel's segment, without discarded algorithms; return its name.
@@ -92,12 +89,12 @@ class KernelRegistry:
             BackendError: if no algorithm is left.
         """
         name = self._taken[handle, problem]
-        segment = self._decided[name].segment
+        segment = self.decided[name].segment
         assert segment is not None
         decision = replanner.decide(Kernel(layer=name, problem=problem), segment.size_bytes)
         if decision is None:
             raise BackendError(f"{problem}: no algorithm is left for its segment of {segment.size_bytes} bytes")
-        self._decided[name] = replace(decision, segment=segment)
+        self.decided[name] = replace(decision, segment=segment)
         return name
 
     def _take(self, handle: int, problem: ConvolutionProblem) -> str:
@@ -109,7 +106,7 @@ class KernelRegistry:
             self._waiting.remove(place)
             name = place[1]
             if plain != problem:
-                self._decided.pop(name, None)  # it is less aligned than it was registered
+                self.decided.pop(name, None)  # it is less aligned than it was registered
         else:
             name = next(self._names)
         self._taken[handle, problem] = name
@@ -120,8 +117,8 @@ class KernelRegistry:
         kernels += [Kernel(layer=name, problem=problem) for _, name, problem in self._waiting]
         decisions = decide(kernels, benchmark, settings, loaded=self._loaded)
         self.decisions = [decisions.after(self.decisions)]
-        self._decided = {each.kernel.layer: each for each in decisions.kernels if each.segment is not None}
-        segments = [each.segment for each in self._decided.values() if each.segment is not None]
+        self.decided = {each.kernel.layer: each for each in decisions.kernels if each.segment is not None}
+        segments = [each.segment for each in self.decided.values() if each.segment is not None]
         self.arena_bytes = max((each.offset_bytes + each.size_bytes for each in segments), default=0)
         self.divisions += 1
 
