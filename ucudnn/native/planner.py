@@ -66,7 +66,8 @@ class Ledger:
         if decision is before:
             return
         if before is not None and line.failed:
-            self._replaced(line, before.configuration, decision.configuration, line.failed, timed=decision.timed)
+            old, new = before.configuration, decision.configuration
+            line.entry.note(Replacement(before=old, after=new, reason=line.failed, timed=decision.timed))
         elif made is not None and limit_bytes is not None:
             self._decided.setdefault(limit_bytes, []).append(made)
         line.failed = ""
@@ -79,10 +80,10 @@ class Ledger:
 
     def replaced(self, key: Hashable, after: Configuration, reason: str, calls: str = "") -> None:
         """Take that another configuration computes a kernel, or some of its calls, without another decision."""
-        line = self._lines[key]
-        if line.entry.decision is not None:
-            timed = line.entry.decision.timed
-            self._replaced(line, line.entry.decision.configuration, after, reason, calls, timed=timed)
+        entry = self._lines[key].entry
+        if entry.decision is not None:
+            before, timed = entry.decision.configuration, entry.decision.timed
+            entry.note(Replacement(before=before, after=after, reason=reason, calls=calls, timed=timed))
 
     def calls(self, key: Hashable) -> "array[int]":
         """Return the numbers of which the first 64 bits count the calls of a kernel. They live until `end`."""
@@ -117,12 +118,6 @@ class Ledger:
             changed = sum(any(not each.calls for each in entry.replacements) for entry in entries)
             found.append(replace(report, changed=changed))
         return found
-
-    @staticmethod
-    def _replaced(
-        line: _Line, before: Configuration, after: Configuration, reason: str, calls: str = "", *, timed: bool
-    ) -> None:
-        line.entry.note(Replacement(before=before, after=after, reason=reason, calls=calls, timed=timed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
