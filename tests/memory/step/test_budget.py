@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.step_graphs import StepBuilder, alternatives
 from ucudnn.errors import BudgetError, InfeasibleError
-from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.budget import check_budget, check_need
 from ucudnn.memory.step.graph import Role
 from ucudnn.problem import ConvolutionProblem, Operation
 
@@ -81,7 +81,12 @@ def test_the_floor_that_convolutions_without_workspace_would_have_is_named_where
 
 
 def test_a_policy_that_needs_more_says_so_and_names_the_way_out():
-    error = over_budget("stock", step().graph(batch=8), 2 * 2**30, 2**30)
+    graph = step().graph(batch=8)
+    check_need("stock", graph, 2**30, 2**30)
+    check_need("stock", graph, 2**30, None)
+    with pytest.raises(BudgetError) as refused:
+        check_need("stock", graph, 2 * 2**30, 2**30)
+    error = refused.value
     assert str(error) == (
         "policy stock needs 2 GiB for hand, and the budget is 1 GiB: take another policy or a larger budget"
     )

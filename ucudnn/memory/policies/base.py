@@ -11,7 +11,7 @@ from ucudnn.memory.plans.actions import run
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.budget import check_budget, check_need
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
@@ -32,10 +32,7 @@ class BasePolicy:
             buffers=_buffers(graph, costs),
             scratch_buffer=True,
         )
-        if budget is not None:
-            peak = simulate(plan, costs).peak_bytes
-            if peak > budget:
-                raise over_budget("base", graph, peak, budget)
+        check_need("base", graph, simulate(plan, costs).peak_bytes, budget)
         return plan
 
 
@@ -52,13 +49,10 @@ def _buffers(graph: StepGraph, costs: Costs) -> tuple[tuple[int, ...], ...]:
             own.append((storage,))
             continue
         for buffer in shared:
-            if all(_apart(span, spans[other]) for other in buffer):
+            others = (spans[each] for each in buffer)
+            if all(other is None or span[1] < other[0] or other[1] < span[0] for other in others):
                 buffer.append(storage)
                 break
         else:
             shared.append([storage])
     return (*own, *map(tuple, shared))
-
-
-def _apart(span: tuple[int, int], other: tuple[int, int] | None) -> bool:
-    return other is None or span[1] < other[0] or other[1] < span[0]

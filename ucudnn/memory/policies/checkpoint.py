@@ -7,11 +7,10 @@ budget, the policy looks for the division, and the blocks of it that run again, 
 from collections.abc import Iterator, Sequence
 from math import isqrt
 
-from ucudnn.memory.plans.actions import Action
 from ucudnn.memory.plans.blocks import Block, ForwardBlocks
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.plans.recomputation import actions_with
-from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.budget import check_budget, check_need
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 
@@ -33,7 +32,10 @@ class CheckpointPolicy:
             blocks = forward.divide(isqrt(len(forward.saved)))[:-1]
         else:
             blocks = _Search(graph, forward, budget).best()
-        return MemoryPlan(policy="checkpoint", graph=graph, actions=_actions(graph, blocks), budget=budget)
+        again: dict[int, list[int]] = {}
+        for block in blocks:
+            again.setdefault(block.trigger, []).extend(block.operations)
+        return MemoryPlan(policy="checkpoint", graph=graph, actions=actions_with(graph, again), budget=budget)
 
 
 class _Search:
@@ -52,8 +54,8 @@ class _Search:
             cheapest = sorted(blocks, key=lambda block: block.time_ms / (block.dropped_bytes or 1))
             found += [fewest for ranking in (blocks, cheapest) if (fewest := self._fewest(ranking)) is not None]
         if not found:
-            raise over_budget("checkpoint", self._graph, min(self._peaks), self._budget)
-        return self._thinned(min(found, key=_time))
+            check_need("checkpoint", self._graph, min(self._peaks), self._budget)
+        return self._thinned(min(found, key=lambda blocks: sum(block.time_ms for block in blocks)))
 
     def _fewest(self, blocks: Sequence[Block]) -> _Blocks | None:
         """Return the fewest first ones of ranked blocks that keep the budget if they run again; None if none do.
@@ -89,14 +91,3 @@ def _counts(saved: int) -> Iterator[int]:
         yield power
         yield power * 3 // 2
         power *= 2
-
-
-def _time(blocks: _Blocks) -> float:
-    return sum(block.time_ms for block in blocks)
-
-
-def _actions(graph: StepGraph, blocks: _Blocks) -> tuple[Action, ...]:
-    again: dict[int, list[int]] = {}
-    for block in blocks:
-        again.setdefault(block.trigger, []).extend(block.operations)
-    return actions_with(graph, again)

@@ -8,9 +8,9 @@ algorithm whose workspace fits into the largest piece that the pool has left whe
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
-from ucudnn.configuration import Configuration
 from ucudnn.memory.plans.actions import Action, ActionKind, synchronize
 from ucudnn.memory.plans.layerwise import layerwise_actions
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -18,7 +18,7 @@ from ucudnn.memory.policies.pool_room import fastest_in_room, room_for_workspace
 from ucudnn.memory.pools.two_ended import mobility_in
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.simulation.stalls import with_stalls
-from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.budget import check_budget, check_need
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.layers import StepLayer, find_layers, parts_in_order
@@ -61,11 +61,13 @@ class DymemPolicy:
         )
         if budget is None:
             return plan
-        least = simulate(replace(plan, actions=tuple(_settled(plan.actions))), costs).peak_bytes
-        if least > budget:
-            raise over_budget(name, graph, least, budget)
-        plan = replace(plan, configurations=_workspaces(plan, costs, budget))
-        return with_stalls(plan, costs, budget)
+        # Where all offloads have ended behind themselves, the peak is the least that waiting can reach.
+        settled = ((each, synchronize()) if each.kind is ActionKind.OFFLOAD else (each,) for each in plan.actions)
+        least = simulate(replace(plan, actions=tuple(chain.from_iterable(settled))), costs).peak_bytes
+        check_need(name, graph, least, budget)
+        waiting = with_stalls(plan, costs, budget)  # with the smallest workspaces
+        room = room_for_workspaces(waiting, costs, budget, mobility_in(waiting))
+        return with_stalls(replace(plan, configurations=fastest_in_room(costs, room)), costs, budget)
 
     def _actions(self, graph: StepGraph, order: Sequence[int]) -> tuple[Action, ...]:
         layers = find_layers(graph, order)
@@ -100,21 +102,4 @@ def search_prefetch_layers(
             convolutions += 1
         if is_away(number):
             found.append(number)
-    return found
-
-
-def _workspaces(plan: MemoryPlan, costs: Costs, budget: int) -> dict[int, Configuration]:
-    """Return the fastest configuration of each convolution that fits into what the pool has left when it begins.
-
-    What is left is taken from a simulation of the plan with the smallest workspaces.
-    """
-    waiting = with_stalls(plan, costs, budget)
-    return fastest_in_room(costs, room_for_workspaces(waiting, costs, budget, mobility_in(waiting)))
-
-
-def _settled(actions: Sequence[Action]) -> list[Action]:
-    """Return actions that synchronize after each offload, so that their peak is the least that waiting can reach."""
-    found = []
-    for action in actions:
-        found += [action, synchronize()] if action.kind is ActionKind.OFFLOAD else [action]
     return found

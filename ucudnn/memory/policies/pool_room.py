@@ -33,7 +33,10 @@ def room_for_workspaces(
             outputs of the step are not placed, but their bytes count.
         mobility: how the pool groups pieces: `mobility_in`, or always MOVABLE for plain best fit.
     """
-    probes = {operation: _probe(front[0]) for operation, front in costs.configurations.items()}
+    probes = {  # with one byte of workspace, whose lifetime shows when a convolution begins
+        operation: Configuration(parts=(replace(front[0].parts[0], workspace_bytes=1), *front[0].parts[1:]))
+        for operation, front in costs.configurations.items()
+    }
     runs = {
         index: target
         for index, (kind, target) in enumerate(plan.actions)
@@ -69,8 +72,3 @@ def fastest_in_room(costs: Costs, room: Mapping[int, int], step: int = _STEP) ->
         fitting = [each for each, size in zip(front, sizes, strict=True) if size <= room[operation]]
         chosen[operation] = fitting[-1] if fitting else front[0]
     return chosen
-
-
-def _probe(smallest: Configuration) -> Configuration:
-    """Return a configuration with one byte of workspace, whose lifetime shows when the convolution begins."""
-    return Configuration(parts=(replace(smallest.parts[0], workspace_bytes=1), *smallest.parts[1:]))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ucudnn.bounded import BoundedDict
 from ucudnn.memory.plans.dropped import DroppedActivations, Recomputed
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.budget import check_budget, check_need
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 
@@ -40,8 +40,7 @@ class SelectivePolicy:
         check_budget(graph, costs, budget)
         search = search_of(graph, costs)
         least = min(search.selections(budget), key=lambda each: each.peak_bytes)
-        if budget is not None and least.peak_bytes > budget:
-            raise over_budget(_NAME, graph, least.peak_bytes, budget)
+        check_need(_NAME, graph, least.peak_bytes, budget)
         chosen = search.thinned(least, least.peak_bytes if budget is None else budget)
         actions = search.activations.actions(chosen.recomputed)
         return MemoryPlan(policy=_NAME, graph=graph, actions=actions, budget=budget)
@@ -100,7 +99,9 @@ class ActivationSearch:
         number, before = 0, None
         while (selection := self._number(number)) is not None:
             if budget is not None and selection.peak_bytes <= budget:
-                yield selection if before is None else self._with_fewest(before, selection, budget)
+                if before is not None:  # the fewest of what is dropped beside that one are enough
+                    _, selection = self._between(before, selection, lambda each: each.peak_bytes <= budget)
+                yield selection
                 return
             yield selection
             number, before = number + 1, selection
@@ -124,9 +125,9 @@ class ActivationSearch:
             live = self.activations.live(selection.recomputed) - away
         return selection
 
-    def selection(self, dropped: frozenset[int], brief: frozenset[int], away: Any = 0) -> ActivationSelection | None:
+    def selection(self, dropped: frozenset[int], brief: frozenset[int]) -> ActivationSelection | None:
         """Return a selection with its peak; None where an activation cannot be recomputed."""
-        return self._selection(self.activations.recomputed(dropped, brief), brief, away)
+        return self._selection(self.activations.recomputed(dropped, brief), brief)
 
     def _number(self, number: int) -> ActivationSelection | None:
         """Return a selection of those without a budget; None behind the last one."""
@@ -134,7 +135,9 @@ class ActivationSearch:
             nothing = frozenset[int]()
             found = self._next(self._found[-1]) if self._found else self.selection(nothing, nothing)
             if found is not None and found.recomputed.time_ms > self._most_ms:
-                found = self._longest(self._found[-1], found) if self._found else None
+                before = self._found[-1] if self._found else None
+                found = before and self._between(before, found, lambda each: each.recomputed.time_ms > self._most_ms)[0]
+                found = None if found is before else found
                 self._is_complete = True
             self._is_complete |= found is None
             self._found += [] if found is None else [found]
@@ -234,17 +237,6 @@ class ActivationSearch:
                 return larger
             self._kept.update(picked)
         return None
-
-    def _with_fewest(
-        self, selection: ActivationSelection, larger: ActivationSelection, budget: int
-    ) -> ActivationSelection:
-        """Return a selection with the fewest of what a larger one drops beside it that keep a budget."""
-        return self._between(selection, larger, lambda each: each.peak_bytes <= budget)[1]
-
-    def _longest(self, selection: ActivationSelection, larger: ActivationSelection) -> ActivationSelection | None:
-        """Return a selection with the most of what a larger one drops beside it that run again in the time for that."""
-        found, _ = self._between(selection, larger, lambda each: each.recomputed.time_ms > self._most_ms)
-        return None if found is selection else found
 
     def _between(
         self,

@@ -30,7 +30,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.pool_room import fastest_in_room
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.simulation.stalls import with_stalls
-from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.budget import check_budget, check_need
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.layers import StepLayer, StepLayers, find_layers, parts_in_order
@@ -80,8 +80,7 @@ class VdnnPolicy:
         check_budget(graph, costs.with_configurations(chosen), budget, order)
         plan = vdnn_plan(name, graph, layers, offloads, chosen)
         peak = simulate(plan, costs).peak_bytes
-        if budget is not None and peak > budget:
-            raise over_budget(name, graph, peak, budget)
+        check_need(name, graph, peak, budget)
         if not self.extended:
             return replace(plan, budget=budget)
         plan = vdnn_plan(name, graph, layers, offloads, chosen, synchronous=False)
@@ -109,7 +108,11 @@ def vdnn_plan(
         found = find_prefetch_layer(layers.forward, current, is_away)
         return () if found is None else (found,)
 
-    leaving = {} if offloads == "none" else _leaving(layers, convolutions_only=offloads == "conv")
+    leaving = {
+        number: layer.inputs
+        for number, layer in enumerate(layers.forward[: layers.classifier])
+        if layer.inputs and (offloads == "all" or (offloads == "conv" and layer.convolution))
+    }
     return MemoryPlan(
         policy=name,
         graph=graph,
@@ -133,22 +136,12 @@ def find_prefetch_layer(layers: Sequence[StepLayer], current: int, is_away: Call
     return None
 
 
-def _leaving(layers: StepLayers, *, convolutions_only: bool) -> dict[int, tuple[int, ...]]:
-    return {
-        number: layer.inputs
-        for number, layer in enumerate(layers.forward[: layers.classifier])
-        if layer.inputs and (layer.convolution or not convolutions_only)
-    }
-
-
 def _chosen_dynamically(graph: StepGraph, costs: Costs, layers: StepLayers, budget: int) -> _Pass:
     """Return the first pass that fits; raise a BudgetError if all with (m) is above the budget."""
     key = id(graph), id(costs), layers, budget
     entry = _CHOSEN.get(key)
     if entry is None:  # while the step and its costs are kept, no others have their numbers
-        least = _peak(graph, costs, layers, ("all", costs.smallest))
-        if least > budget:
-            raise over_budget("vdnn-dynamic", graph, least, budget)
+        check_need("vdnn-dynamic", graph, _peak(graph, costs, layers, ("all", costs.smallest)), budget)
         passes = _passes(graph, costs, layers, budget)
         chosen = next(each for each in passes if _peak(graph, costs, layers, each) <= budget)
         entry = _CHOSEN[key] = (graph, costs), chosen

@@ -28,9 +28,15 @@ def check_budget(graph: StepGraph, costs: Costs, budget: int | None, order: Sequ
         )
 
 
-def over_budget(policy: str, graph: StepGraph, least_bytes: int, budget: int) -> BudgetError:
-    """Return the error of a policy that needs more than a budget that other policies may keep."""
-    return BudgetError(
+def check_need(policy: str, graph: StepGraph, least_bytes: int, budget: int | None) -> None:
+    """Check that a policy needs no more than a budget, which other policies may keep; None bounds nothing.
+
+    Raises:
+        BudgetError: if it does; the message names both.
+    """
+    if budget is None or least_bytes <= budget:
+        return
+    raise BudgetError(
         f"policy {policy} needs {bytes_up(least_bytes)} for {graph.name}, and the budget is {bytes_down(budget)}:"
         " take another policy or a larger budget",
         kernel="",

@@ -22,7 +22,7 @@ from math import inf
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.swaps.swap import StorageSwap, storage_swaps, swap_plan
 from ucudnn.memory.simulation.simulator import simulate
-from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.budget import check_budget, check_need
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 
@@ -50,13 +50,13 @@ class HiddenSwapPolicy:
         found = [simulate(plan, costs) for plan in plans]
         fitting = [index for index, each in enumerate(found) if each.peak_bytes <= budget]
         if not fitting:
-            raise over_budget(_NAME, graph, found[0].peak_bytes, budget)
+            check_need(_NAME, graph, found[0].peak_bytes, budget)
         return plans[min(fitting, key=lambda index: found[index].offloaded_bytes)]
 
 
 def _that_leave(graph: StepGraph, costs: Costs) -> list[StorageSwap]:
     """Return the storages whose copies end within forward, in the order of their copies."""
-    ends = _ends(graph, costs)
+    ends = [*accumulate(costs.time_ms)]
     free_ms, found = 0.0, []
     for swap in sorted(storage_swaps(graph), key=lambda each: (each.written, each.storage)):
         end = max(free_ms, ends[swap.written]) + graph.sizes[swap.storage] / costs.offload_bytes_per_ms
@@ -70,7 +70,7 @@ def _that_return(
     graph: StepGraph, costs: Costs, gone: Sequence[StorageSwap]
 ) -> tuple[list[StorageSwap], dict[int, int]]:
     """Return the storages that can be back in time after forward, and the operation behind which each copy begins."""
-    ends = _ends(graph, costs)
+    ends = [*accumulate(costs.time_ms)]
     latest, found, triggers = inf, [], {}
     for swap in sorted(gone, key=lambda each: (each.read, each.storage), reverse=True):
         begin = min(latest, ends[swap.read - 1]) - graph.sizes[swap.storage] / costs.prefetch_bytes_per_ms
@@ -81,8 +81,3 @@ def _that_return(
             found.append(swap)
             triggers[swap.storage] = trigger
     return found, triggers
-
-
-def _ends(graph: StepGraph, costs: Costs) -> list[float]:
-    """Return when each operation ends if nothing waits, in milliseconds."""
-    return [*accumulate(costs.time_ms[: len(graph.operations)])]

@@ -89,6 +89,7 @@ class _Room:
         waiting: list[tuple[int, int, Absence]] = []
         chosen: list[Absence] = []
         returning = [0] * len(self._running)  # bytes that are back before an operation
+        changes = [0] * (len(self._running) + 1)
         away = 0
         for operation, running in enumerate(self._running):
             away -= returning[operation]
@@ -101,15 +102,19 @@ class _Room:
             for each in beginning[operation]:
                 next_read = each.back if each.copied else len(self._running)
                 heappush(waiting, (-next_read, -self._sizes[each.storage], each))
-        self._remove(chosen)
+        for each in chosen:
+            changes[each.left + 1] -= self._sizes[each.storage]
+            changes[each.back] += self._sizes[each.storage]
+        self._running = [*map(sum, zip(self._running, accumulate(changes), strict=False))]
         return chosen
 
     def without_needless(self, absences: Sequence[Absence], cap: int) -> list[Absence]:
         """Let those storages stay that fit beside the others, and return the others."""
         away = []
         for each in sorted(absences, key=lambda each: (-self._sizes[each.storage], each)):
-            if each.copied and self._stays(each, cap):
-                self._add(each)
+            size, gone = self._sizes[each.storage], slice(each.left + 1, each.back)
+            if each.copied and max(self._running[gone]) + size <= cap:
+                self._running[gone] = [beside + size for beside in self._running[gone]]
             else:
                 away.append(each)
         return away
@@ -130,23 +135,6 @@ class _Room:
                 trigger -= 1
             found[each] = trigger
         return found
-
-    def _stays(self, absence: Absence, cap: int) -> bool:
-        """Return whether a storage fits beside all operations that it would be away from."""
-        return max(self._running[absence.left + 1 : absence.back]) + self._sizes[absence.storage] <= cap
-
-    def _add(self, absence: Absence) -> None:
-        """Let the bytes of a storage be there again while it would be away."""
-        size, away = self._sizes[absence.storage], slice(absence.left + 1, absence.back)
-        self._running[away] = [each + size for each in self._running[away]]
-
-    def _remove(self, absences: Iterable[Absence]) -> None:
-        """Let the bytes of storages not be there while these are away."""
-        changes = [0] * (len(self._running) + 1)
-        for each in absences:
-            changes[each.left + 1] -= self._sizes[each.storage]
-            changes[each.back] += self._sizes[each.storage]
-        self._running = [each + change for each, change in zip(self._running, accumulate(changes), strict=False)]
 
 
 def _absences(graph: StepGraph) -> Iterator[Absence]:

@@ -11,7 +11,7 @@ The paper bounds nothing that triggers bring back early. With a cap, a trigger m
 storage would exceed the cap, and compute waits for offloads where it would.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,7 +21,7 @@ from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.simulation.stalls import with_stalls
-from ucudnn.memory.step.budget import check_budget, over_budget
+from ucudnn.memory.step.budget import check_budget, check_need
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
@@ -48,19 +48,21 @@ class SwapPolicy:
         """
         check_budget(graph, costs, budget)
         swaps = storage_swaps(graph)
-        gone = swaps[_staying(graph, swaps, self.threshold_bytes or 0) :]
+        sums = [*accumulate(graph.sizes[each.storage] for each in swaps)]
+        gone = swaps[bisect_right(sums, self.threshold_bytes or 0) :]
         if not self.capped:
             plan = swap_plan("swap", graph, gone, _triggers(graph, costs, gone), budget)
-            peak = simulate(plan, costs).peak_bytes
-            if budget is not None and peak > budget:
-                raise over_budget("swap", graph, peak, budget)
+            check_need("swap", graph, simulate(plan, costs).peak_bytes, budget)
             return plan
         if self.threshold_bytes is None and budget is not None:
-            gone = swaps[_most_that_stay(graph, costs, swaps, budget) :]
+
+            def exceeds(count: int) -> bool:
+                return max(_settled(graph, costs, swaps[count:]), default=0) > budget
+
+            gone = swaps[bisect_left(range(1, len(swaps) + 1), True, key=exceeds) :]
         least = max(_settled(graph, costs, gone), default=measure_liveness(graph, costs).peak_bytes)
         cap = least if budget is None else budget
-        if least > cap:
-            raise over_budget("swap-capped", graph, least, cap)
+        check_need("swap-capped", graph, least, cap)
         plan = swap_plan("swap-capped", graph, gone, _capped_triggers(graph, costs, gone, cap), budget)
         return with_stalls(plan, costs, cap)
 
@@ -85,22 +87,6 @@ def storage_swaps(graph: StepGraph) -> list[StorageSwap]:
             written = writers[bisect_left(writers, graph.backward_begins) - 1]
             found.append(StorageSwap(storage=storage, written=written, left=accesses[turn - 1], read=accesses[turn]))
     return sorted(found, key=lambda swap: (swap.written, swap.storage), reverse=True)
-
-
-def _staying(graph: StepGraph, swaps: Sequence[StorageSwap], threshold: int) -> int:
-    """Return how many storages stay: all before the first one whose sum exceeds the threshold."""
-    for number, swap in enumerate(swaps):
-        threshold -= graph.sizes[swap.storage]
-        if threshold < 0:
-            return number
-    return len(swaps)
-
-
-def _most_that_stay(graph: StepGraph, costs: Costs, swaps: Sequence[StorageSwap], budget: int) -> int:
-    def exceeds(count: int) -> bool:
-        return max(_settled(graph, costs, swaps[count:]), default=0) > budget
-
-    return bisect_left(range(1, len(swaps) + 1), True, key=exceeds)
 
 
 def _triggers(graph: StepGraph, costs: Costs, swaps: Sequence[StorageSwap]) -> dict[int, int]:
