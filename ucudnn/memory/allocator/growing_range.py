@@ -56,7 +56,7 @@ class GrowingRange:
     def grow(self, size: int) -> int:
         """Find the first hole that is large enough, map its missing pages, and return its address."""
         fitting = sorted(self._holes.of_at_least(size)) if self._absent else ()
-        address = next((begin for begin, end in fitting if not self._is_mapped(begin, end)), self._top)
+        address = next((begin for begin, end in fitting if any(self._missing(begin, end))), self._top)
         first, last = address // self._page, (address + size - 1) // self._page
         if self._absent:
             parts = [
@@ -106,9 +106,6 @@ class GrowingRange:
         if hole[0] == self._top and border >= hole[1]:
             return 2**62  # all addresses behind the range
         return size + min(border, hole[1]) - end
-
-    def _is_mapped(self, begin: int, end: int) -> bool:
-        return not any(self._missing(begin, end))
 
     def _missing(self, begin: int, end: int) -> Iterator[Hole]:
         """Yield the addresses of runs of pages that are not mapped, as far as they lie within some addresses."""

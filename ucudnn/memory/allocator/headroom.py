@@ -21,7 +21,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
 from ucudnn.memory.step.costs import Costs
-from ucudnn.memory.step.graph import Role, StepGraph
+from ucudnn.memory.step.graph import StepGraph
 
 WORTH = 0.02
 """Share of the step's time that storages may move only to let the block be smaller."""
@@ -116,9 +116,10 @@ class AllocatorRoom:
     def _limits(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> BlockLimits:
         done, first = self._simulated(plan, costs), self.first_of(plan, costs) or plan
         lasting = self._lasting(plan.graph, costs)
+        of_state = bytes_before(plan.graph, costs, state_exists=True) - (lasting - self.lost_bytes)
         return BlockLimits(
             most_bytes=most_bytes - lasting,
-            live_bytes=predicted_bytes(plan, costs, done) + self._made_bytes(plan.graph, costs),
+            live_bytes=predicted_bytes(plan, costs, done) + of_state,  # which the first update makes
             first_live_bytes=predicted_bytes(first, costs, self._simulated(first, costs)),
             state_exists=self.state_exists,
             fixed=self.fixed,
@@ -178,15 +179,6 @@ class AllocatorRoom:
     @_kept
     def _simulated(self, plan: MemoryPlan, costs: Costs) -> Simulation:
         return simulate(plan, costs)
-
-    def _made_bytes(self, graph: StepGraph, costs: Costs) -> int:
-        """Return the bytes of the optimizer's state that the first update makes."""
-        states = (
-            costs.rounded(size)
-            for size, storage in zip(graph.sizes, graph.storages, strict=True)
-            if storage.role is Role.OPTIMIZER_STATE
-        )
-        return 0 if self.state_exists else sum(states)
 
     def _lasting(self, graph: StepGraph, costs: Costs) -> int:
         """Return the bytes of the storages that exist before the first step, and of holes between them."""

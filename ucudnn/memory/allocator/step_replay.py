@@ -193,7 +193,9 @@ class StepReplay:
                 self.space.give_back(self.pieces.pop(storage))
         for event in events:
             for freed_at in event.released:
-                self._release(freed_at)
+                piece = self._held.pop(freed_at, None)
+                if piece is not None:
+                    self.space.give_back(piece)
             self.act(event)
         self._makes_state = False
 
@@ -226,11 +228,6 @@ class StepReplay:
             else:
                 self.pieces[storage] = piece
         for piece in dropped:
-            self.space.give_back(piece)
-
-    def _release(self, freed_at: int) -> None:
-        piece = self._held.pop(freed_at, None)
-        if piece is not None:
             self.space.give_back(piece)
 
 

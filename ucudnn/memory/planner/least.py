@@ -48,12 +48,8 @@ def frugal_plan(
 def least_plan(graph: StepGraph, costs: Costs, policy: str | MemoryPolicy) -> MemoryPlan | None:
     """Return a policy's plan for the least budget that it keeps, as `frugal_plan`; None where there is none."""
     name = "checkpoint" if policy == "auto" else policy
-    return least_of(find_policy(name) if isinstance(name, str) else name, graph, costs)
-
-
-def least_of(policy: MemoryPolicy, graph: StepGraph, costs: Costs) -> MemoryPlan | None:
-    """Return a policy's plan for the least budget that it keeps; None where there is none."""
-    return near(policy, graph, costs, measure_liveness(graph, costs).floor_bytes)
+    found = find_policy(name) if isinstance(name, str) else name
+    return near(found, graph, costs, measure_liveness(graph, costs).floor_bytes)
 
 
 def near(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int) -> MemoryPlan | None:
@@ -84,7 +80,7 @@ def least_paged(
     most, best, floor_bytes = 2**62, None, measure_liveness(graph, costs).floor_bytes
     looked_at = [each for each in policies if not isinstance(each, JointPolicy)] or policies
     for policy in sorted(looked_at, key=lambda each: not isinstance(each, SpillPolicy)):  # which mostly takes least
-        plan, budget = least_of(policy, graph, costs), float(floor_bytes)
+        plan, budget = near(policy, graph, costs, floor_bytes), float(floor_bytes)
         while plan is not None:
             found = simulate(plan, costs)
             if found.peak_bytes >= most:

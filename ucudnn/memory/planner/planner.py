@@ -328,7 +328,15 @@ class _Choice:
         needed = most + beyond
         if not self._search.gives_up:
             needed, found = least_paged(self._graph, self.costs, self.room, self._policies, self._host_bytes)
-            if found is not None and self._keeps(found) and needed <= most:
+            done = None if found is None else simulate(found, self.costs)
+            fits = done is not None and (self._budget is None or done.peak_bytes <= self._budget)
+            if (
+                found is not None
+                and done is not None
+                and fits
+                and holds_host(done, self._host_bytes)
+                and needed <= most
+            ):
                 return found
         raise BudgetError(
             f"tensors of {self._graph.name} do not fit side by side into {bytes_down(most)}: the closest plan takes"
@@ -394,7 +402,3 @@ class _Choice:
         self._pushed.add(same)
         fits_host = holds_host(simulate(candidate.plan, self.costs), self._host_bytes)
         heappush(self._waiting if fits_host else self._too_much_host, candidate)
-
-    def _keeps(self, plan: MemoryPlan) -> bool:
-        found = simulate(plan, self.costs)
-        return (self._budget is None or found.peak_bytes <= self._budget) and holds_host(found, self._host_bytes)

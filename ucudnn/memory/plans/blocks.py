@@ -9,10 +9,11 @@ repeatable, and those whose inputs were changed in place since.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 
 from ucudnn.memory.plans.exact_array import exact_array
-from ucudnn.memory.plans.recomputation import Recomputation, extra_bytes, recomputation
+from ucudnn.memory.plans.recomputation import extra_bytes, recomputation
 from ucudnn.memory.step.costs import Costs
 from ucudnn.memory.step.graph import StepGraph
 from ucudnn.memory.step.liveness import measure_liveness
@@ -168,7 +169,9 @@ class ForwardBlocks:
         while True:
             wanted = [storage for storage in inside if storage in gone and storage in self._backward]
             trigger = min((self._backward[storage] for storage in wanted), default=self._turn)
-            remade = self._recomputation(places, wanted, gone, trigger)
+            version = partial(_version, self._graph, trigger)
+            versions = [(storage, version(storage)) for storage in wanted]
+            remade = recomputation(self._graph, places, versions, gone.__contains__, version)
             if not remade.impossible:
                 break
             gone -= remade.impossible
@@ -190,9 +193,6 @@ class ForwardBlocks:
             ),
         )
 
-    def _recomputation(self, candidates: range, wanted: Sequence[int], gone: set[int], trigger: int) -> Recomputation:
-        def version(storage: int) -> int:
-            return bisect_left(self._graph.writers[storage], trigger)
 
-        versions = [(storage, version(storage)) for storage in wanted]
-        return recomputation(self._graph, candidates, versions, gone.__contains__, version)
+def _version(graph: StepGraph, place: int, storage: int) -> int:
+    return bisect_left(graph.writers[storage], place)

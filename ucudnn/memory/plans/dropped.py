@@ -8,7 +8,7 @@ in the order of the program, from the nearest bytes that are there.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -248,14 +248,11 @@ class DroppedActivations:
         found: set[int] = set()
         waiting = list(wanted)
         while waiting:
-            for operation in self._makers(waiting.pop()):
-                if operation not in found:
+            for operation in self._graph.writers[waiting.pop()]:
+                if operation < self._graph.backward_begins and operation not in found:
                     found.add(operation)
                     waiting += (each for each, _ in self._graph.recompute_reads[operation] if absent(each))
         return found
-
-    def _makers(self, storage: int) -> Iterator[int]:
-        return (each for each in self._graph.writers[storage] if each < self._graph.backward_begins)
 
     def _version(self, storage: int, place: int) -> int:
         """Return the version of a storage that the program has before an operation."""

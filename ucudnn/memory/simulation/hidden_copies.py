@@ -1,6 +1,7 @@
 """Hidden copies: for how long copies run while a device computes, so that they cost nothing."""
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from ucudnn.memory.simulation.result import Queue, Simulation
@@ -31,7 +32,9 @@ def merged(pieces: Iterable[tuple[float, float]]) -> tuple[DeviceWork, ...]:
 def share_beside(copies: Sequence[DeviceWork], compute: Sequence[DeviceWork]) -> float | None:
     """Return the share of the copies' time during which compute works; None without copies."""
     total = sum(end - begin for begin, end in copies)
-    return sum(_beside(each, compute) for each in copies) / total if total else None
+    pairs = product(copies, compute)
+    beside = sum(max(0.0, min(copy.end_ms, end) - max(copy.begin_ms, begin)) for copy, (begin, end) in pairs)
+    return beside / total if total else None
 
 
 def planned_overlap(simulation: Simulation, *, collectives: bool = False) -> float | None:
@@ -41,7 +44,3 @@ def planned_overlap(simulation: Simulation, *, collectives: bool = False) -> flo
         if queue is Queue.COMPUTE or queue.copies is not collectives:
             lanes[queue is Queue.COMPUTE].append(DeviceWork(begin, end))
     return share_beside(lanes[False], merged(lanes[True]))
-
-
-def _beside(copy: DeviceWork, lane: Sequence[DeviceWork]) -> float:
-    return sum(max(0.0, min(copy.end_ms, end) - max(copy.begin_ms, begin)) for begin, end in lane)

@@ -79,7 +79,7 @@ class _Walk:
         self.graph, self.cap = graph, cap_bytes
         self.makes, self.stays = graph.makes, graph.exists_after
         self.queues = CopyQueues(costs, self._copy_ended)
-        self.times, self.scratch = _times(plan, costs), _scratch(plan, costs)
+        self.times, self.scratch = [*costs.with_configurations(plan.configurations).time_ms], _scratch(plan, costs)
         if plan.scratch_buffer:
             self.scratch = [0] * len(self.scratch)
         self.beside = {each: self.times[each] for each in graph.collectives if plan.overlapped}
@@ -214,10 +214,14 @@ class _Walk:
 
     def _work_beside(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
         """Run an operation after the collectives that it waits for; a collective itself only begins."""
-        self._await_accessed(operation)
+        found = self.graph.operations[operation]
+        self._await({*found.reads, *found.writes}, found.writes)
+        for storage in found.reads if operation in self.beside else ():
+            if storage in self.born and storage in self.offloading:  # one holds what nothing else may hold
+                self.wait(storage)
         self._work(operation, born, dropped)
         if operation in self.beside:  # it holds its operands as an offload does
-            found = self.running_beside[self.at] = self.graph.operations[operation]
+            self.running_beside[self.at] = found
             self.offloading.update((storage, self.at) for storage in found.reads if storage in self.born)
             self.queues.communicate(CopyRequest(_ABSENT, self.at, self.beside[operation]))
 
@@ -259,14 +263,6 @@ class _Walk:
         """Wait for collectives that make a storage, and where it is written, for those that read it."""
         if self.running_beside:
             self._await({storage}, {storage} if written else ())
-
-    def _await_accessed(self, operation: int) -> None:
-        """Wait for collectives before an operation that accesses what they do; one holds what nothing else may hold."""
-        found = self.graph.operations[operation]
-        self._await({*found.reads, *found.writes}, found.writes)
-        for storage in found.reads if operation in self.beside else ():
-            if storage in self.born and storage in self.offloading:
-                self.wait(storage)
 
     def _await(self, accessed: Set[int], written: Collection[int] = ()) -> None:
         """Wait for collectives whose results are accessed, or whose operands are written."""
@@ -332,13 +328,6 @@ class _Walk:
         elif copy.action in self.unpins:
             self.pinned.discard(copy.storage)
             self.pinned_now -= self.graph.sizes[copy.storage]
-
-
-def _times(plan: MemoryPlan, costs: Costs) -> list[float]:
-    times = list(costs.time_ms)
-    for operation, configuration in plan.configurations.items():
-        times[operation] = configuration.time_ms
-    return times
 
 
 def _scratch(plan: MemoryPlan, costs: Costs) -> list[int]:

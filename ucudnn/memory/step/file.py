@@ -207,13 +207,6 @@ def encode_measured(measured: Costs) -> dict[str, Any]:
     return {**fields, "scratch_pieces": pieces}
 
 
-def _decode_pieces(given: Any, what: str) -> Iterator[tuple[int, ScratchPieces]]:
-    for row in entries(given, what):
-        operation, order, later = row
-        in_order = tuple(whole(each, what, least=-MOST_WHOLE) for each in entries(order, what))
-        yield whole(operation, what), ScratchPieces(in_order, _wholes(later, what))
-
-
 def decode_measured(given: Any) -> Costs:
     """Return the costs of a JSON value; one of `UNREADABLE`, or an InvalidValueError, if it makes no sense."""
     fields: dict[str, Any] = dict(given)
@@ -228,7 +221,10 @@ def decode_measured(given: Any) -> Costs:
         elif name == "scratch_bytes":
             fields[name] = _wholes(value, what)
         elif name == "scratch_pieces":
-            fields[name] = dict(_decode_pieces(value, what))
+            fields[name] = {
+                whole(operation, what): ScratchPieces(_wholes(order, what, least=-MOST_WHOLE), _wholes(later, what))
+                for operation, order, later in entries(value, what)
+            }
         elif name in ("memory_bytes", "granularity"):
             whole(value, what)
         else:

@@ -313,18 +313,12 @@ class StepGraph:
     @cached_property
     def backward_begins(self) -> int:
         """Index of the first operation that does not belong to forward; the number of operations if there is none."""
-        return next(
-            (index for index, each in enumerate(self.operations) if each.phase is not Phase.FORWARD),
-            len(self.operations),
-        )
+        return sum(each.phase is Phase.FORWARD for each in self.operations)
 
     @cached_property
     def optimizer_begins(self) -> int:
         """Index of the first operation of the optimizer; the number of operations if there is none."""
-        return next(
-            (index for index, each in enumerate(self.operations) if each.phase is Phase.OPTIMIZER),
-            len(self.operations),
-        )
+        return sum(each.phase is not Phase.OPTIMIZER for each in self.operations)
 
     def operation_name(self, index: int) -> str:
         """Return an operation as messages name it: 'operation 12 (relu_3, layer1.0.relu)'."""

@@ -53,12 +53,13 @@ def find_layers(graph: StepGraph, order: Sequence[int]) -> StepLayers:
     groups = _forward_groups(graph, [each for each in order if each < graph.backward_begins])
     number_of = {operation: number for number, group in enumerate(groups) for operation in group}
     inputs = _inputs(graph, order, number_of)
-    drawn = _written_by(graph, _DROPOUT)
+    dropouts = (graph.operations[each] for each in range(graph.backward_begins) if _name(graph, each) in _DROPOUT)
+    drawn = {storage for each in dropouts for storage in each.writes}  # their masks or their outputs
     forward = tuple(
         StepLayer(
             operations=tuple(group),
             inputs=tuple(inputs.get(number, ())),
-            convolution=any(_is_convolution(graph, each) for each in group),
+            convolution=any(each in graph.problems or "convolution" in _name(graph, each) for each in group),
             resident=any(_is_resident(graph, each, drawn) for each in group),
         )
         for number, group in enumerate(groups)
@@ -81,9 +82,8 @@ def parts_in_order(graph: StepGraph, order: Sequence[int]) -> tuple[int, ...]:
 
     A part depends on nothing behind it, so the storages of the step allow this whenever they allow the order.
     """
-    phases = [operation.phase for operation in graph.operations]
-    update = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else len(phases)
-    return tuple(sorted(order, key=lambda operation: (operation >= graph.backward_begins) + (operation >= update)))
+    begins = graph.backward_begins, graph.optimizer_begins
+    return tuple(sorted(order, key=lambda operation: sum(operation >= each for each in begins)))
 
 
 def _forward_groups(graph: StepGraph, order: Sequence[int]) -> list[list[int]]:
@@ -161,21 +161,7 @@ def _name(graph: StepGraph, operation: int) -> str:
     return graph.operations[operation].kind.rsplit(".", 1)[-1]
 
 
-def _is_convolution(graph: StepGraph, operation: int) -> bool:
-    return graph.operations[operation].problem is not None or "convolution" in _name(graph, operation)
-
-
 def _is_resident(graph: StepGraph, operation: int, drawn: set[int]) -> bool:
     return _name(graph, operation) in _FULLY_CONNECTED | _SOFTMAX or not drawn.isdisjoint(
         (*graph.operations[operation].reads, *graph.operations[operation].writes)
     )
-
-
-def _written_by(graph: StepGraph, names: set[str]) -> set[int]:
-    """Return the storages that operations of forward of these names write: for Dropout, its mask or its output."""
-    return {
-        storage
-        for index in range(graph.backward_begins)
-        if _name(graph, index) in names
-        for storage in graph.operations[index].writes
-    }

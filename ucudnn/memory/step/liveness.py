@@ -77,7 +77,7 @@ class Liveness:
         found = [
             (storage, self.sizes[storage])
             for storage, span in enumerate(self.spans)
-            if _covers(span, place) and self.sizes[storage]
+            if span is not None and span[0] <= place <= span[1] and self.sizes[storage]
         ]
         return tuple(sorted(found, key=lambda each: (-each[1], each[0])))
 
@@ -154,7 +154,3 @@ def _measured(graph: StepGraph, costs: Costs, order: Sequence[int]) -> Liveness:
         persistent_bytes=tuple(islice(accumulate(persistent), count)),
         working_bytes=tuple(map(add, working, accumulate(waiting))),
     )
-
-
-def _covers(span: _Span | None, place: int) -> bool:
-    return span is not None and span[0] <= place <= span[1]
